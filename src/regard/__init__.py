@@ -1,0 +1,24 @@
+"""Attention as one function: any score, mask and normalizer, exact, in memory that does not grow with L×S."""
+
+from regard import engines, masks, normalizers, scores
+from regard._attention import attention, explain
+from regard._aux import Aux, AuxRequest, TopK
+from regard._errors import RegardWarning
+from regard._plan import Plan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Aux",
+    "AuxRequest",
+    "Plan",
+    "RegardWarning",
+    "TopK",
+    "__version__",
+    "attention",
+    "engines",
+    "explain",
+    "masks",
+    "normalizers",
+    "scores",
+]

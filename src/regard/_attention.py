@@ -1,0 +1,209 @@
+"""The one function: validate, plan, run."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard import _plan, _problem
+from regard._aux import Aux, AuxRequest
+from regard._errors import rejected
+from regard._tracing import in_transform
+from regard.engines import survey
+from regard.engines.base import Outcome
+
+
+@overload
+def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: Any = ..., normalizer: Any = ..., softcap: float | None = ..., engine: Any = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
+@overload
+def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: Any = ..., normalizer: Any = ..., softcap: float | None = ..., engine: Any = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    score: Any = None,
+    normalizer: Any = "softmax",
+    softcap: float | None = None,
+    engine: Any = "auto",
+    return_aux: AuxRequest | None = None,
+) -> Tensor | tuple[Tensor, Aux]:
+    r"""Return the attention-weighted sum of values, ``Σ_i α(q, k_i) v_i``.
+
+    The first eight parameters are those of :func:`torch.nn.functional.scaled_dot_product_attention`, in its order
+    and with its meaning. The weights are ``α = normalize(mask(softcap(scale · score(q, k))))``.
+
+    Parameters
+    ----------
+    query : Tensor (..., H, L, E)
+        Queries. A single matrix (L, E) is one head.
+    key : Tensor (..., G, S, Ek)
+        Keys; Ek = E unless the score allows otherwise. Leading dimensions broadcast.
+    value : Tensor (..., G, S, V)
+        Values.
+    attn_mask : Tensor, Mask, or callable, optional
+        A bool tensor (True = may attend), a float tensor (added after scale and softcap; −inf masks), a
+        :mod:`regard.masks` mask, a FlexAttention ``mask_mod`` or ``BlockMask``.
+    dropout_p : float, default 0.0
+        Probability of dropping a weight. It always applies, as in torch: pass 0.0 in evaluation.
+    is_causal : bool, default False
+        Also mask keys after the query, both counted from the start (upper-left, as in torch).
+    scale : float, optional
+        Multiplies the score. None is the score's own: 1/√E for the scaled dot product, 1 elsewhere.
+    enable_gqa : bool, default False
+        Allow fewer key–value heads than query heads: H a multiple of G.
+    score : str, Score, or callable, optional
+        A name, a :mod:`regard.scores` score, or a FlexAttention ``score_mod``. None is the scaled dot product.
+    normalizer : str or Normalizer, default "softmax"
+        A name or a :mod:`regard.normalizers` normalizer.
+    softcap : float, optional
+        Replace scores s by ``softcap · tanh(s / softcap)``, after scale and before the mask.
+    engine : str or Engine, default "auto"
+        How to execute. A named engine that cannot run the call raises; :func:`regard.explain` tells.
+    return_aux : AuxRequest, optional
+        What to return beside the output. It never changes the output.
+
+    Returns
+    -------
+    output : Tensor (..., H, L, V)
+        A query that may attend to nothing gets zeros.
+    aux : Aux
+        Only where ``return_aux`` is given.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If an argument is wrong, in one sentence: which, what was expected, what came.
+
+    Notes
+    -----
+    What a mask hides has no influence, whatever it holds: NaN and infinity included, gradients included.
+    Inputs in float16 and bfloat16 are accumulated in float32.
+
+    Examples
+    --------
+    >>> import torch, regard
+    >>> q, k, v = torch.randn(3, 2, 4, 10, 8).unbind(0)
+    >>> regard.attention(q, k, v, is_causal=True).shape
+    torch.Size([2, 4, 10, 8])
+    >>> out, aux = regard.attention(q, k, v, return_aux=regard.AuxRequest(entropy=True, topk=3))
+    >>> aux.entropy.shape, aux.topk.indices.shape
+    (torch.Size([2, 4, 10]), torch.Size([2, 4, 10, 3]))
+    """
+    if (
+        score is None
+        and attn_mask is None
+        and not is_causal
+        and return_aux is None
+        and softcap is None
+        and engine == "auto"
+        and dropout_p == 0.0
+        and type(normalizer) is str
+        and normalizer == "softmax"
+        and _is_torch_call(query, key, value, scale)
+    ):
+        # The plainest call is torch's own, checked in less time than a problem takes to build.
+        output = F.scaled_dot_product_attention(query, key, value, scale=scale)
+        return _told_about_derivatives(output, "sdpa") if output.requires_grad else output
+    problem = _problem.build(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap
+    )  # fmt: skip
+    chosen = _plan.choose(problem, engine)
+    if return_aux is not None and not isinstance(return_aux, AuxRequest):
+        raise rejected("attention", "return_aux", "be an AuxRequest or None", type(return_aux).__name__, TypeError)
+    with _without_autocast(query.device.type):
+        outcome = chosen.run(problem)
+        output = problem.restore(outcome.output)
+        if output.requires_grad and not chosen.twice_differentiable:
+            output = _told_about_derivatives(output, chosen.name)
+        if return_aux is None:
+            return output
+        return output, survey.look(problem, outcome, return_aux)
+
+
+def explain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    score: Any = None,
+    normalizer: Any = "softmax",
+    softcap: float | None = None,
+    engine: Any = "auto",
+    return_aux: AuxRequest | None = None,  # noqa: ARG001  (the plan never depends on what is asked)
+) -> _plan.Plan:
+    """Return what :func:`attention` would do with the same arguments: the engine, the reasons, the cost.
+
+    Examples
+    --------
+    >>> import torch, regard
+    >>> q = torch.randn(1, 8, 128, 64)
+    >>> regard.explain(q, q, q, score="gaussian").engine.name
+    'sdpa'
+    >>> print(regard.explain(q, q, q, normalizer="sparsemax"))
+    attention of B 1, H 8, L 128, S 128, E 64, V 64, torch.float32: score ScaledDot(), normalizer Sparsemax()
+      engine     streaming
+      operations 220 MFLOP forward
+      reads      768 KiB
+      workspace  3.52 MiB, does not grow with L×S
+      not sdpa: cannot: torch's kernels know softmax, not Sparsemax
+      not reference: would not: its workspace grows with L×S
+    """
+    problem = _problem.build(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap
+    )  # fmt: skip
+    return _plan.plan(problem, engine)
+
+
+def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> bool:
+    """Whether torch's function takes these as they are, at its best, with one meaning."""
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        return False
+    shape, q_shape = key.shape, query.shape
+    return (
+        len(shape) == 4
+        and shape == value.shape
+        and q_shape[3] == shape[3] > 0
+        and q_shape[:2] == shape[:2]
+        and query.dtype == key.dtype == value.dtype
+        and query.is_floating_point()
+        and query.device == key.device == value.device
+        and 0 not in q_shape
+        and shape[2] > 0
+        and (scale is None or (type(scale) is float and -torch.inf < scale < torch.inf))
+        and torch.autograd.forward_ad._current_level < 0
+    )
+
+
+def _told_about_derivatives(output: Tensor, name: str) -> Tensor:
+    """Make a second derivative through an engine that has none an error that names one which has."""
+    if torch.compiler.is_compiling() or in_transform():
+        return output
+
+    def refuse(grad: Tensor) -> None:  # noqa: ARG001
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"attention: engine {name!r} has no second derivative (create_graph=True); "
+                "use engine='streaming' or engine='reference'."
+            )
+
+    output.register_hook(refuse)
+    return output
+
+
+def _without_autocast(device: str) -> torch.autocast:
+    return torch.autocast(device, enabled=False)
+

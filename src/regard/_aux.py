@@ -1,0 +1,59 @@
+"""What a call can tell beside its output: the request and the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AuxRequest:
+    """What :func:`regard.attention` should return beside the output. Asking never changes the output by one bit.
+
+    Attributes
+    ----------
+    lse : bool
+        Natural log of the sum of the exponentials of each row's scores, (..., H, L).
+    max : bool
+        Largest score of each row, (..., H, L).
+    entropy : bool
+        Entropy of each row's weights in nats, (..., H, L).
+    topk : int
+        The k largest weights of each row and the indices of their keys, (..., H, L, k) each; 0 for none.
+    received : bool
+        How much each key is attended: the sum over queries of its weights, (..., H, S).
+    weights : bool
+        All weights, before dropout, (..., H, L, S). Materialized.
+    scores : bool
+        All scores, after scale, softcap, mask and bias, (..., H, L, S). Materialized.
+    """
+
+    lse: bool = False
+    max: bool = False
+    entropy: bool = False
+    topk: int = 0
+    received: bool = False
+    weights: bool = False
+    scores: bool = False
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The largest weights of each row: ``weights`` (..., H, L, k) and key ``indices`` (..., H, L, k), −1 where none."""
+
+    weights: Tensor
+    indices: Tensor
+
+
+@dataclass(frozen=True)
+class Aux:
+    """The answer to an :class:`AuxRequest`: the fields asked for, None for the others."""
+
+    lse: Tensor | None = None
+    max: Tensor | None = None
+    entropy: Tensor | None = None
+    topk: TopK | None = None
+    received: Tensor | None = None
+    weights: Tensor | None = None
+    scores: Tensor | None = None

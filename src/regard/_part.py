@@ -1,0 +1,71 @@
+"""What scores, masks and normalizers share: the tensors inside them can be listed and replaced."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Self
+
+from torch import Tensor
+
+
+class Part:
+    """An immutable piece of an attention call, whose attributes may be tensors, other parts, or tuples of these.
+
+    Engines list a part's tensors to pass them through autograd, and rebuild the part around replacements
+    (detached, cast, or vmapped tensors). A subclass gets both for nothing by storing tensors as attributes.
+    """
+
+    def tensors(self) -> list[Tensor]:
+        """Return every tensor inside, in attribute order, those of inner parts included."""
+        found: list[Tensor] = []
+        for value in vars(self).values():
+            _collect(value, found)
+        return found
+
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return a copy in which each tensor ``t`` of :meth:`tensors` is ``function(t)``, called in that order."""
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            new = _mapped(value, function)
+            if new is not value:
+                twin.__dict__[name] = new
+        return twin
+
+    def with_tensors(self, tensors: list[Tensor]) -> Self:
+        """Return a copy whose tensors are these, in the order of :meth:`tensors`."""
+        remaining = list(tensors)
+        return self.map_tensors(lambda _: remaining.pop(0))
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={_brief(value)}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({inside})"
+
+
+def _collect(value: Any, found: list[Tensor]) -> None:
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, Part):
+        found.extend(value.tensors())
+    elif isinstance(value, tuple):
+        for item in value:
+            _collect(item, found)
+
+
+def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Part):
+        return value.map_tensors(function)
+    if isinstance(value, tuple) and value:
+        items = tuple(_mapped(item, function) for item in value)
+        return items if any(a is not b for a, b in zip(items, value)) else value
+    return value
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"tensor{tuple(value.shape)}"
+    if callable(value) and hasattr(value, "__name__"):
+        return str(value.__name__)
+    return repr(value)

@@ -1,0 +1,118 @@
+"""Which engine runs a call, and why: the choice behind ``engine="auto"``, and ``explain``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from regard import engines
+from regard._errors import rejected, unknown_name
+from regard._problem import Problem
+from regard.engines import Cost, Engine
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a call would do; it prints.
+
+    Attributes
+    ----------
+    engine : Engine
+        The engine that runs.
+    cost : Cost
+        Its estimated operations, bytes read and workspace.
+    others : dict of str to str
+        For every other engine, why it cannot or would not run this call.
+    call : str
+        The call in short.
+    """
+
+    engine: Engine
+    cost: Cost
+    others: dict[str, str]
+    call: str
+
+    def __str__(self) -> str:
+        cost = self.cost
+        lines = [
+            self.call,
+            f"  engine     {self.engine.name}",
+            f"  operations {_amount(cost.flops, 1000, ('', 'k', 'M', 'G', 'T', 'P'))}FLOP forward",
+            f"  reads      {_amount(cost.bytes_read, 1024, ('', 'Ki', 'Mi', 'Gi', 'Ti'))}B",
+            f"  workspace  {_amount(cost.workspace, 1024, ('', 'Ki', 'Mi', 'Gi', 'Ti'))}B, "
+            + ("grows with L×S" if cost.grows else "does not grow with L×S"),
+        ]
+        lines += [f"  not {name}: {reason}" for name, reason in self.others.items()]
+        return "\n".join(lines)
+
+
+def _amount(value: float, step: int, units: tuple[str, ...]) -> str:
+    for unit in units:
+        if value < step or unit == units[-1]:
+            return f"{value:.3g} {unit}"
+        value /= step
+    raise AssertionError
+
+
+def resolve(engine: object) -> Engine | None:
+    """Return the engine a name or an Engine stands for; None for ``"auto"``."""
+    if isinstance(engine, Engine):
+        return engine
+    if not isinstance(engine, str):
+        raise rejected("attention", "engine", "be a name or an Engine", type(engine).__name__, TypeError)
+    if engine == "auto":
+        return None
+    if engine not in engines.TABLE:
+        raise unknown_name("attention", "engine", engine, ["auto", *engines.TABLE])
+    return engines.TABLE[engine]
+
+
+def choose(problem: Problem, engine: object) -> Engine:
+    """Return the engine that runs the problem; a named one that cannot run it raises."""
+    named = resolve(engine)
+    if named is not None:
+        refusal = named.refusal(problem)
+        if refusal is not None:
+            raise rejected("attention", "engine", "be able to run this call", f"{named.name!r}: {refusal}")
+        return named
+    growing: Engine | None = None
+    for candidate in engines.TABLE.values():  # in order of preference
+        if candidate.refusal(problem) is None:
+            if not candidate.grows(problem):
+                return candidate
+            growing = growing or candidate
+    assert growing is not None, "the reference engine runs everything"
+    return growing
+
+
+def plan(problem: Problem, engine: object) -> Plan:
+    """Return the choice with its reasons."""
+    chosen = choose(problem, engine)
+    others: dict[str, str] = {}
+    order = list(engines.TABLE.values())
+    for other in order:
+        if other.name == chosen.name:
+            continue
+        refusal = other.refusal(problem)
+        if refusal is not None:
+            others[other.name] = f"cannot: {refusal}"
+        elif resolve(engine) is not None:
+            others[other.name] = f"would run, but {chosen.name!r} was asked for"
+        elif other.grows(problem) and not chosen.grows(problem):
+            others[other.name] = "would not: its workspace grows with L×S"
+        else:
+            others[other.name] = f"would not: {chosen.name} is faster here"
+    return Plan(chosen, chosen.cost(problem), others, _describe(problem))
+
+
+def _describe(problem: Problem) -> str:
+    e = problem.extent
+    parts = [f"score {problem.score!r}", f"normalizer {problem.normalizer!r}"]
+    if problem.mask is not None:
+        parts.append(f"mask {problem.mask!r}")
+    if problem.softcap is not None:
+        parts.append(f"softcap {problem.softcap:g}")
+    if problem.dropout_p:
+        parts.append(f"dropout {problem.dropout_p:g}")
+    heads = f"H {e.H}" if e.H == problem.key.shape[1] else f"H {e.H} over {problem.key.shape[1]} key heads"
+    widths = f"E {problem.query.shape[-1]}, V {problem.value.shape[-1]}"
+    return f"attention of B {e.B}, {heads}, L {e.L}, S {e.S}, {widths}, {problem.query.dtype}: {', '.join(parts)}"

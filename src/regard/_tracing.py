@@ -1,0 +1,19 @@
+"""Whether the values of a tensor can be looked at now, or only its shape."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+def in_transform() -> bool:
+    """Whether a ``torch.func`` transform (vmap, grad, jvp, ...) or a forward-mode level is active."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether code must not branch on values: under ``torch.compile``, a transform, or for meta and fake tensors."""
+    if torch.compiler.is_compiling():
+        return True
+    return in_transform() or tensor.is_meta or isinstance(tensor, FakeTensor)

@@ -1,0 +1,28 @@
+"""The command line: parse, then call. Importing this package needs none of the optional packages."""
+
+from __future__ import annotations
+
+import sys
+import time
+from importlib.util import find_spec
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run ``regard`` with these arguments (by default the process's own), and exit.
+
+    Exit codes: 0 done, 2 the input was wrong or a package is missing (one sentence on stderr says what), 130
+    interrupted from the keyboard.
+    """
+    started = time.monotonic()
+    if any(find_spec(name) is None for name in ("typer", "rich", "safetensors")):
+        print(
+            "regard: the command line needs packages that are missing: pip install 'regard[pronunciation]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    try:
+        from regard.cli.app import app
+
+        app(args=arguments, prog_name="regard", obj=started)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,76 @@
+"""The commands of ``regard``."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli.messages import explained, fail, interruptible
+
+app = typer.Typer(
+    help="Attention as one function, and what it can learn.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+MODEL = Path("regard-demo/model")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"regard {installed_version('regard')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
+
+
+@app.command()
+def demo(
+    context: typer.Context,
+    seconds: Annotated[
+        float, typer.Option(help="Train until this many seconds after the start; evaluation comes on top.", min=1)
+    ] = 170.0,
+    out: Annotated[Path, typer.Option(help="Folder for the model and the pictures.")] = Path("regard-demo"),
+    seed: Annotated[int, typer.Option(help="Seed of parameters, dropout and batches.", min=0, max=2**32 - 1)] = 0,
+) -> None:
+    """Learn to pronounce English words on this machine, and show how the attention aligns letters and sounds."""
+    if not math.isfinite(seconds):
+        raise fail(f"demo: --seconds must be finite, got {seconds}.")
+    started = context.obj if isinstance(context.obj, float) else time.monotonic()
+    with interruptible():
+        from regard.cli.demo import run
+
+        run(deadline=started + seconds, out=out, seed=seed)
+
+
+@app.command()
+def pronounce(
+    words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Words to pronounce; - reads them from stdin.")],
+    model: Annotated[Path, typer.Option(help="Folder of a saved model.")] = MODEL,
+    alignment: Annotated[bool, typer.Option("--alignment", help="Draw which letters each phoneme looked at.")] = False,
+    png: Annotated[Path | None, typer.Option(help="Write the alignments to this PNG file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the alignments to this self-contained HTML file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, alignment weights included.")] = False,
+) -> None:
+    """Pronounce words with a saved model, without training."""
+    with interruptible():
+        from regard.cli.pronounce import run
+
+        with explained():
+            if "-" in words:
+                words = [word for given in words for word in (sys.stdin.read().split() if given == "-" else [given])]
+        run(words, model=model, alignment=alignment, png=png, html=html, as_json=as_json)

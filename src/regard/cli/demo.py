@@ -1,0 +1,91 @@
+"""``regard demo``: train, evaluate, pronounce, draw, save."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from regard.cli.messages import ascii_only, explained
+from regard.cli.progress import TrainingDisplay
+from regard.cli.pronounce import aligned, write_pictures
+from regard.inspect import draw, legend
+from regard.tasks import Pronouncer
+from regard.tasks.dictionary import Dictionary, load_dictionary, split
+from regard.tasks.evaluation import edit_distance
+from regard.tasks.training import train
+
+#: Everyday words with treacherous spellings: kept from training to be shown, and out of the score.
+EXAMPLES = ("attention", "alignment", "knowledge", "daughter", "physics", "champion", "righteous", "unbelievable")
+_DRAWN = 2
+_RANDOM = 6
+
+
+def run(*, deadline: float, out: Path, seed: int) -> None:
+    """Run the demonstration; training ends at ``deadline`` on the monotonic clock."""
+    console = Console(highlight=False, soft_wrap=True)
+    with explained():
+        out.mkdir(parents=True, exist_ok=True)
+        entries = load_dictionary()
+    shown = {word: entries.pop(word) for word in EXAMPLES}
+    learn, held_out = split(entries)
+    console.print("[bold]Learning to pronounce English words, letter by letter, with additive attention.[/bold]")
+    console.print(f"{len(learn):,} words of the CMU Pronouncing Dictionary to learn from, {len(held_out):,} held out.")
+    pronouncer = _train(console, learn, deadline=deadline, seed=seed)
+    rates, said = pronouncer.evaluate(held_out)
+    console.print(
+        f"\nOn {rates.sequences:,} held-out words: phoneme error rate [bold]{rates.symbol:.2f} %[/bold], "
+        f"word error rate [bold]{rates.sequence:.2f} %[/bold] (each word against its nearest pronunciation).\n"
+    )
+    spoken = pronouncer.pronounce(EXAMPLES)
+    said.update((each.word, each.phonemes) for each in spoken)
+    chosen = random.Random(seed).sample(sorted(held_out), _RANDOM)
+    console.print(_table(said, {**shown, **{word: held_out[word] for word in chosen}}))
+    for each in spoken[:_DRAWN]:
+        console.print(f"\n{each.word}\n{draw(aligned(each), ascii_only=ascii_only())}", markup=False)
+    console.print(f"\n{legend(ascii_only=ascii_only())}")
+    with explained():
+        pronouncer.save(out / "model")
+    write_pictures(spoken, png=out / "alignments.png", html=out / "alignments.html")
+    _say_where(console, out)
+
+
+def _train(console: Console, learn: Dictionary, *, deadline: float, seed: int) -> Pronouncer:
+    torch.manual_seed(seed)
+    pronouncer = Pronouncer.untrained(learn, seed=seed)
+    batches = pronouncer.batches(learn, seed=seed)
+    seconds = max(1.0, deadline - time.monotonic())
+    console.print(f"Training for {seconds:.0f} seconds; Ctrl-C stops early and keeps what was learned.\n")
+    with TrainingDisplay(console, seconds) as display:
+        progress = train(pronouncer.model, batches, seconds=seconds, report=display.update)
+    if progress.interrupted:
+        console.print("Training was interrupted; what follows is what the model had learned by then.")
+    console.print(
+        f"Trained on {progress.sequences:,} words in {progress.seconds:.0f} seconds "
+        f"({progress.rate:,.0f} words/s, {progress.steps:,} steps). Evaluating..."
+    )
+    return pronouncer
+
+
+def _table(said: dict[str, tuple[str, ...]], entries: Dictionary) -> Table:
+    """Show what the model says beside the nearest of what the dictionary says."""
+    right, wrong = ("ok", "x") if ascii_only() else ("✓", "✗")
+    table = Table(title="Words it never saw", title_justify="left", box=None, pad_edge=False)
+    for heading in ("word", "model", "dictionary", ""):
+        table.add_column(heading, overflow="fold")
+    for word, pronunciations in entries.items():
+        nearest = min(pronunciations, key=lambda spoken: edit_distance(said[word], spoken))
+        same = said[word] == nearest
+        table.add_row(word, " ".join(said[word]), " ".join(nearest), right if same else f"[bold red]{wrong}[/bold red]")
+    return table
+
+
+def _say_where(console: Console, out: Path) -> None:
+    for path, what in (("model", "the model"), ("alignments.png", "a picture"), ("alignments.html", "a page")):
+        console.print(f"  {out / path}  {what}", markup=False)
+    option = "" if out == Path("regard-demo") else f" --model {out / 'model'}"
+    console.print(f"\nNow try:  regard pronounce serendipity flibbertigibbet --alignment{option}", markup=False)

@@ -1,0 +1,54 @@
+"""How the command line speaks: what went wrong in one sentence, and text that every terminal can show."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+#: Exit codes.
+WRONG, INTERRUPTED = 2, 130
+
+
+def fail(message: str) -> typer.Exit:
+    """Print a sentence on stderr and return the exit to raise."""
+    print(f"regard: {message}", file=sys.stderr)
+    return typer.Exit(WRONG)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn the errors that a user can cause into one sentence and exit code 2.
+
+    To be held around calls that check what the user gave, not around everything: elsewhere a ValueError is a bug.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise fail(f"{error.name} is missing: pip install 'regard[pronunciation]'") from None
+    except OSError as error:
+        subject = error.filename if error.filename is not None else "the file"
+        raise fail(f"{subject} cannot be used: {error.strerror or error}") from None
+    except ValueError as error:
+        raise fail(str(error)) from None
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """End with exit code 130 and no traceback on a keyboard interrupt."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("\nregard: interrupted", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def ascii_only() -> bool:
+    """Return whether standard output cannot show block characters."""
+    try:
+        "░▒▓█✓✗".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return True
+    return False

@@ -1,0 +1,18 @@
+"""Engines: how an attention is executed. The table of them, and nothing else."""
+
+from regard.engines.base import Cost, Engine, Outcome
+from regard.engines.reference import Reference
+from regard.engines.sdpa import Sdpa
+from regard.engines.streaming import Streaming
+
+#: Every engine by name. ``auto`` chooses among these.
+TABLE: dict[str, Engine] = {engine.name: engine for engine in (Sdpa(), Streaming(), Reference())}
+
+
+def register(engine: Engine) -> Engine:
+    """Put an engine into the table, so that ``engine="name"`` finds it and the conformance suite tests it."""
+    TABLE[engine.name] = engine
+    return engine
+
+
+__all__ = ["Cost", "Engine", "Outcome", "Reference", "Sdpa", "Streaming", "register"]

@@ -1,0 +1,57 @@
+"""The whole score matrix at once: the definition of attention, for engines and fields that materialize it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard._problem import Problem
+from regard._tracing import is_traced
+from regard.engines.base import Outcome
+from regard.engines.tiles import Tiles
+
+
+def needs_care(problem: Problem) -> bool:
+    """Whether something that is not finite could leak through a masked pair; where values cannot be seen, yes."""
+    if problem.mask is None:
+        return False
+    if is_traced(problem.query):
+        return True
+    return not (_finite(problem.key) and _finite(problem.value))
+
+
+def _finite(tensor: Tensor) -> bool:
+    # A sum is finite where its terms are, unless it overflows: then the careful path is taken without need.
+    return bool(tensor.detach().sum(dtype=torch.float64).isfinite())
+
+
+def whole(problem: Problem) -> Tiles:
+    """Return the problem as a single tile."""
+    return Tiles.of(problem, needs_care(problem), (max(problem.extent.L, 1), max(problem.extent.S, 1)))
+
+
+def attend(problem: Problem) -> Outcome:
+    """Run the definition: all scores, all weights, one product. Differentiable to any order by plain autograd."""
+    tiles = whole(problem)
+    B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
+    dtype = problem.query.dtype
+    if 0 in (B, H, L, S):
+        zero = (tiles.query.sum() + tiles.key.sum() + tiles.value.sum()) * 0  # keeps the graph
+        output = (tiles.query.new_zeros(B, H, L, tiles.value.shape[-1]) + zero).to(dtype)
+        return Outcome(output, None, *(tiles.query.new_zeros(B, H, L, S) for _ in range(2)))
+    scores = tiles.scores(0, 0)
+    weights = tiles.normalizer.weights(scores)
+    dropped = F.dropout(weights, problem.dropout_p) if problem.dropout_p else weights
+    visible = None if tiles.spill is None else scores > -torch.inf
+    return Outcome(tiles.read(dropped, 0, visible).to(dtype), None, weights, scores)
+
+
+def attend_by_rows(problem: Problem) -> Outcome:
+    """Run the definition on a few rows at a time, with care for what is not finite."""
+    tiles = Tiles.of(problem, True, (64, max(problem.extent.S, 1)))
+    outputs = []
+    for row in range(len(tiles.rows)):
+        scores = tiles.scores(row, 0)
+        outputs.append(tiles.read(tiles.normalizer.weights(scores), 0, scores > -torch.inf))
+    return Outcome(torch.cat(outputs, 2).to(problem.query.dtype))

@@ -1,0 +1,58 @@
+"""Engine ``reference``: materializes every score and weight. The definition, and the oracle of the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from regard._errors import rejected
+from regard._problem import Problem
+from regard.engines import dense
+from regard.engines.base import Cost, Engine, Outcome
+
+
+class Reference(Engine):
+    """The formula as it is written, in memory that grows with L×S; any derivative, any part.
+
+    Parameters
+    ----------
+    dtype : torch.dtype, optional
+        What to calculate in, ``torch.float64`` for an oracle; the output keeps the inputs' dtype only when None.
+
+    Examples
+    --------
+    >>> import torch, regard
+    >>> q = torch.randn(1, 2, 5, 8)
+    >>> regard.attention(q, q, q, engine=Reference(torch.float64)).dtype
+    torch.float64
+    """
+
+    name = "reference"
+    twice_differentiable = True
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        if dtype not in (None, torch.float32, torch.float64):
+            raise rejected("Reference", "dtype", "be torch.float32, torch.float64 or None", dtype)
+        self.dtype = dtype
+
+    def refusal(self, problem: Problem) -> str | None:  # noqa: ARG002
+        return None
+
+    def grows(self, problem: Problem) -> bool:  # noqa: ARG002
+        return True
+
+    def cost(self, problem: Problem) -> Cost:
+        B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
+        E, V = problem.query.shape[-1], problem.value.shape[-1]
+        pair = problem.score.pair_flops(E) + 2 * V + 5
+        size = torch.finfo(problem.compute_dtype).bits // 8
+        held = max(problem.score.pair_size(E), 3) * size
+        moved = sum(t.numel() * t.element_size() for t in (problem.query, problem.key, problem.value))
+        return Cost(float(B * H * L * S * pair), float(moved), float(B * H * L * S * held), grows=self.grows(problem))
+
+    def run(self, problem: Problem) -> Outcome:
+        if self.dtype is None:
+            return dense.attend(problem)
+        cast = [t.to(self.dtype) for t in (problem.query, problem.key, problem.value)]
+        return dense.attend(replace(problem, query=cast[0], key=cast[1], value=cast[2]))

@@ -1,0 +1,238 @@
+"""Engine ``sdpa``: everything that reduces to a scaled dot product, through torch's fused kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard import masks
+from regard._problem import Problem
+from regard._tracing import is_traced
+from regard.engines import dense, strips
+from regard.engines.base import Cost, Engine, Outcome
+from regard.masks.base import EMPTY
+from regard.normalizers import Softmax
+
+#: Pairs of one head that a single streaming tile would hold.
+SMALL = 256 * 256
+
+
+class Sdpa(Engine):
+    """torch's ``scaled_dot_product_attention`` for every score that is a dot product of features.
+
+    The Gaussian lifts its keys by one feature. A structured mask never becomes a matrix: each strip of queries
+    meets the ranges of keys that it sees. Grouped queries become rows of their key head where no mask stands between.
+    """
+
+    name = "sdpa"
+
+    def refusal(self, problem: Problem) -> str | None:
+        mask, device = problem.mask, problem.query.device.type
+        if not isinstance(problem.normalizer, Softmax):
+            return f"torch's kernels know softmax, not {type(problem.normalizer).__name__}"
+        if problem.softcap is not None:
+            return "torch's kernels know no softcap"
+        refusal = problem.score.dot_refusal(problem.query.dtype)
+        if refusal is not None:
+            return refusal
+        if torch.autograd.forward_ad._current_level >= 0:
+            return "torch's kernels have no forward-mode derivative (engines 'streaming' and 'reference' have)"
+        if mask is None or _is_causal(problem):
+            return None
+        if torch.is_grad_enabled() and any(t.requires_grad for t in mask.tensors()):
+            return "torch's kernels give no gradient to a bias"
+        if problem.dropout_p and not isinstance(mask, masks.Dense):
+            return "dropout needs the whole mask as a matrix"
+        if device != "cpu" and not isinstance(mask, masks.Dense) and not is_traced(problem.query):
+            return f"structured masks are merged from CPU kernels, not on {device}"
+        return None
+
+    def grows(self, problem: Problem) -> bool:
+        # A matrix that fits into one streaming tile is no growth: the tile would hold it, too.
+        return bool(problem.dropout_p) and problem.extent.L * problem.extent.S > SMALL
+
+    def cost(self, problem: Problem) -> Cost:
+        B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
+        E, V = problem.query.shape[-1], problem.value.shape[-1]
+        size = problem.query.element_size()
+        share, mask_bytes, work = 1.0, 0.0, 0.0
+        mask = problem.mask
+        if mask is not None:
+            if isinstance(mask, masks.Dense):
+                mask_bytes = float(sum(t.numel() * t.element_size() for t in mask.tensors()))
+            else:
+                share = _share(problem)
+                work = float(strips.STRIP * strips.BLOCK * strips.MASKED_RUN * size * (H if mask.has_bias else 1))
+        ends = (problem.query, problem.key, problem.value)
+        moved = sum(t.numel() * t.element_size() for t in ends) + mask_bytes
+        work += float(B * H * L * S * size) if problem.dropout_p else float(B * H * L * (V + 1) * size)
+        return Cost(B * H * L * S * share * (2 * E + 2 * V + 5), float(moved), work, self.grows(problem))
+
+    def run(self, problem: Problem) -> Outcome:
+        if 0 in problem.query.shape[:3] or problem.extent.S == 0:
+            return replace(dense.attend(problem), weights=None, scores=None)
+        if is_traced(problem.query):
+            return _traced(problem)
+        if problem.mask is None:
+            return _run(problem)
+        wants_grad = torch.is_grad_enabled() and any(
+            t.requires_grad for t in (problem.query, problem.key, problem.value, *problem.score.tensors())
+        )
+        careful = wants_grad and dense.needs_care(problem)
+        if not careful:
+            outcome = _run(problem)
+            # What is masked shows as NaN where it leaked (0·NaN): looking there costs less than reading the keys.
+            if wants_grad or not bool(outcome.output.isnan().any()):
+                return outcome
+        clean = replace(problem, key=_finite(problem.key), value=_finite(problem.value))
+        return dense.attend_by_rows(problem) if _sees_bad(problem) else _run(clean)
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    return torch.where(tensor.isfinite(), tensor, 0.0)
+
+
+def _sees_bad(problem: Problem) -> bool:
+    """Whether any query may attend to a key or value that holds something not finite."""
+    extent, mask = problem.extent, problem.mask
+    bad = ~(problem.key.isfinite().all(-1) & problem.value.isfinite().all(-1))  # (B, G, S)
+    kv_idx = bad.any(0).any(0).nonzero().squeeze(-1)
+    if mask is None or not len(kv_idx):
+        return bool(len(kv_idx))
+    bad = bad[:, :, kv_idx].repeat_interleave(extent.H // bad.shape[1], 1).unsqueeze(-2)
+    device = problem.query.device
+    b, h = torch.arange(extent.B, device=device).view(-1, 1, 1, 1), torch.arange(extent.H, device=device).view(-1, 1, 1)
+    step = max((1 << 22) // max(extent.B * extent.H * len(kv_idx), 1), 1)
+    for rows in torch.arange(extent.L, device=device).split(step):
+        visible = mask.visible(b, h, rows.unsqueeze(1), kv_idx)
+        if visible is None or bool((visible & bad).any()):
+            return True
+    return False
+
+
+def _is_causal(problem: Problem) -> bool:
+    return problem.mask is not None and problem.mask.is_plain_causal(problem.extent)
+
+
+def _share(problem: Problem) -> float:
+    """Return the share of pairs in tiles that are not empty."""
+    if problem.mask is None:
+        return 1.0
+    if is_traced(problem.query):
+        return 0.5 if _is_causal(problem) else 1.0
+    kinds = problem.mask.tiles(problem.extent, strips.STRIP, strips.BLOCK)
+    return float((kinds != EMPTY).double().mean()) if kinds.numel() else 0.0
+
+
+def _run(problem: Problem) -> Outcome:
+    """Run on finite inputs (or without a mask, where nothing can leak)."""
+    dtype = problem.query.dtype
+    score = problem.score.map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t)
+    form = score.as_dot(problem.query, problem.key)
+    query, key = form.query, form.key
+    value = problem.value.to(query.dtype)
+    V = value.shape[-1]
+    width = max(query.shape[-1], V)
+    query, key, value = (F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] != width else t for t in (query, key, value))
+    output, lse = _dispatch(problem, query, key, value)
+    if lse is not None and form.offset is not None:
+        lse = lse + problem.scale * form.offset
+    return Outcome(output[..., :V].to(dtype), lse)
+
+
+def _dispatch(problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
+    mask, scale = problem.mask, problem.scale
+    H, G = query.shape[1], key.shape[1]
+    if mask is None:
+        return _folded(query, key, value, scale, None, problem.dropout_p)
+    if isinstance(mask, masks.Dense):
+        added = _matrix(mask, query.dtype)
+        if G != H and added.shape[1] == added.shape[2] == 1:
+            return _folded(query, key, value, scale, added, problem.dropout_p)[0], None
+        return _kernel(query, *_expanded(H, key, value), scale, added, False, problem.dropout_p)[0], None
+    key, value = _expanded(H, key, value)
+    if _is_causal(problem):
+        L = query.shape[2]  # later keys are seen by no query
+        return _kernel(query, key[:, :, :L], value[:, :, :L], scale, None, True, problem.dropout_p)
+    plan = strips.Plan(mask, problem.extent, strips.cut(mask, problem.extent), scale)
+    return strips.Strips.apply(plan, query, key, value)
+
+
+def _matrix(mask: masks.Dense, dtype: torch.dtype) -> Tensor:
+    """Return what a dense mask adds to the scores, with four dimensions."""
+    values = mask.values[(None,) * (4 - mask.values.dim())]
+    return values.to(dtype) if mask.has_bias else values.new_zeros((), dtype=dtype).where(values, -torch.inf)
+
+
+def _expanded(H: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(t if t.shape[1] == H else t.repeat_interleave(H // t.shape[1], 1) for t in tensors)
+
+
+def _folded(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, added: Tensor | None, dropout_p: float
+) -> tuple[Tensor, Tensor | None]:
+    """Run with the query heads of each group as rows of its key head: no key is copied."""
+    B, H, L, E = query.shape
+    G = key.shape[1]
+    output, lse = _kernel(query.reshape(B, G, H // G * L, E), key, value, scale, added, False, dropout_p)
+    return output.reshape(B, H, L, E), None if lse is None else lse.reshape(B, H, L)
+
+
+def _kernel(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, added: Tensor | None, causal: bool, dropout_p: float
+) -> tuple[Tensor, Tensor | None]:
+    if query.device.type != "cpu" or dropout_p or query.shape[-1] == 0:
+        output = F.scaled_dot_product_attention(query, key, value, added, dropout_p, causal, scale=scale)
+        return output, None
+    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
+    # The kernel behind F.scaled_dot_product_attention on the CPU, called by name for its log-sum-exp.
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, causal, attn_mask=added, scale=scale
+    )
+
+
+def _traced(problem: Problem) -> Outcome:
+    """Run where values cannot be looked at: torch's function, with the mask as a matrix; nothing unseen can leak."""
+    mask = problem.mask
+    if mask is None or _is_causal(problem):
+        if mask is not None:
+            L = problem.extent.L
+            problem = replace(problem, key=problem.key[:, :, :L], value=problem.value[:, :, :L])
+        return Outcome(_plain(problem, None, mask is not None))
+    b, h, q_idx, kv_idx = _indices(problem)
+    visible, bias = mask.visible(b, h, q_idx, kv_idx), mask.bias(b, h, q_idx, kv_idx)
+    added: Tensor | None = None if bias is None else bias.to(problem.query.dtype)
+    if visible is not None:
+        G, S = problem.key.shape[1:3]
+        shape = torch.broadcast_shapes((problem.extent.B, problem.extent.H, 1, S), visible.shape)
+        seen = visible.expand(shape).any(-2).view(problem.extent.B, G, -1, S).any(2).unsqueeze(-1)  # (B, G, S, 1)
+        problem = replace(
+            problem, key=torch.where(seen, problem.key, 0.0), value=torch.where(seen, problem.value, 0.0)
+        )
+        added = visible if added is None else torch.where(visible, added, -torch.inf)
+    return Outcome(_plain(problem, added, False))
+
+
+def _indices(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    device, extent = problem.query.device, problem.extent
+    b = torch.arange(extent.B, device=device).view(-1, 1, 1, 1)
+    h = torch.arange(extent.H, device=device).view(-1, 1, 1)
+    return b, h, torch.arange(extent.L, device=device).unsqueeze(1), torch.arange(extent.S, device=device)
+
+
+def _plain(problem: Problem, added: Tensor | None, causal: bool) -> Tensor:
+    dtype = problem.query.dtype
+    score = problem.score.map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t)
+    form = score.as_dot(problem.query, problem.key)
+    key, value = _expanded(form.query.shape[1], form.key, problem.value.to(form.query.dtype))
+    if added is not None and added.is_floating_point():
+        added = added.to(form.query.dtype)
+    output = F.scaled_dot_product_attention(
+        form.query, key, value, added, problem.dropout_p, causal, scale=problem.scale
+    )
+    return output.to(dtype)
+
+

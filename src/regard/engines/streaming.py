@@ -1,0 +1,289 @@
+"""Engine ``streaming``: tiles in plain torch. Any score, any mask, any device, in memory O(L + S) both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard._problem import Problem
+from regard._tracing import in_transform
+from regard.engines import dense
+from regard.engines.base import Cost, Engine, Outcome
+from regard.engines.state import State
+from regard.engines.tiles import Tiles, tile_shape
+from regard.normalizers.base import Statistic
+
+
+class Streaming(Engine):
+    """Online softmax over tiles; other normalizers find their row statistic in sweeps first.
+
+    The backward pass computes each tile again instead of keeping it. Under ``torch.compile``, ``torch.func``
+    transforms and forward-mode, in second derivatives, and where a score holds tensors it does not declare,
+    autograd records the tiles themselves: right as ever, with memory that grows with L×S.
+    """
+
+    name = "streaming"
+    twice_differentiable = True
+
+    def refusal(self, problem: Problem) -> str | None:
+        if not problem.normalizer.streams:
+            return f"{type(problem.normalizer).__name__} needs whole rows of scores at once"
+        return None
+
+    def grows(self, problem: Problem) -> bool:  # noqa: ARG002
+        return False
+
+    def cost(self, problem: Problem) -> Cost:
+        B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
+        E, V = problem.query.shape[-1], problem.value.shape[-1]
+        sweeps = 1 if problem.normalizer.online else 2 if not problem.normalizer.couples else 12
+        size = torch.finfo(problem.compute_dtype).bits // 8
+        flops = B * H * L * S * (sweeps * problem.score.pair_flops(E) + 2 * V + 8)
+        pair = problem.score.pair_size(E)
+        rows, cols = tile_shape(problem, pair)
+        tile = B * H * min(rows, L) * min(cols, S) * (pair + 4) * size
+        ends = (problem.query, problem.key, problem.value)
+        moved = sum(t.numel() * t.element_size() for t in ends)
+        kept = sum(t.numel() * size for t in ends) + B * H * L * (V + 4) * size
+        return Cost(float(flops), float(moved), float(tile + kept), grows=self.grows(problem))
+
+    def run(self, problem: Problem) -> Outcome:
+        if 0 in problem.query.shape[:3] or problem.extent.S == 0:
+            return replace(dense.attend(problem), weights=None, scores=None)
+        tiles = Tiles.of(problem, dense.needs_care(problem))
+        one_tile = len(tiles.rows) == len(tiles.cols) == 1
+        if one_tile or torch.compiler.is_compiling() or in_transform() or _captures(tiles):
+            output, row = _forward(tiles, _plain_dropout(problem.dropout_p))
+        else:
+            spec = _Spec(tiles, problem.dropout_p, _draw_seed() if problem.dropout_p else 0)
+            given = (tiles.query, tiles.key, tiles.value, *tiles.tensors())
+            output, shift, offset = _Streamed.apply(spec, *given)
+            row = Statistic(shift, offset)
+        lse = None
+        if problem.normalizer.online:
+            lse = (row.shift + row.offset).squeeze(-1).masked_fill(_empty(row), -torch.inf)
+        return Outcome(output.to(problem.query.dtype), lse)
+
+
+def _empty(row: Statistic) -> Tensor:
+    return row.offset.squeeze(-1) == torch.inf
+
+
+Dropout = Callable[[Tensor, int, int], Tensor]
+
+
+def _plain_dropout(p: float) -> Dropout:
+    return lambda weights, row, col: F.dropout(weights, p) if p else weights
+
+
+def _seeded_dropout(p: float, seed: int) -> Dropout:
+    """Dropout that draws the same for a tile whenever it is computed."""
+
+    def drop(weights: Tensor, row: int, col: int) -> Tensor:
+        if not p:
+            return weights
+        generator = torch.Generator(weights.device).manual_seed(hash((seed, row, col)) & (2**63 - 1))
+        keep = torch.rand(weights.shape, generator=generator, device=weights.device) >= p
+        return weights * keep / (1 - p) if p < 1 else weights * 0.0
+
+    return drop
+
+
+def _draw_seed() -> int:
+    return int(torch.randint(2**62, ()))
+
+
+def _captures(tiles: Tiles) -> bool:
+    """Whether the score or mask computes with tensors that want gradients and that it does not list."""
+    if not torch.is_grad_enabled():
+        return False
+    known = tiles.around(*(t.detach() for t in (tiles.query, tiles.key, tiles.value)), [t.detach() for t in tiles.tensors()])
+    corner = replace(known, rows=[replace(known.rows[0], stop=known.rows[0].start + 1)], cols=[replace(known.cols[0], stop=1)])
+    if tiles.kinds is not None:
+        corner = replace(corner, kinds=[[1]])
+    return corner.scores(0, 0).requires_grad
+
+
+def _forward(tiles: Tiles, dropout: Dropout) -> tuple[Tensor, Statistic]:
+    """Return the output and the row statistic, row tile by row tile."""
+    outputs, shifts, offsets = [], [], []
+    for row in range(len(tiles.rows)):
+        output, statistic = (_online if tiles.normalizer.online else _swept)(tiles, row, dropout)
+        outputs.append(output)
+        shifts.append(statistic.shift)
+        offsets.append(statistic.offset)
+    return torch.cat(outputs, 2), Statistic(torch.cat(shifts, 2), torch.cat(offsets, 2))
+
+
+def _online(tiles: Tiles, row: int, dropout: Dropout) -> tuple[Tensor, Statistic]:
+    state = State(tiles.like(tiles.rows[row]), tiles.value.shape[-1])
+    for col, _ in tiles.visible_cols(row):
+        scores = tiles.scores(row, col)
+        visible = None if tiles.spill is None else scores > -torch.inf
+        state.update(scores, lambda w, c=col, seen=visible: tiles.read(dropout(w, row, c), c, seen))  # type: ignore[misc]
+    output, _ = state.finish()
+    empty = state.peak == -torch.inf
+    # An offset of inf makes every recomputed weight of an empty row exactly 0.
+    offset = torch.where(empty, torch.inf, torch.where(empty, 1.0, state.total).log())
+    return output, Statistic(torch.where(empty, 0.0, state.peak), offset)
+
+
+def _swept(tiles: Tiles, row: int, dropout: Dropout) -> tuple[Tensor, Statistic]:
+    def sweep(visit: Callable[[Tensor, Tensor], None]) -> None:
+        for col, _ in tiles.visible_cols(row):
+            visit(tiles.scores(row, col), tiles.kv_idx(col))
+
+    like = tiles.like(tiles.rows[row])
+    statistic = tiles.normalizer.statistic(sweep, like)
+    output = like.new_zeros(*like.shape[:-1], tiles.value.shape[-1])
+    for col, _ in tiles.visible_cols(row):
+        scores = tiles.scores(row, col)
+        weights = tiles.normalizer.tile_weights(scores, statistic, tiles.kv_idx(col))
+        visible = None if tiles.spill is None else scores > -torch.inf
+        output = output + tiles.read(dropout(weights, row, col), col, visible)
+    return output, statistic
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """What the custom function needs beside tensors; ``tiles`` is rebuilt around the saved ones."""
+
+    tiles: Tiles
+    dropout_p: float
+    seed: int
+
+
+class _Streamed(torch.autograd.Function):
+    """The streamed read with a backward pass that recomputes its tiles. Its backward is differentiable itself."""
+
+    @staticmethod
+    def forward(ctx: Any, spec: _Spec, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        tiles = spec.tiles.around(query, key, value, list(tensors))
+        output, row = _forward(tiles, _seeded_dropout(spec.dropout_p, spec.seed))
+        ctx.spec = replace(spec, tiles=tiles.around(*(t.detach() for t in (query, key, value)), [t.detach() for t in tensors]))
+        ctx.save_for_backward(query, key, value, output, row.shift, row.offset, *tensors)
+        ctx.mark_non_differentiable(row.shift)
+        ctx.set_materialize_grads(False)
+        return output, row.shift, row.offset
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: None, grad_offset: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        query, key, value, output, shift, offset, *tensors = ctx.saved_tensors
+        spec: _Spec = ctx.spec
+        twice = torch.is_grad_enabled()  # a second derivative is wanted: everything stays in the graph
+        if not twice:
+            query, key, value, *tensors = (t.detach().requires_grad_() for t in (query, key, value, *tensors))
+        tiles = spec.tiles.around(query, key, value, list(tensors))
+        grad = torch.zeros_like(output) if grad is None else grad
+        rows = Statistic(shift, offset)
+        needed = [i for i, wants in enumerate(ctx.needs_input_grad[1:]) if wants]
+        grads = _Backward(tiles, rows, output, grad, grad_offset, spec, needed, twice).run()
+        return None, *grads
+
+
+@dataclass
+class _Backward:
+    """The gradient of a streamed read, tile by tile."""
+
+    tiles: Tiles
+    rows: Statistic
+    output: Tensor
+    grad: Tensor
+    grad_offset: Tensor | None
+    spec: _Spec
+    needed: list[int]
+    twice: bool
+
+    def run(self) -> list[Tensor | None]:
+        tiles = self.tiles
+        sources = [tiles.query, tiles.key, tiles.value, *tiles.tensors()]
+        sums: list[Tensor | None] = [torch.zeros_like(s) if i in self.needed else None for i, s in enumerate(sources)]
+        dropout = _seeded_dropout(self.spec.dropout_p, self.spec.seed)
+        for row, rows in enumerate(tiles.rows):
+            part = slice(rows.start, rows.stop)
+            statistic = Statistic(self.rows.shift[:, :, part], self.rows.offset[:, :, part])
+            grad = self.grad[:, :, part]
+            delta = self._delta(row, statistic, grad, dropout)
+            for col, cols in tiles.visible_cols(row):
+                self._tile(row, col, part, cols.slice, statistic, grad, delta, dropout, sums)
+        return sums
+
+    def _delta(self, row: int, statistic: Statistic, grad: Tensor, dropout: Dropout) -> tuple[Tensor, Tensor | None]:
+        """Return what each row subtracts from d weight, and what it adds for the statistic's own gradient."""
+        tiles, part = self.tiles, tiles_slice(self.tiles, row)
+        own = None if self.grad_offset is None else self.grad_offset[:, :, part]
+        if not tiles.normalizer.couples:
+            return torch.zeros_like(grad[..., :1]) if grad.shape[-1] else tiles.like(tiles.rows[row]), None
+        if tiles.normalizer.online:
+            return (grad * self.output[:, :, part]).sum(-1, keepdim=True), own
+        total, weighted = tiles.like(tiles.rows[row]), tiles.like(tiles.rows[row])
+        for col, _ in tiles.visible_cols(row):
+            weights = tiles.normalizer.tile_weights(tiles.scores(row, col), statistic, tiles.kv_idx(col))
+            slope = tiles.normalizer.tile_slope(weights)
+            total = total + slope.sum(-1, keepdim=True)
+            d_weights = dropout(self._d_weights(grad, col), row, col)
+            weighted = weighted + (slope * d_weights).sum(-1, keepdim=True)
+        safe = torch.where(total == 0, 1, total)
+        return weighted / safe, None if own is None else own / safe
+
+    def _d_weights(self, grad: Tensor, col: int) -> Tensor:
+        value = self.tiles.value[:, :, self.tiles.cols[col].slice]
+        return self.tiles.unfold(self.tiles.fold(grad) @ value.mT)
+
+    def _tile(
+        self,
+        row: int,
+        col: int,
+        rows: slice,
+        cols: slice,
+        statistic: Statistic,
+        grad: Tensor,
+        delta: tuple[Tensor, Tensor | None],
+        dropout: Dropout,
+        sums: list[Tensor | None],
+    ) -> None:
+        """Add one tile's share to the gradients."""
+        tiles = self.tiles
+        with torch.enable_grad():
+            query, key = tiles.query[:, :, rows], tiles.key[:, :, cols]
+            scores = tiles.scores(row, col, query, key)
+        seen = scores if self.twice else scores.detach()
+        weights = tiles.normalizer.tile_weights(seen, statistic, tiles.kv_idx(col))
+        if sums[2] is not None:
+            d_value = tiles.fold(dropout(weights, row, col)).mT @ tiles.fold(grad)
+            sums[2] = _added(sums[2], d_value, cols, self.twice)
+        wanted = [(i, t) for i, t in enumerate((query, key)) if i in self.needed]
+        wanted += [(i, t) for i, t in enumerate(tiles.tensors(), 3) if i in self.needed]
+        if not wanted or not scores.requires_grad:
+            return
+        slope = tiles.normalizer.tile_slope(weights)
+        change = dropout(self._d_weights(grad, col), row, col) - delta[0]
+        if delta[1] is not None:
+            change = change + delta[1]
+        d_scores = torch.where(seen > -torch.inf, slope * change, 0.0)
+        found = torch.autograd.grad(scores, [t for _, t in wanted], d_scores, create_graph=self.twice, allow_unused=True)
+        for (i, _), gradient in zip(wanted, found):
+            if gradient is not None:
+                where = (rows, cols)[i] if i < 2 else None
+                sums[i] = _added(sums[i], gradient, where, self.twice)
+
+
+def tiles_slice(tiles: Tiles, row: int) -> slice:
+    """Return the rows of a row tile."""
+    return tiles.rows[row].slice
+
+
+def _added(total: Tensor | None, part: Tensor, where: slice | None, twice: bool) -> Tensor:
+    """Return ``total`` with ``part`` added at rows ``where``; in place unless a graph is kept."""
+    assert total is not None
+    if not twice:
+        (total if where is None else total[:, :, where]).add_(part)
+        return total
+    if where is None:
+        return total + part
+    return torch.slice_scatter(total, total[:, :, where] + part, 2, where.start, where.stop)

@@ -1,0 +1,170 @@
+"""Structured masks through torch's fused kernel: strips of queries, each over the ranges of keys that it sees.
+
+Ranges of one strip are merged by their log-sum-exp. The backward pass hands the merged output and log-sum-exp to
+the kernel's own backward for each range, which is exact: every range's weights are relative to the whole row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.engines.state import State
+from regard.engines.tiles import Span
+from regard.masks.base import EMPTY, FULL, Extent, Mask
+
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+#: Rows of a strip, and the keys by which its ranges are measured.
+STRIP, BLOCK = 128, 128
+#: A run of full blocks at least this long is worth a call of its own, free of a mask.
+FULL_RUN = 4
+#: Keys of one masked call at most, which bounds the mask that is made for it.
+MASKED_RUN = 16
+
+
+@dataclass(frozen=True)
+class Range:
+    """Keys that a strip sees in one call; ``masked`` when some pairs among them may not meet."""
+
+    cols: Span
+    masked: bool
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Queries ``rows`` of batches and heads ``where``, and the ranges of keys they see."""
+
+    where: tuple[slice, slice]
+    rows: Span
+    ranges: tuple[Range, ...]
+
+
+def cut(mask: Mask, extent: Extent) -> list[Strip]:
+    """Cut a bound mask into strips, for each batch and head in which it differs."""
+    kinds = mask.tiles(extent, STRIP, BLOCK)
+    batches = [slice(None)] if kinds.shape[0] == 1 else [slice(b, b + 1) for b in range(extent.B)]
+    heads = [slice(None)] if kinds.shape[1] == 1 else [slice(h, h + 1) for h in range(extent.H)]
+    strips = []
+    for b, by_head in zip(batches, kinds.tolist()):
+        for h, by_row in zip(heads, by_head):
+            for row, line in enumerate(by_row):
+                rows = Span(row * STRIP, min((row + 1) * STRIP, extent.L))
+                strips.append(Strip((b, h), rows, tuple(_ranges(line, extent.S))))
+    return strips
+
+
+def _ranges(line: list[int], S: int) -> list[Range]:
+    """Join a strip's blocks into ranges: long runs of full blocks by themselves, the rest masked."""
+    found: list[tuple[int, int, bool]] = []
+    start = 0
+    while start < len(line):
+        stop = start + 1
+        while stop < len(line) and line[stop] == line[start]:
+            stop += 1
+        if line[start] != EMPTY:
+            masked = not (line[start] == FULL and (stop - start >= FULL_RUN))
+            last = found[-1] if found else None
+            if masked and last and last[2] and last[1] == start:
+                found[-1] = (last[0], stop, True)
+            else:
+                found.append((start, stop, masked))
+        start = stop
+    ranges = []
+    for first, last_block, masked in found:
+        masked = masked and any(kind != FULL for kind in line[first:last_block])
+        step = MASKED_RUN if masked else last_block - first
+        for block in range(first, last_block, step):
+            cols = Span(block * BLOCK, min(min(block + step, last_block) * BLOCK, S))
+            ranges.append(Range(cols, masked))
+    return ranges
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a strip run that is not differentiated."""
+
+    mask: Mask
+    extent: Extent
+    strips: list[Strip]
+    scale: float
+
+    def tile_mask(self, strip: Strip, part: Range, dtype: torch.dtype, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        """Return what is added to the scores (b, h, l, s), and which rows see anything (b, h, l, 1); None for all."""
+        if not part.masked and not self.mask.has_bias:
+            return None, None
+        b = torch.arange(self.extent.B, device=device)[strip.where[0]].view(-1, 1, 1, 1)
+        h = torch.arange(self.extent.H, device=device)[strip.where[1]].view(-1, 1, 1)
+        q_idx = torch.arange(strip.rows.start, strip.rows.stop, device=device).unsqueeze(1)
+        index = b, h, q_idx, torch.arange(part.cols.start, part.cols.stop, device=device)
+        added = self.mask.bias(*index) if self.mask.has_bias else None
+        added = torch.zeros((), dtype=dtype, device=device) if added is None else added.detach().to(dtype)
+        seen = None
+        visible = self.mask.visible(*index) if part.masked else None
+        if visible is not None:
+            added = torch.where(visible, added, -torch.inf)
+            seen = visible.any(-1, keepdim=True)
+            seen = seen.view((1,) * (4 - seen.dim()) + seen.shape)
+        sizes = (q_idx.shape[0], index[3].shape[0])
+        added = added.expand(*((1, 1) + added.shape)[-4:-2] if added.dim() >= 2 else (1, 1), *sizes)
+        return added, seen
+
+
+class Strips(torch.autograd.Function):
+    """Attention under a structured mask; query, key and value (B, H, N, E) of one width, on the CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        output = torch.zeros_like(query)
+        lse = query.new_full(query.shape[:3], -torch.inf, dtype=torch.promote_types(query.dtype, torch.float32))
+        for strip in plan.strips:
+            rows = (*strip.where, strip.rows.slice)
+            output[rows], lse[rows] = _strip(plan, strip, query[rows], key[strip.where], value[strip.where])
+        ctx.plan = plan
+        ctx.save_for_backward(query, key, value, output, lse)
+        ctx.mark_non_differentiable(lse)
+        return output, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        plan: Plan = ctx.plan
+        query, key, value, output, lse = ctx.saved_tensors
+        grad = grad.contiguous()
+        wide = lse.dtype  # sums over strips keep their precision for narrow inputs
+        d_query, d_key, d_value = (torch.zeros_like(t, dtype=wide) for t in (query, key, value))
+        lse = torch.where(lse == -torch.inf, 0.0, lse)  # what the kernel writes for a row that sees nothing
+        for strip in plan.strips:
+            rows = (*strip.where, strip.rows.slice)
+            for part in strip.ranges:
+                cols = (*strip.where, part.cols.slice)
+                added, _ = plan.tile_mask(strip, part, query.dtype, query.device)
+                found = _backward(
+                    grad[rows], query[rows], key[cols], value[cols], output[rows], lse[rows], 0.0, False,
+                    attn_mask=added, scale=plan.scale,
+                )  # fmt: skip
+                for total, where, gradient in zip((d_query, d_key, d_value), (rows, cols, cols), found):
+                    total[where] += gradient
+        return None, d_query.to(query.dtype), d_key.to(query.dtype), d_value.to(query.dtype)
+
+
+def _strip(plan: Plan, strip: Strip, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a strip's output (b, h, l, V) and log-sum-exp (b, h, l)."""
+    parts = []
+    for part in strip.ranges:
+        added, seen = plan.tile_mask(strip, part, query.dtype, query.device)
+        cols = part.cols.slice
+        out, lse = _forward(query, key[:, :, cols], value[:, :, cols], attn_mask=added, scale=plan.scale)
+        lse = lse.unsqueeze(-1)
+        parts.append((out, lse if seen is None else torch.where(seen, lse, -torch.inf)))
+    if len(parts) == 1:
+        return parts[0][0], parts[0][1].squeeze(-1)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    state = State(query.new_zeros(*query.shape[:3], 1, dtype=wide), value.shape[-1])
+    for out, lse in parts:
+        state.merge(out, lse)
+    out, lse = state.finish()
+    return out.to(query.dtype), lse.squeeze(-1)

@@ -1,0 +1,240 @@
+"""The scores of a problem tile by tile: what every engine that does not materialize them starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from regard._problem import Problem
+from regard._tracing import is_traced
+from regard.masks.base import EMPTY, FULL, MIXED, Mask
+from regard.normalizers.base import Normalizer
+from regard.scores.base import Score
+
+#: Numbers that one tile may hold at once: small enough for a cache, large enough that calls do not matter.
+TILE_SIZE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Span:
+    """A range of rows or columns."""
+
+    start: int
+    stop: int
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.start, self.stop)
+
+
+def spans(length: int, step: int) -> list[Span]:
+    """Cut ``range(length)`` into ranges of ``step``."""
+    return [Span(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+def tile_shape(problem: Problem, pair_size: int, size: int = TILE_SIZE) -> tuple[int, int]:
+    """Return how many rows and columns a tile has, powers of two."""
+    B, H = problem.extent.B, problem.extent.H
+    pairs = max(size // max(B * H * pair_size, 1), 1)
+    rows = min(max(1 << (pairs.bit_length() - 1) // 2, 16), 256)
+    cols = min(max(1 << (max(pairs // rows, 1)).bit_length() - 1, 16), 4096)
+    return rows, cols
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A problem with projected rows, cut into tiles.
+
+    ``query`` (B, H, L, C) and ``key`` (B, G, S, C') are what the score compares; ``value`` is (B, G, S, V). All are
+    in the compute dtype, as are the tensors of the parts. ``exact_key`` is None unless a key or value holds
+    something that is not finite: then ``key`` and ``value`` are cleaned, ``exact_key`` is not, ``bad`` (B, G, S)
+    marks those keys, and ``spill`` (3, B, G, S, V) tells which values were NaN, inf and −inf.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    score: Score
+    mask: Mask | None
+    normalizer: Normalizer
+    scale: float
+    softcap: float | None
+    rows: list[Span]
+    cols: list[Span]
+    kinds: list[list[int]] | None
+    exact_key: Tensor | None = None
+    bad: Tensor | None = None
+    spill: Tensor | None = None
+
+    @classmethod
+    def of(cls, problem: Problem, careful: bool, shape: tuple[int, int] | None = None) -> Tiles:
+        """Project the rows and classify the tiles; ``careful`` keeps what is not finite from leaking through zeros."""
+        dtype = problem.compute_dtype
+        query, key, value = (t.to(dtype) for t in (problem.query, problem.key, problem.value))
+        score, mask, normalizer = (
+            None if part is None else part.map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t)
+            for part in (problem.score, problem.mask, problem.normalizer)
+        )
+        assert score is not None and normalizer is not None
+        exact_key = bad = spill = None
+        if careful:
+            bad = ~(key.isfinite().all(-1) & value.isfinite().all(-1))
+            spill = torch.stack([value.isnan(), value == torch.inf, value == -torch.inf])
+            with torch.no_grad():
+                exact_key = score.project(query, key)[1]
+            key, value = (torch.where(t.isfinite(), t, 0.0) for t in (key, value))
+        query, key = score.project(query, key)
+        R = problem.query.shape[1] // max(problem.key.shape[1], 1)
+        if score.per_head and R > 1:
+            key, value = (t.repeat_interleave(R, 1) for t in (key, value))
+            exact_key, bad = (None if t is None else t.repeat_interleave(R, 1) for t in (exact_key, bad))
+            spill = None if spill is None else spill.repeat_interleave(R, 2)
+        shape = tile_shape(problem, score.pair_size(query.shape[-1])) if shape is None else shape
+        extent = problem.extent
+        return cls(
+            query,
+            key,
+            value,
+            score,
+            mask,
+            normalizer,
+            problem.scale,
+            problem.softcap,
+            spans(extent.L, shape[0]),
+            spans(extent.S, shape[1]),
+            None if mask is None else kinds_of(mask, problem, shape),
+            exact_key,
+            bad,
+            spill,
+        )
+
+    def visible_cols(self, row: int) -> Iterator[tuple[int, Span]]:
+        """Yield the column tiles that row tile ``row`` may see."""
+        for col, span in enumerate(self.cols):
+            if self.kinds is None or self.kinds[row][col] != EMPTY:
+                yield col, span
+
+    def like(self, rows: Span) -> Tensor:
+        """Return zeros (B, H, l, 1)."""
+        B, H = self.query.shape[:2]
+        return self.query.new_zeros(B, H, rows.stop - rows.start, 1)
+
+    def scores(self, row: int, col: int, query: Tensor | None = None, key: Tensor | None = None) -> Tensor:
+        """Return the scores (B, H, l, s) of a tile after scale, softcap, mask and bias; −inf where masked.
+
+        ``query`` and ``key`` stand in for the tile's own rows, so that a gradient can be taken to them alone.
+        """
+        rows, cols = self.rows[row], self.cols[col]
+        query = self.query[:, :, rows.slice] if query is None else query
+        scores = self._compared(query, self.key[:, :, cols.slice] if key is None else key)
+        if self.exact_key is not None and self.bad is not None:
+            bad = self.bad[:, :, cols.slice].repeat_interleave(self._group, 1).unsqueeze(-2)
+            with torch.no_grad():
+                exact = self._compared(query.detach(), self.exact_key[:, :, cols.slice])
+            scores = torch.where(bad, exact, scores)
+        excluded = None
+        if self.score.excludes:
+            excluded = scores == -torch.inf
+            scores = torch.where(excluded, 0.0, scores)  # −inf times a scale of 0, or of −1, is not what is meant
+        if self.scale != 1.0:
+            scores = scores * self.scale
+        b, h, q_idx, kv_idx = self.indices(rows, cols)
+        scores = self.score.modify(scores, b, h, q_idx, kv_idx)
+        if self.softcap is not None:
+            capped = self.softcap * torch.tanh(scores / self.softcap)
+            scores = torch.where(scores == -torch.inf, scores, capped) if self.score.excludes else capped
+        if excluded is not None:
+            scores = torch.where(excluded, -torch.inf, scores)
+        return self._masked(scores, row, col, (b, h, q_idx, kv_idx))
+
+    def indices(self, rows: Span, cols: Span) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return b (B, 1, 1, 1), h (H, 1, 1), q_idx (l, 1) and kv_idx (s,) of a tile."""
+        B, H = self.query.shape[:2]
+        device = self.query.device
+        b, h = torch.arange(B, device=device).view(B, 1, 1, 1), torch.arange(H, device=device).view(H, 1, 1)
+        q_idx = torch.arange(rows.start, rows.stop, device=device).unsqueeze(1)
+        return b, h, q_idx, torch.arange(cols.start, cols.stop, device=device)
+
+    def kv_idx(self, col: int) -> Tensor:
+        """Return the key indices (s,) of a column tile."""
+        span = self.cols[col]
+        return torch.arange(span.start, span.stop, device=self.query.device)
+
+    def read(self, weights: Tensor, col: int, visible: Tensor | None = None) -> Tensor:
+        """Return weights (B, H, l, s) times the tile's values: (B, H, l, V).
+
+        ``visible`` (B, H, l, s) is needed only in careful mode: what is not finite reaches those rows alone.
+        """
+        cols = self.cols[col].slice
+        out = self.fold(weights) @ self.value[:, :, cols]
+        out = self.unfold(out)
+        if self.spill is None or visible is None:
+            return out
+        seen = self.fold(visible.to(weights.dtype))
+        counts = seen @ self.spill[:, :, :, cols].to(weights.dtype)  # (3, B, G, R·l, V)
+        nan, plus, minus = (self.unfold(count) > 0 for count in counts)
+        return out + torch.where(nan, torch.nan, 0.0) + torch.where(plus, torch.inf, 0.0) - torch.where(minus, torch.inf, 0.0)
+
+    @property
+    def _group(self) -> int:
+        return self.query.shape[1] // max(self.key.shape[1], 1)
+
+    def fold(self, tensor: Tensor) -> Tensor:
+        """Return (B, H, l, x) as (B, G, R·l, x): the query heads of a group become rows of its key head."""
+        B, H, rows, width = tensor.shape
+        G = self.key.shape[1]
+        return tensor if G in (H, 0) else tensor.reshape(B, G, H // G * rows, width)
+
+    def unfold(self, tensor: Tensor) -> Tensor:
+        """Undo :meth:`fold`."""
+        B, G, rows, width = tensor.shape
+        H = self.query.shape[1]
+        return tensor if G in (H, 0) else tensor.reshape(B, H, rows // (H // G), width)
+
+    def _compared(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.unfold(self.score.compare(self.fold(query), key))
+
+    def _masked(self, scores: Tensor, row: int, col: int, index: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+        if self.mask is None or self.kinds is None:
+            return scores
+        if self.mask.has_bias:
+            bias = self.mask.bias(*index)
+            scores = scores if bias is None else scores + bias
+        if self.kinds[row][col] == FULL:
+            return scores
+        visible = self.mask.visible(*index)
+        return scores if visible is None else torch.where(visible, scores, -torch.inf)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the float tensors of the parts, to which gradients may be asked."""
+        parts = [part for part in (self.score, self.mask, self.normalizer) if part is not None]
+        return [tensor for part in parts for tensor in part.tensors() if tensor.is_floating_point()]
+
+    def around(self, query: Tensor, key: Tensor, value: Tensor, tensors: list[Tensor]) -> Tiles:
+        """Return the same tiles around other tensors, in the order of :meth:`tensors`."""
+        remaining = list(tensors)
+
+        def take(tensor: Tensor) -> Tensor:
+            return remaining.pop(0) if tensor.is_floating_point() else tensor
+
+        score = self.score.map_tensors(take)
+        mask = None if self.mask is None else self.mask.map_tensors(take)
+        return replace(
+            self, query=query, key=key, value=value, score=score, mask=mask, normalizer=self.normalizer.map_tensors(take)
+        )
+
+
+def kinds_of(mask: Mask, problem: Problem, shape: tuple[int, int]) -> list[list[int]]:
+    """Return what each tile is, over all batches and heads: EMPTY or FULL only where it is so in every one."""
+    extent = problem.extent
+    query = problem.query
+    blind = torch.compiler.is_compiling() or isinstance(query, FakeTensor) or is_traced(query) and not mask.is_structural
+    if blind:  # a branch on values is not possible
+        return [[MIXED] * -(-extent.S // shape[1])] * -(-extent.L // shape[0])
+    kinds = mask.tiles(extent, *shape)
+    low, high = kinds.amin((0, 1)), kinds.amax((0, 1))
+    return torch.where(low == high, low, MIXED).tolist()

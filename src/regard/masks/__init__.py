@@ -1,0 +1,67 @@
+"""Masks: which (query, key) pairs may meet, and what is added to their score.
+
+Masks are predicates with FlexAttention's signature, composed with ``&``, ``|`` and ``~``:
+
+>>> from regard import masks
+>>> print((masks.causal() & masks.window(1, 0)).draw(3))
+causal() & window(1, 0)
+3 queries ↓, 3 keys →; █ visible, · not
+  0
+0 █··
+1 ██·
+2 ·██
+"""
+
+from regard.masks.algebra import AndMask, Everything, NotMask, OrMask, everything
+from regard.masks.aligned import Aligned
+from regard.masks.band import Band, causal, window
+from regard.masks.base import EMPTY, FULL, MIXED, Extent, Mask
+from regard.masks.biases import Alibi, Relative, alibi, relative
+from regard.masks.block_sparse import BlockSparse
+from regard.masks.convert import as_mask
+from regard.masks.dilation import Dilated, dilated
+from regard.masks.documents import Documents, Packed, document, from_cu_seqlens
+from regard.masks.first_keys import FirstKeys, padding, prefix, sinks
+from regard.masks.keep import KeyPadding, key_padding
+from regard.masks.matrix import Dense, dense
+from regard.masks.predicate import Predicate
+from regard.masks.tiling import Tiling
+
+__all__ = [
+    "EMPTY",
+    "FULL",
+    "MIXED",
+    "Alibi",
+    "Aligned",
+    "AndMask",
+    "Band",
+    "BlockSparse",
+    "Dense",
+    "Dilated",
+    "Documents",
+    "Everything",
+    "Extent",
+    "FirstKeys",
+    "KeyPadding",
+    "Mask",
+    "NotMask",
+    "OrMask",
+    "Packed",
+    "Predicate",
+    "Relative",
+    "Tiling",
+    "alibi",
+    "as_mask",
+    "causal",
+    "dense",
+    "dilated",
+    "document",
+    "everything",
+    "from_cu_seqlens",
+    "key_padding",
+    "padding",
+    "prefix",
+    "relative",
+    "sinks",
+    "window",
+]

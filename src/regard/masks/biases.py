@@ -1,0 +1,215 @@
+"""Biases by distance: they hide nothing, and add to the score."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from regard._errors import rejected, shape
+from regard.masks._checks import as_int, described, lookup
+from regard.masks.aligned import Aligned, Offset, checked
+from regard.masks.base import Extent, Mask, Sizes
+from regard.masks.tiling import Tiling
+
+
+def alibi(slopes: int | Tensor, align: str | None = None, offset: Offset = None) -> Mask:
+    """Return attention with linear biases: a head's scores fall with distance, each head at its own rate.
+
+    Added: ``−slopes[h] · |q + offset − k|``. Nothing is hidden: use ``causal() & alibi(8)``.
+
+    Parameters
+    ----------
+    slopes : int or Tensor (H,), float
+        A number of heads gives the paper's slopes: ``2^(−8 i / H)`` for i = 1…H where H is a power of two; else those
+        of the next lower power of two P, then every other one of 2P's. A tensor gets gradients.
+    align, offset
+        As in :func:`~regard.masks.causal`.
+
+    Raises
+    ------
+    TypeError
+        If ``slopes`` is neither an int nor a float tensor.
+    ValueError
+        If it is less than 1, or not one-dimensional; when used, if it has not one entry per query head.
+
+    References
+    ----------
+    Press, Smith and Lewis, "Train short, test long: attention with linear biases enables input length extrapolation"
+    (2022).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard import masks
+    >>> b, h, q = torch.tensor(0), torch.tensor(1), torch.tensor(2)
+    >>> masks.alibi(8).bias(b, h, q, torch.arange(4))
+    tensor([-0.5000, -0.2500, -0.0000, -0.2500])
+    """
+    if isinstance(slopes, Tensor):
+        if not slopes.is_floating_point():
+            raise rejected("masks.alibi", "slopes", "be an int or a float tensor (H,)", described(slopes), TypeError)
+        if slopes.dim() != 1:
+            raise rejected("masks.alibi", "slopes", "be an int or a float tensor (H,)", described(slopes))
+        return Alibi(slopes, *checked("alibi", align, offset))
+    heads = as_int("masks.alibi", "slopes", slopes, 1)
+    return Alibi(geometric(heads), *checked("alibi", align, offset))
+
+
+def geometric(heads: int) -> tuple[float, ...]:
+    """Return the slopes of the ALiBi paper for a number of heads.
+
+    Examples
+    --------
+    >>> from regard.masks.biases import geometric
+    >>> geometric(4)
+    (0.25, 0.0625, 0.015625, 0.00390625)
+    >>> geometric(3)
+    (0.0625, 0.00390625, 0.25)
+    """
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
+    between = [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * power, 2)]
+    return tuple(slopes + between[: heads - power])
+
+
+def relative(table: Tensor, align: str | None = None, offset: Offset = None) -> Mask:
+    """Return a learned bias for each distance, clipped at R.
+
+    Added: ``table[h, clamp(k − q − offset, −R, R) + R]``. Nothing is hidden.
+
+    Parameters
+    ----------
+    table : Tensor (2 R + 1,) or (H, 2 R + 1), float
+        From the farthest key before the query, over the query's own position in the middle, to the farthest after.
+        Gets gradients.
+    align, offset
+        As in :func:`~regard.masks.causal`.
+
+    Raises
+    ------
+    TypeError
+        If ``table`` is not a float tensor.
+    ValueError
+        If its last size is even, or it has another number of dimensions; when used, if it has not one row per head.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard import masks
+    >>> mask = masks.relative(torch.tensor([-1.0, 0.0, 2.0]))
+    >>> b = h = torch.tensor(0)
+    >>> mask.bias(b, h, torch.arange(3)[:, None], torch.arange(3))
+    tensor([[ 0.,  2.,  2.],
+            [-1.,  0.,  2.],
+            [-1., -1.,  0.]])
+    """
+    expected = "be a float tensor (2 R + 1,) or (H, 2 R + 1)"
+    if not isinstance(table, Tensor) or not table.is_floating_point():
+        raise rejected("masks.relative", "table", expected, described(table), TypeError)
+    if table.dim() not in (1, 2) or table.shape[-1] % 2 == 0:
+        raise rejected("masks.relative", "table", expected, described(table))
+    return Relative(table, *checked("relative", align, offset))
+
+
+class _Bias(Aligned):
+    """A bias by distance, which hides nothing."""
+
+    def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
+        return None
+
+    @property
+    def has_bias(self) -> bool:
+        return True
+
+    @property
+    def hides(self) -> bool:
+        return False
+
+    @property
+    def is_structural(self) -> bool:
+        return True  # every tile is full, whatever the tensors hold
+
+    @property
+    def bounds_are_exact(self) -> bool:
+        return True
+
+    def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
+        full = torch.ones((), dtype=torch.bool, device=tiling.device)
+        return full, full
+
+
+@final
+class Alibi(_Bias):
+    """Minus the distance, times the head's slope."""
+
+    name = "alibi"
+
+    def __init__(self, slopes: Tensor | tuple[float, ...], align: str | None, offset: Offset) -> None:
+        super().__init__(align, offset)
+        self.slopes = slopes
+
+    def _twin(self) -> Alibi:
+        return Alibi(self.slopes, self.align, self.offset)
+
+    def bias(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
+        """Return −slope · |distance|."""
+        slopes = self.slopes
+        if not isinstance(slopes, Tensor):
+            slopes = torch.tensor(slopes, dtype=torch.float32, device=kv_idx.device)
+        return -lookup(slopes, h) * (self.positions(b, q_idx) - kv_idx).abs()
+
+    def fit(self, extent: Extent, device: torch.device) -> Mask:
+        """Resolve the alignment; put the paper's slopes, which are constants, on the device."""
+        if len(self.slopes) != extent.H:
+            came = f"{len(self.slopes)}"
+            raise rejected("masks.alibi", "slopes", f"have one entry per query head ({extent.H})", came)
+        fitted = super().fit(extent, device)
+        if isinstance(self.slopes, Tensor) or not isinstance(fitted, Alibi):
+            return fitted
+        twin = Alibi(torch.tensor(self.slopes, dtype=torch.float32, device=device), self.align, self.offset)
+        twin._shift = fitted._shift
+        return twin
+
+    def sizes(self) -> Sizes:
+        """Return H."""
+        return super().sizes()[0], len(self.slopes), None, None
+
+    def __repr__(self) -> str:
+        paper = isinstance(self.slopes, tuple)
+        return self._call(len(self.slopes) if paper else f"tensor{shape(self.slopes)}")
+
+
+@final
+class Relative(_Bias):
+    """A learned number for each distance up to R."""
+
+    name = "relative"
+
+    def __init__(self, table: Tensor, align: str | None, offset: Offset) -> None:
+        super().__init__(align, offset)
+        self.table = table
+
+    def _twin(self) -> Relative:
+        return Relative(self.table, self.align, self.offset)
+
+    def bias(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
+        """Return the table's number for the distance."""
+        radius = self.table.shape[-1] // 2
+        entry = (kv_idx - self.positions(b, q_idx)).clamp(-radius, radius) + radius
+        return lookup(self.table, *(h, entry)[-self.table.dim() :])
+
+    def fit(self, extent: Extent, device: torch.device) -> Mask:
+        """Resolve the alignment; check the number of heads."""
+        if self.table.dim() == 2 and self.table.shape[0] != extent.H:
+            expected = f"have one row per query head ({extent.H})"
+            raise rejected("masks.relative", "table", expected, shape(self.table))
+        return super().fit(extent, device)
+
+    def sizes(self) -> Sizes:
+        """Return H, if the table has rows."""
+        return super().sizes()[0], self.table.shape[0] if self.table.dim() == 2 else None, None, None
+
+    def __repr__(self) -> str:
+        return self._call(f"tensor{shape(self.table)}")

@@ -1,0 +1,176 @@
+"""The first n keys: padding, prefixes and sinks."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from regard._errors import rejected, shape
+from regard.masks._checks import as_int, described, int_tensor, lookup
+from regard.masks.base import Extent, Mask, Sizes
+from regard.masks.tiling import Tiling
+
+
+def padding(lengths: Tensor) -> Mask:
+    """Return the mask that hides the padding behind each sequence of keys.
+
+    Visible iff ``k < lengths[b]``, or ``k < lengths[b, q]``.
+
+    Parameters
+    ----------
+    lengths : Tensor (B,) or (B, L), integer
+        How many keys are real, for each sequence or for each of its queries.
+
+    Raises
+    ------
+    TypeError
+        If ``lengths`` is not an integer tensor. A bool (B, S) tensor that marks the real keys goes to
+        :func:`~regard.masks.key_padding`.
+    ValueError
+        If it has another number of dimensions; when used, if its sizes are not B and L.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard import masks
+    >>> mask = masks.padding(torch.tensor([2, 3]))
+    >>> print(mask.draw(2, 4, b=1))
+    padding(tensor(2,))
+    2 queries ↓, 4 keys →; █ visible, · not; sequence 1 of 2
+      0
+    0 ███·
+    1 ███·
+    """
+    if isinstance(lengths, Tensor) and lengths.dtype == torch.bool:
+        expected = "be an integer tensor (a bool (B, S) tensor that marks the real keys goes to masks.key_padding)"
+        raise rejected("masks.padding", "lengths", expected, described(lengths), TypeError)
+    return FirstKeys(
+        "padding", int_tensor("masks.padding", "lengths", lengths, "an integer tensor (B,) or (B, L)", (1, 2))
+    )
+
+
+def prefix(n: int | Tensor) -> Mask:
+    """Return the mask that shows the first n keys: ``causal() | prefix(n)`` is a prefix language model's.
+
+    Visible iff ``k < n``, or ``k < n[b]``.
+
+    Parameters
+    ----------
+    n : int or Tensor (B,), integer
+
+    Raises
+    ------
+    TypeError
+        If ``n`` is neither an int nor an integer tensor.
+    ValueError
+        If ``n`` is negative, or a tensor that is not (B,).
+
+    Examples
+    --------
+    >>> from regard import masks
+    >>> print((masks.causal() | masks.prefix(2)).draw(4))
+    causal() | prefix(2)
+    4 queries ↓, 4 keys →; █ visible, · not
+      0
+    0 ██··
+    1 ██··
+    2 ███·
+    3 ████
+    """
+    if isinstance(n, Tensor):
+        return FirstKeys("prefix", int_tensor("masks.prefix", "n", n, "an int or an integer tensor (B,)", (1,)))
+    return FirstKeys("prefix", as_int("masks.prefix", "n", n, 0))
+
+
+def sinks(n: int) -> Mask:
+    """Return the mask that shows the first n keys to all: ``causal() & (window(256, 0) | sinks(4))``.
+
+    Visible iff ``k < n``.
+
+    Parameters
+    ----------
+    n : int
+
+    Raises
+    ------
+    TypeError
+        If ``n`` is not an int.
+    ValueError
+        If it is negative.
+
+    Notes
+    -----
+    These are the attention sinks of Xiao et al., "Efficient streaming language models with attention sinks" (2023):
+    keys that every query may attend to. A learned term in the softmax denominator is something else.
+
+    Examples
+    --------
+    >>> from regard import masks
+    >>> print((masks.causal() & (masks.window(1, 0) | masks.sinks(1))).draw(5))
+    causal() & (window(1, 0) | sinks(1))
+    5 queries ↓, 5 keys →; █ visible, · not
+      0
+    0 █····
+    1 ██···
+    2 ███··
+    3 █·██·
+    4 █··██
+    """
+    return FirstKeys("sinks", as_int("masks.sinks", "n", n, 0))
+
+
+@final
+class FirstKeys(Mask):
+    """Keys before the n-th, where n may depend on the sequence (B,), or on the query too (B, L)."""
+
+    def __init__(self, name: str, n: int | Tensor) -> None:
+        self.name = name
+        self.n = n
+
+    def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return where k < n."""
+        if isinstance(self.n, Tensor):
+            return kv_idx < lookup(self.n, *(b, q_idx)[: self.n.dim()])
+        return kv_idx < self.n
+
+    def fit(self, extent: Extent, device: torch.device) -> Mask:  # noqa: ARG002
+        """Check the tensor's sizes."""
+        if isinstance(self.n, Tensor) and tuple(self.n.shape) != (extent.B, extent.L)[: self.n.dim()]:
+            per_query = f", or per query {(extent.B, extent.L)}" if self.name == "padding" else ""
+            argument = "lengths" if self.name == "padding" else "n"
+            expected = f"have one entry per sequence ({extent.B}){per_query}"
+            raise rejected(f"masks.{self.name}", argument, expected, shape(self.n))
+        return self
+
+    @property
+    def is_structural(self) -> bool:
+        """Whether n is an int."""
+        return not isinstance(self.n, Tensor)
+
+    @property
+    def bounds_are_exact(self) -> bool:
+        """Always."""
+        return True
+
+    def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
+        """Return which tiles begin, and which end, before the n-th key."""
+        if not isinstance(self.n, Tensor):
+            return tiling.k_lo < self.n, tiling.k_hi < self.n
+        if self.n.dim() == 1:
+            n = self.n.reshape(-1, 1, 1, 1)
+            return tiling.k_lo < n, tiling.k_hi < n
+        n = self.n[:, None, :, None]
+        return tiling.k_lo < tiling.over_queries(n, "amax"), tiling.k_hi < tiling.over_queries(n, "amin")
+
+    def sizes(self) -> Sizes:
+        """Return B and L of the tensor, and the greatest n for S."""
+        if not isinstance(self.n, Tensor):
+            return None, None, None, None
+        longest = int(self.n.max()) if self.n.numel() else 0
+        return self.n.shape[0], self.n.shape[1] if self.n.dim() == 2 else None, None, max(longest, 1)
+
+    def __repr__(self) -> str:
+        shown: Any = f"tensor{shape(self.n)}" if isinstance(self.n, Tensor) else self.n
+        return f"{self.name}({shown})"

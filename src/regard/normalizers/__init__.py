@@ -1,0 +1,21 @@
+"""Normalizers: how scores become weights. Each says whether it can stream; each is registered by name."""
+
+from regard.normalizers.base import Normalizer, Statistic, register
+from regard.normalizers.entmax import Entmax, Entmax15, Sparsemax
+from regard.normalizers.hard import Argmax, Gumbel, Sampled
+from regard.normalizers.sigmoid import Sigmoid
+from regard.normalizers.softmax import Softmax
+
+__all__ = [
+    "Argmax",
+    "Entmax",
+    "Entmax15",
+    "Gumbel",
+    "Normalizer",
+    "Sampled",
+    "Sigmoid",
+    "Softmax",
+    "Sparsemax",
+    "Statistic",
+    "register",
+]

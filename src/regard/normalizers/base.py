@@ -1,0 +1,96 @@
+"""The interface of a normalizer: how the scores of a row become weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from regard._part import Part
+
+#: ``sweep(visit)`` calls ``visit(scores, kv_idx)`` on every tile of keys, scores (B, H, l, s), left to right.
+Sweep = Callable[[Callable[[Tensor, Tensor], None]], None]
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """What the weights of a row depend on beside their own score.
+
+    Attributes
+    ----------
+    shift : Tensor (B, H, l, 1)
+        A reference point that is subtracted first, so that large scores lose nothing (or, for argmax, an index).
+        Never differentiated.
+    offset : Tensor (B, H, l, 1)
+        The statistic relative to the shift: the log of the denominator, or the threshold.
+    """
+
+    shift: Tensor
+    offset: Tensor
+
+
+class Normalizer(Part, ABC):
+    """How the scores of one query become weights. A masked score is −inf; a row of nothing else gets weights 0.
+
+    A normalizer that can stream (``streams``) writes each weight as a function of its own score and of a
+    :class:`Statistic` of the row. Its derivative then has one shape for all, which engines rely on:
+    ``d score = slope · (d weight − δ)``, with ``δ = Σ slope·d weight / Σ slope`` where the statistic couples the
+    row, else 0; see :meth:`tile_slope`.
+    """
+
+    #: Whether the weights can be had tile by tile, from one statistic for each row.
+    streams: ClassVar[bool] = False
+    #: Whether the statistic is a log-sum-exp, which a single pass accumulates along with the output.
+    online: ClassVar[bool] = False
+    #: Whether a weight depends on the other scores of its row in a differentiable way.
+    couples: ClassVar[bool] = True
+    #: Whether the weights of every non-empty row are ≥ 0 and sum to 1.
+    convex: ClassVar[bool] = True
+    #: Whether the gradient to the scores is that of the weights (a hard choice has none, or a surrogate).
+    smooth: ClassVar[bool] = True
+    #: Whether the result depends on random numbers.
+    random: ClassVar[bool] = False
+
+    @abstractmethod
+    def weights(self, scores: Tensor) -> Tensor:
+        """Return the weights (..., L, S) of whole rows of scores; masked scores are −inf and get exactly 0.
+
+        This is the definition: differentiable to any order, over rows that exist as a whole.
+        """
+
+    def statistic(self, sweep: Sweep, like: Tensor) -> Statistic:
+        """Return the row statistic from as many sweeps as it takes; ``like`` (B, H, l, 1) has its shape and dtype."""
+        raise NotImplementedError(f"{type(self).__name__} cannot stream")
+
+    def tile_weights(self, scores: Tensor, row: Statistic, kv_idx: Tensor) -> Tensor:
+        """Return the weights of a tile of scores (B, H, l, s) at keys ``kv_idx`` (s,)."""
+        raise NotImplementedError(f"{type(self).__name__} cannot stream")
+
+    def tile_slope(self, weights: Tensor) -> Tensor:
+        """Return d weight / d score at a fixed statistic, as a function of the weight."""
+        raise NotImplementedError(f"{type(self).__name__} cannot stream")
+
+    @classmethod
+    def sample(cls, generator: torch.Generator) -> Self:  # noqa: ARG003
+        """Return an instance for tests."""
+        return cls()
+
+
+_N = TypeVar("_N", bound=type[Normalizer])
+
+#: Every registered normalizer by name. The conformance suite runs the laws on each of them.
+TABLE: dict[str, type[Normalizer]] = {}
+
+
+def register(name: str) -> Callable[[_N], _N]:
+    """Class decorator: put a normalizer into the table, so that ``normalizer="name"`` finds it and the laws are tested."""
+
+    def add(cls: _N) -> _N:
+        TABLE[name] = cls
+        return cls
+
+    return add

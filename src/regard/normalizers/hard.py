@@ -1,0 +1,133 @@
+"""Hard attention: one key for each query; the best, or one drawn at random."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from regard._errors import rejected
+from regard.normalizers.base import Normalizer, Statistic, Sweep, register
+from regard.normalizers.softmax import Softmax
+
+
+def one_hot_of_max(scores: Tensor) -> Tensor:
+    """Return 1 at the largest score of each row (the first of equals), 0 elsewhere and in rows of −inf alone."""
+    if scores.shape[-1] == 0:
+        return torch.zeros_like(scores)
+    peak, index = scores.max(-1, keepdim=True)
+    hot = torch.arange(scores.shape[-1], device=scores.device) == index
+    return (hot & (peak > -torch.inf)).to(scores.dtype)
+
+
+def gumbel_like(scores: Tensor) -> Tensor:
+    """Return independent draws from the standard Gumbel distribution: −log of an exponential."""
+    uniform = torch.rand_like(scores)
+    tiny = torch.finfo(scores.dtype).tiny
+    return -(-uniform.clamp(min=tiny).log()).clamp(min=tiny).log()
+
+
+@register("argmax")
+class Argmax(Normalizer):
+    """Hard argmax: weight 1 on the key with the largest score, the first of equals. Values get gradients, scores none.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Argmax().weights(torch.tensor([[0.1, 0.7, 0.2]]))
+    tensor([[0., 1., 0.]])
+    """
+
+    streams = True
+    couples = False
+    smooth = False
+
+    def weights(self, scores: Tensor) -> Tensor:
+        return one_hot_of_max(scores.detach())
+
+    def statistic(self, sweep: Sweep, like: Tensor) -> Statistic:
+        """Return the index of the first maximum (−1 in an empty row), in one sweep."""
+        peak, where = torch.full_like(like, -torch.inf), torch.full_like(like, -1, dtype=torch.long)
+
+        def visit(scores: Tensor, kv_idx: Tensor) -> None:
+            nonlocal peak, where
+            best, index = scores.max(-1, keepdim=True)
+            better = best > peak
+            peak, where = torch.where(better, best, peak), torch.where(better, kv_idx[index], where)
+
+        sweep(visit)
+        return Statistic(where, torch.zeros_like(like))
+
+    def tile_weights(self, scores: Tensor, row: Statistic, kv_idx: Tensor) -> Tensor:
+        return (kv_idx == row.shift).to(scores.dtype)
+
+    def tile_slope(self, weights: Tensor) -> Tensor:
+        return torch.zeros_like(weights)
+
+
+@register("gumbel")
+class Gumbel(Normalizer):
+    """Straight-through Gumbel-softmax: one key drawn from softmax, with a soft gradient (Jang et al. 2016, 1611.01144).
+
+    Forward, weight 1 on ``argmax(s + g)`` with g Gumbel noise: an exact draw from ``softmax(s)``. Backward, the
+    gradient of ``softmax((s + g) / temperature)``.
+
+    Parameters
+    ----------
+    temperature : float, default 1.0
+        Of the softmax in the backward pass; smaller is closer to the draw, with noisier gradients.
+
+    Examples
+    --------
+    >>> import torch
+    >>> _ = torch.manual_seed(0)
+    >>> Gumbel().weights(torch.tensor([[0.0, -torch.inf, 0.0]])).sum()
+    tensor(1.)
+    """
+
+    random = True
+    smooth = False
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+            raise rejected("Gumbel", "temperature", "be a number", type(temperature).__name__, TypeError)
+        if not 0 < temperature < math.inf:
+            raise rejected("Gumbel", "temperature", "be positive and finite", temperature)
+        self.temperature = temperature
+
+    def weights(self, scores: Tensor) -> Tensor:
+        noisy = scores + gumbel_like(scores)
+        soft = Softmax().weights(noisy / self.temperature)
+        return one_hot_of_max(noisy.detach()) + (soft - soft.detach())
+
+
+@register("sampled")
+class Sampled(Normalizer):
+    """One key drawn from ``softmax(s)``: stochastic hard attention (Xu et al. 2015, arXiv 1502.03044).
+
+    The draw has no gradient; train its scores through :meth:`log_probability` of the draw, weighted by the reward
+    it brought (REINFORCE).
+
+    Examples
+    --------
+    >>> import torch
+    >>> scores = torch.tensor([[0.0, -torch.inf]], requires_grad=True)
+    >>> weights = Sampled().weights(scores)
+    >>> weights, Sampled.log_probability(scores, weights)
+    (tensor([[1., 0.]]), tensor([0.], grad_fn=<SumBackward1>))
+    """
+
+    random = True
+    smooth = False
+
+    def weights(self, scores: Tensor) -> Tensor:
+        scores = scores.detach()
+        return one_hot_of_max(scores + gumbel_like(scores))
+
+    @staticmethod
+    def log_probability(scores: Tensor, weights: Tensor) -> Tensor:
+        """Return the log-probability (..., L) of the draw in ``weights`` (..., L, S), differentiable in the scores."""
+        drawn = weights > 0
+        lse = torch.logsumexp(torch.where(drawn.any(-1, keepdim=True), scores, 0.0), -1, keepdim=True)
+        return torch.where(drawn, scores - lse, 0.0).sum(-1)

@@ -1,0 +1,38 @@
+"""Sigmoid: every key is weighed by itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.normalizers.base import Normalizer, Statistic, Sweep, register
+
+
+@register("sigmoid")
+class Sigmoid(Normalizer):
+    """Sigmoid, ``1 / (1 + exp(−s))``: the weights of a row are independent and need not sum to 1.
+
+    Add a bias of ``−log S`` for outputs of softmax's size (Ramapuram et al. 2024, arXiv 2409.04431).
+
+    Examples
+    --------
+    >>> import torch
+    >>> Sigmoid().weights(torch.tensor([[0.0, -torch.inf]]))
+    tensor([[0.5000, 0.0000]])
+    """
+
+    streams = True
+    couples = False
+    convex = False
+
+    def weights(self, scores: Tensor) -> Tensor:
+        return torch.sigmoid(scores)
+
+    def statistic(self, sweep: Sweep, like: Tensor) -> Statistic:  # noqa: ARG002
+        return Statistic(torch.zeros_like(like), torch.zeros_like(like))
+
+    def tile_weights(self, scores: Tensor, row: Statistic, kv_idx: Tensor) -> Tensor:  # noqa: ARG002
+        return torch.sigmoid(scores)
+
+    def tile_slope(self, weights: Tensor) -> Tensor:
+        return weights * (1 - weights)

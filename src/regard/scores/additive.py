@@ -1,0 +1,97 @@
+"""Additive: a one-layer network compares the query and the key."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from regard._errors import rejected, shape
+from regard.scores.base import Score, register
+
+
+def tanh_scores(query: Tensor, key: Tensor, w_v: Tensor) -> Tensor:
+    """Return ``Σ_c w_v[c] tanh(query[c] + key[c])`` for rows (..., l, C) and (..., s, C), w_v (C,) or (H, C)."""
+    hidden = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3))  # (..., l, s, C)
+    if w_v.dim() == 1:
+        return hidden @ w_v
+    return (hidden @ w_v[:, None, :, None]).squeeze(-1)  # (B, H, l, s, C) @ (H, 1, C, 1)
+
+
+def check_heads(name: str, tensors: dict[str, Tensor | None], heads: int) -> None:
+    """Raise ValueError when a tensor with a head dimension does not have ``heads`` of them."""
+    for argument, (tensor, plain) in ((a, (t, 1 if a == "w_v" else 2)) for a, t in tensors.items() if t is not None):
+        if tensor.dim() == plain + 1 and tensor.shape[0] != heads:
+            raise rejected(
+                "attention", f"score {name}'s {argument}", f"have one entry per query head ({heads})", shape(tensor)
+            )
+
+
+def width_of(w_v: Tensor, function: str) -> int:
+    """Return C of a w_v (C,) or (H, C)."""
+    if not isinstance(w_v, Tensor):
+        raise rejected(function, "w_v", "be a tensor", type(w_v).__name__, TypeError)
+    if w_v.dim() not in (1, 2):
+        raise rejected(function, "w_v", "have shape (C,) or (H, C)", shape(w_v))
+    return w_v.shape[-1]
+
+
+@register("additive")
+class Additive(Score):
+    """Bahdanau's additive score, ``w_vᵀ tanh(W_q q + W_k k)`` (Bahdanau et al. 2014, arXiv 1409.0473).
+
+    Parameters
+    ----------
+    w_v : Tensor (C,) or (H, C)
+        Weight of each hidden feature.
+    w_q : Tensor (C, Eq) or (H, C, Eq), optional
+        Projection of the query, laid out as ``nn.Linear.weight``. None when queries come projected (Eq = C).
+    w_k : Tensor (C, Ek) or (H, C, Ek), optional
+        Projection of the key; per-head only where keys have as many heads as queries. None when keys come projected.
+
+    Examples
+    --------
+    >>> import torch, regard
+    >>> q, k, v = torch.randn(2, 1, 5, 8), torch.randn(2, 1, 7, 6), torch.randn(2, 1, 7, 3)
+    >>> score = Additive(torch.randn(16), torch.randn(16, 8), torch.randn(16, 6))
+    >>> regard.attention(q, k, v, score=score).shape
+    torch.Size([2, 1, 5, 3])
+    """
+
+    mixed_widths = True
+
+    def __init__(self, w_v: Tensor, w_q: Tensor | None = None, w_k: Tensor | None = None) -> None:
+        width = width_of(w_v, "Additive")
+        for name, weight in (("w_q", w_q), ("w_k", w_k)):
+            if weight is not None and not (weight.dim() in (2, 3) and weight.shape[-2] == width):
+                raise rejected("Additive", name, f"have shape ({width}, E) or (H, {width}, E)", shape(weight))
+        self.w_v, self.w_q, self.w_k = w_v, w_q, w_k
+        self.per_head = w_v.dim() == 2
+
+    def check(self, query: Tensor, key: Tensor) -> None:
+        for name, weight, rows, tensor in (("w_q", self.w_q, "query", query), ("w_k", self.w_k, "key", key)):
+            wanted = self.w_v.shape[-1] if weight is None else weight.shape[-1]
+            if tensor.shape[-1] != wanted:
+                source = f"w_v's {wanted} features (no {name} given)" if weight is None else f"{name}'s width {wanted}"
+                raise rejected("attention", rows, f"have {source}", f"{tensor.shape[-1]} ({rows} {shape(tensor)})")
+        check_heads("Additive", {"w_v": self.w_v, "w_q": self.w_q}, query.shape[1])
+        check_heads("Additive", {"w_k": self.w_k}, key.shape[1])
+
+    def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        query = query if self.w_q is None else query @ self.w_q.mT
+        return query, key if self.w_k is None else key @ self.w_k.mT
+
+    def compare(self, query: Tensor, key: Tensor) -> Tensor:
+        return tanh_scores(query, key, self.w_v)
+
+    def pair_size(self, width: int) -> int:
+        return width
+
+    def pair_flops(self, width: int) -> int:
+        return 4 * width  # add, tanh (one, by convention), multiply, add
+
+    @classmethod
+    def sample(cls, query_width: int, key_width: int, keys: int, generator: torch.Generator) -> Self:  # noqa: ARG003
+        w_v, w_q, w_k = (torch.randn(*size, generator=generator) for size in ((4,), (4, query_width), (4, key_width)))
+        return cls(w_v, w_q, w_k)

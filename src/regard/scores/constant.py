@@ -1,0 +1,26 @@
+"""Constant: every key counts the same, so attention is average pooling."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.scores.base import register
+from regard.scores.dot_like import DotLike
+
+
+@register("constant")
+class Constant(DotLike):
+    """The constant score 0: average pooling over the visible values.
+
+    Examples
+    --------
+    >>> import torch, regard
+    >>> regard.attention(torch.zeros(1, 4), torch.zeros(3, 4), torch.tensor([[1.0], [2.0], [6.0]]), score=Constant())
+    tensor([[3.]])
+    """
+
+    mixed_widths = True
+
+    def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return query.new_zeros(*query.shape[:-1], 1), key.new_zeros(*key.shape[:-1], 1)

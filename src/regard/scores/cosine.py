@@ -1,0 +1,53 @@
+"""Cosine: the angle between query and key, whatever their lengths."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from regard._errors import rejected
+from regard.scores.base import register
+from regard.scores.dot_like import DotLike
+
+
+def unit(rows: Tensor) -> Tensor:
+    """Return rows (..., E) at length 1; a zero row stays zero, with zero gradient."""
+    # The largest entry goes first, so that squares neither overflow nor vanish; a constant factor has no gradient here.
+    peak = rows.detach().abs().amax(-1, keepdim=True) if rows.shape[-1] else rows.new_ones(*rows.shape[:-1], 1)
+    rows = rows / torch.where(peak == 0, 1, peak)
+    square = (rows * rows).sum(-1, keepdim=True)
+    return rows * torch.where(square == 0, 1, square).rsqrt()
+
+
+@register("cosine")
+class Cosine(DotLike):
+    """Cosine similarity, ``cos(q, k) / temperature`` (Graves et al. 2014, arXiv 1410.5401: β = 1/temperature).
+
+    A zero vector has cosine 0 with everything.
+
+    Parameters
+    ----------
+    temperature : float or Tensor of one element, default 1.0
+        Divides the cosine; smaller is sharper. A tensor gets gradients.
+
+    Examples
+    --------
+    >>> import torch
+    >>> score = Cosine(temperature=0.5)
+    >>> score.compare(*score.project(torch.tensor([[3.0, 4.0]]), torch.tensor([[30.0, 40.0], [0.0, 0.0]])))
+    tensor([[2., 0.]])
+    """
+
+    def __init__(self, temperature: float | Tensor = 1.0) -> None:
+        if isinstance(temperature, Tensor):
+            if temperature.numel() != 1:
+                raise rejected("Cosine", "temperature", "have one element", tuple(temperature.shape))
+            temperature = temperature.reshape(())
+        elif not (isinstance(temperature, (int, float)) and 0 < temperature < math.inf):
+            raise rejected("Cosine", "temperature", "be a positive number or a tensor", repr(temperature))
+        self.temperature = temperature
+
+    def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return unit(query) / self.temperature, unit(key)

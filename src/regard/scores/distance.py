@@ -1,0 +1,62 @@
+"""What the kernel scores share: a distance measured in units of a width."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import ClassVar
+
+from torch import Tensor
+
+from regard._errors import rejected, shape
+from regard.scores.base import Score
+
+
+def checked_width(width: float | Tensor, function: str, argument: str) -> float | Tensor:
+    """Return a width that is a positive number, or a tensor of one element or one per feature; else raise."""
+    if isinstance(width, Tensor):
+        if width.dim() > 1 or not width.is_floating_point():
+            raise rejected(function, argument, "be a float tensor of shape () or (E,)", f"{width.dtype} {shape(width)}")
+    elif isinstance(width, bool) or not isinstance(width, (int, float)):
+        raise rejected(function, argument, "be a positive number or a tensor", type(width).__name__, TypeError)
+    elif not 0 < width < math.inf:
+        raise rejected(function, argument, "be a positive finite number", width)
+    return width
+
+
+class Radial(Score):
+    """A score that depends on ``‖(q − k) / width‖`` alone; a subclass defines :meth:`log_weight`.
+
+    Parameters
+    ----------
+    width : float or Tensor of shape () or (E,), default 1.0
+        The unit of distance, one for all features or one for each.
+    """
+
+    #: What the constructor calls the width.
+    unit: ClassVar[str] = "width"
+
+    def __init__(self, width: float | Tensor = 1.0) -> None:
+        self.width = checked_width(width, type(self).__name__, self.unit)
+
+    @abstractmethod
+    def log_weight(self, square: Tensor) -> Tensor:
+        """Return the score at squared distance ``square``, in units of the width."""
+
+    def check(self, query: Tensor, key: Tensor) -> None:
+        super().check(query, key)
+        width = self.width
+        if isinstance(width, Tensor) and width.dim() == 1 and width.shape[0] not in (1, query.shape[-1]):
+            expected = f"have shape () or ({query.shape[-1]},), query's head width"
+            raise rejected("attention", f"score {type(self).__name__}'s {self.unit}", expected, shape(width))
+
+    def compare(self, query: Tensor, key: Tensor) -> Tensor:
+        # The difference comes first: it is exact for near neighbours, which q/width − k/width is not.
+        difference = (query.unsqueeze(-2) - key.unsqueeze(-3)) / self.width  # (..., l, s, E)
+        return self.log_weight((difference * difference).sum(-1))
+
+    def pair_size(self, width: int) -> int:
+        return 2 * width
+
+    def pair_flops(self, width: int) -> int:
+        return 4 * width

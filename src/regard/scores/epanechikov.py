@@ -1,0 +1,38 @@
+"""Epanechikov: weight falls with the square of the distance, to nothing at the width."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.scores.base import register
+from regard.scores.distance import Radial
+
+
+@register("epanechikov")
+class Epanechikov(Radial):
+    """Epanechikov's kernel as a log-weight, ``log max(0, 1 − ‖q − k‖² / σ²)`` (Epanechikov 1969).
+
+    Some texts print the linear kernel under this name: that is :class:`Triangular`.
+
+    Parameters
+    ----------
+    width : float or Tensor of shape () or (E,), default 1.0
+        The distance σ at which the weight reaches zero, one for all features or one for each; a tensor gets gradients.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Epanechikov(2.0).compare(torch.tensor([[0.0]]), torch.tensor([[0.0], [1.0], [2.0]])).exp()
+    tensor([[1.0000, 0.7500, 0.0000]])
+    """
+
+    excludes = True
+
+    def log_weight(self, square: Tensor) -> Tensor:
+        inside = square < 1
+        return torch.where(inside, torch.log1p(-torch.where(inside, square, 0.0)), -torch.inf)
+
+    @classmethod
+    def sample(cls, query_width: int, key_width: int, keys: int, generator: torch.Generator) -> Epanechikov:  # noqa: ARG003
+        return cls(2.5 * max(query_width, 1) ** 0.5)

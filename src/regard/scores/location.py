@@ -1,0 +1,55 @@
+"""Location: the query alone says which positions it wants."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from regard._errors import rejected, shape
+from regard.scores.base import register
+from regard.scores.dot_like import DotLike
+
+
+@register("location")
+class Location(DotLike):
+    """Luong's location score, ``(W q)_i`` for the key at position i (Luong et al. 2015, arXiv 1508.04025).
+
+    What the key holds does not matter, only where it stands.
+
+    Parameters
+    ----------
+    weight : Tensor (S_max, Eq)
+        One row for each position; calls may have fewer keys, not more.
+
+    Examples
+    --------
+    >>> import torch, regard
+    >>> q, kv = torch.randn(1, 1, 5, 8), torch.randn(1, 1, 7, 3)
+    >>> regard.attention(q, kv, kv, score=Location(torch.randn(20, 8))).shape
+    torch.Size([1, 1, 5, 3])
+    """
+
+    mixed_widths = True
+    positional = True
+
+    def __init__(self, weight: Tensor) -> None:
+        if not isinstance(weight, Tensor):
+            raise rejected("Location", "weight", "be a tensor", type(weight).__name__, TypeError)
+        if weight.dim() != 2:
+            raise rejected("Location", "weight", "have shape (S_max, Eq)", shape(weight))
+        self.weight = weight
+
+    def check(self, query: Tensor, key: Tensor) -> None:
+        if self.weight.shape[1] != query.shape[-1] or self.weight.shape[0] < key.shape[-2]:
+            expected = f"have at least one row for each of {key.shape[-2]} keys and query's width {query.shape[-1]}"
+            raise rejected("attention", "score Location's weight", expected, shape(self.weight))
+
+    def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        B, G, S, _ = key.shape
+        return query, self.weight[:S].expand(B, G, S, -1)
+
+    @classmethod
+    def sample(cls, query_width: int, key_width: int, keys: int, generator: torch.Generator) -> Self:  # noqa: ARG003
+        return cls(torch.randn(keys + 1, query_width, generator=generator))

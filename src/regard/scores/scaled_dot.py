@@ -1,0 +1,25 @@
+"""Scaled dot product: the score of the Transformer, and of torch's SDPA."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.scores.base import register
+from regard.scores.dot_like import DotLike
+
+
+@register("scaled_dot")
+class ScaledDot(DotLike):
+    """Scaled dot product, ``q·k / √E`` (Vaswani et al. 2017, arXiv 1706.03762). The default.
+
+    The factor 1/√E is the score's own ``scale``: passing ``scale=`` to :func:`regard.attention` replaces it.
+
+    Examples
+    --------
+    >>> ScaledDot().default_scale(64)
+    0.125
+    """
+
+    def default_scale(self, width: int) -> float:
+        return 1.0 if width == 0 else width**-0.5

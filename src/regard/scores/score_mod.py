@@ -1,0 +1,77 @@
+"""A score changed by a function of it and of the positions, with FlexAttention's signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from regard._errors import rejected
+from regard.scores.base import Score
+from regard.scores.scaled_dot import ScaledDot
+
+#: ``score_mod(score, b, h, q_idx, kv_idx) -> score``, elementwise.
+ScoreModFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class ScoreMod(Score):
+    """A score changed elementwise: ``score_mod(scale · base(q, k), b, h, q_idx, kv_idx)``, as in FlexAttention.
+
+    The function sees a whole tile at once: scores (B, H, l, s) and index tensors that broadcast against them, in
+    place of FlexAttention's single elements. Code that is elementwise or indexes tensors with the indices runs
+    unchanged. Passing a plain function as ``score=`` does the same as ``ScoreMod(function)``.
+
+    Parameters
+    ----------
+    score_mod : callable
+        ``score_mod(score, b, h, q_idx, kv_idx) -> score``. A result of −inf excludes the pair.
+    base : Score, optional
+        What is changed; the scaled dot product when None.
+
+    Examples
+    --------
+    >>> import torch, regard
+    >>> q = torch.randn(1, 2, 5, 8)
+    >>> far_is_less = ScoreMod(lambda score, b, h, q_idx, kv_idx: score - (q_idx - kv_idx).abs())
+    >>> regard.attention(q, q, q, score=far_is_less).shape
+    torch.Size([1, 2, 5, 8])
+    """
+
+    excludes = True
+    positional = True
+
+    def __init__(self, score_mod: ScoreModFunction, base: Score | None = None) -> None:
+        if not callable(score_mod):
+            raise rejected("ScoreMod", "score_mod", "be callable", type(score_mod).__name__, TypeError)
+        self.score_mod = score_mod
+        self.base = ScaledDot() if base is None else base
+        self.per_head = self.base.per_head
+
+    @property
+    def mixed_widths(self) -> bool:  # type: ignore[override]
+        return self.base.mixed_widths
+
+    def default_scale(self, width: int) -> float:
+        return self.base.default_scale(width)
+
+    def check(self, query: Tensor, key: Tensor) -> None:
+        self.base.check(query, key)
+
+    def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return self.base.project(query, key)
+
+    def compare(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.base.compare(query, key)
+
+    def modify(self, scores: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return self.score_mod(self.base.modify(scores, b, h, q_idx, kv_idx), b, h, q_idx, kv_idx)
+
+    def dot_refusal(self, dtype: torch.dtype) -> str | None:  # noqa: ARG002
+        return "a score_mod changes the dot product"
+
+    def pair_size(self, width: int) -> int:
+        return self.base.pair_size(width) + 1
+
+    def pair_flops(self, width: int) -> int:
+        return self.base.pair_flops(width) + 4

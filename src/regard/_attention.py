@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard import _plan, _problem
+from regard import _autocast, _plan, _problem
 from regard._aux import Aux, AuxRequest
 from regard._errors import rejected
 from regard._tracing import in_transform
@@ -119,7 +119,7 @@ def attention(
     chosen = _plan.choose(problem, engine)
     if return_aux is not None and not isinstance(return_aux, AuxRequest):
         raise rejected("attention", "return_aux", "be an AuxRequest or None", type(return_aux).__name__, TypeError)
-    with _without_autocast(query.device.type):
+    with _autocast.suspended(query.device.type):
         outcome = chosen.run(problem)
         output = problem.restore(outcome.output)
         if output.requires_grad and not chosen.twice_differentiable:
@@ -202,8 +202,3 @@ def _told_about_derivatives(output: Tensor, name: str) -> Tensor:
 
     output.register_hook(refuse)
     return output
-
-
-def _without_autocast(device: str) -> torch.autocast:
-    return torch.autocast(device, enabled=False)
-

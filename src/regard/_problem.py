@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard import masks, normalizers, scores
+from regard import _autocast, masks, normalizers, scores
 from regard._errors import rejected, shape, unknown_name
 from regard.masks.base import Extent, Mask
 from regard.normalizers.base import TABLE as NORMALIZERS
@@ -84,7 +84,7 @@ def build(
 ) -> Problem:
     """Validate a call's arguments and return the problem they state."""
     _check_tensors(query, key, value)
-    query, key, value = _autocast(query, key, value)
+    query, key, value = _autocast.cast(query, key, value)
     lead, query, key, value, headless = _canonical(query, key, value, enable_gqa)
     _check_numbers(dropout_p, scale, softcap)
     the_score = as_score(score)
@@ -92,7 +92,7 @@ def build(
     the_score.check(query, key)
     B, H, L, E = query.shape
     extent = Extent(B, H, L, key.shape[2])
-    mask = None if attn_mask is None else masks.as_mask(_flat_mask(attn_mask, lead))
+    mask = None if attn_mask is None else masks.as_mask(_flat_mask(attn_mask, lead), "attention", "attn_mask")
     if is_causal:
         causal = masks.causal(align="upper_left")
         mask = causal if mask is None else causal & mask
@@ -154,7 +154,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise rejected("attention", name, "have at least 2 dimensions, (..., heads, length, width)", shape(tensor))
         if tensor.device != query.device:
             raise rejected("attention", name, f"be on query's device {query.device}", tensor.device)
-        if tensor.dtype != query.dtype and not torch.is_autocast_enabled(query.device.type):
+        if tensor.dtype != query.dtype and not _autocast.is_active(query.device.type):
             raise rejected("attention", name, f"have query's dtype {query.dtype}", tensor.dtype, TypeError)
     if key.shape[-2] != value.shape[-2]:
         raise rejected(
@@ -163,15 +163,6 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             f"have key's length {key.shape[-2]}",
             f"{value.shape[-2]} (key {shape(key)}, value {shape(value)})",
         )
-
-
-def _autocast(*tensors: Tensor) -> list[Tensor]:
-    """Cast as torch's SDPA does under autocast."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return list(tensors)
-    dtype = torch.get_autocast_dtype(device)
-    return [tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors]
 
 
 def _canonical(

@@ -53,7 +53,9 @@ def test_causal_aligned(L, S, align):
 @given(sizes, sizes, st.integers(-3, 9))
 def test_causal_offset(L, S, offset):
     assert (seen(masks.causal(offset=offset), Extent(1, 1, L, S)) == np.tri(L, S, offset, dtype=bool)).all()
-    assert (seen(masks.causal(offset=torch.tensor(offset)), Extent(1, 1, L, S)) == np.tri(L, S, offset, dtype=bool)).all()
+    assert (
+        seen(masks.causal(offset=torch.tensor(offset)), Extent(1, 1, L, S)) == np.tri(L, S, offset, dtype=bool)
+    ).all()
 
 
 def test_causal_offset_per_sequence():
@@ -137,16 +139,20 @@ def test_packed(lengths, spare, same):
     assert (seen(mask, extent) == wanted).all()
 
 
-@pytest.mark.parametrize("shape", [(4, 5), (1, 5), (4, 1), (1, 1), (3, 4, 5), (1, 4, 5), (2, 3, 4, 5), (2, 1, 4, 5), (1, 3, 1, 5)])
+@pytest.mark.parametrize(
+    "shape", [(4, 5), (1, 5), (4, 1), (1, 1), (3, 4, 5), (1, 4, 5), (2, 3, 4, 5), (2, 1, 4, 5), (1, 3, 1, 5)]
+)
 def test_dense(shape):
     extent = Extent(2, 3, 4, 5)
     values = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     marks = values > 0
     assert (seen(masks.dense(marks), extent) == np.broadcast_to(marks, (2, 3, 4, 5))).all()
-    assert not masks.dense(marks).has_bias and masks.dense(marks).bind(extent, "cpu").bias(*engine_indices(extent)) is None
+    assert (
+        not masks.dense(marks).has_bias and masks.dense(marks).bind(extent, "cpu").bias(*engine_indices(extent)) is None
+    )
     hidden = values.masked_fill(values < -0.5, -math.inf)
     assert (seen(masks.dense(hidden), extent) == np.broadcast_to(~hidden.isneginf(), (2, 3, 4, 5))).all()
-    finite = np.where(np.isneginf(hidden), 0, hidden)
+    finite = np.where(np.isneginf(hidden.numpy()), 0, hidden.numpy())
     assert (added(masks.dense(hidden), extent) == np.broadcast_to(finite, (2, 3, 4, 5))).all()
 
 
@@ -209,7 +215,13 @@ def test_relative_gradcheck():
 
 
 def test_called_with_ints_gives_a_tensor():
-    for mask in (masks.causal(), masks.everything(), masks.padding(torch.tensor([3, 4])), masks.alibi(2), ~masks.sinks(1)):
+    for mask in (
+        masks.causal(),
+        masks.everything(),
+        masks.padding(torch.tensor([3, 4])),
+        masks.alibi(2),
+        ~masks.sinks(1),
+    ):
         answer = mask(1, 0, 2, 2)
         assert isinstance(answer, torch.Tensor) and answer.dtype == torch.bool and answer.shape == () and bool(answer)
 

@@ -63,10 +63,10 @@ def test_bad_arguments_are_named() -> None:
 
 def test_the_vocabulary_round_trips_and_refuses() -> None:
     letters = Vocabulary.of(["hello", "world"])
-    assert letters.decode(letters.encode("drew" if "drew" in letters else "hole")) == ("h", "o", "l", "e")
+    assert letters.decode(letters.encode("hole")) == ("h", "o", "l", "e")
     assert letters.decode([PAD, *letters.encode("he"), END, *letters.encode("lo")]) == ("h", "e")
     assert len(letters) == 7 + 2
-    with pytest.raises(ValueError, match="encode: sequence must be of symbols in the vocabulary, got 'z'"):
-        letters.encode("haze")
+    with pytest.raises(ValueError, match="encode: sequence must be of symbols in the vocabulary, got 'x'"):
+        letters.encode("hex")
     with pytest.raises(ValueError, match="Vocabulary: symbols must all be different, got 1 repeated"):
         Vocabulary(("a", "a"))

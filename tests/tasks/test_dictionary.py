@@ -57,9 +57,9 @@ def test_the_split_is_disjoint_complete_and_deterministic() -> None:
     learn, held_out = dictionary.split(entries, percent=20)
     assert not set(learn) & set(held_out)
     assert learn | held_out == entries
-    assert 0.15 < len(held_out) / len(entries) < 0.25
+    assert 0.2 < len(held_out) / len(entries) < 0.25
     # The split is part of what is measured: it may not drift between versions or machines.
-    assert sorted(held_out)[:3] == ["aku", "akv", "akw"] or len(sorted(held_out)[:3]) == 3
+    assert sorted(held_out)[:6] == ["amu", "amy", "anv", "any", "apu", "apw"]
     backwards = dict(reversed(entries.items()))
     assert dictionary.split(backwards, percent=20)[1] == held_out
     some = dict(list(entries.items())[::2])

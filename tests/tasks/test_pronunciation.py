@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 import torch
 
@@ -55,7 +57,7 @@ def test_answers_come_in_order_with_their_weights(pronouncer: Pronouncer) -> Non
 
 
 def test_a_word_is_pronounced_the_same_in_any_company(pronouncer: Pronouncer) -> None:
-    words = [word[:n] for word in ("abcdefgh", "zyxwvuts", "qqqqqqqq") for n in range(1, 9)]
+    words = ["a", "zyx", "abcdefgh", "q-q", "don't"]
     together = pronouncer.say(words)
     assert together == {word: pronouncer.say([word])[word] for word in words}
 
@@ -71,9 +73,5 @@ def test_making_one_leaves_the_global_generator_alone() -> None:
 def test_batches_hold_every_pronunciation(pronouncer: Pronouncer) -> None:
     batch = next(iter(pronouncer.batches(ENTRIES, size=3)))
     assert len(batch.source) <= 3
-    examples = {
-        row
-        for _, batch in zip(range(6), pronouncer.batches(ENTRIES, size=1))
-        for row in map(tuple, batch.target.tolist())
-    }
-    assert len(examples) == 3
+    singles = islice(pronouncer.batches(ENTRIES, size=1), 6)
+    assert len({tuple(batch.target[0].tolist()) for batch in singles}) == 3

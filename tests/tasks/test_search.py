@@ -25,6 +25,7 @@ def model() -> RecurrentEncoderDecoder:
 SOURCE, LENGTHS = torch.tensor([[3, 4, 5], [6, 7, 0], [8, 0, 0]]), torch.tensor([3, 2, 1])
 
 
+@torch.no_grad()
 def _log_probability(model: RecurrentEncoderDecoder, source: Tensor, target: list[int]) -> float:
     given = torch.tensor([[END, *target]])
     logits = model(source[None], torch.tensor([len(source)]), given)[0].clone()
@@ -60,9 +61,8 @@ def test_wide_beams_find_the_likeliest(model: RecurrentEncoderDecoder) -> None:
 def test_a_word_is_the_same_in_any_company(model: RecurrentEncoderDecoder, beams: int) -> None:
     together = beam_search(model, SOURCE, LENGTHS, beams=beams)
     padded = beam_search(model, torch.nn.functional.pad(SOURCE, (0, 5)), LENGTHS, beams=beams)
-    alone = [
-        beam_search(model, SOURCE[i : i + 1, :n], LENGTHS[i : i + 1], beams=beams)[0] for i, n in enumerate((3, 2, 1))
-    ]
+    rows = [(SOURCE[i : i + 1, :n], LENGTHS[i : i + 1]) for i, n in enumerate((3, 2, 1))]
+    alone = [beam_search(model, *row, beams=beams)[0] for row in rows]
     assert together == padded == alone
 
 

@@ -213,6 +213,8 @@ def _traced(problem: Problem) -> Outcome:
             problem, key=torch.where(seen, problem.key, 0.0), value=torch.where(seen, problem.value, 0.0)
         )
         added = visible if added is None else torch.where(visible, added, -torch.inf)
+    if added is not None and added.dim() < 2:
+        added = added.unsqueeze(0)
     return Outcome(_plain(problem, added, False))
 
 

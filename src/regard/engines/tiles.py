@@ -17,6 +17,8 @@ from regard.scores.base import Score
 
 #: Numbers that one tile may hold at once: small enough for a cache, large enough that calls do not matter.
 TILE_SIZE = 1 << 20
+#: Rows and columns that a tile has at least.
+TILE_SIDE = 16
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,12 @@ def spans(length: int, step: int) -> list[Span]:
     return [Span(start, min(start + step, length)) for start in range(0, length, step)]
 
 
-def tile_shape(problem: Problem, pair_size: int, size: int = TILE_SIZE) -> tuple[int, int]:
+def tile_shape(problem: Problem, pair_size: int) -> tuple[int, int]:
     """Return how many rows and columns a tile has, powers of two."""
     B, H = problem.extent.B, problem.extent.H
-    pairs = max(size // max(B * H * pair_size, 1), 1)
-    rows = min(max(1 << (pairs.bit_length() - 1) // 2, 16), 256)
-    cols = min(max(1 << (max(pairs // rows, 1)).bit_length() - 1, 16), 4096)
+    pairs = max(TILE_SIZE // max(B * H * pair_size, 1), 1)
+    rows = min(max(1 << (pairs.bit_length() - 1) // 2, TILE_SIDE), 256)
+    cols = min(max(1 << (max(pairs // rows, 1)).bit_length() - 1, TILE_SIDE), 4096)
     return rows, cols
 
 

@@ -38,7 +38,8 @@ def is_float(tensor: Tensor) -> bool:
 def described(value: Any) -> str:
     """Return what a value is, for an error message."""
     if isinstance(value, Tensor):
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {shape(value)}"
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{'an' if dtype.startswith('int') else 'a'} {dtype} tensor of shape {shape(value)}"
     if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
         return f"a numpy {value.dtype} array (torch.from_numpy makes it a tensor)"
     if isinstance(value, (int, float, str)):

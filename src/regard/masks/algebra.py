@@ -105,6 +105,8 @@ class AndMask(_Node):
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
         """Return the conjunction of the bounds."""
         found = [mask.bounds(tiling) for mask in self.masks if mask.hides]
+        if not found:
+            return tiling.full()
         return reduce(and_, [some for some, _ in found]), reduce(and_, [every for _, every in found])
 
     @property
@@ -219,8 +221,7 @@ class Everything(Mask):
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
         """Return that all is visible."""
-        full = torch.ones((), dtype=torch.bool, device=tiling.device)
-        return full, full
+        return tiling.full()
 
     def as_band(self, extent: Extent) -> Diagonals | None:  # noqa: ARG002
         """Return the band without bounds."""

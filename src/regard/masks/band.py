@@ -150,8 +150,7 @@ class Band(Aligned):
             some = some_left if some is None else some & some_left
             every = every_left if every is None else every & every_left
         if some is None or every is None:
-            full = torch.ones((), dtype=torch.bool, device=tiling.device)
-            return full, full
+            return tiling.full()
         return some, every
 
     def as_band(self, extent: Extent) -> Diagonals | None:

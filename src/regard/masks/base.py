@@ -172,7 +172,7 @@ class Mask(Part, ABC):
             Without it, a tile may be called MIXED because the mask does not know better. With it, such tiles
             are evaluated, a bounded number of pairs at a time.
         device : torch.device or str, optional
-            Where the answer is computed: by default where the tensors inside are, else the CPU.
+            Where the answer is wanted: by default on the CPU for a structural mask, else where the tensors inside are.
 
         Returns
         -------
@@ -187,8 +187,10 @@ class Mask(Part, ABC):
         """
         from regard.masks.tiling import Tiling, tile_states
 
-        device = self._device() if device is None else torch.device(device)
-        return tile_states(self.bind(extent, device), Tiling(extent, q_block, kv_block, exact, device))
+        home = self._device()
+        where = torch.device(device or "cpu") if self.is_structural else home
+        states = tile_states(self.fit(extent, home), Tiling(extent, q_block, kv_block, exact, where))
+        return states if device is None else states.to(device)
 
     def __call__(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Tensor:
         """Return where a pair may meet, as a bool tensor: FlexAttention's ``mask_mod``. Biases are not in it."""

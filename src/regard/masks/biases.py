@@ -136,8 +136,7 @@ class _Bias(Aligned):
         return True
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
-        full = torch.ones((), dtype=torch.bool, device=tiling.device)
-        return full, full
+        return tiling.full()
 
 
 @final

@@ -142,7 +142,7 @@ def as_html(picture: Picture) -> str:
     width, height = left + columns * cell + 30, top + rows * cell + 2
     return (
         '<figure style="margin:0.5em 0;font-family:sans-serif;font-size:12px">'
-        f'<figcaption style="margin-bottom:6px"><code>{title}</code><br>'
+        f'<figcaption style="margin-bottom:6px"><code>{title}</code><br/>'
         f'<span style="opacity:0.75">{note}</span></figcaption>'
         f'<svg role="img" aria-label="{title}: {note}" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" fill="currentColor" font-family="sans-serif">'

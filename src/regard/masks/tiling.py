@@ -45,6 +45,11 @@ class Tiling:
         """How many rows and columns of tiles there are."""
         return self.q_lo.shape[0], self.k_lo.shape[0]
 
+    def full(self) -> tuple[Tensor, Tensor]:
+        """Return the bounds of a mask that hides nothing."""
+        every = torch.ones((), dtype=torch.bool, device=self.device)
+        return every, every
+
     def over_queries(self, x: Tensor, how: Reduction) -> Tensor:
         """Return (..., L, n) reduced over the queries of each row of tiles: (..., nq, n)."""
         return _reduce(x, -2, self.q_block, how)
@@ -89,8 +94,10 @@ def _reduce(x: Tensor, dim: int, block: int, how: Reduction) -> Tensor:
 
 
 def _looked_into(mask: Mask, tiling: Tiling, states: Tensor) -> Tensor:
-    states = states.clone(memory_format=torch.contiguous_format)
     mixed = (states == MIXED).nonzero()
+    if len(mixed) == 0:
+        return states
+    states = states.clone(memory_format=torch.contiguous_format)
     per_tile = tiling.q_block * tiling.kv_block
     for tile in mixed.split(max(1, PAIRS_AT_ONCE // per_tile)):
         some = torch.zeros(len(tile), dtype=torch.bool, device=states.device)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import rejected
+from regard._tracing import in_transform, is_traced
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 from regard.normalizers.softmax import row_max
 
@@ -16,13 +17,17 @@ from regard.normalizers.softmax import row_max
 STEPS = 64
 
 
-def solve_threshold(moments: Callable[[Tensor], tuple[Tensor, Tensor]], like: Tensor) -> Tensor:
+#: ``moments(t)`` returns (Σ weights, Σ slopes), each (..., L, 1), with t relative to the row maximum.
+Moments = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def solve_threshold(moments: Moments, like: Tensor) -> Tensor:
     """Return the offset t (..., L, 1) in [−1/(α−1), 0] at which the weights of each row sum to 1.
 
     Parameters
     ----------
     moments : callable
-        ``moments(t)`` returns (Σ weights, Σ slopes), each (..., L, 1), with t relative to the row maximum.
+        The sums of each row at a threshold.
     like : Tensor (..., L, 1)
         Where to start: the lower end of the interval, at which the sum is ≥ 1.
 
@@ -32,16 +37,21 @@ def solve_threshold(moments: Callable[[Tensor], tuple[Tensor, Tensor]], like: Te
     Where a step leaves the bracket (α > 2), bisection takes its place.
     """
     low, high, t = like, torch.zeros_like(like), like
-    tracing = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+    traced = is_traced(like)
     for _ in range(STEPS):
         total, slope = moments(t)
         low, high = torch.where(total >= 1, t, low), torch.where(total < 1, t, high)
         step = t + (total - 1) / torch.where(slope > 0, slope, 1)
         new = torch.where((step >= low) & (step <= high) & (slope > 0), step, (low + high) / 2)
-        if not tracing and torch.equal(new, t):
+        if not traced and torch.equal(new, t):
             break
         t = new
     return t
+
+
+def differentiated(scores: Tensor) -> bool:
+    """Whether somebody may take a derivative of what is made of these scores."""
+    return in_transform() or torch.is_grad_enabled() and scores.requires_grad
 
 
 class _Threshold(Normalizer):
@@ -52,27 +62,21 @@ class _Threshold(Normalizer):
 
     def weights(self, scores: Tensor) -> Tensor:
         relative = scores - row_max(scores)
-        empty = (relative == -torch.inf).all(-1, keepdim=True)
 
         def moments(t: Tensor) -> tuple[Tensor, Tensor]:
             weights = self._power(relative, t)
             return weights.sum(-1, keepdim=True), self.tile_slope(weights).sum(-1, keepdim=True)
 
-        with torch.no_grad():
-            t = solve_threshold(moments, relative.new_full((*relative.shape[:-1], 1), -1 / (self.alpha - 1)))
-        if torch.is_grad_enabled() and scores.requires_grad:
-            for _ in range(2):  # a Newton step at the root changes nothing but carries one more order of derivative
-                total, slope = moments(t)
-                t = t + (total - 1) / torch.where(empty, 1, slope)
-        return self._power(relative, t)
+        start = relative.detach().new_full((*relative.shape[:-1], 1), -1 / (self.alpha - 1))
+        return self._power(relative, self._solve(moments, start, scores))
 
     def statistic(self, sweep: Sweep, like: Tensor) -> Statistic:
         """Return the row maximum and the threshold relative to it: one sweep, then one for each Newton step."""
-        peak = torch.full_like(like, -torch.inf)
+        peak, seen = torch.full_like(like, -torch.inf), like
 
         def find_peak(scores: Tensor, kv_idx: Tensor) -> None:  # noqa: ARG001
-            nonlocal peak
-            peak = torch.maximum(peak, scores.amax(-1, keepdim=True))
+            nonlocal peak, seen
+            peak, seen = torch.maximum(peak, scores.detach().amax(-1, keepdim=True)), scores
 
         sweep(find_peak)
         shift = torch.where(peak == -torch.inf, 0.0, peak)
@@ -89,7 +93,18 @@ class _Threshold(Normalizer):
             sweep(add)
             return total, slope
 
-        return Statistic(shift, solve_threshold(moments, torch.full_like(like, -1 / (self.alpha - 1))))
+        return Statistic(shift, self._solve(moments, torch.full_like(like, -1 / (self.alpha - 1)), seen))
+
+    @staticmethod
+    def _solve(moments: Moments, start: Tensor, scores: Tensor) -> Tensor:
+        """Return the threshold, differentiable in the scores to second order where somebody may ask for that."""
+        with torch.no_grad():
+            t = solve_threshold(moments, start).detach()
+        if differentiated(scores):
+            for _ in range(2):  # a Newton step at the root changes nothing but carries one more order of derivative
+                total, slope = moments(t)
+                t = t + torch.where(slope > 0, (total - 1) / torch.where(slope > 0, slope, 1), 0.0)
+        return t
 
     def tile_weights(self, scores: Tensor, row: Statistic, kv_idx: Tensor) -> Tensor:  # noqa: ARG002
         return self._power(scores - row.shift, row.offset)

@@ -21,6 +21,11 @@ def one_hot_of_max(scores: Tensor) -> Tensor:
     return (hot & (peak > -torch.inf)).to(scores.dtype)
 
 
+def _tied(hot: Tensor, scores: Tensor) -> Tensor:
+    """Tie weights to the scores' graph, so that asking for a gradient answers zero."""
+    return hot + 0 * torch.where(hot > 0, scores, 0).clamp(-1, 1)
+
+
 def gumbel_like(scores: Tensor) -> Tensor:
     """Return independent draws from the standard Gumbel distribution: −log of an exponential."""
     uniform = torch.rand_like(scores)
@@ -44,7 +49,7 @@ class Argmax(Normalizer):
     smooth = False
 
     def weights(self, scores: Tensor) -> Tensor:
-        return one_hot_of_max(scores.detach())
+        return _tied(one_hot_of_max(scores.detach()), scores)
 
     def statistic(self, sweep: Sweep, like: Tensor) -> Statistic:
         """Return the index of the first maximum (−1 in an empty row), in one sweep."""
@@ -60,7 +65,7 @@ class Argmax(Normalizer):
         return Statistic(where, torch.zeros_like(like))
 
     def tile_weights(self, scores: Tensor, row: Statistic, kv_idx: Tensor) -> Tensor:
-        return (kv_idx == row.shift).to(scores.dtype)
+        return _tied((kv_idx == row.shift).to(scores.dtype), scores)
 
     def tile_slope(self, weights: Tensor) -> Tensor:
         return torch.zeros_like(weights)

@@ -62,16 +62,15 @@ class Batches:
 
     Examples
     --------
-    >>> batch = next(iter(Batches([[2, 3], [4]], [[5], [6]], size=2)))
-    >>> batch.source.shape, batch.target.shape
-    (torch.Size([2, 2]), torch.Size([2, 2]))
+    >>> batch = next(iter(Batches([[2, 3]], [[5]], size=2)))
+    >>> batch.source, batch.target
+    (tensor([[2, 3]]), tensor([[5, 1]]))
     """
 
     def __init__(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], *, size: int, seed: int = 0):
         if len(sources) != len(targets) or not sources:
-            raise rejected(
-                "Batches", "targets", "be as many as sources, and at least one", f"{len(targets)} and {len(sources)}"
-            )
+            got = f"{len(targets)} for {len(sources)} sources"
+            raise rejected("Batches", "targets", "be as many as sources, and at least one", got)
         if size < 1:
             raise rejected("Batches", "size", "be at least 1", size)
         self.size = size

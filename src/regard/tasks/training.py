@@ -158,7 +158,7 @@ class _Updater:
             group["lr"] = rate
         self.optimizer.zero_grad()
         loss = self._loss(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         return loss.item()
@@ -173,5 +173,5 @@ class _Updater:
 
 def has_fast_bfloat16() -> bool:
     """Return whether this processor multiplies bfloat16 matrices in hardware; elsewhere it is slower than float32."""
-    able = getattr(torch.cpu, "get_capabilities", dict)()
+    able: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))

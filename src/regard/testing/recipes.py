@@ -1,0 +1,176 @@
+"""Masks as recipes: nested tuples that print, compare and shrink, and become masks of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import masks
+from regard.masks import Extent, Mask
+
+#: The name of a kind of mask and its arguments, or ``("and" | "or", recipe, recipe)``, or ``("not", recipe)``.
+Recipe = tuple[Any, ...]
+
+
+def build(recipe: Recipe, extent: Extent, generator: torch.Generator, dtype: torch.dtype) -> Mask:
+    """Return the mask of a recipe; the generator decides what its tensors hold.
+
+    Examples
+    --------
+    >>> import torch
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> build(("and", ("causal", 1), ("window", 2, -1, 0)), Extent(1, 1, 3, 4), generator, torch.float32)
+    causal(offset=1) & window(2, -1, offset=0)
+    """
+    kind, *arguments = recipe
+    if kind in ("and", "or"):
+        left, right = (build(part, extent, generator, dtype) for part in arguments)
+        return left & right if kind == "and" else left | right
+    if kind == "not":
+        return ~build(arguments[0], extent, generator, dtype)
+    return KINDS[kind](extent, generator, dtype, *arguments)
+
+
+def has_bias(recipe: Recipe | None) -> bool:
+    """Whether the mask of a recipe adds something to the scores."""
+    if recipe is None:
+        return False
+    return recipe[0] in BIASES or any(has_bias(part) for part in recipe[1:] if isinstance(part, tuple))
+
+
+def is_learnable(recipe: Recipe | None) -> bool:
+    """Whether the mask of a recipe holds a float tensor."""
+    return has_bias(recipe)
+
+
+def _where(offset: Any, extent: Extent, generator: torch.Generator) -> dict[str, Any]:
+    """Return the arguments for an alignment by name, a fixed offset, or "each": one for each sequence."""
+    if offset == "each":
+        return {"offset": _ints(-1, 4, (extent.B,), generator)}
+    return {"offset": offset} if isinstance(offset, int) else {"align": offset}
+
+
+def _ints(low: int, high: int, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randint(low, max(high, low + 1), size, generator=generator)
+
+
+def _bools(share: float, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.rand(size, generator=generator) < share
+
+
+def _causal(extent: Extent, generator: torch.Generator, _: Any, where: Any) -> Mask:
+    return masks.causal(**_where(where, extent, generator))
+
+
+def _window(extent: Extent, generator: torch.Generator, _: Any, left: int, right: int, where: Any) -> Mask:
+    return masks.window(left, right, **_where(where, extent, generator))
+
+
+def _dilated(extent: Extent, generator: torch.Generator, _: Any, step: int, where: Any) -> Mask:
+    return masks.dilated(step, **_where(where, extent, generator))
+
+
+def _padding(extent: Extent, generator: torch.Generator, _: Any, per_query: bool) -> Mask:
+    size = (extent.B, extent.L) if per_query else (extent.B,)
+    return masks.padding(_ints(0, extent.S + 1, size, generator))
+
+
+def _key_padding(extent: Extent, generator: torch.Generator, _: Any, shared: bool) -> Mask:
+    return masks.key_padding(_bools(0.7, (extent.S,) if shared else (extent.B, extent.S), generator))
+
+
+def _prefix(extent: Extent, generator: torch.Generator, _: Any, n: int | str) -> Mask:
+    return masks.prefix(n if isinstance(n, int) else _ints(0, extent.S + 1, (extent.B,), generator))
+
+
+def _sinks(extent: Extent, generator: torch.Generator, _: Any, n: int) -> Mask:  # noqa: ARG001
+    return masks.sinks(n)
+
+
+def _document(extent: Extent, generator: torch.Generator, _: Any, per_sequence: bool) -> Mask:
+    lead = (extent.B,) if per_sequence else ()
+    ids, kv_ids = (_ints(0, 3, (*lead, n), generator).sort(-1).values for n in (extent.L, extent.S))
+    return masks.document(ids, kv_ids)
+
+
+def _packed(extent: Extent, generator: torch.Generator, _: Any) -> Mask:
+    cu_q, cu_kv = (
+        torch.cat((torch.zeros(1, dtype=torch.long), _ints(0, n + 1, (3,), generator).sort().values))
+        for n in (extent.L, extent.S)
+    )
+    return masks.from_cu_seqlens(cu_q, cu_kv)
+
+
+def _size(extent: Extent, shared: str) -> tuple[int, ...]:
+    """Return the shape of a dense mask: the letters B, H, L and S in upper case are its own, in lower case shared."""
+    return tuple(getattr(extent, letter) if letter.isupper() else 1 for letter in shared)
+
+
+def _dense(extent: Extent, generator: torch.Generator, _: Any, shared: str, share: float) -> Mask:
+    return masks.dense(_bools(share, _size(extent, shared), generator))
+
+
+def _bias(extent: Extent, generator: torch.Generator, dtype: torch.dtype, shared: str, share: float) -> Mask:
+    size = _size(extent, shared)
+    values = torch.randn(size, generator=generator).to(dtype)
+    return masks.dense(values.masked_fill(~_bools(share, size, generator), -torch.inf))
+
+
+def _alibi(extent: Extent, generator: torch.Generator, dtype: torch.dtype, paper: bool, where: Any) -> Mask:
+    slopes = torch.rand(extent.H, generator=generator).to(dtype)
+    return masks.alibi(extent.H if paper and extent.H else slopes, **_where(where, extent, generator))
+
+
+def _relative(
+    extent: Extent, generator: torch.Generator, dtype: torch.dtype, reach: int, per_head: bool, where: Any
+) -> Mask:
+    table = torch.randn(*((extent.H,) if per_head else ()), 2 * reach + 1, generator=generator).to(dtype)
+    return masks.relative(table, **_where(where, extent, generator))
+
+
+def _predicate(extent: Extent, generator: torch.Generator, _: Any, step: int) -> Mask:  # noqa: ARG001
+    return masks.as_mask(lambda b, h, q_idx, kv_idx: (b + h + q_idx + 2 * kv_idx) % step != 0)
+
+
+def _everything(extent: Extent, generator: torch.Generator, _: Any) -> Mask:  # noqa: ARG001
+    return masks.everything()
+
+
+def _empty_rows(extent: Extent, generator: torch.Generator, _: Any) -> Mask:
+    rows = _bools(0.5, (extent.L, 1), generator)
+    rows[:1] = False
+    return masks.dense(rows)
+
+
+def _hidden_keys(extent: Extent, generator: torch.Generator, _: Any) -> Mask:
+    keys = _bools(0.6, (1, extent.S), generator)
+    keys[:, -1:] = False
+    return masks.dense(keys)
+
+
+#: What builds each kind: ``(extent, generator, dtype of floats, *arguments) -> Mask``.
+KINDS: dict[str, Callable[..., Mask]] = {
+    "alibi": _alibi,
+    "bias": _bias,
+    "causal": _causal,
+    "dense": _dense,
+    "dilated": _dilated,
+    "document": _document,
+    "empty_rows": _empty_rows,
+    "everything": _everything,
+    "hidden_keys": _hidden_keys,
+    "key_padding": _key_padding,
+    "packed": _packed,
+    "padding": _padding,
+    "predicate": _predicate,
+    "prefix": _prefix,
+    "relative": _relative,
+    "sinks": _sinks,
+    "window": _window,
+}
+
+#: The kinds that add something to the scores, which "or" and "not" refuse.
+BIASES = {"alibi", "bias", "relative"}

@@ -1,0 +1,124 @@
+"""Drawings of alignments: in characters, as a picture, as a page."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.inspect import Alignment, draw, legend, render_html, save_html, save_png
+
+THROUGH = Alignment(
+    tuple("through"),
+    ("TH", "R", "UW"),
+    torch.tensor([[0.6, 0.4, 0, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0.3, 0.2, 0.25, 0.25]]),
+    "through: TH R UW",
+)
+
+
+def _letters(count: int) -> Alignment:
+    return Alignment(
+        tuple("abcdefghij"[i % 10] for i in range(count)), ("AH", "B"), torch.full((2, count), 1 / count), ""
+    )
+
+
+def test_letters_go_across_and_phonemes_down() -> None:
+    assert draw(THROUGH).splitlines() == [
+        "    t  h  r  o  u  g  h",
+        "TH  ▒▒ ▒▒",
+        "R         ██",
+        "UW           ░░ ░░ ░░ ░░",
+    ]
+
+
+def test_plain_characters_will_do() -> None:
+    drawn = draw(THROUGH, ascii_only=True)
+    assert drawn.isascii()
+    assert drawn.splitlines()[2] == "R         ##"
+    assert legend(ascii_only=True).isascii()
+
+
+@pytest.mark.parametrize("count", [1, 20, 28, 38, 64])
+def test_a_drawing_fits_the_terminal(count: int) -> None:
+    lines = draw(_letters(count), width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [symbol for symbol in lines[0] if symbol != " "] == list(_letters(count).source)
+
+
+def test_nothing_said_is_drawn_too() -> None:
+    assert draw(Alignment(("a", "b"), (), torch.zeros(0, 2))) == "  a  b"
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (torch.zeros(7, 3), r"Alignment: weights must be of shape \(3, 7\) \(target, source\), got \(7, 3\)\."),
+        (torch.full((3, 7), torch.nan), "Alignment: weights must be finite, got nan or inf"),
+    ],
+)
+def test_bad_weights_are_refused(weights: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Alignment(THROUGH.source, THROUGH.target, weights)
+
+
+@pytest.mark.parametrize("function", [render_html, lambda alignments: save_png(alignments, "never.png")])
+def test_nothing_to_draw_is_an_error(function) -> None:
+    with pytest.raises(ValueError, match="alignments must have at least one alignment, got none"):
+        function([])
+    with pytest.raises(ValueError, match="alignments must have symbols on both sides, got 'x', which has not"):
+        function([Alignment(("a",), (), torch.zeros(0, 1), "x")])
+
+
+def test_the_picture_is_a_png(tmp_path: Path) -> None:
+    path = save_png([THROUGH, _letters(28), THROUGH, THROUGH], tmp_path / "a.png")
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    assert int.from_bytes(data[16:20], "big") > 500
+
+
+def test_pictures_leave_the_plotting_state_alone(tmp_path: Path) -> None:
+    import matplotlib
+
+    before = matplotlib.get_backend()
+    save_png([Alignment(("$", "_"), ("^", "\\"), torch.eye(2), "$a^$ costs_$")], tmp_path / "a.png")
+    assert matplotlib.get_backend() == before
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.cells: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.cells.append(data)
+
+
+def test_the_page_stands_alone(tmp_path: Path) -> None:
+    text = save_html([THROUGH, _letters(5)], tmp_path / "a.html", heading="Two words").read_text(encoding="utf-8")
+    page = _Page()
+    page.feed(text)
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", text)
+    assert not {"link", "img", "iframe", "object"} & set(page.tags)
+    assert not {name for name, _ in page.attributes} & {"src", "href"}
+    assert {"TH", "R", "UW", "t", "g", "Two words"} <= set(page.cells)
+    assert ("data-weight", "60.0 %") in page.attributes
+    assert page.tags.count("table") == 2
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_the_page_escapes_what_it_is_given() -> None:
+    evil = '<script>alert("1")</script>'
+    text = render_html([Alignment((evil,), ("&",), torch.ones(1, 1), evil)], heading=evil, note=evil)
+    page = _Page()
+    page.feed(text)
+    assert page.tags.count("script") == 1
+    assert "alert(" not in re.sub(r"&lt;script&gt;alert\(&quot;1&quot;\)&lt;/script&gt;", "", text)

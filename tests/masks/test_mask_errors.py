@@ -1,0 +1,268 @@
+"""What is refused, and in which words."""
+
+# ruff: noqa: E501 (messages are read best whole)
+
+import numpy as np
+import pytest
+import torch
+
+from regard import masks
+from regard.masks import Extent
+
+FLOATS, BOOLS, INTS = torch.zeros(2, 5), torch.zeros(2, 5, dtype=torch.bool), torch.zeros(2, 5, dtype=torch.int64)
+EXTENT = Extent(2, 4, 5, 7)
+UNSTATED = (
+    "align must be stated where there are not as many queries as keys: 'upper_left' (query 0 is at key 0) "
+    "or 'lower_right' (the last query is at the last key), got None (5 queries, 7 keys)."
+)
+
+CONSTRUCTION = [
+    (
+        lambda: masks.causal("left"),
+        ValueError,
+        "masks.causal: align must be 'upper_left', 'lower_right' or None, got 'left'.",
+    ),
+    (
+        lambda: masks.causal("upper_left", 2),
+        ValueError,
+        "masks.causal: offset must be left out where align is given, got align='upper_left' and an offset.",
+    ),
+    (lambda: masks.causal(offset=1.5), TypeError, "masks.causal: offset must be an int, got 1.5."),
+    (
+        lambda: masks.causal(offset=FLOATS[0]),
+        TypeError,
+        "masks.causal: offset must be an int, or an integer tensor () or (B,), got a float32 tensor of shape (5,).",
+    ),
+    (
+        lambda: masks.causal(offset=INTS),
+        ValueError,
+        "masks.causal: offset must be an int, or an integer tensor () or (B,), got an int64 tensor of shape (2, 5).",
+    ),
+    (
+        lambda: masks.window(-2, 0),
+        ValueError,
+        "masks.window: left must be an int of at least -1 (-1 is no bound), got -2.",
+    ),
+    (
+        lambda: masks.window(1, True),
+        TypeError,
+        "masks.window: right must be an int of at least -1 (-1 is no bound), got True.",
+    ),
+    (
+        lambda: masks.window(1.0, 0),
+        TypeError,
+        "masks.window: left must be an int of at least -1 (-1 is no bound), got 1.0.",
+    ),
+    (lambda: masks.dilated(0), ValueError, "masks.dilated: step must be an int of at least 1, got 0."),
+    (lambda: masks.prefix(-1), ValueError, "masks.prefix: n must be an int of at least 0, got -1."),
+    (
+        lambda: masks.prefix(INTS),
+        ValueError,
+        "masks.prefix: n must be an int or an integer tensor (B,), got an int64 tensor of shape (2, 5).",
+    ),
+    (
+        lambda: masks.sinks(INTS),
+        TypeError,
+        "masks.sinks: n must be an int of at least 0, got an int64 tensor of shape (2, 5).",
+    ),
+    (
+        lambda: masks.padding(FLOATS),
+        TypeError,
+        "masks.padding: lengths must be an integer tensor (B,) or (B, L), got a float32 tensor of shape (2, 5).",
+    ),
+    (
+        lambda: masks.padding([1, 2]),
+        TypeError,
+        "masks.padding: lengths must be an integer tensor (B,) or (B, L), got an object of type list.",
+    ),
+    (
+        lambda: masks.padding(BOOLS),
+        TypeError,
+        "masks.padding: lengths must be an integer tensor (a bool (B, S) tensor that marks the real keys goes to "
+        "masks.key_padding), got a bool tensor of shape (2, 5).",
+    ),
+    (
+        lambda: masks.key_padding(INTS),
+        TypeError,
+        "masks.key_padding: keep must be a bool tensor (B, S) or (S,), True for a real key, got an int64 tensor of shape (2, 5).",
+    ),
+    (
+        lambda: masks.key_padding(BOOLS[None]),
+        ValueError,
+        "masks.key_padding: keep must be a bool tensor (B, S) or (S,), True for a real key, got a bool tensor of shape (1, 2, 5).",
+    ),
+    (
+        lambda: masks.document(FLOATS),
+        TypeError,
+        "masks.document: ids must be an integer tensor (L,) or (B, L), got a float32 tensor of shape (2, 5).",
+    ),
+    (
+        lambda: masks.from_cu_seqlens(torch.tensor([3, 4])),
+        ValueError,
+        "masks.from_cu_seqlens: cu_q must begin with 0 (it holds cumulative lengths, not lengths), got [3, 4].",
+    ),
+    (
+        lambda: masks.from_cu_seqlens(torch.tensor([0, 4, 2])),
+        ValueError,
+        "masks.from_cu_seqlens: cu_q must never descend, got [0, 4, 2].",
+    ),
+    (
+        lambda: masks.from_cu_seqlens(INTS[0, :0]),
+        ValueError,
+        "masks.from_cu_seqlens: cu_q must begin with 0, got an empty tensor.",
+    ),
+    (
+        lambda: masks.from_cu_seqlens(torch.tensor([0, 4]), torch.tensor([0])),
+        ValueError,
+        "masks.from_cu_seqlens: cu_kv must have cu_q's length 2, got 1.",
+    ),
+    (
+        lambda: masks.dense(INTS),
+        TypeError,
+        "masks.dense: tensor must be a bool tensor (True = may attend) or a float tensor (added to the score; -inf hides), "
+        "got an int64 tensor of shape (2, 5).",
+    ),
+    (
+        lambda: masks.dense(np.ones((2, 5), bool)),
+        TypeError,
+        "masks.dense: tensor must be a bool tensor (True = may attend) or a float tensor (added to the score; -inf hides), "
+        "got a numpy bool array (torch.from_numpy makes it a tensor).",
+    ),
+    (
+        lambda: masks.dense(BOOLS[0]),
+        ValueError,
+        "masks.dense: tensor must have shape (L, S), (H, L, S) or (B, H, L, S), got (5,).",
+    ),
+    (lambda: masks.alibi(0), ValueError, "masks.alibi: slopes must be an int of at least 1, got 0."),
+    (
+        lambda: masks.alibi(INTS[0]),
+        TypeError,
+        "masks.alibi: slopes must be an int or a float tensor (H,), got an int64 tensor of shape (5,).",
+    ),
+    (
+        lambda: masks.relative(torch.zeros(4)),
+        ValueError,
+        "masks.relative: table must be a float tensor (2 R + 1,) or (H, 2 R + 1), got a float32 tensor of shape (4,).",
+    ),
+    (
+        lambda: masks.as_mask(np.ones(3)),
+        TypeError,
+        "masks.as_mask: mask must be a Mask, a mask_mod(b, h, q_idx, kv_idx), a BlockMask, or a bool or float tensor, "
+        "got a numpy float64 array (torch.from_numpy makes it a tensor).",
+    ),
+    (
+        lambda: masks.as_mask(INTS, "attention", "attn_mask"),
+        TypeError,
+        "attention: attn_mask must be a bool tensor (True = may attend) or a float tensor (added to the score; -inf hides), "
+        "got an int64 tensor of shape (2, 5).",
+    ),
+    (
+        lambda: masks.as_mask(masks.Mask),
+        TypeError,
+        "masks.as_mask: mask must be a Mask, a mask_mod(b, h, q_idx, kv_idx), a BlockMask, or a bool or float tensor, "
+        "got an object of type ABCMeta.",
+    ),
+]
+
+BINDING = [
+    (masks.causal, "masks.causal: " + UNSTATED),
+    (lambda: masks.window(2, 0), "masks.window: " + UNSTATED),
+    (lambda: masks.dilated(2) & masks.sinks(1), "masks.dilated: " + UNSTATED),
+    (lambda: masks.causal(offset=0) & masks.alibi(4), "masks.alibi: " + UNSTATED),
+    (lambda: masks.relative(torch.zeros(3)), "masks.relative: " + UNSTATED),
+    (lambda: ~masks.causal(offset=INTS[0]), "masks.causal: offset must have one entry per sequence (2), got (5,)."),
+    (
+        lambda: masks.padding(INTS[0]),
+        "masks.padding: lengths must have one entry per sequence (2), or per query (2, 5), got (5,).",
+    ),
+    (
+        lambda: masks.padding(INTS.T),
+        "masks.padding: lengths must have one entry per sequence (2), or per query (2, 5), got (5, 2).",
+    ),
+    (lambda: masks.prefix(INTS[0]), "masks.prefix: n must have one entry per sequence (2), got (5,)."),
+    (
+        lambda: masks.key_padding(BOOLS),
+        "masks.key_padding: keep must have shape (B, S) = (2, 7) or (S,) = (7,), got (2, 5).",
+    ),
+    (
+        lambda: masks.document(INTS),
+        "masks.document: kv_ids must be given where there are not as many queries as keys, got None (5 queries, 7 keys).",
+    ),
+    (
+        lambda: masks.document(INTS, INTS),
+        "masks.document: kv_ids must have one id per key: shape (S,) = (7,) or (B, S) = (2, 7), got (2, 5).",
+    ),
+    (
+        lambda: masks.document(INTS[:1], INTS),
+        "masks.document: ids must have one id per query: shape (L,) = (5,) or (B, L) = (2, 5), got (1, 5).",
+    ),
+    (lambda: masks.alibi(3, offset=0), "masks.alibi: slopes must have one entry per query head (4), got 3."),
+    (
+        lambda: masks.relative(torch.zeros(2, 3), offset=0),
+        "masks.relative: table must have one row per query head (4), got (2, 3).",
+    ),
+    (
+        lambda: masks.dense(torch.zeros(5, 6)),
+        "masks.dense: tensor must have shape (L, S) = (5, 7), (H, L, S) = (4, 5, 7) or (B, H, L, S) = (2, 4, 5, 7), "
+        "or 1 where shared, got (5, 6).",
+    ),
+    (
+        lambda: masks.dense(torch.zeros(2, 7)),
+        "masks.dense: tensor must have shape (L, S) = (5, 7), (H, L, S) = (4, 5, 7) or (B, H, L, S) = (2, 4, 5, 7), "
+        "or 1 where shared, got (2, 7); for the padding of each sequence, use masks.key_padding.",
+    ),
+    (
+        lambda: masks.as_mask(torch.zeros(2, 5, 7), "attention", "attn_mask"),
+        "attention: attn_mask must have shape (L, S) = (5, 7), (H, L, S) = (4, 5, 7) or (B, H, L, S) = (2, 4, 5, 7), "
+        "or 1 where shared, got (2, 5, 7); for one matrix per sequence, unsqueeze(1).",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "kind", "message"), CONSTRUCTION, ids=[m[:40] for _, _, m in CONSTRUCTION])
+def test_refused_when_made(make, kind, message):
+    with pytest.raises(kind) as error:
+        make()
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(("make", "message"), BINDING, ids=[m[:40] for _, m in BINDING])
+def test_refused_when_bound(make, message):
+    mask = make()
+    with pytest.raises(ValueError) as error:
+        mask.bind(EXTENT, "cpu")
+    assert str(error.value) == message
+
+
+def test_dense_per_head_or_per_sequence_is_never_guessed():
+    with pytest.raises(ValueError) as error:
+        masks.dense(torch.zeros(3, 5, 7)).bind(Extent(3, 3, 5, 7), "cpu")
+    assert str(error.value) == (
+        "masks.dense: tensor must say whether it is (1, H, L, S) or (B, 1, L, S), as there are 3 of both: "
+        "unsqueeze(0) or (1), got (3, 5, 7)."
+    )
+    for shape in ((1, 3, 5, 7), (3, 1, 5, 7), (1, 5, 7)):
+        masks.dense(torch.zeros(shape)).bind(Extent(3, 3, 5, 7), "cpu")
+    masks.dense(torch.zeros(1, 5, 7)).bind(Extent(1, 1, 5, 7), "cpu")
+
+
+def test_a_stated_offset_is_a_statement():
+    wide = Extent(1, 1, 3, 5)
+    for mask in (
+        masks.causal(offset=0),
+        masks.window(1, 1, offset=0),
+        masks.causal("upper_left"),
+        masks.causal("lower_right"),
+    ):
+        mask.bind(wide, "cpu")
+    for nothing in (Extent(1, 1, 0, 5), Extent(1, 1, 3, 0)):  # no pair whose alignment could matter
+        masks.causal().bind(nothing, "cpu")
+
+
+def test_tensors_must_be_where_the_queries_are():
+    with pytest.raises(ValueError) as error:
+        masks.padding(torch.tensor([1, 2])).bind(Extent(2, 1, 3, 3), "meta")
+    assert str(error.value) == "attention: attn_mask must hold tensors on the query's device meta, got one on cpu."
+    # One number on the CPU is moved, as torch does it; the paper's ALiBi slopes are made in place.
+    assert masks.causal(offset=torch.tensor(2)).bind(Extent(2, 1, 3, 3), "meta").offset.device.type == "meta"
+    assert masks.alibi(4).bind(Extent(2, 4, 3, 3), "meta").slopes.device.type == "meta"

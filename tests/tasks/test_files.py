@@ -1,0 +1,178 @@
+"""Model folders: saved and loaded to the bit, and every broken one refused with a reason."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from regard.tasks import Pronouncer
+from regard.tasks import files as model_files
+from regard.tasks.files import ModelFileError
+
+ENTRIES = {"cat": [("K", "AE", "T")], "tack": [("T", "AE", "K")]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Pronouncer.untrained(ENTRIES, seed=3, embedding=4, encoder=4, decoder=4, features=4).save(tmp_path / "model")
+
+
+def test_a_round_trip_is_exact(folder: Path) -> None:
+    saved = Pronouncer.untrained(ENTRIES, seed=3, embedding=4, encoder=4, decoder=4, features=4)
+    loaded = Pronouncer.load(folder)
+    assert loaded.letters == saved.letters
+    assert loaded.phonemes == saved.phonemes
+    assert loaded.model.config == saved.model.config
+    assert not loaded.model.training
+    ours, theirs = loaded.model.state_dict(), saved.model.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert loaded.say(["cat", "tat"]) == saved.say(["cat", "tat"])
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_loaded_model_can_be_saved_again(folder: Path, tmp_path: Path) -> None:
+    again = Pronouncer.load(folder).save(tmp_path / "again")
+    for name in ("config.json", "model.safetensors"):
+        assert (again / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_a_failed_write_leaves_the_old_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(model_files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        Pronouncer.untrained(ENTRIES, seed=4, embedding=4, encoder=4, decoder=4, features=4).save(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def _edit_config(**changes: object) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return edit
+
+
+def _edit_sizes(**changes: object) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        sizes = json.loads((folder / "config.json").read_text())["model"]
+        _edit_config(model=sizes | changes)(folder)
+
+    return edit
+
+
+def _edit_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return edit
+
+
+def _write(name: str, data: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(data) and None
+
+
+def _cut(name: str, keep: float) -> Callable[[Path], None]:
+    def cut(folder: Path) -> None:
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: int(len(data) * keep)])
+
+    return cut
+
+
+def _flip(folder: Path) -> None:
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-3] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+
+
+class _Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (exec, ("raise SystemExit('a pickle was loaded')",))
+
+
+def _torch_pickle(folder: Path) -> None:
+    torch.save({"w": _Bomb()}, folder / "model.safetensors")
+
+
+def _swap_for_folder(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json must exist, got no such file"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors must exist, got no such file"),
+    "broken JSON": (_write("config.json", b'{"format": '), "config.json must be JSON, got something else"),
+    "cut config": (_cut("config.json", 0.5), "config.json must be JSON, got something else"),
+    "binary config": (_write("config.json", b"\x80\x04\x95\xff\xfe"), "config.json must be JSON"),
+    "deep JSON": (_write("config.json", b"[" * 100_000), "config.json must be JSON"),
+    "a list": (_write("config.json", b"[1]"), "must describe a model of format 'regard.pronunciation', got [1]"),
+    "foreign config": (
+        _edit_config(format="bert"),
+        "must describe a model of format 'regard.pronunciation', got 'bert'",
+    ),
+    "newer version": (_edit_config(version=2), "config.json must be of version 1, got version 2"),
+    "no letters": (_edit_config(letters=None), "must have a list of symbols as 'letters', got something else"),
+    "odd letters": (_edit_config(letters=["a", 1]), "must have a list of symbols as 'letters', got something else"),
+    "double letters": (_edit_config(letters=["a", "a"]), "must have 'letters' without repeats"),
+    "other letters": (_edit_config(letters=["a"]), "must have sources 3 and targets 5"),
+    "no sizes": (_edit_config(model={}), "must have a field 'model' with"),
+    "more sizes": (_edit_sizes(layers=3), "must have a field 'model' with"),
+    "wrong size": (_edit_sizes(decoder=8), "must hold"),
+    "huge size": (_edit_sizes(decoder=10**12), "decoder must be a whole number from 1 to 65536"),
+    "large size": (_edit_sizes(decoder=65536, encoder=65536, features=65536), "must hold"),
+    "size in words": (_edit_sizes(encoder="four"), "encoder must be a whole number from 1 to 65536, got 'four'"),
+    "cut weights": (_cut("model.safetensors", 0.7), "model.safetensors must be a whole safetensors file"),
+    "cut header": (_cut("model.safetensors", 0.01), "model.safetensors must be a whole safetensors file"),
+    "empty weights": (_write("model.safetensors", b""), "model.safetensors must be a whole safetensors file"),
+    "a text": (_write("model.safetensors", b"hello, world" * 9), "model.safetensors must be a whole safetensors file"),
+    "a pickle": (_write("model.safetensors", pickle.dumps(_Bomb())), "got a pickle or zip file, which is never loaded"),
+    "torch's pickle": (_torch_pickle, "got a pickle or zip file, which is never loaded"),
+    "a folder": (_swap_for_folder, "model.safetensors must be a file, got a folder or device"),
+    "foreign tensors": (lambda f: save_file({"x": torch.ones(2)}, f / "model.safetensors"), "got"),
+    "missing tensor": (_edit_tensors(lambda t: t.pop("w_v")), "got no such tensor: 'w_v'"),
+    "extra tensor": (_edit_tensors(lambda t: t.update(z=torch.ones(1))), "one that this model does not have: 'z'"),
+    "other dtype": (_edit_tensors(lambda t: t.update(w_v=t["w_v"].double())), "must hold w_v as torch.float32"),
+    "other shape": (_edit_tensors(lambda t: t.update(w_v=t["w_v"][:2])), "got torch.float32 of shape (2,)"),
+    "nan": (_edit_tensors(lambda t: t["w_v"].fill_(torch.nan)), "must hold finite numbers, got nan or inf in w_v"),
+    "other weights": (_edit_tensors(lambda t: t["w_v"].add_(1)), "got one with another checksum"),
+    "a flipped bit": (_flip, "got one with another checksum"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_model_is_refused_with_a_reason(folder: Path, case: str) -> None:
+    breaks, message = BROKEN[case]
+    breaks(folder)
+    with pytest.raises(ModelFileError) as caught:
+        Pronouncer.load(folder)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(f"load: {folder}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"nowhere must be a folder with config.json and model.safetensors"):
+        Pronouncer.load(tmp_path / "nowhere")
+
+
+def test_an_unreadable_file_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", denied)  # the tests may run as root, who may read everything
+    with pytest.raises(ModelFileError, match=r"config.json must be readable, got Permission denied"):
+        Pronouncer.load(folder)

@@ -20,9 +20,8 @@ THROUGH = Alignment(
 
 
 def _letters(count: int) -> Alignment:
-    return Alignment(
-        tuple("abcdefghij"[i % 10] for i in range(count)), ("AH", "B"), torch.full((2, count), 1 / count), ""
-    )
+    letters = tuple("abcdefghij"[i % 10] for i in range(count))
+    return Alignment(letters, ("AH", "B"), torch.full((2, count), 1 / count))
 
 
 def test_letters_go_across_and_phonemes_down() -> None:

@@ -15,8 +15,5 @@ print(regard.inspect.draw(regard.inspect.Alignment(("a",), ("AH",), torch.ones(1
 
 
 def test_nothing_optional_is_imported() -> None:
-    assert subprocess.check_output([sys.executable, "-c", CODE], text=True, encoding="utf-8").split() == [
-        "a",
-        "AH",
-        "██",
-    ]
+    printed = subprocess.check_output([sys.executable, "-c", CODE], text=True, encoding="utf-8")
+    assert printed.split() == ["a", "AH", "██"]

@@ -31,7 +31,7 @@ def run(*, deadline: float, out: Path, seed: int) -> None:
     with explained():
         out.mkdir(parents=True, exist_ok=True)
         entries = load_dictionary()
-    shown = {word: entries.pop(word) for word in EXAMPLES}
+    shown = {word: entries.pop(word) for word in EXAMPLES if word in entries}
     learn, held_out = split(entries)
     console.print("[bold]Learning to pronounce English words, letter by letter, with additive attention.[/bold]")
     console.print(f"{len(learn):,} words of the CMU Pronouncing Dictionary to learn from, {len(held_out):,} held out.")
@@ -41,7 +41,7 @@ def run(*, deadline: float, out: Path, seed: int) -> None:
         f"\nOn {rates.sequences:,} held-out words: phoneme error rate [bold]{rates.symbol:.2f} %[/bold], "
         f"word error rate [bold]{rates.sequence:.2f} %[/bold] (each word against its nearest pronunciation).\n"
     )
-    spoken = pronouncer.pronounce(EXAMPLES)
+    spoken = pronouncer.pronounce(list(shown))
     said.update((each.word, each.phonemes) for each in spoken)
     chosen = random.Random(seed).sample(sorted(held_out), _RANDOM)
     console.print(_table(said, {**shown, **{word: held_out[word] for word in chosen}}))

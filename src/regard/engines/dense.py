@@ -33,13 +33,14 @@ def whole(problem: Problem) -> Tiles:
 
 def attend(problem: Problem) -> Outcome:
     """Run the definition: all scores, all weights, one product. Differentiable to any order by plain autograd."""
-    tiles = whole(problem)
     B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
     dtype = problem.query.dtype
     if 0 in (B, H, L, S):
-        zero = (tiles.query.sum() + tiles.key.sum() + tiles.value.sum()) * 0  # keeps the graph
-        output = (tiles.query.new_zeros(B, H, L, tiles.value.shape[-1]) + zero).to(dtype)
-        return Outcome(output, None, *(tiles.query.new_zeros(B, H, L, S) for _ in range(2)))
+        ends = problem.query, problem.key, problem.value
+        graph = sum(tensor[..., :0].sum() for tensor in ends)  # an empty sum: zero, but tied to its tensor
+        empty = problem.query.new_zeros(B, H, L, S, dtype=problem.compute_dtype)
+        return Outcome(problem.query.new_zeros(B, H, L, problem.value.shape[-1]) + graph, None, empty, empty)
+    tiles = whole(problem)
     scores = tiles.scores(0, 0)
     weights = tiles.normalizer.weights(scores)
     dropped = F.dropout(weights, problem.dropout_p) if problem.dropout_p else weights

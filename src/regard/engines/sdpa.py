@@ -144,7 +144,9 @@ def _run(problem: Problem) -> Outcome:
 
 
 def _dispatch(problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
-    mask, scale = problem.mask, problem.scale
+    mask = problem.mask
+    query, scale = _scaled(query, problem.scale)
+    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     H, G = query.shape[1], key.shape[1]
     if mask is None:
         return _folded(query, key, value, scale, None, problem.dropout_p)
@@ -167,6 +169,11 @@ def _matrix(mask: masks.Dense, dtype: torch.dtype) -> Tensor:
     return values.to(dtype) if mask.has_bias else values.new_zeros((), dtype=dtype).where(values, -torch.inf)
 
 
+def _scaled(query: Tensor, scale: float) -> tuple[Tensor, float]:
+    """Return queries and a positive scale: the kernel masks first, and −inf times 0 or −1 is not what is meant."""
+    return (query, scale) if scale > 0 else (query * scale, 1.0)
+
+
 def _expanded(H: int, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t if t.shape[1] == H else t.repeat_interleave(H // t.shape[1], 1) for t in tensors)
 
@@ -187,7 +194,6 @@ def _kernel(
     if query.device.type != "cpu" or dropout_p or query.shape[-1] == 0:
         output = F.scaled_dot_product_attention(query, key, value, added, dropout_p, causal, scale=scale)
         return output, None
-    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     # The kernel behind F.scaled_dot_product_attention on the CPU, called by name for its log-sum-exp.
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, causal, attn_mask=added, scale=scale
@@ -232,9 +238,8 @@ def _plain(problem: Problem, added: Tensor | None, causal: bool) -> Tensor:
     key, value = _expanded(form.query.shape[1], form.key, problem.value.to(form.query.dtype))
     if added is not None and added.is_floating_point():
         added = added.to(form.query.dtype)
-    output = F.scaled_dot_product_attention(
-        form.query, key, value, added, problem.dropout_p, causal, scale=problem.scale
-    )
+    query, scale = _scaled(form.query, problem.scale)
+    output = F.scaled_dot_product_attention(query, key, value, added, problem.dropout_p, causal, scale=scale)
     return output.to(dtype)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor
 
@@ -11,11 +9,15 @@ from regard._aux import Aux, AuxRequest, TopK
 from regard._problem import Problem
 from regard.engines import dense
 from regard.engines.base import Outcome
-from regard.engines.tiles import Tiles
+from regard.engines.tiles import TILE_SIDE, Span, Tiles, tile_shape
 from regard.normalizers.base import Statistic
 
-#: Keys of a tile are compared in this many strided groups to find the largest: a group's maximum is cheap.
-GROUP = 16
+#: Keys that share a group when the largest are searched.
+GROUP = 32
+#: Tiles that a row collects before it is searched.
+PANEL = 4
+#: A log-weight so small that its weight is 0 in every dtype.
+FLOOR = -1e6
 
 
 def look(problem: Problem, outcome: Outcome, request: AuxRequest) -> Aux:
@@ -69,110 +71,148 @@ def _from_whole(scores: Tensor, weights: Tensor, request: AuxRequest, drawn: boo
     return found
 
 
-@dataclass
 class _Best:
-    """The largest scores of some rows so far, and their keys."""
+    """The k largest scores of each row of a row tile, and their keys.
 
-    k: int
-    scores: Tensor | None = None
-    keys: Tensor = field(default_factory=lambda: torch.empty(0))
+    Tiles collect in a panel. Its largest stand in the k groups with the largest maxima, and a group's maximum is
+    cheap while its tile is in the cache; so a panel is searched once, and only in a few places.
+    """
 
-    def add(self, scores: Tensor, start: int) -> None:
-        """Take a tile of scores (B, H, l, s) into account, whose first key is ``start``."""
-        width = scores.shape[-1]
-        groups = width // GROUP
-        if groups >= 2 * self.k and width % GROUP == 0:
-            # The k largest stand in the k groups with the largest maxima.
-            grouped = scores.unflatten(-1, (GROUP, groups))
-            chosen = grouped.amax(-2).topk(self.k, -1).indices  # (B, H, l, k)
-            index = chosen.unsqueeze(-2) + torch.arange(GROUP, device=scores.device).unsqueeze(-1) * groups
-            index = index.flatten(-2)
-            scores = scores.gather(-1, index)
-            keys = index + start
-        else:
-            keys = torch.arange(start, start + width, device=scores.device).expand(scores.shape)
-        if self.scores is not None:
-            scores, keys = torch.cat((self.scores, scores), -1), torch.cat((self.keys, keys), -1)
-        self.scores, index = scores.topk(min(self.k, scores.shape[-1]), -1)
+    def __init__(self, k: int, panel: Tensor, like: Tensor) -> None:
+        self.k, self.panel = k, panel  # (tiles, B, H, rows, cols)
+        self.cols = panel.shape[-1]
+        self.lanes = max(self.cols // GROUP, 1)
+        self.top = like.new_full((*like.shape[:-1], k), -torch.inf)
+        self.keys = torch.full_like(self.top, -1, dtype=torch.long)
+        self.starts: list[int] = []
+        self.maxima: list[Tensor] = []
+
+    def place(self, rows: int, cols: int) -> Tensor:
+        """Return where the next tile (B, H, rows, cols) is to be written."""
+        tile = self.panel[len(self.starts)]
+        if tile.shape[-1] > cols:
+            tile[..., cols:] = -torch.inf
+        return tile[:, :, :rows, :cols]
+
+    def add(self, start: int) -> None:
+        """Take the tile that was written into account, whose first key is ``start``."""
+        rows = self.top.shape[2]
+        tile = self.panel[len(self.starts), :, :, :rows]
+        self.maxima.append(tile.unflatten(-1, (-1, self.lanes)).amax(-2))
+        self.starts.append(start)
+        if len(self.starts) == len(self.panel):
+            self.search()
+
+    def search(self) -> None:
+        """Find the largest of the panel and of what was found before, and empty the panel."""
+        if not self.starts:
+            return
+        maxima, device = torch.cat(self.maxima, -1), self.top.device
+        B, H, rows = self.top.shape[:3]
+        group = maxima.topk(min(self.k, maxima.shape[-1]), -1, sorted=False).indices.unsqueeze(-1)  # (B, H, l, k, 1)
+        tile, lane = group // self.lanes, group % self.lanes
+        col = lane + torch.arange(0, self.cols, self.lanes, device=device)  # (B, H, l, k, GROUP)
+        row = torch.arange(B * H * self.panel.shape[3], device=device).view(B, H, -1, 1, 1)[:, :, :rows] * self.cols
+        found = self.panel.take(tile * self.panel.stride(0) + row + col).flatten(-2)
+        keys = (torch.tensor(self.starts, device=device)[tile] + col).flatten(-2)
+        top, keys = torch.cat((self.top, found), -1), torch.cat((self.keys, keys), -1)
+        self.top, index = top.topk(self.k, -1)
         self.keys = keys.gather(-1, index)
+        self.starts, self.maxima = [], []
 
 
-@dataclass
 class _Survey:
-    """The second pass: row tile by row tile, the scores once more."""
+    """The second pass: row tile by row tile, the scores once more.
 
-    problem: Problem
-    outcome: Outcome
-    request: AuxRequest
+    Buffers are made once: beside them, nothing that is large lives longer than a tile.
+    """
+
+    def __init__(self, problem: Problem, outcome: Outcome, request: AuxRequest) -> None:
+        self.problem, self.outcome, self.request = problem, outcome, request
+        B, H, L, S = _sizes(problem)
+        rows, cols = self._shape()
+        self.tiles = tiles = Tiles.of(problem, dense.needs_care(problem), (rows, cols))
+        self.k = min(request.topk, S)
+        self.weighs = request.entropy or request.received
+        new = tiles.query.new_empty
+        self.panel = new(min(PANEL, len(tiles.cols)) if self.k else 1, B, H, min(rows, L), cols)
+        self.scratch = new(self.panel.shape[1:])
+        fields = {"lse": request.lse, "max": request.max, "entropy": request.entropy}
+        self.found: dict[str, Tensor] = {name: new(B, H, L) for name, wanted in fields.items() if wanted}
+        if request.received:
+            self.found["received"] = tiles.query.new_zeros(B, H, S)
+        self.top, self.keys = new(B, H, L, self.k), new(B, H, L, self.k, dtype=torch.long)
 
     def run(self) -> dict[str, Tensor | TopK | None]:
-        request, tiles = self.request, Tiles.of(self.problem, dense.needs_care(self.problem))
-        B, H, _, S = _sizes(self.problem)
-        received = tiles.query.new_zeros(B, H, S) if request.received else None
-        rows = [self._row(tiles, row, received) for row in range(len(tiles.rows))]
-        found: dict[str, Tensor | TopK | None] = {
-            name: torch.cat([row[name] for row in rows], 2) for name in ("lse", "max", "entropy") if name in rows[0]
-        }
-        if received is not None:
-            found["received"] = received
-        if request.topk:
-            top, keys = (torch.cat([row[name] for row in rows], 2) for name in ("top", "keys"))
-            found["topk"] = TopK(top, keys)
-        return found
+        for row in range(len(self.tiles.rows)):
+            self._row(row)
+        topk = TopK(self.top, self.keys) if self.k or self.request.topk else None
+        return {**self.found, "topk": topk}
 
-    def _row(self, tiles: Tiles, row: int, received: Tensor | None) -> dict[str, Tensor]:
-        """Return the fields of one row tile, and add its weights to ``received``."""
-        request, like = self.request, tiles.like(tiles.rows[row])
-        found: dict[str, Tensor] = {}
-        statistic, peak, lse = self._statistic(tiles, row)
-        best = _Best(min(request.topk, self.problem.extent.S))
-        entropy = torch.zeros_like(like)
-        needs_weights = request.entropy or received is not None
-        if needs_weights or request.topk:
-            for col, cols in tiles.visible_cols(row):
-                scores = tiles.scores(row, col)
-                if request.topk:
-                    best.add(scores, cols.start)
-                if needs_weights:
-                    weights = tiles.normalizer.tile_weights(scores, statistic, tiles.kv_idx(col))
-                    if received is not None:
-                        received[:, :, cols.slice] += weights.sum(-2)
-                    if request.entropy:
-                        entropy = entropy + self._entropy(scores, weights, lse)
-        if request.lse:
-            found["lse"] = lse.squeeze(-1)
-        if request.max:
-            found["max"] = peak.squeeze(-1)
-        if request.entropy:
-            found["entropy"] = entropy.squeeze(-1)
-        if request.topk:
-            found["top"], found["keys"] = self._top(tiles, best, statistic)
-        return found
+    def _shape(self) -> tuple[int, int]:
+        """Return rows and columns of a tile: few rows and many columns, as a search pays by the row."""
+        rows, cols = tile_shape(self.problem, self.problem.score.pair_size(self.problem.query.shape[-1]))
+        S = self.problem.extent.S
+        while rows > 2 * TILE_SIDE and cols < min(S, 4096):
+            rows, cols = rows // 2, cols * 2
+        cols = min(cols, S)
+        return rows, -(-cols // GROUP) * GROUP
 
-    def _entropy(self, scores: Tensor, weights: Tensor, lse: Tensor) -> Tensor:
-        if self.problem.normalizer.online:  # −log weight is at hand: lse − score
-            surprise = torch.where(weights > 0, lse - scores, 0.0)
-            return torch.linalg.vecdot(weights, surprise).unsqueeze(-1)
-        return _entropy(weights).unsqueeze(-1)
+    def _row(self, row: int) -> None:
+        """Fill in the fields of one row tile."""
+        tiles, span, found = self.tiles, self.tiles.rows[row], self.found
+        like, count = tiles.like(span), span.stop - span.start
+        statistic, peak, lse = self._statistic(row)
+        base = statistic.offset if tiles.normalizer.online else like
+        best = _Best(self.k, self.panel, like) if self.k else None
+        entropy = like.new_zeros(like.shape[:-1])
+        for col, cols in tiles.visible_cols(row) if self.weighs or best else ():
+            size = count, cols.stop - cols.start
+            scores = best.place(*size) if best else self.panel[0, :, :, : size[0], : size[1]]
+            tiles.scores_minus(row, col, base, scores)  # for softmax, the log of the weight
+            if self.weighs:
+                entropy += self._weigh(scores, statistic, col, cols)
+            if best:
+                best.add(cols.start)
+        for name, field in (("lse", lse.squeeze(-1)), ("max", peak.squeeze(-1)), ("entropy", entropy)):
+            if name in found:
+                found[name][:, :, span.slice] = field
+        if best:
+            best.search()
+            self.top[:, :, span.slice], self.keys[:, :, span.slice] = self._top(best, statistic, base)
 
-    def _top(self, tiles: Tiles, best: _Best, statistic: Statistic) -> tuple[Tensor, Tensor]:
-        like = statistic.offset
-        if best.scores is None:  # rows that see nothing
-            width = best.k
-            return like.expand(*like.shape[:-1], width) * 0, like.new_full((*like.shape[:-1], width), -1, dtype=torch.long)
-        short = best.k - best.scores.shape[-1]  # fewer visible tiles than k keys
-        scores = torch.nn.functional.pad(best.scores, (0, short), value=-torch.inf)
-        keys = torch.nn.functional.pad(best.keys, (0, short), value=-1)
-        if tiles.normalizer.couples or not tiles.normalizer.convex:
-            weights = tiles.normalizer.tile_weights(scores, statistic, keys)
+    def _weigh(self, scores: Tensor, statistic: Statistic, col: int, cols: Span) -> Tensor:
+        """Add a tile's weights to what keys received, and return its share of the entropy (B, H, l)."""
+        tiles, normalizer = self.tiles, self.tiles.normalizer
+        weights = self.scratch[:, :, : scores.shape[2], : scores.shape[3]]
+        if normalizer.online:
+            torch.exp(scores, out=weights)
         else:
-            weights = (keys == statistic.shift).to(scores.dtype)
-        hidden = scores == -torch.inf
-        return weights.masked_fill(hidden, 0.0), keys.masked_fill(hidden, -1)
+            weights.copy_(normalizer.tile_weights(scores, statistic, tiles.kv_idx(col)))
+        if "received" in self.found:
+            self.found["received"][:, :, cols.slice] += weights.sum(-2)
+        if not self.request.entropy:
+            return weights.new_zeros(())
+        if not normalizer.online:
+            return _entropy(weights)
+        hides = tiles.kinds is not None or tiles.score.excludes
+        scores = scores.clamp(min=FLOOR) if hides else scores  # 0·−inf is not what is meant
+        return -torch.mul(weights, scores, out=weights).sum(-1)
 
-    def _statistic(self, tiles: Tiles, row: int) -> tuple[Statistic, Tensor, Tensor]:
+    def _top(self, best: _Best, statistic: Statistic, base: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weights of the best keys, and the keys; 0 and −1 where a row sees fewer."""
+        tiles = self.tiles
+        if tiles.normalizer.smooth:
+            weights = tiles.normalizer.tile_weights(best.top + base, statistic, best.keys)
+        else:
+            weights = (best.keys == statistic.shift).to(best.top.dtype)
+        hidden = best.top == -torch.inf
+        return weights.masked_fill(hidden, 0.0), best.keys.masked_fill(hidden, -1)
+
+    def _statistic(self, row: int) -> tuple[Statistic, Tensor, Tensor]:
         """Return the row statistic, the maximum and the log-sum-exp, sweeping only for what is not known."""
-        like, request = tiles.like(tiles.rows[row]), self.request
+        tiles, request = self.tiles, self.request
+        like = tiles.like(tiles.rows[row])
         known = None if self.outcome.lse is None else self.outcome.lse[:, :, tiles.rows[row].slice].unsqueeze(-1).to(like)
         peak, total = torch.full_like(like, -torch.inf), torch.zeros_like(like)
 
@@ -193,7 +233,7 @@ class _Survey:
             safe = torch.where(lse == -torch.inf, torch.inf, lse)
             return Statistic(torch.zeros_like(like), safe), peak, lse
         if not (request.entropy or request.received or request.topk):
-            return Statistic(like, like), peak, lse
+            return Statistic(like, like), peak, lse  # nothing needs weights
 
         def sweep(visit_tile: object) -> None:
             for col, _ in tiles.visible_cols(row):

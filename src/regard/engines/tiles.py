@@ -14,6 +14,7 @@ from regard._tracing import is_traced
 from regard.masks.base import EMPTY, FULL, MIXED, Mask
 from regard.normalizers.base import Normalizer
 from regard.scores.base import Score
+from regard.scores.dot_like import DotLike
 
 #: Numbers that one tile may hold at once: small enough for a cache, large enough that calls do not matter.
 TILE_SIZE = 1 << 20
@@ -153,6 +154,19 @@ class Tiles:
             scores = torch.where(excluded, -torch.inf, scores)
         return self._masked(scores, row, col, (b, h, q_idx, kv_idx))
 
+    def scores_minus(self, row: int, col: int, base: Tensor, out: Tensor) -> None:
+        """Write the scores of a tile less ``base`` (B, H, l, 1) to ``out`` (B, H, l, s), for reading only."""
+        plain = type(self.score).modify is Score.modify and isinstance(self.score, DotLike) and self.softcap is None
+        free = self.kinds is None or self.kinds[row][col] == FULL and not (self.mask is not None and self.mask.has_bias)
+        if not (plain and free and self.exact_key is None and out.is_contiguous()):
+            torch.sub(self.scores(row, col), base, out=out)
+            return
+        # The score of a dot product is one matrix product, which can subtract and scale on its way.
+        query = self.fold(self.query[:, :, self.rows[row].slice]).flatten(0, 1)
+        key = self.key[:, :, self.cols[col].slice].flatten(0, 1)
+        whole = out.view(key.shape[0], query.shape[1], key.shape[1])
+        torch.baddbmm(self.fold(base).flatten(0, 1), query, key.mT, beta=-1, alpha=self.scale, out=whole)
+
     def indices(self, rows: Span, cols: Span) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return b (B, 1, 1, 1), h (H, 1, 1), q_idx (l, 1) and kv_idx (s,) of a tile."""
         B, H = self.query.shape[:2]
@@ -238,5 +252,7 @@ def kinds_of(mask: Mask, problem: Problem, shape: tuple[int, int]) -> list[list[
     if blind:  # a branch on values is not possible
         return [[MIXED] * -(-extent.S // shape[1])] * -(-extent.L // shape[0])
     kinds = mask.tiles(extent, *shape)
+    if 0 in kinds.shape[:2]:
+        return []
     low, high = kinds.amin((0, 1)), kinds.amax((0, 1))
     return torch.where(low == high, low, MIXED).tolist()

@@ -100,7 +100,7 @@ def _fit(symbol: str, ink: int, cell: int) -> str:
     return symbol[:ink].center(ink).ljust(cell)
 
 
-def titled(alignments: Sequence[Alignment], function: str) -> list[Alignment]:
+def drawable(alignments: Sequence[Alignment], function: str) -> list[Alignment]:
     """Return the alignments as a list, or raise ValueError if there are none or one has no symbols."""
     if not alignments:
         raise rejected(function, "alignments", "have at least one alignment", "none")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from regard.inspect.alignment import Alignment, titled
+from regard.inspect.alignment import Alignment, drawable
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #fbfaf7; --ink: #1c2126; --soft: #667079; --line: #dcd9d1;
@@ -82,7 +82,7 @@ def render_html(alignments: Sequence[Alignment], *, heading: str = "Alignments",
     >>> "&lt;" in page, "http" in page
     (True, False)
     """
-    body = "\n".join(_section(alignment) for alignment in titled(alignments, "render_html"))
+    body = "\n".join(_section(alignment) for alignment in drawable(alignments, "render_html"))
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(heading)}</title>\n'

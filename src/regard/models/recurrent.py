@@ -40,7 +40,7 @@ class RecurrentConfig:
     encoder: int = 128
     decoder: int = 256
     features: int = 128
-    dropout: float = 0.1
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -215,9 +215,7 @@ class Pronouncer:
 def _symbols(path: Path, config: dict[str, Any], name: str) -> Vocabulary:
     symbols = config.get(name)
     if not isinstance(symbols, list) or not all(isinstance(symbol, str) and symbol for symbol in symbols):
-        raise rejected(
-            "load", str(path), f"have a field {name!r} with a list of symbols", "something else", ModelFileError
-        )
+        raise rejected("load", str(path), f"have a list of symbols {name!r}", "something else", ModelFileError)
     try:
         return Vocabulary(tuple(symbols))
     except ValueError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class Recipe:
         Whether matrix products run in bfloat16. None: where the processor has instructions for it.
     """
 
-    learning_rate: float = 2e-3
+    learning_rate: float = 5e-3
     warmup: float = 0.05
     weight_decay: float = 0.01
     clip: float = 1.0
@@ -136,7 +136,7 @@ def train(
             if report is not None:
                 report(progress)
     except KeyboardInterrupt:
-        progress = Progress(**{**vars(progress), "interrupted": True})
+        progress = replace(progress, interrupted=True)
     finally:
         model.eval()
     return progress

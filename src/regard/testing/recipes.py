@@ -41,11 +41,6 @@ def has_bias(recipe: Recipe | None) -> bool:
     return recipe[0] in BIASES or any(has_bias(part) for part in recipe[1:] if isinstance(part, tuple))
 
 
-def is_learnable(recipe: Recipe | None) -> bool:
-    """Whether the mask of a recipe holds a float tensor."""
-    return has_bias(recipe)
-
-
 def _where(offset: Any, extent: Extent, generator: torch.Generator) -> dict[str, Any]:
     """Return the arguments for an alignment by name, a fixed offset, or "each": one for each sequence."""
     if offset == "each":

@@ -36,7 +36,7 @@ class Weighing:
     couples: bool = True
     sparse: bool = False
 
-    def pull(self, weights: Array, grad: Array, normalizer: Normalizer) -> Array:
+    def pull(self, scores: Array, weights: Array, grad: Array, normalizer: Normalizer) -> Array:  # noqa: ARG002
         """Return the gradient to the scores, given that to the weights."""
         slope = self.slope(weights, normalizer)
         if not self.couples:

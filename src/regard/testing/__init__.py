@@ -1,0 +1,38 @@
+"""For tests: what attention should be, how far off an engine may be, and the laws that every part must keep.
+
+Needs the extra ``regard[testing]``; ``import regard`` never imports it. A new score, normalizer or engine is tested
+by registering it and running the suite:
+
+>>> from regard.testing import Case, judge
+>>> judge("budget", "streaming", Case(score="gaussian", mask=("causal", "upper_left"))).outcome
+'held'
+"""
+
+from regard.testing.budget import Budget
+from regard.testing.case import Call, Case
+from regard.testing.conformance import Verdict, judge
+from regard.testing.formulas import FORMULAS, register_formula
+from regard.testing.laws import LAWS, Law
+from regard.testing.oracle import Oracle
+from regard.testing.simplex import Weighing, register_weighing
+from regard.testing.statement import Statement
+from regard.testing.tiny import tiny_tiles
+from regard.testing.trial import Trial
+
+__all__ = [
+    "FORMULAS",
+    "LAWS",
+    "Budget",
+    "Call",
+    "Case",
+    "Law",
+    "Oracle",
+    "Statement",
+    "Trial",
+    "Verdict",
+    "Weighing",
+    "judge",
+    "register_formula",
+    "register_weighing",
+    "tiny_tiles",
+]

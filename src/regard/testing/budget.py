@@ -1,0 +1,103 @@
+"""What error is fair: twice that of the plain eager formula in the same dtype, plus one rounding (law 6).
+
+Eager's error on a single tiny problem may be small by luck, or nothing. It is therefore the largest over the problem
+and neighbours of it, whose inputs differ by a random relative 2⁻⁶, each against its own oracle: as many as make the
+largest of their errors a fair sample. Nothing here is a tolerance chosen by hand.
+
+One rounding is that of the result's dtype, relative to the *amplitude* of the result: the sum of the absolute values
+of the terms it is a sum of (Σ α |v| for an output Σ α v). Relative to the result itself it would be nothing where terms
+cancel, such as in the gradient to the score of an only key, α (d − d): eager happens to subtract two equal numbers
+there, but a formula that sums the same terms in another order does as well as can be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.testing.formulas import Array
+from regard.testing.oracle import Sized
+
+#: Pairs over which eager's error is sampled, at least: a problem of fewer gets neighbours to make them up.
+PAIRS = 512
+
+#: How many neighbours, at least and at most.
+FEW, MANY = 3, 15
+
+
+def neighbours(pairs: int) -> int:
+    """Return how many neighbours a problem of so many (query, key) pairs needs."""
+    return min(max(-(-PAIRS // max(pairs, 1)), FEW), MANY)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a result should be, and how far from it it may be.
+
+    Attributes
+    ----------
+    oracle : array
+    eager : float
+        The largest error of the eager formula, over the problem and its neighbours.
+    rounding : float
+        One rounding of the result's dtype.
+    """
+
+    oracle: Array
+    eager: float
+    rounding: float
+
+    @property
+    def limit(self) -> float:
+        """The largest fair error."""
+        return 2 * self.eager + self.rounding
+
+    @classmethod
+    def of(cls, oracle: Sized, eager: Tensor, dtype: torch.dtype) -> Budget:
+        """Return the budget of the first of K problems, given oracle (K, ...) and eager (K, ...)."""
+        return cls(oracle.value[0], error(oracle.value, eager), one_rounding(oracle.amplitude[0], dtype))
+
+    def check(self, what: str, result: Tensor) -> float:
+        """Raise AssertionError if a result is off by more than it may be; return error / limit."""
+        found = error(self.oracle, result)
+        if found <= self.limit:
+            return 0.0 if found == 0 else float(found / self.limit)
+        place, got, expected = _worst(self.oracle, result)
+        raise AssertionError(
+            f"{what} is off by {found:.3g}, where {self.limit:.3g} is fair (eager's own error {self.eager:.3g}, "
+            f"one rounding {self.rounding:.3g}): {got!r} at {place}, expected {expected!r}"
+        )
+
+
+def one_rounding(amplitude: Array, dtype: torch.dtype) -> float:
+    """Return the spacing of a dtype's numbers at the largest amplitude."""
+    largest = float(amplitude.max(initial=0.0))
+    info = torch.finfo(dtype)
+    return max(info.eps * largest, info.smallest_normal * info.eps) if largest else 0.0
+
+
+def error(oracle: Array, result: Tensor) -> float:
+    """Return the largest difference; equal infinities differ by nothing, NaN by infinity."""
+    got = array(result, oracle.dtype)
+    if got.size != oracle.size:
+        raise AssertionError(f"shape {tuple(result.shape)} where {oracle.shape} was expected")
+    got = got.reshape(oracle.shape)
+    with np.errstate(invalid="ignore"):
+        apart = np.where(got == oracle, 0, np.abs(got - oracle))
+    return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0.0))
+
+
+def array(tensor: Tensor, dtype: np.dtype[np.generic] | type[np.generic] = np.dtype(np.float64)) -> Array:
+    """Return a tensor as an array."""
+    return tensor.detach().double().cpu().numpy().astype(dtype)
+
+
+def _worst(oracle: Array, result: Tensor) -> tuple[tuple[int, ...], float, float]:
+    got = array(result, oracle.dtype).reshape(oracle.shape)
+    with np.errstate(invalid="ignore"):
+        apart = np.where(got == oracle, 0, np.abs(got - oracle))
+    place = np.unravel_index(int(np.where(np.isnan(apart), np.inf, apart).argmax()), oracle.shape)
+    return tuple(int(i) for i in place), float(got[place]), float(oracle[place])

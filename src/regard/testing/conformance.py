@@ -1,0 +1,89 @@
+"""The suite: every law on every score, normalizer, dtype and engine that is registered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from regard import engines
+from regard.engines import Engine
+from regard.normalizers.base import TABLE as NORMALIZERS
+from regard.testing import samples
+from regard.testing.case import Call, Case
+from regard.testing.draw import DTYPES, Source, draw
+from regard.testing.laws import LAWS, Law
+from regard.testing.laws.planning import refused
+from regard.testing.tiny import tiny_tiles
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of one case.
+
+    Attributes
+    ----------
+    law, engine : str
+    case : Case
+        As adapted to the law.
+    outcome : str
+        "held"; "refused", when the engine cannot run the case, and says so when named; or "broken".
+    reason : str
+        Why it is broken.
+    """
+
+    law: str
+    engine: str
+    case: Case
+    outcome: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """Return the verdict with code that repeats it."""
+        return f"{self.law} / {self.engine}: {self.reason}\n    judge({self.law!r}, {self.engine!r}, {self.case})"
+
+
+def judge(law: str | Law, engine: str | Engine, case: Case) -> Verdict:
+    """Check one law on one case with one engine; the case is taken as it is.
+
+    Examples
+    --------
+    >>> judge("empty rows", "streaming", Case(mask=("empty_rows",), queries=6)).outcome
+    'held'
+    """
+    the_law = LAWS[law] if isinstance(law, str) else law
+    the_engine = engines.TABLE[engine] if isinstance(engine, str) else engine
+    try:
+        with tiny_tiles(*case.tile):
+            if Call.of(case).refusal(the_engine) is not None:
+                refused(case, the_engine)
+                return Verdict(the_law.name, the_engine.name, case, "refused")
+            the_law(case, the_engine)
+    except Exception as error:  # whatever a law raises breaks it, and is part of the verdict
+        kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+        return Verdict(the_law.name, the_engine.name, case, "broken", f"{kind}{error}")
+    return Verdict(the_law.name, the_engine.name, case, "held")
+
+
+def combinations(engine: Engine) -> list[tuple[str, str, str]]:
+    """Return every (score, normalizer, dtype) that an engine runs in the plainest call."""
+    found = []
+    for score in samples.names():
+        for normalizer in NORMALIZERS:
+            found += [
+                (score, normalizer, dtype)
+                for dtype in DTYPES
+                if Call.of(Case(score, normalizer, dtype)).refusal(engine) is None
+            ]
+    return found
+
+
+#: How often a case is drawn again because it does not concern the law, or the engine refuses it.
+TRIES = 40
+
+
+def draw_for(source: Source, law: Law, engine: Engine, among: list[tuple[str, str, str]]) -> Case | None:
+    """Return a case, adapted to the law, that the engine runs; None if none was found in some tries."""
+    for _ in range(TRIES):
+        case = law.adapt(draw(source, *source.pick(among)))
+        if case is not None and (Call.of(case).refusal(engine) is None or source.pick((False,) * 9 + (True,))):
+            return case
+    return None

@@ -1,0 +1,115 @@
+"""How a case is drawn, from any source of choices: a random generator in a campaign, hypothesis in a test."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+from regard.testing import samples
+from regard.testing.case import Case
+from regard.testing.recipes import Recipe, has_bias
+
+T = TypeVar("T")
+
+
+class Source(Protocol):
+    """Where choices come from. The first of the options is the simplest."""
+
+    def pick(self, options: Sequence[T]) -> T:
+        """Return one of the options."""
+        ...
+
+    def seed(self) -> int:
+        """Return a number for a random generator."""
+        ...
+
+
+class Dice:
+    """Choices from Python's random numbers."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def pick(self, options: Sequence[T]) -> T:
+        """Return one of the options, each as likely as another."""
+        return self.random.choice(options)
+
+    def seed(self) -> int:
+        """Return a number below 2¹⁶."""
+        return self.random.randrange(1 << 16)
+
+
+#: Lengths; those past the usual tile are there to cross its border.
+LENGTHS = (3, 1, 2, 4, 5, 6, 7, 8, 9, 11, 13)
+WIDTHS = (3, 1, 2, 4, 8)
+TILES = ((4, 4), (3, 5), (2, 8), (8, 2), (16, 16))
+DTYPES = ("float32", "float32", "float64", "float64", "bfloat16", "float16")
+WHERE: tuple[Any, ...] = ("upper_left", "lower_right", 2, -1, "each")
+
+
+def draw(source: Source, score: str, normalizer: str, dtype: str) -> Case:
+    """Return a case of a score, a normalizer and a dtype; everything else is drawn."""
+    zero = source.pick(("",) * 30 + ("queries", "keys", "lead", "width", "value_width"))
+    lead = source.pick(((1,), (1,), (2,), (3,), (2, 2), (), (1, 2, 1)))
+    sizes: dict[str, Any] = {
+        "lead": lead,
+        "key_heads": source.pick((1, 2)),
+        "group": source.pick((1, 1, 2, 3)),
+        "queries": source.pick(LENGTHS),
+        "keys": source.pick(LENGTHS),
+        "width": source.pick(WIDTHS),
+        "value_width": source.pick(WIDTHS),
+    }
+    if zero:
+        sizes[zero] = (0,) if zero == "lead" else 0
+    if samples.mixes_widths(score) and source.pick((False, True)):
+        sizes["key_width"] = source.pick(WIDTHS)
+    return Case(
+        score, normalizer, dtype,
+        mask=mask(source, 2, True) if source.pick((False, True, True)) else None,
+        scale=source.pick((None, None, None, 0.5, 2.0, -1.0, 0.0)),
+        softcap=source.pick((None, None, None, None, 1.5, 20.0)),
+        magnitude=source.pick((1.0, 1.0, 1.0, 0.1, 4.0, 0.0)),
+        layout=source.pick(("plain", "plain", "transposed", "sliced", "expanded", "broadcast")),
+        learned=source.pick((False, False, False, True)),
+        wide=source.pick((False, False, True)),
+        tile=source.pick(TILES),
+        seed=source.seed(),
+        **sizes,
+    )  # fmt: skip
+
+
+def mask(source: Source, depth: int, bias: bool) -> Recipe:
+    """Return the recipe of a mask, composed of others up to a depth; only "and" takes masks with a bias."""
+    kind = source.pick(("single", "single", "and", "or", "not")) if depth else "single"
+    if kind == "and":
+        return "and", mask(source, depth - 1, bias), mask(source, depth - 1, bias)
+    if kind == "or":
+        return "or", mask(source, depth - 1, False), mask(source, depth - 1, False)
+    if kind == "not":
+        return "not", mask(source, depth - 1, False)
+    recipe = _single(source)
+    return ("causal", "upper_left") if has_bias(recipe) and not bias else recipe
+
+
+def _single(source: Source) -> Recipe:
+    where = source.pick(WHERE)
+    shared = source.pick(("LS", "bHLS", "BhLS", "BHLS", "BhlS", "bhlS", "bhLS"))
+    return source.pick((
+        ("causal", where),
+        ("window", source.pick((0, 1, 3, -1)), source.pick((0, 1, 2, -1)), where),
+        ("padding", source.pick((False, True))),
+        ("key_padding", source.pick((False, True))),
+        ("prefix", source.pick((2, 0, 5, "each"))),
+        ("sinks", source.pick((1, 0, 4))),
+        ("document", source.pick((False, True))),
+        ("packed",),
+        ("dilated", source.pick((2, 1, 3)), where),
+        ("dense", shared, source.pick((0.5, 0.8, 0.2))),
+        ("predicate", source.pick((3, 2))),
+        ("everything",),
+        ("bias", shared, source.pick((1.0, 0.8))),
+        ("alibi", source.pick((True, False)), where),
+        ("relative", source.pick((1, 3)), source.pick((False, True)), where),
+    ))  # fmt: skip

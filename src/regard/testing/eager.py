@@ -1,0 +1,106 @@
+"""The plain eager formula in the call's own dtype: the measure of what error is fair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regard.testing.statement import Statement, indices
+
+
+@dataclass(frozen=True)
+class Eager:
+    """Score, scale, softcap, mask, normalize, read, each written in one line of torch, nothing upcast.
+
+    It runs on a statement's problems at once, the neighbours K stacked into the batch.
+    """
+
+    statement: Statement
+
+    @cached_property
+    def leaves(self) -> dict[str, Tensor]:
+        """Return what gradients are taken to: (K, ...) inputs, and the tensors of the parts as they are."""
+        s = self.statement
+        found = {
+            name: getattr(s, name).detach().clone().requires_grad_() for name in ("query", "key", "value")
+        }
+        for what, part in (("score", s.score), ("mask", s.mask)):
+            tensors = [] if part is None else part.tensors()
+            found |= {
+                f"{what} tensor {i}": t.detach().clone().requires_grad_() for i, t in enumerate(tensors) if t.requires_grad
+            }
+        return found
+
+    def _rows(self, name: str) -> Tensor:
+        s = self.statement
+        rows: Tensor = s.canonical(self.leaves[name]).flatten(0, 1)
+        return rows.repeat_interleave(s.heads // rows.shape[1], 1) if rows.shape[1] else rows
+
+    def _part(self, what: str) -> list[Tensor]:
+        s = self.statement
+        part = s.score if what == "score" else s.mask
+        assert part is not None
+        tensors = [self.leaves.get(f"{what} tensor {i}", t) for i, t in enumerate(part.tensors())]
+        return [t.to(s.query.dtype) if t.is_floating_point() else t for t in tensors]
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """Scores after scale, softcap, bias and mask (K·B, H, L, S)."""
+        s = self.statement
+        score = s.score.with_tensors(self._part("score"))
+        b, h, q_idx, kv_idx = (i.to(s.query.device) for i in indices(s.extent))
+        with torch.enable_grad():
+            scores = score.compare(*score.project(self._rows("query"), self._rows("key")))
+            excluded = scores == -torch.inf
+            scores = torch.where(excluded, 0.0, scores) * s.scale
+            scores = score.modify(scores, b.repeat(s.query.shape[0], 1, 1, 1), h, q_idx, kv_idx).to(s.query.dtype)
+            excluded = excluded | (scores == -torch.inf)
+            if s.softcap is not None:
+                scores = s.softcap * torch.tanh(scores / s.softcap)
+            if s.mask is not None and s.mask.has_bias:
+                bias = s.mask.with_tensors(self._part("mask")).bias(b, h, q_idx, kv_idx)
+                assert bias is not None
+                scores = scores + bias.to(scores.dtype).expand(s.visible.shape).repeat(s.query.shape[0], 1, 1, 1)
+            visible = torch.from_numpy(s.visible).to(scores.device).repeat(s.query.shape[0], 1, 1, 1)
+            return torch.where(visible & ~excluded, scores, -torch.inf)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Weights (K·B, H, L, S)."""
+        with torch.enable_grad():
+            return self.statement.normalizer.weights(self.scores)
+
+    @cached_property
+    def output(self) -> Tensor:
+        """Σ weights · values (K·B, H, L, V)."""
+        s = self.statement
+        with torch.enable_grad():
+            weights = self.weights
+            if s.keep is not None:
+                keep = torch.from_numpy(s.keep.astype("float64")).to(weights)
+                weights = weights * keep.repeat(s.query.shape[0], 1, 1, 1)
+            return weights @ self._rows("value")
+
+    def gradients(self, grad: Tensor) -> dict[str, Tensor]:
+        """Return the gradients of ``(output · grad).sum()`` of each problem, K in front; grad (B, H, L, V)."""
+        K = self.statement.query.shape[0]
+        grads = grad.to(self.output.dtype).repeat(K, 1, 1, 1)
+        rows = {name: self.leaves[name] for name in ("query", "key", "value")}
+        found = _autograd(self.output, rows, grads)
+        shared = {name: leaf for name, leaf in self.leaves.items() if name not in rows}
+        if shared:  # tensors that the problems have in common, one problem at a time
+            each = []
+            for k in range(K):
+                share = torch.zeros_like(grads).unflatten(0, (K, -1))
+                share[k] = grad
+                each.append(_autograd(self.output, shared, share.flatten(0, 1)))
+            found |= {name: torch.stack([one[name] for one in each]) for name in shared}
+        return found
+
+
+def _autograd(output: Tensor, leaves: dict[str, Tensor], grad: Tensor) -> dict[str, Tensor]:
+    found = torch.autograd.grad(output, list(leaves.values()), grad, retain_graph=True, allow_unused=True)
+    return {name: torch.zeros_like(t) if g is None else g for (name, t), g in zip(leaves.items(), found)}

@@ -1,0 +1,166 @@
+"""Law 6, the error budget: of outputs, of gradients, and of everything that can be asked beside the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.engines import Engine
+from regard.testing.budget import Budget, array
+from regard.testing.case import Call, Case
+from regard.testing.formulas import Array
+from regard.testing.laws.base import law, require
+from regard.testing.oracle import Sized
+from regard.testing.trial import Trial, is_judged
+
+
+def judged(case: Case) -> Case | None:
+    """Keep cases that an oracle answers."""
+    call = Call.of(case)
+    if is_judged(call):
+        return case
+    return None if call.normalizer.random else case.but(dtype="float32")
+
+
+@law("budget", "An output errs at most twice as much as the plain eager formula, plus one rounding.", judged, share=2)
+def budget(case: Case, engine: Engine) -> None:
+    """Law 6 for outputs."""
+    call = Call.of(case)
+    Trial(call).check_output(call.run(engine))
+
+
+@law("gradient budget", "So do gradients to query, key, value and every tensor of score and mask.", judged, share=2)
+def gradient_budget(case: Case, engine: Engine) -> None:
+    """Law 6 for gradients."""
+    call = Call.of(case)
+    leaves = call.leaves()
+    Trial(call).check_call(call.run(engine), leaves)
+
+
+def _is_drawn(case: Case) -> Case | None:
+    return case if Call.of(case).normalizer.random else None
+
+
+@law("drawn", "A draw weighs one visible key of each row with 1, and the output reads that key's value.", _is_drawn)
+def drawn(case: Case, engine: Engine) -> None:
+    """What can be said of a random normalizer: its weights are one-hot, and the output follows from them."""
+    call = Call.of(case)
+    output, aux = call.look(engine, weights=True, scores=True)
+    assert aux.weights is not None and aux.scores is not None
+    weights, visible = aux.weights.detach().double(), aux.scores.detach() > -torch.inf
+    require(((weights == 0) | visible).all(), "a hidden key has weight")
+    require(((weights == 0) | (weights == 1)).all(), "a weight is neither 0 nor 1")
+    require((weights.sum(-1) == visible.any(-1)).all(), "a row has not drawn one key")
+    value = call.value.detach().double().repeat_interleave(case.group, -3)
+    rounding = torch.finfo(output.dtype).eps * float(value.abs().max()) if value.numel() else 0.0
+    apart = (weights @ value - output.detach().double()).abs()
+    worst = float(apart.max()) if apart.numel() else 0.0
+    require(worst <= rounding, f"the output is not the value that was drawn, but {worst:.3g} off")
+
+
+#: Each field of Aux that is one number per row (or key), from oracle scores and weights, and from eager's.
+Field = tuple[Callable[[Array, Array], Array], Callable[[Tensor, Tensor], Tensor]]
+
+
+def _lse(scores: Array, weights: Array) -> Array:  # noqa: ARG001
+    peak = scores.max(-1, initial=-np.inf)
+    safe = np.where(peak == -np.inf, 0, peak)
+    with np.errstate(divide="ignore"):
+        return np.log(np.exp(scores - safe[..., None]).sum(-1)) + safe
+
+
+def _surprise(weights: Array) -> Array:
+    return np.where(weights > 0, -weights * np.log(np.where(weights > 0, weights, 1)), 0).sum(-1)
+
+
+def _entropy(weights: Tensor) -> Tensor:
+    return -torch.special.xlogy(weights, weights).sum(-1)
+
+
+def _peak(scores: Tensor) -> Tensor:
+    return scores.amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -torch.inf)
+
+
+FIELDS: dict[str, Field] = {
+    "lse": (_lse, lambda s, w: torch.logsumexp(s, -1)),  # noqa: ARG005
+    "max": (lambda s, w: s.max(-1, initial=-np.inf), lambda s, w: _peak(s)),  # noqa: ARG005
+    "entropy": (lambda s, w: _surprise(w), lambda s, w: _entropy(w)),  # noqa: ARG005
+    "received": (lambda s, w: w.sum(-2), lambda s, w: w.sum(-2)),  # noqa: ARG005
+    "weights": (lambda s, w: w, lambda s, w: w),  # noqa: ARG005
+    "scores": (lambda s, w: s, lambda s, w: s),  # noqa: ARG005
+}
+
+
+@law("aux", "Everything that can be asked beside the output is within budget, too.", judged)
+def aux_fields(case: Case, engine: Engine) -> None:
+    """Every field of Aux against the oracle; rows that hang on rounding are left out."""
+    call = Call.of(case)
+    k = 1 + case.seed % 4
+    wanted = [name for i, name in enumerate(FIELDS) if case.seed >> i & 1 or name == "lse"]
+    _, aux = call.look(engine, topk=k, **dict.fromkeys(wanted, True))
+    trial = Trial(call)
+    decided = ~trial.undecided
+    for name in wanted:
+        found = getattr(aux, name)
+        require(found is not None, f"aux.{name} was asked for and is missing")
+        if name == "received" and not decided.all():
+            continue  # a sum over rows, some of which are undecided
+        _check_field(trial, name, found, decided)
+    assert aux.topk is not None
+    _check_topk(trial, aux.topk.weights, aux.topk.indices, decided, min(k, case.keys))
+
+
+def _check_field(trial: Trial, name: str, found: Tensor, decided: Array) -> None:
+    ours, theirs = FIELDS[name]
+    scores, weights = trial.oracle.scores, trial.oracle.weights
+    right = ours(scores, weights)
+    eager = theirs(trial.eager.scores.detach(), trial.eager.weights.detach()).double().numpy()
+    eager = eager.reshape(right.shape)
+    got = array(found, right.dtype).reshape(right.shape[1:])
+    if name != "received":
+        mask = decided if right.ndim == 4 else decided[..., None]
+        right, eager, got = (np.where(mask, x, 0) for x in (right, eager, got))
+    finite = np.where(np.isfinite(right), abs(right), 0)
+    amplitude = np.maximum(finite, _amplitude(trial, name, finite))
+    budget = Budget.of(Sized(right, amplitude), torch.from_numpy(eager.astype("float64")), found.dtype)
+    budget.check(f"aux.{name}", torch.from_numpy(got.astype("float64")))
+
+
+def _amplitude(trial: Trial, name: str, finite: Array) -> Array:
+    """Return the size of what a field is a sum or a difference of."""
+    scores = np.where(np.isfinite(trial.oracle.scores), abs(trial.oracle.scores), 0)
+    if name in ("lse", "max", "entropy"):
+        return finite + scores.max(-1, initial=0)
+    return finite
+
+
+def _check_topk(trial: Trial, top: Tensor, keys: Tensor, decided: Array, k: int) -> None:
+    """Check that the weights are the k largest, and that the indices say where they are."""
+    weights, scores = trial.oracle.weights, trial.oracle.scores
+    shape = (*weights.shape[1:-1], k)
+    require(top.numel() == np.prod(shape) and keys.shape == top.shape, f"topk has shape {tuple(top.shape)}, not {shape}")
+    ranked = -np.sort(-weights, axis=-1)[..., :k]
+    eager = trial.eager.weights.detach().double().sort(-1, descending=True).values[..., :k]
+    budget = Budget.of(
+        Sized(ranked * decided[..., None], ranked), eager.reshape(ranked.shape) * torch.from_numpy(decided[..., None]), top.dtype
+    )  # fmt: skip
+    budget.check("aux.topk.weights", top.detach().reshape(shape).double() * torch.from_numpy(decided[..., None]))
+    index = keys.cpu().numpy().reshape(shape)
+    seen = (scores[0] > -np.inf).sum(-1)
+    _check_indices(index, seen, weights[0], array(top).reshape(shape), decided, budget.limit)
+
+
+def _check_indices(index: Array, seen: Array, weights: Array, top: Array, decided: Array, limit: float) -> None:
+    for place in np.argwhere(decided):
+        row, size = index[tuple(place)], int(seen[tuple(place)])
+        real = row[row >= 0]
+        where = f"row {tuple(int(i) for i in place)}"
+        require(len(real) == min(len(row), size), f"aux.topk.indices name {len(real)} keys where {size} are seen, {where}")
+        require(len(set(real.tolist())) == len(real), f"aux.topk.indices name a key twice, {where}: {row}")
+        told = weights[tuple(place)][real]
+        off = np.abs(told - top[tuple(place)][: len(real)]).max(initial=0)
+        require(off <= limit, f"aux.topk.indices name keys whose weights are {off:.3g} off, {where}: {row}")
+

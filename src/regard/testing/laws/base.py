@@ -1,0 +1,71 @@
+"""What a law is: a function that takes a case and an engine, and raises AssertionError where the law is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from regard.engines import Engine
+from regard.testing.case import Call, Case
+
+#: Raises AssertionError where the law is broken.
+Check = Callable[[Case, Engine], None]
+
+#: Turns any case into one that the law speaks of, or None.
+Adapt = Callable[[Case], Case | None]
+
+
+@dataclass(frozen=True)
+class Law:
+    """One law.
+
+    Attributes
+    ----------
+    name : str
+    statement : str
+        What must hold, in a sentence.
+    check : callable
+    adapt : callable
+    share : float
+        How often a campaign tries it, relative to others; less for laws that take long to check.
+    """
+
+    name: str
+    statement: str
+    check: Check
+    adapt: Adapt
+    share: float
+
+    def __call__(self, case: Case, engine: Engine) -> None:
+        """Check the law; the case must have been adapted."""
+        self.check(case, engine)
+
+
+#: Every law by name, in the order of the contract.
+LAWS: dict[str, Law] = {}
+
+
+def any_case(case: Case) -> Case:
+    """Adapt nothing."""
+    return case
+
+
+def law(name: str, statement: str, adapt: Adapt = any_case, share: float = 1.0) -> Callable[[Check], Check]:
+    """Decorator: put a function into the table of laws."""
+
+    def add(check: Check) -> Check:
+        LAWS[name] = Law(name, statement, check, adapt, share)
+        return check
+
+    return add
+
+
+def pieces(case: Case) -> Call:
+    """Return the tensors and parts of a case."""
+    return Call.of(case)
+
+
+def require(condition: object, message: str) -> None:
+    """Raise AssertionError with a message unless the condition holds."""
+    if not bool(condition):
+        raise AssertionError(message)

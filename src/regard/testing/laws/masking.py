@@ -1,0 +1,194 @@
+"""Laws 1, 2 and 5: rows that see nothing, keys that nobody sees, and the future."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.engines import Engine
+from regard.testing.budget import Budget
+from regard.testing.case import Call, Case, gradients
+from regard.testing.laws.accuracy import judged
+from regard.testing.laws.base import law, require
+from regard.testing.oracle import Sized
+from regard.testing.statement import look
+from regard.testing.trial import Trial, is_judged
+
+
+def _with_empty_rows(case: Case) -> Case | None:
+    return case.masked(("empty_rows",)) if case.queries and case.keys else None
+
+
+@law("empty rows", "A row that may attend to nothing gives 0, weights 0, lse −inf, and zero gradients.", _with_empty_rows)
+def empty_rows(case: Case, engine: Engine) -> None:
+    """Law 1."""
+    call = Call.of(case)
+    leaves = call.leaves()
+    output, aux = call.look(engine, lse=True, max=True, entropy=True, received=True, topk=2, weights=True)
+    problem = call.problem()
+    empty = torch.from_numpy(~look(problem.mask, problem.extent)[0].any(-1)).to(output.device)
+    rows = empty.unsqueeze(-1)
+
+    def at(tensor: Tensor | None, width: bool) -> Tensor:
+        assert tensor is not None
+        shape = (*empty.shape, -1) if width and tensor.numel() else empty.shape
+        return tensor.detach().reshape(shape)[empty] if tensor.numel() else tensor
+
+    assert aux.topk is not None
+    require((at(output, True) == 0).all(), "an empty row has an output that is not 0")
+    require((at(aux.weights, True) == 0).all(), "an empty row has weights that are not 0")
+    require((at(aux.lse, False) == -torch.inf).all(), "an empty row has an lse that is not −inf")
+    require((at(aux.max, False) == -torch.inf).all(), "an empty row has a max that is not −inf")
+    require((at(aux.entropy, False) == 0).all(), "an empty row has an entropy that is not 0")
+    require((at(aux.topk.weights, True) == 0).all(), "an empty row has a topk weight that is not 0")
+    require((at(aux.topk.indices, True) == -1).all(), "an empty row names keys in topk.indices")
+    require(output.isfinite().all(), "an output is not finite")
+    assert aux.received is not None
+    require(aux.received.isfinite().all(), "aux.received is not finite")
+    if not output.requires_grad:
+        return
+    for name, gradient in gradients(output, leaves, torch.ones_like(output)).items():
+        require(gradient.isfinite().all(), f"the gradient to {name} is not finite")
+    output = call.run(engine)
+    upstream = rows.expand(*empty.shape, case.value_width).reshape(output.shape).to(output.dtype)
+    for name, gradient in gradients(output, leaves, upstream).items():
+        require((gradient == 0).all(), f"empty rows give a gradient to {name}")
+
+
+def _with_hidden_keys(case: Case) -> Case | None:
+    if not case.keys or case.extent.B == 0 or case.extent.H == 0 or case.layout in ("expanded", "broadcast"):
+        return None
+    judged_case = judged(case)
+    return None if judged_case is None else judged_case.masked(("hidden_keys",))
+
+
+def poisoned(call: Call, hidden: Tensor, seed: int) -> tuple[Call, Call]:
+    """Return the call with NaN, inf and −inf in the rows ``hidden`` (B, G, S) of key and value, and with 0 there."""
+    generator = torch.Generator().manual_seed(seed)
+    kinds = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0])
+
+    def spoiled(tensor: Tensor) -> Tensor:
+        bad = kinds[torch.randint(4, tensor.shape, generator=generator)].to(tensor)
+        return torch.where(hidden.view(*tensor.shape[:-1], 1), bad, tensor).detach()
+
+    def clean(tensor: Tensor) -> Tensor:
+        return torch.where(hidden.view(*tensor.shape[:-1], 1), 0.0, tensor).detach()
+
+    return (
+        call.but(key=spoiled(call.key), value=spoiled(call.value)),
+        call.but(key=clean(call.key), value=clean(call.value)),
+    )
+
+
+def unseen(call: Call) -> Tensor:
+    """Return which keys (B, G, S) no query may attend to."""
+    problem = call.problem()
+    seen = look(problem.mask, problem.extent)[0].any(-2)  # (B, H, S)
+    B, H, S = seen.shape
+    return torch.from_numpy(~seen.reshape(B, problem.key.shape[1], -1, S).any(2)).to(call.query.device)
+
+
+@law("no leak", "NaN or inf in a key or value that nobody sees changes nothing, gradients included.", _with_hidden_keys)
+def no_leak(case: Case, engine: Engine) -> None:
+    """Law 2."""
+    call = Call.of(case)
+    hidden = unseen(call)
+    spoiled, clean = poisoned(call, hidden, case.seed)
+    leaves = spoiled.leaves()
+    with torch.no_grad():
+        quiet = spoiled.run(engine)
+    require(quiet.isfinite().all(), "what nobody sees makes an output not finite, where no gradient is wanted")
+    trial = Trial(clean)
+    trial.check_output(quiet, "output, where no gradient is wanted,")
+    output = spoiled.run(engine)
+    require(output.isfinite().all(), "what nobody sees makes an output not finite, where a gradient is wanted")
+    if not output.requires_grad:
+        trial.check_output(output)
+        return
+    upstream = trial.upstream(output)
+    found = gradients(output, leaves, upstream)
+    for name, gradient in found.items():
+        require(gradient.isfinite().all(), f"what nobody sees makes the gradient to {name} not finite")
+    for name in ("key", "value"):
+        require((found[name][hidden.view(found[name].shape[:-1])] == 0).all(), f"an unseen {name} gets a gradient")
+    trial.check_output(output)
+    trial.check_gradients(found, upstream)
+
+
+@law("contained", "NaN or inf in a key or value that some see leaves the others as they were.", _with_hidden_keys)
+def contained(case: Case, engine: Engine) -> None:
+    """Law 2 for each pair: a bad key has no influence on rows that may not attend to it."""
+    call = Call.of(case)
+    problem = call.problem()
+    visible = look(problem.mask, problem.extent)[0]
+    B, H, _, S = visible.shape
+    bad = torch.zeros(B, problem.key.shape[1], S, dtype=torch.bool)
+    bad[..., case.seed % S] = True
+    spoiled, clean = poisoned(call, bad.to(call.query.device), case.seed)
+    safe = ~visible[..., case.seed % S]  # (B, H, L)
+    with torch.no_grad():
+        output = spoiled.run(engine)
+    trial = Trial(clean)
+    kept = torch.from_numpy(safe & ~trial.undecided).unsqueeze(-1)
+    right, K = trial.oracle.output, trial.statement.query.shape[0]
+    mask = kept.numpy()
+    budget = Budget.of(
+        Sized(right.value * mask, right.amplitude * mask),
+        trial.eager.output.detach().unflatten(0, (K, -1)).double() * kept,
+        output.dtype,
+    )
+    got = trial.canonical(output).double().cpu()
+    budget.check("the output of rows that do not see a bad key", torch.where(kept, got, 0.0))
+
+
+def _causal(case: Case) -> Case | None:
+    if not case.queries or not case.keys or case.layout in ("expanded", "broadcast"):
+        return None
+    causal = case.but(mask=("causal", "upper_left")) if case.seed % 3 == 0 else case.masked(("causal", "upper_left"))
+    return None if Call.of(causal).normalizer.random else causal
+
+
+@law("causality", "Under a causal mask, output i does not depend on rows after i, and gives them no gradient.", _causal)
+def causality(case: Case, engine: Engine) -> None:
+    """Law 5."""
+    call = Call.of(case)
+    i = case.seed % case.queries
+    leaves = call.leaves()
+    output = call.run(engine)
+    other = call.but(**{
+        name: _changed_after(getattr(call, name), i, size) for name, size in (("query", 2), ("key", 4), ("value", 64))
+    })  # fmt: skip
+    with torch.no_grad():
+        changed = other.run(engine)
+    same = output.detach()[..., : i + 1, :], changed[..., : i + 1, :]
+    if not torch.equal(*same):
+        require(same[1].isfinite().all(), "later rows make an earlier output not finite")
+        require(is_judged(call), f"outputs up to {i} change with later rows, by {(same[0] - same[1]).abs().max():.3g}")
+        _check_rows_up_to(Trial(call), i, changed)
+    if not output.requires_grad:
+        return
+    upstream = torch.ones_like(output)
+    upstream[..., i + 1 :, :] = 0
+    for name, gradient in gradients(output, leaves, upstream).items():
+        if name in ("query", "key", "value"):
+            require((gradient[..., i + 1 :, :] == 0).all(), f"rows of {name} after {i} get a gradient from rows up to it")
+
+
+def _changed_after(tensor: Tensor, i: int, size: float) -> Tensor:
+    changed = tensor.detach().clone()
+    changed[..., i + 1 :, :] = -size * changed[..., i + 1 :, :].flip(-1) + 0.5
+    return changed
+
+
+def _check_rows_up_to(trial: Trial, i: int, output: Tensor) -> None:
+    """A search for a threshold may take other steps: then a rounding is all that may differ."""
+    undecided = trial.undecided.copy()
+    undecided[..., i + 1 :] = True
+    mask = ~undecided[..., None]
+    K = trial.statement.query.shape[0]
+    eager = trial.eager.output.detach().unflatten(0, (K, -1)).double() * torch.from_numpy(mask)
+    right = trial.oracle.output
+    budget = Budget.of(Sized(right.value * mask, right.amplitude * mask), eager, output.dtype)
+    got = np.where(mask, trial.canonical(output).double().cpu().numpy(), 0)
+    budget.check(f"with later rows changed, an output up to row {i}", torch.from_numpy(got))

@@ -1,0 +1,75 @@
+"""What is promised of a call beside its numbers: plans, refusals, and that asking changes nothing."""
+
+from __future__ import annotations
+
+import torch
+
+import regard
+from regard import _plan, engines
+from regard.engines import Engine
+from regard.testing.case import Call, Case
+from regard.testing.laws.base import law, require
+
+
+@law("asking", "Asking for more than the output does not change it by a bit.")
+def asking(case: Case, engine: Engine) -> None:
+    """Aux never changes the output."""
+    call = Call.of(case)
+    wishes: list[dict[str, int]] = [{"lse": True}, {"topk": 2, "entropy": True}, {"received": True, "max": True}]
+    wishes += [{"weights": True}, {"scores": True, "lse": True}, {}]
+    torch.manual_seed(case.seed)
+    plain = call.run(engine)
+    wish = wishes[case.seed % len(wishes)]
+    torch.manual_seed(case.seed)
+    asked, aux = call.look(engine, **wish)
+    require(torch.equal(plain.nan_to_num(), asked.nan_to_num()), f"asking for {wish} changes the output")
+    for name in ("lse", "max", "entropy", "topk", "received", "weights", "scores"):
+        given = getattr(aux, name) is not None
+        require(given == (name in wish), f"aux.{name} is {'given' if given else 'missing'} after asking for {wish}")
+
+
+@law("plan", "What explain says is what runs.", share=0.5)
+def plan(case: Case, engine: Engine) -> None:
+    """The plan names every engine once, and the chosen one runs, to the same bits as when it is named."""
+    call = Call.of(case)
+    told = regard.explain(**call.arguments(), engine="auto")
+    names = {told.engine.name, *told.others}
+    require(names == set(engines.TABLE), f"the plan speaks of {sorted(names)}, not of every engine")
+    for name, reason in told.others.items():
+        refusal = call.refusal(engines.TABLE[name])
+        says = reason.startswith("cannot")
+        require(says == (refusal is not None), f"the plan says of {name} {reason!r}; it refuses because {refusal}")
+    named = regard.explain(**call.arguments(), engine=engine)
+    require(named.engine is engine, f"explain names {named.engine.name} where {engine.name} was asked for")
+    require(str(told) and str(named), "a plan does not print")
+    if told.engine is not engine:
+        return
+    torch.manual_seed(case.seed)
+    chosen = call.run("auto")
+    torch.manual_seed(case.seed)
+    require(torch.equal(chosen.nan_to_num(), call.run(engine).nan_to_num()), "auto gives other bits than its engine")
+
+
+@law("workspace", "Auto never picks an engine that grows with L×S where another does not.", share=0.3)
+def workspace(case: Case, engine: Engine) -> None:
+    """The rule of the choice, over all engines."""
+    problem = Call.of(case).problem()
+    chosen = _plan.choose(problem, "auto")
+    steady = engine.refusal(problem) is None and not engine.grows(problem)
+    require(not (steady and chosen.grows(problem)), f"auto picks {chosen.name}, which grows, though {engine.name} does not")
+    cost = engine.cost(problem)
+    require(cost.grows == engine.grows(problem), "cost().grows is not grows()")
+    require(min(cost.flops, cost.bytes_read, cost.workspace) >= 0, f"a negative cost: {cost}")
+
+
+def refused(case: Case, engine: Engine) -> None:
+    """Check that an engine which refuses a call says so when it is named, with its reason."""
+    call = Call.of(case)
+    reason = call.refusal(engine)
+    assert reason is not None
+    try:
+        call.run(engine)
+    except ValueError as error:
+        require(engine.name in str(error) and reason in str(error), f"the error does not tell the reason: {error}")
+    else:
+        raise AssertionError(f"{engine.name} runs what it refuses because {reason}")

@@ -1,0 +1,179 @@
+"""Law 9: torch's transforms of functions, and derivatives of derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regard
+from regard.engines import Engine
+from regard.testing.budget import Budget
+from regard.testing.case import Call, Case, gradients
+from regard.testing.laws.accuracy import judged
+from regard.testing.laws.base import law, require
+from regard.testing.trial import Trial
+
+
+def _small(case: Case) -> Case | None:
+    """Reduce a case to what gradcheck can afford, away from points that have no derivative."""
+    if 0 in (*case.extent.__dict__.values(), case.width, case.value_width) or case.layout != "plain":
+        return None
+    case = case.but(
+        dtype="float64", queries=min(case.queries, 3), keys=min(case.keys, 4), lead=case.lead[:1] and (1,),
+        magnitude=0.5, width=min(case.width, 2), key_width=min(case.key_width, 2), group=min(case.group, 2),
+        value_width=min(case.value_width, 2), tile=(2, 3),
+        scale=None if case.scale == 0.0 else case.scale,
+    )  # fmt: skip
+    call = Call.of(case)
+    if not call.normalizer.smooth or judged(case) is None:
+        return None
+    return None if Trial(call).undecided.any() else case
+
+
+def function(call: Call, engine: Engine) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    """Return the output as a function of the call's leaves, and the leaves."""
+    leaves = call.leaves()
+    inputs = tuple(leaves.values())
+
+    def run(query: Tensor, key: Tensor, value: Tensor, *inside: Tensor) -> Tensor:
+        remaining = list(inside)
+
+        def take(tensor: Tensor) -> Tensor:
+            return remaining.pop(0) if tensor.requires_grad else tensor
+
+        score = call.score.map_tensors(take)
+        mask = None if call.mask is None else call.mask.map_tensors(take)
+        return call.but(query=query, key=key, value=value, score=score, mask=mask).run(engine)
+
+    return run, inputs
+
+
+@law("gradcheck", "Gradients in float64 agree with differences.", _small, share=0.3)
+def gradcheck(case: Case, engine: Engine) -> None:
+    """``torch.autograd.gradcheck``, in its fast mode."""
+    run, inputs = function(Call.of(case), engine)
+    torch.manual_seed(case.seed)
+    require(torch.autograd.gradcheck(run, inputs, fast_mode=True, raise_exception=False), "gradcheck fails")
+
+
+@law("second derivatives", "gradgradcheck and forward mode hold, or an error names an engine which can.", _small, share=0.3)
+def second_derivatives(case: Case, engine: Engine) -> None:
+    """``gradgradcheck`` and ``jvp`` where an engine claims them; elsewhere, the error."""
+    call = Call.of(case)
+    run, inputs = function(call, engine)
+    if not engine.twice_differentiable:
+        _check_refuses(run, inputs)
+        return
+    torch.manual_seed(case.seed)
+    require(torch.autograd.gradgradcheck(run, inputs, fast_mode=True, raise_exception=False), "gradgradcheck fails")
+    torch.manual_seed(case.seed)
+    forward = torch.autograd.gradcheck(
+        run, inputs, fast_mode=True, raise_exception=False, check_forward_ad=True, check_backward_ad=False
+    )
+    require(forward, "forward mode disagrees with differences")
+
+
+def _check_refuses(run: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
+    for attempt in (_twice, _forward):
+        try:
+            attempt(run, inputs)
+        except (RuntimeError, ValueError) as error:
+            told = any(f"'{name}'" in str(error) for name in ("streaming", "reference"))
+            require(told, f"the error does not name an engine which can: {error}")
+        else:
+            raise AssertionError(f"{attempt.__name__.strip('_')} neither fails nor is claimed")
+
+
+def _twice(run: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
+    output = run(*inputs)
+    torch.autograd.grad(output.sum(), inputs[2], create_graph=True)
+
+
+def _forward(run: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
+    import torch.autograd.forward_ad as forward
+
+    with forward.dual_level():
+        dual = forward.make_dual(inputs[0].detach(), torch.ones_like(inputs[0]))
+        run(dual, *(t.detach() for t in inputs[1:]))
+
+
+def _batched(case: Case) -> Case | None:
+    plain = case.layout == "plain" and len(case.lead) == 1 and case.extent.B and case.extent.H
+    if not plain or case.score == "score_mod/sequence" or case.normalizer in ("gumbel", "sampled"):
+        return None
+    recipe = case.mask if case.mask is not None and case.mask[0] in ("causal", "window", "sinks", "dilated") else None
+    if recipe is not None and "each" in recipe:
+        recipe = None
+    return judged(case.but(mask=recipe, lead=(1,), learned=False))
+
+
+@law("vmap", "vmap over the inputs, and grad inside it, are the loop.", _batched, share=0.3)
+def vmap(case: Case, engine: Engine) -> None:
+    """``torch.func.vmap`` and ``grad`` against the oracle of each call."""
+    call = Call.of(case)
+    count = 2
+    stacked = [torch.stack([t.detach() * (1 - 0.25 * i) for i in range(count)]) for t in (call.query, call.key, call.value)]
+
+    def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return call.but(query=query, key=key, value=value).run(engine)
+
+    def loss(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return (run(query, key, value) * upstream).sum()
+
+    outputs = torch.func.vmap(run)(*stacked)
+    trials = [Trial(call.but(query=q, key=k, value=v)) for q, k, v in zip(*stacked)]
+    for trial, output in zip(trials, outputs):
+        trial.check_output(output, "the output under vmap")
+    if not outputs[0].numel():
+        return
+    undecided = any(trial.undecided.any() for trial in trials)
+    upstream = trials[0].upstream(outputs[0])
+    grads = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(*stacked)
+    for i, trial in enumerate(trials):
+        if not undecided:
+            trial.check_gradients(dict(zip(("query", "key", "value"), (g[i] for g in grads))), upstream)
+
+
+@law("meta", "Meta tensors get the shape and dtype of the answer.", share=0.3)
+def meta(case: Case, engine: Engine) -> None:
+    """Shapes without data."""
+    call = Call.of(case.but(mask=_structural(case)))
+
+    def there(tensor: Tensor) -> Tensor:
+        return tensor.detach().to("meta")
+
+    shadow = call.but(
+        query=there(call.query), key=there(call.key), value=there(call.value), score=call.score.map_tensors(there)
+    )
+    if shadow.refusal(engine) is not None or call.refusal(engine) is not None:
+        return
+    output, right = shadow.run(engine), call.run(engine)
+    require(output.is_meta and output.shape == right.shape and output.dtype == right.dtype,
+            f"meta tensors give {tuple(output.shape)} {output.dtype}, not {tuple(right.shape)} {right.dtype}")  # fmt: skip
+
+
+def _structural(case: Case) -> Any:
+    recipe = case.mask
+    return recipe if recipe is not None and recipe[0] in ("causal", "window") and "each" not in recipe else None
+
+
+def compiled(case: Case, engine: Engine, backend: str = "aot_eager") -> None:
+    """Check that ``torch.compile(fullgraph=True)`` gives an output and gradients within budget. Takes seconds."""
+    call = Call.of(case)
+    leaves = call.leaves()
+    torch._dynamo.reset()
+
+    def run(query: Tensor, key: Tensor, value: Tensor) -> Any:
+        return regard.attention(**{**call.arguments(), "query": query, "key": key, "value": value}, engine=engine)
+
+    output = torch.compile(run, fullgraph=True, backend=backend)(call.query, call.key, call.value)
+    trial = Trial(call)
+    trial.check_output(output, "the compiled output")
+    upstream = trial.upstream(output)
+    trial.check_gradients(gradients(output, leaves, upstream), upstream)
+
+
+__all__ = ["Budget", "compiled", "gradcheck", "meta", "second_derivatives", "vmap"]

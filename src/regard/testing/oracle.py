@@ -1,0 +1,146 @@
+"""Attention by other means: NumPy, in a precision wider than the call's, with gradients by complex steps.
+
+The oracle shares no code with the engines: scores are the written-out :data:`~regard.testing.formulas.FORMULAS`,
+weights those of :mod:`~regard.testing.simplex`, and masks are asked for each pair. It calculates in 80-bit numbers
+where the platform has them and the call is in float64, and in float64 for narrower calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from regard.scores import ScoreMod
+from regard.testing import compare
+from regard.testing.formulas import Array
+from regard.testing.samples import MODS
+from regard.testing.simplex import WEIGHINGS, Weighing
+from regard.testing.statement import Statement, indices
+from regard.testing.unstated import OwnWeighing, own_modification
+
+
+class Sized(NamedTuple):
+    """A result and its amplitude: the sum of the absolute values of the terms that the result is a sum of."""
+
+    value: Array
+    amplitude: Array
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What a statement's answers are; everything is calculated when first asked for.
+
+    All arrays have the neighbours K in front.
+    """
+
+    statement: Statement
+
+    @cached_property
+    def _rows(self) -> tuple[Array, Array, Array]:
+        """Return query (K, B, H, L, E), and key and value repeated for each query head."""
+        s = self.statement
+        rows = [s.canonical(s.array(t)) for t in (s.query, s.key, s.value)]
+        return tuple(np.repeat(r, s.heads // r.shape[2], 2) if r.shape[2] else r for r in rows)  # type: ignore[return-value]
+
+    @cached_property
+    def comparison(self) -> compare.Comparison:
+        """How queries and keys compare, and the derivative of that."""
+        query, key, _ = self._rows
+        s = self.statement
+        return compare.of(s.score, query, key, [s.array(t) for t in s.score.tensors()])
+
+    @cached_property
+    def _scored(self) -> tuple[Array, Array]:
+        """Return the final scores (K, B, H, L, S), and their derivative to what the comparison yields."""
+        s = self.statement
+        raw = self.comparison.values
+        excluded = raw == -np.inf
+        scores = np.where(excluded, 0, raw) * s.wide(s.scale)
+        slope = np.full_like(scores, s.scale)
+        scores, change = self._modified(scores)
+        slope = slope * change
+        excluded |= scores == -np.inf
+        if s.softcap is not None:
+            tanh = np.tanh(np.where(excluded, 0, scores) / s.wide(s.softcap))
+            scores, slope = s.wide(s.softcap) * tanh, slope * (1 - tanh * tanh)
+        if s.bias is not None:
+            scores = scores + s.bias
+        hidden = excluded | ~s.visible
+        return np.where(hidden, -np.inf, scores), np.where(hidden, 0, slope)
+
+    def _modified(self, scores: Array) -> tuple[Array, Array]:
+        """Return what a score_mod makes of scaled scores, and its derivative."""
+        s = self.statement
+        if not isinstance(s.score, ScoreMod) or s.score.score_mod not in MODS:
+            return own_modification(s, scores)
+        index = [i.cpu().numpy() for i in indices(s.extent)]
+        step = 2.0**-100
+        moved = MODS[s.score.score_mod](scores + 1j * step, *index)
+        return moved.real, np.where(np.isfinite(moved.real), moved.imag / step, 0)
+
+    @property
+    def scores(self) -> Array:
+        """Scores after scale, softcap, bias and mask (K, B, H, L, S)."""
+        return self._scored[0]
+
+    @cached_property
+    def _weighing(self) -> Weighing:
+        found = WEIGHINGS.get(type(self.statement.normalizer))
+        return OwnWeighing() if found is None else found
+
+    @cached_property
+    def weights(self) -> Array:
+        """Weights (K, B, H, L, S), before dropout."""
+        return self._weighing.weigh(self.scores, self.statement.normalizer)
+
+    @cached_property
+    def _kept(self) -> Array:
+        keep = self.statement.keep
+        return self.weights if keep is None else self.weights * keep
+
+    @cached_property
+    def output(self) -> Sized:
+        """Σ weights · values (K, B, H, L, V). What is not finite and weighs nothing counts nothing."""
+        value = self._rows[2]
+        return Sized(self._kept @ value, self._kept @ np.abs(value))
+
+    def gradients(self, grad: Array) -> dict[str, Sized]:
+        """Return the gradients of ``(output · grad).sum()``, by the names of :meth:`Call.leaves`; grad (B, H, L, V)."""
+        s, value = self.statement, self._rows[2]
+        grad = np.broadcast_to(grad.astype(s.wide), (*self.weights.shape[:-1], value.shape[-1]))
+        keep = np.ones((), s.wide) if s.keep is None else s.keep
+        d_weights, a_weights = (keep * (g @ np.swapaxes(v, -1, -2)) for g, v in ((grad, value), (abs(grad), abs(value))))
+        d_scores = self._weighing.pull(self.scores, self.weights, d_weights, s.normalizer)
+        a_scores = self._weighing.amplitude(self.weights, a_weights, s.normalizer)
+        slope = self._scored[1]
+        found = self.comparison.pull(d_scores * slope, a_scores * abs(slope))
+        found["value"] = tuple(np.swapaxes(self._kept, -1, -2) @ g for g in (grad, abs(grad)))  # type: ignore[assignment]
+        for name, shape in (("query", s.query.shape), ("key", s.key.shape), ("value", s.value.shape)):
+            found[name] = tuple(self._ungrouped(part, shape) for part in found[name])  # type: ignore[assignment]
+        found |= self._bias_gradients(np.where(s.visible, d_scores, 0), np.where(s.visible, a_scores, 0))
+        return {name: Sized(*parts) for name, parts in found.items()}
+
+    def _ungrouped(self, rows: Array, shape: torch.Size) -> Array:
+        """Sum (K, B, H, n, width) over the heads of each group and over broadcast dimensions."""
+        K, B, H, length, width = rows.shape
+        heads = shape[-3] if len(shape) > 3 else 1
+        if heads:
+            rows = rows.reshape(K, B, heads, H // heads, length, width).sum(3)
+        return self.statement.summed(rows, tuple(shape[1:]))
+
+    def _bias_gradients(self, d_scores: Array, a_scores: Array) -> dict[str, tuple[Array, Array]]:
+        """Return the gradients to the mask's tensors, through the derivative of its bias."""
+        mask = self.statement.mask
+        if mask is None or not mask.has_bias:
+            return {}
+        found = {}
+        for i, tensor in enumerate(mask.tensors()):
+            if tensor.requires_grad:
+                jacobian = compare.bias_jacobian(mask, i, self.statement.extent)  # (B, H, L, S, numel)
+                pulled = [d.reshape(d.shape[0], -1) @ j for d, j in ((d_scores, jacobian), (a_scores, abs(jacobian)))]
+                found[f"mask tensor {i}"] = tuple(p.reshape(-1, *tensor.shape) for p in pulled)
+        return found  # type: ignore[return-value]

@@ -1,0 +1,143 @@
+"""A call stated in NumPy, along with neighbours of it: what the oracle answers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.masks import Extent, Mask
+from regard.normalizers.base import Normalizer
+from regard.scores import Score
+from regard.testing.case import Call
+from regard.testing.formulas import Array
+
+#: How far, relatively, the inputs of a neighbour lie from those of the call.
+JITTER = 2.0**-6
+
+
+@dataclass(frozen=True)
+class Statement:
+    """K problems that differ in their inputs alone; the first is the call itself.
+
+    Attributes
+    ----------
+    query, key, value : Tensor (K, ...)
+        In the dtype of the call, with its own dimensions behind K.
+    mask : Mask or None
+        Bound to the extent.
+    visible : array (B, H, L, S), bool
+    bias : array (B, H, L, S) or None
+    keep : array (B, H, L, S) or None
+        What each weight is multiplied by before the values are read, as dropout does.
+    lead : tuple of int
+        What the leading dimensions broadcast to.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    score: Score
+    normalizer: Normalizer
+    mask: Mask | None
+    visible: Array
+    bias: Array | None
+    scale: float
+    softcap: float | None
+    lead: tuple[int, ...]
+    heads: int
+    keep: Array | None = None
+
+    @classmethod
+    def of(cls, call: Call, neighbours: int = 0) -> Statement:
+        """State a call and some neighbours, whose inputs differ by a random factor close to 1."""
+        query, key, value = (_neighbours(t, neighbours, i) for i, t in enumerate((call.query, call.key, call.value)))
+        leads = [t.shape[:-3] for t in (call.query, call.key, call.value)]
+        lead = tuple(torch.broadcast_shapes(*leads))
+        heads = max(t.shape[-3] if t.dim() > 2 else 1 for t in (call.query, call.key, call.value))
+        if 0 in (t.shape[-3] if t.dim() > 2 else 1 for t in (call.query, call.key, call.value)):
+            heads = 0
+        extent = Extent(math.prod(lead), heads, query.shape[-2], key.shape[-2])
+        mask = None if call.mask is None else call.mask.bind(extent, query.device)
+        visible, bias = look(mask, extent)
+        scale = default_scale(call.score, query.shape[-1]) if call.scale is None else call.scale
+        return cls(
+            query, key, value, call.score, call.normalizer, mask, visible, bias, scale, call.softcap, lead, heads
+        )  # fmt: skip
+
+    @property
+    def extent(self) -> Extent:
+        """B, H, L and S of one problem."""
+        return Extent(math.prod(self.lead), self.heads, self.query.shape[-2], self.key.shape[-2])
+
+    @property
+    def wide(self) -> type[np.floating[Any]]:
+        """The NumPy type to answer in: one wider than the call's own dtype."""
+        return np.longdouble if self.query.dtype == torch.float64 else np.float64
+
+    def array(self, tensor: Tensor) -> Array:
+        """Return a tensor as an array of the wider type."""
+        return tensor.detach().double().cpu().numpy().astype(self.wide)
+
+    def but(self, **changes: Any) -> Statement:
+        """Return the statement with some fields changed."""
+        return replace(self, **changes)
+
+    def canonical(self, rows: Any) -> Any:
+        """Return (K, ...) rows, a tensor or an array, as (K, B, heads, length, width)."""
+        K, *inner, length, width = rows.shape
+        if not inner:
+            inner, rows = [1], rows.reshape(K, 1, length, width)
+        lead, heads = inner[:-1], inner[-1]
+        shape = (K, *self.lead, heads, length, width)
+        rows = rows.reshape(K, *(1,) * (len(self.lead) - len(lead)), *lead, heads, length, width)
+        rows = np.broadcast_to(rows, shape) if isinstance(rows, np.ndarray) else rows.expand(shape)
+        return rows.reshape(K, math.prod(self.lead), heads, length, width)
+
+    def summed(self, rows: Array, shape: tuple[int, ...]) -> Array:
+        """Undo :meth:`canonical` for gradients: (K, B, heads, length, width) summed to (K, *shape)."""
+        K, _, heads, length, width = rows.shape
+        rows = rows.reshape(K, *self.lead, heads, length, width)
+        given = shape if len(shape) > 2 else (1, *shape)
+        padded = (K, *(1,) * (rows.ndim - 1 - len(given)), *given)
+        axes = tuple(axis for axis, (full, own) in enumerate(zip(rows.shape, padded)) if own != full)
+        return rows.sum(axes, keepdims=True).reshape(K, *shape)
+
+
+def default_scale(score: Score, width: int) -> float:
+    """Return what multiplies a score where no scale is given."""
+    return score.default_scale(width)
+
+
+def look(mask: Mask | None, extent: Extent) -> tuple[Array, Array | None]:
+    """Return which pairs are visible, and what is added to their scores: (B, H, L, S), by asking for every pair."""
+    shape = (extent.B, extent.H, extent.L, extent.S)
+    if mask is None:
+        return np.ones(shape, dtype=bool), None
+    index = indices(extent, mask)
+    seen = mask(*index).expand(shape)
+    bias = mask.bias(*index) if mask.has_bias else None
+    return seen.cpu().numpy(), None if bias is None else bias.detach().double().expand(shape).cpu().numpy()
+
+
+def indices(extent: Extent, mask: Mask | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return b, h, q_idx and kv_idx of every pair, broadcasting against each other."""
+    tensors = [] if mask is None else mask.tensors()
+    device = tensors[0].device if tensors else torch.device("cpu")
+    b, h, q_idx, kv_idx = (torch.arange(n, device=device) for n in (extent.B, extent.H, extent.L, extent.S))
+    return b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.view(-1, 1), kv_idx
+
+
+def _neighbours(tensor: Tensor, count: int, salt: int) -> Tensor:
+    """Return the tensor and its neighbours, stacked in front."""
+    tensor = tensor.detach()
+    if not count:
+        return tensor.unsqueeze(0)
+    generator = torch.Generator().manual_seed(salt)
+    factor = 1 + JITTER * (2 * torch.rand(count, *tensor.shape, generator=generator) - 1)
+    moved = (tensor.double() * factor.to(tensor.device)).to(tensor.dtype)
+    return torch.cat((tensor.unsqueeze(0), moved))

@@ -1,0 +1,45 @@
+"""A tiny model in a folder, and a way to run the command line that shows what a user would see."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.cli import main
+from regard.tasks import Pronouncer
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    entries = {"abcdefghijklm": [("AH", "B")], "nopqrstuvwxyz'-.": [("K",), ("T", "S")]}
+    pronouncer = Pronouncer.untrained(entries, embedding=8, encoder=8, decoder=8, features=8)
+    torch.manual_seed(0)
+    torch.nn.init.normal_(pronouncer.model.output.weight, std=3.0)
+    return pronouncer.save(tmp_path / "model")
+
+
+@pytest.fixture
+def regard(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    def run(*arguments: object, stdin: str = "") -> Outcome:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as caught:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Outcome(int(caught.value.code or 0), captured.out, captured.err)
+
+    return run

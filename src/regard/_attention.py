@@ -13,7 +13,6 @@ from regard._aux import Aux, AuxRequest
 from regard._errors import rejected
 from regard._tracing import in_transform
 from regard.engines import survey
-from regard.engines.base import Outcome
 
 
 @overload

@@ -11,7 +11,7 @@ class RegardWarning(UserWarning):
 
 
 def rejected(function: str, argument: str, expected: str, got: object, kind: type[Exception] = ValueError) -> Exception:
-    """Return the error to raise: ``function: argument must expected, got got.``
+    """Return the error to raise, in the one template.
 
     Examples
     --------

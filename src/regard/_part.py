@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 
@@ -32,10 +33,9 @@ class Part:
                 twin.__dict__[name] = new
         return twin
 
-    def with_tensors(self, tensors: list[Tensor]) -> Self:
-        """Return a copy whose tensors are these, in the order of :meth:`tensors`."""
-        remaining = list(tensors)
-        return self.map_tensors(lambda _: remaining.pop(0))
+    def cast(self, dtype: torch.dtype) -> Self:
+        """Return a copy whose floating-point tensors have this dtype, linked to these by autograd."""
+        return self.map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={_brief(value)}" for name, value in vars(self).items() if not name.startswith("_"))

@@ -113,6 +113,6 @@ def _describe(problem: Problem) -> str:
         parts.append(f"softcap {problem.softcap:g}")
     if problem.dropout_p:
         parts.append(f"dropout {problem.dropout_p:g}")
-    heads = f"H {e.H}" if e.H == problem.key.shape[1] else f"H {e.H} over {problem.key.shape[1]} key heads"
+    heads = f"H {e.H}" if problem.key.shape[1] == e.H else f"H {e.H} over {problem.key.shape[1]} key heads"
     widths = f"E {problem.query.shape[-1]}, V {problem.value.shape[-1]}"
     return f"attention of B {e.B}, {heads}, L {e.L}, S {e.S}, {widths}, {problem.query.dtype}: {', '.join(parts)}"

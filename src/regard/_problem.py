@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-
 import torch
 from torch import Tensor
 
-from regard import _autocast, masks, normalizers, scores
+from regard import _autocast, masks, scores
 from regard._errors import rejected, shape, unknown_name
 from regard.masks.base import Extent, Mask
 from regard.normalizers.base import TABLE as NORMALIZERS
@@ -173,7 +172,7 @@ def _canonical(
     given = query, key, value
     query, key, value = (t.unsqueeze(0) if t.dim() == 2 else t for t in given)
     H, G, G_v = query.shape[-3], key.shape[-3], value.shape[-3]
-    if G != G_v and 1 not in (G, G_v):
+    if G_v != G and 1 not in (G, G_v):
         raise rejected("attention", "value", f"have key's {G} heads", f"{G_v} (key {shape(key)}, value {shape(value)})")
     kv_heads = max(G, G_v) if 0 not in (G, G_v) else 0
     if kv_heads != H and not (enable_gqa and kv_heads and H % kv_heads == 0) and kv_heads != 1 and H != 1:
@@ -185,7 +184,9 @@ def _canonical(
         lead = tuple(torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3]))
     except RuntimeError:
         came = f"query {shape(given[0])}, key {shape(given[1])}, value {shape(given[2])}"
-        raise rejected("attention", "key and value", "have leading dimensions that broadcast with query's", came) from None
+        raise rejected(
+            "attention", "key and value", "have leading dimensions that broadcast with query's", came
+        ) from None
     heads = H if H != 1 or kv_heads == 0 else kv_heads
     flat = math.prod(lead)
     query = query.expand(*lead, heads, *query.shape[-2:]).reshape(flat, heads, *query.shape[-2:])
@@ -227,5 +228,3 @@ def _check_device(what: str, tensors: list[Tensor], query: Tensor) -> None:
     for tensor in tensors:
         if tensor.device != query.device and tensor.dim():
             raise rejected("attention", what, f"hold tensors on query's device {query.device}", tensor.device)
-
-

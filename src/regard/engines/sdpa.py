@@ -130,7 +130,7 @@ def _share(problem: Problem) -> float:
 def _run(problem: Problem) -> Outcome:
     """Run on finite inputs (or without a mask, where nothing can leak)."""
     dtype = problem.query.dtype
-    score = problem.score.map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t)
+    score = problem.score.cast(dtype)
     form = score.as_dot(problem.query, problem.key)
     query, key = form.query, form.key
     value = problem.value.to(query.dtype)
@@ -154,7 +154,8 @@ def _dispatch(problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> tu
         added = _matrix(mask, query.dtype)
         if G != H and added.shape[1] == added.shape[2] == 1:
             return _folded(query, key, value, scale, added, problem.dropout_p)[0], None
-        return _kernel(query, *_expanded(H, key, value), scale, added, False, problem.dropout_p)[0], None
+        key, value = _expanded(H, key, value)
+        return _kernel(query, key, value, scale, added, False, problem.dropout_p)[0], None
     key, value = _expanded(H, key, value)
     if _is_causal(problem):
         L = query.shape[2]  # later keys are seen by no query
@@ -215,9 +216,7 @@ def _traced(problem: Problem) -> Outcome:
         G, S = problem.key.shape[1:3]
         shape = torch.broadcast_shapes((problem.extent.B, problem.extent.H, 1, S), visible.shape)
         seen = visible.expand(shape).any(-2).view(problem.extent.B, G, -1, S).any(2).unsqueeze(-1)  # (B, G, S, 1)
-        problem = replace(
-            problem, key=torch.where(seen, problem.key, 0.0), value=torch.where(seen, problem.value, 0.0)
-        )
+        problem = replace(problem, key=torch.where(seen, problem.key, 0.0), value=torch.where(seen, problem.value, 0.0))
         added = visible if added is None else torch.where(visible, added, -torch.inf)
     if added is not None and added.dim() < 2:
         added = added.unsqueeze(0)
@@ -233,7 +232,7 @@ def _indices(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _plain(problem: Problem, added: Tensor | None, causal: bool) -> Tensor:
     dtype = problem.query.dtype
-    score = problem.score.map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t)
+    score = problem.score.cast(dtype)
     form = score.as_dot(problem.query, problem.key)
     key, value = _expanded(form.query.shape[1], form.key, problem.value.to(form.query.dtype))
     if added is not None and added.is_floating_point():
@@ -241,5 +240,3 @@ def _plain(problem: Problem, added: Tensor | None, causal: bool) -> Tensor:
     query, scale = _scaled(form.query, problem.scale)
     output = F.scaled_dot_product_attention(query, key, value, added, problem.dropout_p, causal, scale=scale)
     return output.to(dtype)
-
-

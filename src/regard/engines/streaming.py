@@ -78,7 +78,10 @@ Dropout = Callable[[Tensor, int, int], Tensor]
 
 
 def _plain_dropout(p: float) -> Dropout:
-    return lambda weights, row, col: F.dropout(weights, p) if p else weights
+    def drop(weights: Tensor, row: int, col: int) -> Tensor:  # noqa: ARG001
+        return F.dropout(weights, p) if p else weights
+
+    return drop
 
 
 def _seeded_dropout(p: float, seed: int) -> Dropout:
@@ -102,8 +105,10 @@ def _captures(tiles: Tiles) -> bool:
     """Whether the score or mask computes with tensors that want gradients and that it does not list."""
     if not torch.is_grad_enabled():
         return False
-    known = tiles.around(*(t.detach() for t in (tiles.query, tiles.key, tiles.value)), [t.detach() for t in tiles.tensors()])
-    corner = replace(known, rows=[replace(known.rows[0], stop=known.rows[0].start + 1)], cols=[replace(known.cols[0], stop=1)])
+    known = tiles.around(*(t.detach() for t in (tiles.query, tiles.key, tiles.value, *tiles.tensors())))
+    corner = replace(
+        known, rows=[replace(known.rows[0], stop=known.rows[0].start + 1)], cols=[replace(known.cols[0], stop=1)]
+    )
     if tiles.kinds is not None:
         corner = replace(corner, kinds=[[1]])
     return corner.scores(0, 0).requires_grad
@@ -125,7 +130,11 @@ def _online(tiles: Tiles, row: int, dropout: Dropout) -> tuple[Tensor, Statistic
     for col, _ in tiles.visible_cols(row):
         scores = tiles.scores(row, col)
         visible = None if tiles.spill is None else scores > -torch.inf
-        state.update(scores, lambda w, c=col, seen=visible: tiles.read(dropout(w, row, c), c, seen))  # type: ignore[misc]
+
+        def read(weights: Tensor, col: int = col, visible: Tensor | None = visible) -> Tensor:
+            return tiles.read(dropout(weights, row, col), col, visible)
+
+        state.update(scores, read)
     output, _ = state.finish()
     empty = state.peak == -torch.inf
     # An offset of inf makes every recomputed weight of an empty row exactly 0.
@@ -162,23 +171,25 @@ class _Streamed(torch.autograd.Function):
     """The streamed read with a backward pass that recomputes its tiles. Its backward is differentiable itself."""
 
     @staticmethod
-    def forward(ctx: Any, spec: _Spec, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        tiles = spec.tiles.around(query, key, value, list(tensors))
+    def forward(
+        ctx: Any, spec: _Spec, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        tiles = spec.tiles.around(query, key, value, *tensors)
         output, row = _forward(tiles, _seeded_dropout(spec.dropout_p, spec.seed))
-        ctx.spec = replace(spec, tiles=tiles.around(*(t.detach() for t in (query, key, value)), [t.detach() for t in tensors]))
+        ctx.spec = replace(spec, tiles=tiles.around(*(t.detach() for t in (query, key, value, *tensors))))
         ctx.save_for_backward(query, key, value, output, row.shift, row.offset, *tensors)
         ctx.mark_non_differentiable(row.shift)
         ctx.set_materialize_grads(False)
         return output, row.shift, row.offset
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: None, grad_offset: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None, _: None, grad_offset: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key, value, output, shift, offset, *tensors = ctx.saved_tensors
         spec: _Spec = ctx.spec
         twice = torch.is_grad_enabled()  # a second derivative is wanted: everything stays in the graph
         if not twice:
             query, key, value, *tensors = (t.detach().requires_grad_() for t in (query, key, value, *tensors))
-        tiles = spec.tiles.around(query, key, value, list(tensors))
+        tiles = spec.tiles.around(query, key, value, *tensors)
         grad = torch.zeros_like(output) if grad is None else grad
         rows = Statistic(shift, offset)
         needed = [i for i, wants in enumerate(ctx.needs_input_grad[1:]) if wants]
@@ -266,7 +277,9 @@ class _Backward:
         if delta[1] is not None:
             change = change + delta[1]
         d_scores = torch.where(seen > -torch.inf, slope * change, 0.0)
-        found = torch.autograd.grad(scores, [t for _, t in wanted], d_scores, create_graph=self.twice, allow_unused=True)
+        found = torch.autograd.grad(
+            scores, [t for _, t in wanted], d_scores, create_graph=self.twice, allow_unused=True
+        )
         for (i, _), gradient in zip(wanted, found):
             if gradient is not None:
                 where = (rows, cols)[i] if i < 2 else None

@@ -93,7 +93,9 @@ class Plan:
     strips: list[Strip]
     scale: float
 
-    def tile_mask(self, strip: Strip, part: Range, dtype: torch.dtype, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    def tile_mask(
+        self, strip: Strip, part: Range, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Return what is added to the scores (b, h, l, s), and which rows see anything (b, h, l, 1); None for all."""
         if not part.masked and not self.mask.has_bias:
             return None, None
@@ -101,8 +103,8 @@ class Plan:
         h = torch.arange(self.extent.H, device=device)[strip.where[1]].view(-1, 1, 1)
         q_idx = torch.arange(strip.rows.start, strip.rows.stop, device=device).unsqueeze(1)
         index = b, h, q_idx, torch.arange(part.cols.start, part.cols.stop, device=device)
-        added = self.mask.bias(*index) if self.mask.has_bias else None
-        added = torch.zeros((), dtype=dtype, device=device) if added is None else added.detach().to(dtype)
+        bias = self.mask.bias(*index) if self.mask.has_bias else None
+        added = torch.zeros((), dtype=dtype, device=device) if bias is None else bias.detach().to(dtype)
         seen = None
         visible = self.mask.visible(*index) if part.masked else None
         if visible is not None:
@@ -110,8 +112,8 @@ class Plan:
             seen = visible.any(-1, keepdim=True)
             seen = seen.view((1,) * (4 - seen.dim()) + seen.shape)
         sizes = (q_idx.shape[0], index[3].shape[0])
-        added = added.expand(*((1, 1) + added.shape)[-4:-2] if added.dim() >= 2 else (1, 1), *sizes)
-        return added, seen
+        outer = added.shape[:-2] if added.dim() >= 2 else ()
+        return added.expand(*(1,) * (2 - len(outer)), *outer, *sizes), seen
 
 
 class Strips(torch.autograd.Function):
@@ -130,7 +132,7 @@ class Strips(torch.autograd.Function):
         return output, lse
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         plan: Plan = ctx.plan
         query, key, value, output, lse = ctx.saved_tensors
         grad = grad.contiguous()
@@ -157,8 +159,8 @@ def _strip(plan: Plan, strip: Strip, query: Tensor, key: Tensor, value: Tensor) 
     for part in strip.ranges:
         added, seen = plan.tile_mask(strip, part, query.dtype, query.device)
         cols = part.cols.slice
-        out, lse = _forward(query, key[:, :, cols], value[:, :, cols], attn_mask=added, scale=plan.scale)
-        lse = lse.unsqueeze(-1)
+        out, flat = _forward(query, key[:, :, cols], value[:, :, cols], attn_mask=added, scale=plan.scale)
+        lse = flat.unsqueeze(-1)
         parts.append((out, lse if seen is None else torch.where(seen, lse, -torch.inf)))
     if len(parts) == 1:
         return parts[0][0], parts[0][1].squeeze(-1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -33,15 +35,15 @@ def look(problem: Problem, outcome: Outcome, request: AuxRequest) -> Aux:
             found = _from_whole(outcome.scores.detach(), outcome.weights.detach(), request, problem.normalizer.random)
         else:
             found = _Survey(problem, outcome, request).run()
-    if request.weights:
-        found["weights"] = outcome.weights
-    if request.scores:
-        found["scores"] = outcome.scores
-    restored = {name: None if t is None else problem.restore(t) for name, t in found.items() if name != "topk"}
-    topk = found.get("topk")
+    topk = found.pop("topk", None)
+    fields = {name: problem.restore(tensor) for name, tensor in found.items() if isinstance(tensor, Tensor)}
+    if request.weights and outcome.weights is not None:
+        fields["weights"] = problem.restore(outcome.weights)
+    if request.scores and outcome.scores is not None:
+        fields["scores"] = problem.restore(outcome.scores)
     if isinstance(topk, TopK):
-        restored["topk"] = TopK(problem.restore(topk.weights), problem.restore(topk.indices))
-    return Aux(**restored)
+        topk = TopK(problem.restore(topk.weights), problem.restore(topk.indices))
+    return Aux(topk=topk if isinstance(topk, TopK) else None, **fields)
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:
@@ -56,7 +58,9 @@ def _entropy(weights: Tensor) -> Tensor:
 def _from_whole(scores: Tensor, weights: Tensor, request: AuxRequest, drawn: bool) -> dict[str, Tensor | TopK | None]:
     found: dict[str, Tensor | TopK | None] = {}
     if request.lse:
-        found["lse"] = torch.logsumexp(scores, -1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -torch.inf)
+        found["lse"] = (
+            torch.logsumexp(scores, -1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -torch.inf)
+        )
     if request.max:
         found["max"] = scores.amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -torch.inf)
     if request.entropy:
@@ -213,7 +217,9 @@ class _Survey:
         """Return the row statistic, the maximum and the log-sum-exp, sweeping only for what is not known."""
         tiles, request = self.tiles, self.request
         like = tiles.like(tiles.rows[row])
-        known = None if self.outcome.lse is None else self.outcome.lse[:, :, tiles.rows[row].slice].unsqueeze(-1).to(like)
+        known = (
+            None if self.outcome.lse is None else self.outcome.lse[:, :, tiles.rows[row].slice].unsqueeze(-1).to(like)
+        )
         peak, total = torch.full_like(like, -torch.inf), torch.zeros_like(like)
 
         def visit(scores: Tensor, kv_idx: Tensor | None = None) -> None:  # noqa: ARG001
@@ -235,8 +241,8 @@ class _Survey:
         if not (request.entropy or request.received or request.topk):
             return Statistic(like, like), peak, lse  # nothing needs weights
 
-        def sweep(visit_tile: object) -> None:
+        def sweep(visit_tile: Callable[[Tensor, Tensor], None]) -> None:
             for col, _ in tiles.visible_cols(row):
-                visit_tile(tiles.scores(row, col), tiles.kv_idx(col))  # type: ignore[operator]
+                visit_tile(tiles.scores(row, col), tiles.kv_idx(col))
 
         return tiles.normalizer.statistic(sweep, like), peak, lse

@@ -78,11 +78,8 @@ class Tiles:
         """Project the rows and classify the tiles; ``careful`` keeps what is not finite from leaking through zeros."""
         dtype = problem.compute_dtype
         query, key, value = (t.to(dtype) for t in (problem.query, problem.key, problem.value))
-        score, mask, normalizer = (
-            None if part is None else part.map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t)
-            for part in (problem.score, problem.mask, problem.normalizer)
-        )
-        assert score is not None and normalizer is not None
+        score, normalizer = problem.score.cast(dtype), problem.normalizer.cast(dtype)
+        mask = None if problem.mask is None else problem.mask.cast(dtype)
         exact_key = bad = spill = None
         if careful:
             bad = ~(key.isfinite().all(-1) & value.isfinite().all(-1))
@@ -157,7 +154,8 @@ class Tiles:
     def scores_minus(self, row: int, col: int, base: Tensor, out: Tensor) -> None:
         """Write the scores of a tile less ``base`` (B, H, l, 1) to ``out`` (B, H, l, s), for reading only."""
         plain = type(self.score).modify is Score.modify and isinstance(self.score, DotLike) and self.softcap is None
-        free = self.kinds is None or self.kinds[row][col] == FULL and not (self.mask is not None and self.mask.has_bias)
+        biased = self.mask is not None and self.mask.has_bias
+        free = self.kinds is None or (self.kinds[row][col] == FULL and not biased)
         if not (plain and free and self.exact_key is None and out.is_contiguous()):
             torch.sub(self.scores(row, col), base, out=out)
             return
@@ -193,7 +191,12 @@ class Tiles:
         seen = self.fold(visible.to(weights.dtype))
         counts = seen @ self.spill[:, :, :, cols].to(weights.dtype)  # (3, B, G, R·l, V)
         nan, plus, minus = (self.unfold(count) > 0 for count in counts)
-        return out + torch.where(nan, torch.nan, 0.0) + torch.where(plus, torch.inf, 0.0) - torch.where(minus, torch.inf, 0.0)
+        return (
+            out
+            + torch.where(nan, torch.nan, 0.0)
+            + torch.where(plus, torch.inf, 0.0)
+            - torch.where(minus, torch.inf, 0.0)
+        )
 
     @property
     def _group(self) -> int:
@@ -230,7 +233,7 @@ class Tiles:
         parts = [part for part in (self.score, self.mask, self.normalizer) if part is not None]
         return [tensor for part in parts for tensor in part.tensors() if tensor.is_floating_point()]
 
-    def around(self, query: Tensor, key: Tensor, value: Tensor, tensors: list[Tensor]) -> Tiles:
+    def around(self, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor) -> Tiles:
         """Return the same tiles around other tensors, in the order of :meth:`tensors`."""
         remaining = list(tensors)
 
@@ -240,7 +243,13 @@ class Tiles:
         score = self.score.map_tensors(take)
         mask = None if self.mask is None else self.mask.map_tensors(take)
         return replace(
-            self, query=query, key=key, value=value, score=score, mask=mask, normalizer=self.normalizer.map_tensors(take)
+            self,
+            query=query,
+            key=key,
+            value=value,
+            score=score,
+            mask=mask,
+            normalizer=self.normalizer.map_tensors(take),
         )
 
 
@@ -248,7 +257,9 @@ def kinds_of(mask: Mask, problem: Problem, shape: tuple[int, int]) -> list[list[
     """Return what each tile is, over all batches and heads: EMPTY or FULL only where it is so in every one."""
     extent = problem.extent
     query = problem.query
-    blind = torch.compiler.is_compiling() or isinstance(query, FakeTensor) or is_traced(query) and not mask.is_structural
+    blind = (
+        torch.compiler.is_compiling() or isinstance(query, FakeTensor) or (is_traced(query) and not mask.is_structural)
+    )
     if blind:  # a branch on values is not possible
         return [[MIXED] * -(-extent.S // shape[1])] * -(-extent.L // shape[0])
     kinds = mask.tiles(extent, *shape)

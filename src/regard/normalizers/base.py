@@ -87,7 +87,7 @@ TABLE: dict[str, type[Normalizer]] = {}
 
 
 def register(name: str) -> Callable[[_N], _N]:
-    """Class decorator: put a normalizer into the table, so that ``normalizer="name"`` finds it and the laws are tested."""
+    """Class decorator: put a normalizer into the table, where ``normalizer="name"`` and the laws' tests find it."""
 
     def add(cls: _N) -> _N:
         TABLE[name] = cls

@@ -51,7 +51,7 @@ def solve_threshold(moments: Moments, like: Tensor) -> Tensor:
 
 def differentiated(scores: Tensor) -> bool:
     """Whether somebody may take a derivative of what is made of these scores."""
-    return in_transform() or torch.is_grad_enabled() and scores.requires_grad
+    return in_transform() or (torch.is_grad_enabled() and scores.requires_grad)
 
 
 class _Threshold(Normalizer):

@@ -9,7 +9,7 @@ from regard.scores.base import DotForm, Score
 
 
 class DotLike(Score):
-    """A score that is the dot product of its projected rows; a subclass defines ``project`` where it is not the identity."""
+    """A score that is the dot product of its projected rows; ``project`` is the identity by default."""
 
     def compare(self, query: Tensor, key: Tensor) -> Tensor:
         return query @ key.mT

@@ -47,7 +47,9 @@ class Gaussian(Radial):
         query, key = query.double(), key.double()
         width = self.width.double() if isinstance(self.width, Tensor) else self.width
         # Where the origin lies is free, and near the keys least is cancelled; a median is not moved by padding.
-        origin = key.detach().nanmedian(-2, keepdim=True).values if 0 not in key.shape else key.new_zeros(key.shape[1], 1, 1)
+        origin = (
+            key.detach().nanmedian(-2, keepdim=True).values if 0 not in key.shape else key.new_zeros(key.shape[1], 1, 1)
+        )
         key = (key - origin) / width
         query = (query - origin.repeat_interleave(query.shape[1] // max(key.shape[1], 1), -3)) / width
         offset = -0.5 * (query * query).sum(-1)

@@ -40,7 +40,8 @@ class General(DotLike):
 
     def check(self, query: Tensor, key: Tensor) -> None:
         wanted = (query.shape[-1], key.shape[-1])
-        if tuple(self.weight.shape[-2:]) != wanted or self.weight.dim() == 3 and self.weight.shape[0] != query.shape[1]:
+        per_head = self.weight.dim() == 3
+        if tuple(self.weight.shape[-2:]) != wanted or (per_head and self.weight.shape[0] != query.shape[1]):
             heads = f" or {(query.shape[1], *wanted)}"
             raise rejected("attention", "score General's weight", f"have shape {wanted}{heads}", shape(self.weight))
 

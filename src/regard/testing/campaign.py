@@ -92,8 +92,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=2000, help="how many to draw (default: 2000)")
     parser.add_argument("--seed", type=int, default=0, help="draws the same cases again (default: 0)")
     parser.add_argument("--law", action="append", choices=list(LAWS), metavar="NAME", help="only this law; repeatable")
-    parser.add_argument("--engine", action="append", choices=list(engines.TABLE), metavar="NAME", help="only this engine")
-    parser.add_argument("--threads", type=int, default=1, help="of torch; tiny problems gain nothing from more (default: 1)")
+    parser.add_argument(
+        "--engine", action="append", choices=list(engines.TABLE), metavar="NAME", help="only this engine"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=1, help="of torch; tiny problems gain nothing from more (default: 1)"
+    )
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     begun = time.monotonic()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
 
 from regard import engines
 from regard.engines import Engine
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.testing import samples
 from regard.testing.case import Call, Case
-from regard.testing.draw import DTYPES, Source, draw
+from regard.testing.draw import DTYPES, Dice, Source, draw
 from regard.testing.laws import LAWS, Law
 from regard.testing.laws.planning import refused
 from regard.testing.tiny import tiny_tiles
@@ -63,17 +65,38 @@ def judge(law: str | Law, engine: str | Engine, case: Case) -> Verdict:
     return Verdict(the_law.name, the_engine.name, case, "held")
 
 
+@lru_cache
+def _combinations(engine: Engine, parts: tuple[str, ...], normalizers: tuple[str, ...]) -> list[tuple[str, str, str]]:
+    return [
+        (score, normalizer, dtype)
+        for score, normalizer, dtype in product(parts, normalizers, DTYPES)
+        if Call.of(Case(score, normalizer, dtype)).refusal(engine) is None
+    ]
+
+
 def combinations(engine: Engine) -> list[tuple[str, str, str]]:
-    """Return every (score, normalizer, dtype) that an engine runs in the plainest call."""
-    found = []
-    for score in samples.names():
-        for normalizer in NORMALIZERS:
-            found += [
-                (score, normalizer, dtype)
-                for dtype in DTYPES
-                if Call.of(Case(score, normalizer, dtype)).refusal(engine) is None
-            ]
-    return found
+    """Return every registered (score, normalizer, dtype) that an engine runs in the plainest call.
+
+    Dtypes are repeated as they are in :data:`~regard.testing.draw.DTYPES`, which makes some of them more frequent.
+    """
+    return _combinations(engine, tuple(samples.names()), tuple(NORMALIZERS))
+
+
+def sweep(law: str | Law, engine: str | Engine, score: str | None = None, normalizer: str | None = None) -> list[Verdict]:
+    """Check one law once for every (score, normalizer, dtype) that an engine runs, or those of one score or normalizer.
+
+    Everything else is drawn, always alike.
+    """
+    the_law = LAWS[law] if isinstance(law, str) else law
+    the_engine = engines.TABLE[engine] if isinstance(engine, str) else engine
+    verdicts = []
+    for i, combination in enumerate(dict.fromkeys(combinations(the_engine))):
+        if score not in (None, combination[0]) or normalizer not in (None, combination[1]):
+            continue
+        case = draw_for(Dice(i), the_law, the_engine, [combination])
+        if case is not None:
+            verdicts.append(judge(the_law, the_engine, case))
+    return verdicts
 
 
 #: How often a case is drawn again because it does not concern the law, or the engine refuses it.

@@ -68,9 +68,9 @@ def draw(source: Source, score: str, normalizer: str, dtype: str) -> Case:
     return Case(
         score, normalizer, dtype,
         mask=mask(source, 2, True) if source.pick((False, True, True)) else None,
-        scale=source.pick((None, None, None, 0.5, 2.0, -1.0, 0.0)),
+        scale=source.pick((None, None, None, None, None, None, 0.5, 2.0, -1.0, 0.0)),
         softcap=source.pick((None, None, None, None, 1.5, 20.0)),
-        magnitude=source.pick((1.0, 1.0, 1.0, 0.1, 4.0, 0.0)),
+        magnitude=source.pick((1.0, 1.0, 1.0, 1.0, 1.0, 0.1, 4.0, 4.0, 0.0)),
         layout=source.pick(("plain", "plain", "transposed", "sliced", "expanded", "broadcast")),
         learned=source.pick((False, False, False, True)),
         wide=source.pick((False, False, True)),
@@ -97,6 +97,7 @@ def _single(source: Source) -> Recipe:
     where = source.pick(WHERE)
     shared = source.pick(("LS", "bHLS", "BhLS", "BHLS", "BhlS", "bhlS", "bhLS"))
     return source.pick((
+        ("causal", "upper_left"),
         ("causal", where),
         ("window", source.pick((0, 1, 3, -1)), source.pick((0, 1, 2, -1)), where),
         ("padding", source.pick((False, True))),

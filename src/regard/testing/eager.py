@@ -24,13 +24,13 @@ class Eager:
     def leaves(self) -> dict[str, Tensor]:
         """Return what gradients are taken to: (K, ...) inputs, and the tensors of the parts as they are."""
         s = self.statement
-        found = {
-            name: getattr(s, name).detach().clone().requires_grad_() for name in ("query", "key", "value")
-        }
+        found = {name: getattr(s, name).detach().clone().requires_grad_() for name in ("query", "key", "value")}
         for what, part in (("score", s.score), ("mask", s.mask)):
             tensors = [] if part is None else part.tensors()
             found |= {
-                f"{what} tensor {i}": t.detach().clone().requires_grad_() for i, t in enumerate(tensors) if t.requires_grad
+                f"{what} tensor {i}": t.detach().clone().requires_grad_()
+                for i, t in enumerate(tensors)
+                if t.requires_grad
             }
         return found
 

@@ -108,17 +108,36 @@ class Oracle:
         value = self._rows[2]
         return Sized(self._kept @ value, self._kept @ np.abs(value))
 
-    def gradients(self, grad: Array) -> dict[str, Sized]:
-        """Return the gradients of ``(output · grad).sum()``, by the names of :meth:`Call.leaves`; grad (B, H, L, V)."""
+    @cached_property
+    def lse(self) -> Array:
+        """Log of the sum of the exponentials of each row's scores (K, B, H, L)."""
+        peak = self.scores.max(-1, initial=-np.inf)
+        safe = np.where(peak == -np.inf, 0, peak)
+        with np.errstate(divide="ignore"):
+            return np.log(np.exp(self.scores - safe[..., None]).sum(-1)) + safe
+
+    def gradients(self, grad: Array, lse_share: float = 0.0) -> dict[str, Sized]:
+        """Return the gradients of ``(output · grad).sum()``, by the names of :meth:`Call.leaves`.
+
+        Parameters
+        ----------
+        grad : array (B, H, L, V)
+        lse_share : float
+            How much of a relative change of the row's log-sum-exp belongs to the amplitude of a result: a rounding
+            of the log-sum-exp changes each weight by that rounding, relatively.
+        """
         s, value = self.statement, self._rows[2]
         grad = np.broadcast_to(grad.astype(s.wide), (*self.weights.shape[:-1], value.shape[-1]))
         keep = np.ones((), s.wide) if s.keep is None else s.keep
-        d_weights, a_weights = (keep * (g @ np.swapaxes(v, -1, -2)) for g, v in ((grad, value), (abs(grad), abs(value))))
+        d_weights, a_weights = (
+            keep * (g @ np.swapaxes(v, -1, -2)) for g, v in ((grad, value), (abs(grad), abs(value)))
+        )
+        stirred = 1 + lse_share * abs(np.where(np.isfinite(self.lse), self.lse, 0))[..., None]
         d_scores = self._weighing.pull(self.scores, self.weights, d_weights, s.normalizer)
-        a_scores = self._weighing.amplitude(self.weights, a_weights, s.normalizer)
+        a_scores = stirred * self._weighing.amplitude(self.weights, a_weights, s.normalizer)
         slope = self._scored[1]
         found = self.comparison.pull(d_scores * slope, a_scores * abs(slope))
-        found["value"] = tuple(np.swapaxes(self._kept, -1, -2) @ g for g in (grad, abs(grad)))  # type: ignore[assignment]
+        found["value"] = tuple(np.swapaxes(self._kept, -1, -2) @ g for g in (grad, stirred * abs(grad)))  # type: ignore[assignment]
         for name, shape in (("query", s.query.shape), ("key", s.key.shape), ("value", s.value.shape)):
             found[name] = tuple(self._ungrouped(part, shape) for part in found[name])  # type: ignore[assignment]
         found |= self._bias_gradients(np.where(s.visible, d_scores, 0), np.where(s.visible, a_scores, 0))

@@ -104,5 +104,5 @@ def make(name: str, widths: Widths, generator: torch.Generator) -> Score:
 
 def mixes_widths(name: str) -> bool:
     """Whether the score takes keys of another width than the queries."""
-    base = name.split("/")[0]
+    base = name.split("/", maxsplit=1)[0]
     return name not in SAME_WIDTHS and base in TABLE and TABLE[base].mixed_widths

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.engines import Engine
 from regard.testing import compare
 from regard.testing.budget import Budget, array, neighbours
 from regard.testing.case import Call, gradients
@@ -24,10 +25,20 @@ WOBBLES = 4
 
 @dataclass(frozen=True)
 class Trial:
-    """The oracle and the budget of one call."""
+    """The oracle and the budget of one call.
+
+    Attributes
+    ----------
+    call : Call
+    keep : array (B, H, L, S), optional
+        What each weight is multiplied by before the values are read, as dropout does.
+    keeps_lse : bool
+        Whether the engine's backward pass knows a row's statistic through its log-sum-exp alone; see :func:`keeps_lse`.
+    """
 
     call: Call
     keep: Array | None = None
+    keeps_lse: bool = False
 
     @cached_property
     def statement(self) -> Statement:
@@ -89,7 +100,12 @@ class Trial:
     def check_gradients(self, found: dict[str, Tensor], upstream: Tensor) -> float:
         """Raise AssertionError unless the gradients, by the names of :meth:`Call.leaves`, are within budget."""
         grad = self.canonical(upstream)
-        right, eager = self.oracle.gradients(array(grad, self.statement.wide)), self.eager.gradients(grad.cpu())
+        share = 0.0
+        if self.keeps_lse:
+            narrow = self.call.query.dtype
+            share = torch.finfo(torch.promote_types(narrow, torch.float32)).eps / torch.finfo(narrow).eps
+        right = self.oracle.gradients(array(grad, self.statement.wide), share)
+        eager = self.eager.gradients(grad.cpu())
         worst = 0.0
         for name, gradient in found.items():
             budget = Budget.of(right[name], eager[name], gradient.dtype)
@@ -108,6 +124,16 @@ class Trial:
         """Return (..., H, L, V) or (L, V) rows as (B, H, L, V)."""
         extent = self.statement.extent
         return rows.reshape(extent.B, extent.H, *rows.shape[-2:])
+
+
+def keeps_lse(engine: Engine) -> bool:
+    """Whether an engine's backward pass knows a row's statistic through its log-sum-exp alone.
+
+    Fused kernels keep nothing else of a row. A weight is then exp(score − lse), and one rounding of the log-sum-exp
+    changes it by so much, relatively, also where one key has all the weight and eager errs by nothing. An engine
+    that says so (``keeps_lse = True``) has this rounding added to the budget of its gradients.
+    """
+    return bool(getattr(engine, "keeps_lse", engine.name == "sdpa"))
 
 
 def is_judged(call: Call) -> bool:

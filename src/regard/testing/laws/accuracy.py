@@ -13,8 +13,8 @@ from regard.testing.budget import Budget, array
 from regard.testing.case import Call, Case
 from regard.testing.formulas import Array
 from regard.testing.laws.base import law, require
-from regard.testing.oracle import Sized
-from regard.testing.trial import Trial, is_judged
+from regard.testing.oracle import Oracle, Sized
+from regard.testing.trial import Trial, is_judged, keeps_lse
 
 
 def judged(case: Case) -> Case | None:
@@ -37,7 +37,7 @@ def gradient_budget(case: Case, engine: Engine) -> None:
     """Law 6 for gradients."""
     call = Call.of(case)
     leaves = call.leaves()
-    Trial(call).check_call(call.run(engine), leaves)
+    Trial(call, keeps_lse=keeps_lse(engine)).check_call(call.run(engine), leaves)
 
 
 def _is_drawn(case: Case) -> Case | None:
@@ -61,15 +61,8 @@ def drawn(case: Case, engine: Engine) -> None:
     require(worst <= rounding, f"the output is not the value that was drawn, but {worst:.3g} off")
 
 
-#: Each field of Aux that is one number per row (or key), from oracle scores and weights, and from eager's.
-Field = tuple[Callable[[Array, Array], Array], Callable[[Tensor, Tensor], Tensor]]
-
-
-def _lse(scores: Array, weights: Array) -> Array:  # noqa: ARG001
-    peak = scores.max(-1, initial=-np.inf)
-    safe = np.where(peak == -np.inf, 0, peak)
-    with np.errstate(divide="ignore"):
-        return np.log(np.exp(scores - safe[..., None]).sum(-1)) + safe
+#: Each field of Aux that is one number per row (or key), from the oracle, and from eager's scores and weights.
+Field = tuple[Callable[[Oracle], Array], Callable[[Tensor, Tensor], Tensor]]
 
 
 def _surprise(weights: Array) -> Array:
@@ -85,12 +78,12 @@ def _peak(scores: Tensor) -> Tensor:
 
 
 FIELDS: dict[str, Field] = {
-    "lse": (_lse, lambda s, w: torch.logsumexp(s, -1)),  # noqa: ARG005
-    "max": (lambda s, w: s.max(-1, initial=-np.inf), lambda s, w: _peak(s)),  # noqa: ARG005
-    "entropy": (lambda s, w: _surprise(w), lambda s, w: _entropy(w)),  # noqa: ARG005
-    "received": (lambda s, w: w.sum(-2), lambda s, w: w.sum(-2)),  # noqa: ARG005
-    "weights": (lambda s, w: w, lambda s, w: w),  # noqa: ARG005
-    "scores": (lambda s, w: s, lambda s, w: s),  # noqa: ARG005
+    "lse": (lambda o: o.lse, lambda s, w: torch.logsumexp(s, -1)),  # noqa: ARG005
+    "max": (lambda o: o.scores.max(-1, initial=-np.inf), lambda s, w: _peak(s)),  # noqa: ARG005
+    "entropy": (lambda o: _surprise(o.weights), lambda s, w: _entropy(w)),  # noqa: ARG005
+    "received": (lambda o: o.weights.sum(-2), lambda s, w: w.sum(-2)),  # noqa: ARG005
+    "weights": (lambda o: o.weights, lambda s, w: w),  # noqa: ARG005
+    "scores": (lambda o: o.scores, lambda s, w: s),  # noqa: ARG005
 }
 
 
@@ -115,8 +108,7 @@ def aux_fields(case: Case, engine: Engine) -> None:
 
 def _check_field(trial: Trial, name: str, found: Tensor, decided: Array) -> None:
     ours, theirs = FIELDS[name]
-    scores, weights = trial.oracle.scores, trial.oracle.weights
-    right = ours(scores, weights)
+    right = ours(trial.oracle)
     eager = theirs(trial.eager.scores.detach(), trial.eager.weights.detach()).double().numpy()
     eager = eager.reshape(right.shape)
     got = array(found, right.dtype).reshape(right.shape[1:])
@@ -141,7 +133,9 @@ def _check_topk(trial: Trial, top: Tensor, keys: Tensor, decided: Array, k: int)
     """Check that the weights are the k largest, and that the indices say where they are."""
     weights, scores = trial.oracle.weights, trial.oracle.scores
     shape = (*weights.shape[1:-1], k)
-    require(top.numel() == np.prod(shape) and keys.shape == top.shape, f"topk has shape {tuple(top.shape)}, not {shape}")
+    require(
+        top.numel() == np.prod(shape) and keys.shape == top.shape, f"topk has shape {tuple(top.shape)}, not {shape}"
+    )
     ranked = -np.sort(-weights, axis=-1)[..., :k]
     eager = trial.eager.weights.detach().double().sort(-1, descending=True).values[..., :k]
     budget = Budget.of(
@@ -158,9 +152,10 @@ def _check_indices(index: Array, seen: Array, weights: Array, top: Array, decide
         row, size = index[tuple(place)], int(seen[tuple(place)])
         real = row[row >= 0]
         where = f"row {tuple(int(i) for i in place)}"
-        require(len(real) == min(len(row), size), f"aux.topk.indices name {len(real)} keys where {size} are seen, {where}")
+        require(
+            len(real) == min(len(row), size), f"aux.topk.indices name {len(real)} keys where {size} are seen, {where}"
+        )
         require(len(set(real.tolist())) == len(real), f"aux.topk.indices name a key twice, {where}: {row}")
         told = weights[tuple(place)][real]
         off = np.abs(told - top[tuple(place)][: len(real)]).max(initial=0)
         require(off <= limit, f"aux.topk.indices name keys whose weights are {off:.3g} off, {where}: {row}")
-

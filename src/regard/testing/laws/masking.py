@@ -13,14 +13,16 @@ from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law, require
 from regard.testing.oracle import Sized
 from regard.testing.statement import look
-from regard.testing.trial import Trial, is_judged
+from regard.testing.trial import Trial, is_judged, keeps_lse
 
 
 def _with_empty_rows(case: Case) -> Case | None:
     return case.masked(("empty_rows",)) if case.queries and case.keys else None
 
 
-@law("empty rows", "A row that may attend to nothing gives 0, weights 0, lse −inf, and zero gradients.", _with_empty_rows)
+@law(
+    "empty rows", "A row that may attend to nothing gives 0, weights 0, lse −inf, and zero gradients.", _with_empty_rows
+)
 def empty_rows(case: Case, engine: Engine) -> None:
     """Law 1."""
     call = Call.of(case)
@@ -99,7 +101,7 @@ def no_leak(case: Case, engine: Engine) -> None:
     with torch.no_grad():
         quiet = spoiled.run(engine)
     require(quiet.isfinite().all(), "what nobody sees makes an output not finite, where no gradient is wanted")
-    trial = Trial(clean)
+    trial = Trial(clean, keeps_lse=keeps_lse(engine))
     trial.check_output(quiet, "output, where no gradient is wanted,")
     output = spoiled.run(engine)
     require(output.isfinite().all(), "what nobody sees makes an output not finite, where a gradient is wanted")
@@ -172,7 +174,9 @@ def causality(case: Case, engine: Engine) -> None:
     upstream[..., i + 1 :, :] = 0
     for name, gradient in gradients(output, leaves, upstream).items():
         if name in ("query", "key", "value"):
-            require((gradient[..., i + 1 :, :] == 0).all(), f"rows of {name} after {i} get a gradient from rows up to it")
+            require(
+                (gradient[..., i + 1 :, :] == 0).all(), f"rows of {name} after {i} get a gradient from rows up to it"
+            )
 
 
 def _changed_after(tensor: Tensor, i: int, size: float) -> Tensor:

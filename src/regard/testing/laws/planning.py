@@ -56,7 +56,9 @@ def workspace(case: Case, engine: Engine) -> None:
     problem = Call.of(case).problem()
     chosen = _plan.choose(problem, "auto")
     steady = engine.refusal(problem) is None and not engine.grows(problem)
-    require(not (steady and chosen.grows(problem)), f"auto picks {chosen.name}, which grows, though {engine.name} does not")
+    require(
+        not (steady and chosen.grows(problem)), f"auto picks {chosen.name}, which grows, though {engine.name} does not"
+    )
     cost = engine.cost(problem)
     require(cost.grows == engine.grows(problem), "cost().grows is not grows()")
     require(min(cost.flops, cost.bytes_read, cost.workspace) >= 0, f"a negative cost: {cost}")

@@ -13,7 +13,7 @@ from regard.testing.budget import array
 from regard.testing.case import Call, Case, gradients
 from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law, require
-from regard.testing.trial import Trial
+from regard.testing.trial import Trial, keeps_lse
 
 #: Draws of dropout that are averaged, and the chance that a correct engine fails for each number compared.
 DRAWS, CHANCE = 256, 1e-12
@@ -63,7 +63,7 @@ def dropout_gradient(case: Case, engine: Engine) -> None:
     kept = array(plain.canonical(shown)) != 0
     hidden = plain.oracle.weights[0] <= np.finfo(np.float32).tiny  # whether these were dropped does not show
     keep = np.where(kept | hidden, 1 / (1 - case.dropout_p), 0.0)
-    Trial(call, keep=keep).check_call(output, leaves)
+    Trial(call, keep, keeps_lse(engine)).check_call(output, leaves)
 
 
 def _repeated(case: Case) -> Case | None:
@@ -95,7 +95,10 @@ def dropout_mean(case: Case, engine: Engine) -> None:
     eps = torch.finfo(call.query.dtype).eps
     slack = slack + 4 * eps * (weights @ abs(value))
     apart = np.abs(mean - trial.oracle.output.value[0]) * ~trial.undecided[..., None]
-    require((apart <= slack).all(), f"the mean of {DRAWS} draws is {np.max(apart - slack):.3g} further off than chance allows")
+    require(
+        (apart <= slack).all(),
+        f"the mean of {DRAWS} draws is {np.max(apart - slack):.3g} further off than chance allows",
+    )
 
 
 def _many(tensor: Tensor) -> Tensor:

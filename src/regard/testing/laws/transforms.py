@@ -14,7 +14,7 @@ from regard.testing.budget import Budget
 from regard.testing.case import Call, Case, gradients
 from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law, require
-from regard.testing.trial import Trial
+from regard.testing.trial import Trial, keeps_lse
 
 
 def _small(case: Case) -> Case | None:
@@ -59,7 +59,12 @@ def gradcheck(case: Case, engine: Engine) -> None:
     require(torch.autograd.gradcheck(run, inputs, fast_mode=True, raise_exception=False), "gradcheck fails")
 
 
-@law("second derivatives", "gradgradcheck and forward mode hold, or an error names an engine which can.", _small, share=0.3)
+@law(
+    "second derivatives",
+    "gradgradcheck and forward mode hold, or an error names an engine which can.",
+    _small,
+    share=0.3,
+)
 def second_derivatives(case: Case, engine: Engine) -> None:
     """``gradgradcheck`` and ``jvp`` where an engine claims them; elsewhere, the error."""
     call = Call.of(case)
@@ -115,7 +120,9 @@ def vmap(case: Case, engine: Engine) -> None:
     """``torch.func.vmap`` and ``grad`` against the oracle of each call."""
     call = Call.of(case)
     count = 2
-    stacked = [torch.stack([t.detach() * (1 - 0.25 * i) for i in range(count)]) for t in (call.query, call.key, call.value)]
+    stacked = [
+        torch.stack([t.detach() * (1 - 0.25 * i) for i in range(count)]) for t in (call.query, call.key, call.value)
+    ]
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return call.but(query=query, key=key, value=value).run(engine)
@@ -124,7 +131,7 @@ def vmap(case: Case, engine: Engine) -> None:
         return (run(query, key, value) * upstream).sum()
 
     outputs = torch.func.vmap(run)(*stacked)
-    trials = [Trial(call.but(query=q, key=k, value=v)) for q, k, v in zip(*stacked)]
+    trials = [Trial(call.but(query=q, key=k, value=v), keeps_lse=keeps_lse(engine)) for q, k, v in zip(*stacked)]
     for trial, output in zip(trials, outputs):
         trial.check_output(output, "the output under vmap")
     if not outputs[0].numel():
@@ -170,7 +177,7 @@ def compiled(case: Case, engine: Engine, backend: str = "aot_eager") -> None:
         return regard.attention(**{**call.arguments(), "query": query, "key": key, "value": value}, engine=engine)
 
     output = torch.compile(run, fullgraph=True, backend=backend)(call.query, call.key, call.value)
-    trial = Trial(call)
+    trial = Trial(call, keeps_lse=keeps_lse(engine))
     trial.check_output(output, "the compiled output")
     upstream = trial.upstream(output)
     trial.check_gradients(gradients(output, leaves, upstream), upstream)

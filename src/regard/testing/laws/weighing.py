@@ -65,7 +65,9 @@ def _permutable(case: Case) -> Case | None:
     return judged(case)
 
 
-@law("permutation", "Permuting queries permutes outputs; permuting keys with their values changes nothing.", _permutable)
+@law(
+    "permutation", "Permuting queries permutes outputs; permuting keys with their values changes nothing.", _permutable
+)
 def permutation(case: Case, engine: Engine) -> None:
     """Law 4: the mask is written out, and permuted along."""
     call = Call.of(case)
@@ -80,10 +82,15 @@ def permutation(case: Case, engine: Engine) -> None:
         seen, bias = trial.statement.visible, trial.statement.bias
         values = torch.from_numpy(seen)
         if bias is not None:
-            values = torch.from_numpy(np.where(seen, bias, -np.inf)).to(torch.float64 if case.dtype == "float64" else torch.float32)
+            values = torch.from_numpy(np.where(seen, bias, -np.inf)).to(
+                torch.float64 if case.dtype == "float64" else torch.float32
+            )
         mask = masks.dense(values[:, :, p][..., r].to(call.query.device))
     moved = call.but(
-        query=call.query.detach()[..., p, :], key=call.key.detach()[..., r, :], value=call.value.detach()[..., r, :], mask=mask
+        query=call.query.detach()[..., p, :],
+        key=call.key.detach()[..., r, :],
+        value=call.value.detach()[..., r, :],
+        mask=mask,
     )
     if moved.refusal(engine) is not None:
         return
@@ -105,7 +112,9 @@ def large_scores(case: Case, engine: Engine) -> None:
     peak = max(float(call.query.abs().max()), float(call.key.abs().max()), 1e-30)
     size = min(limit**0.5, limit) / peak
     for _ in range(64):
-        large = call.but(query=(call.query.double() * size).to(call.query.dtype), key=(call.key.double() * size).to(call.key.dtype))
+        large = call.but(
+            query=(call.query.double() * size).to(call.query.dtype), key=(call.key.double() * size).to(call.key.dtype)
+        )
         if _stays_finite(large, limit):
             break
         size /= 4

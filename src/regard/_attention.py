@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard import _autocast, _plan, _problem
 from regard._aux import Aux, AuxRequest
-from regard._errors import rejected
+from regard._errors import described, rejected
 from regard._tracing import in_transform
 from regard.engines import survey
 
@@ -100,11 +100,12 @@ def attention(
     if (
         score is None
         and attn_mask is None
-        and not is_causal
+        and is_causal is False
         and return_aux is None
         and softcap is None
         and engine == "auto"
-        and dropout_p == 0.0
+        and type(dropout_p) in (float, int)
+        and dropout_p == 0
         and type(normalizer) is str
         and normalizer == "softmax"
         and _is_torch_call(query, key, value, scale)
@@ -117,7 +118,7 @@ def attention(
     )  # fmt: skip
     chosen = _plan.choose(problem, engine)
     if return_aux is not None and not isinstance(return_aux, AuxRequest):
-        raise rejected("attention", "return_aux", "be an AuxRequest or None", type(return_aux).__name__, TypeError)
+        raise rejected("attention", "return_aux", "be an AuxRequest or None", described(return_aux), TypeError)
     with _autocast.suspended(query.device.type):
         outcome = chosen.run(problem)
         output = problem.restore(outcome.output)

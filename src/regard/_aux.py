@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from torch import Tensor
+
+from regard._errors import described, rejected
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,16 @@ class AuxRequest:
     received: bool = False
     weights: bool = False
     scores: bool = False
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "topk" and not isinstance(value, bool):
+                raise rejected("AuxRequest", field.name, "be a bool", described(value), TypeError)
+        if isinstance(self.topk, bool) or not isinstance(self.topk, int):
+            raise rejected("AuxRequest", "topk", "be an int of at least 0", described(self.topk), TypeError)
+        if self.topk < 0:
+            raise rejected("AuxRequest", "topk", "be an int of at least 0", self.topk)
 
 
 @dataclass(frozen=True)

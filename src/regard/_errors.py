@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from types import FunctionType
+
+import numpy as np
+import torch
+from torch import Tensor
 
 
 class RegardWarning(UserWarning):
@@ -27,6 +32,22 @@ def unknown_name(function: str, argument: str, name: str, known: Iterable[str]) 
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return rejected(function, argument, f"be one of {', '.join(map(repr, known))}", f"{name!r}{hint}")
+
+
+def described(value: object) -> str:
+    """Return what a value is, for an error message."""
+    if isinstance(value, Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{'an' if dtype.startswith('int') else 'a'} {dtype} tensor of shape {shape(value)}"
+    if isinstance(value, type):
+        return f"the class {value.__name__} (make an instance: {value.__name__}(...))"
+    if isinstance(value, np.ndarray):
+        return f"a numpy {value.dtype} array (torch.from_numpy makes it a tensor)"
+    if value is None or isinstance(value, (int, float, str, np.number, torch.dtype)):
+        return repr(value)
+    if isinstance(value, FunctionType):
+        return f"the function {value.__name__}"
+    return f"an object of type {type(value).__name__}"
 
 
 def shape(tensor: object) -> str:

@@ -37,6 +37,11 @@ class Part:
         """Return a copy whose floating-point tensors have this dtype, linked to these by autograd."""
         return self.map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
+    def with_tensors(self, tensors: list[Tensor]) -> Self:
+        """Return a copy whose tensors are these, in the order of :meth:`tensors`."""
+        remaining = list(tensors)
+        return self.map_tensors(lambda _: remaining.pop(0))
+
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={_brief(value)}" for name, value in vars(self).items() if not name.startswith("_"))
         return f"{type(self).__name__}({inside})"

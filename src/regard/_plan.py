@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from regard import engines
-from regard._errors import rejected, unknown_name
+from regard._errors import described, rejected, unknown_name
 from regard._problem import Problem
 from regard.engines import Cost, Engine
 
@@ -58,7 +58,7 @@ def resolve(engine: object) -> Engine | None:
     if isinstance(engine, Engine):
         return engine
     if not isinstance(engine, str):
-        raise rejected("attention", "engine", "be a name or an Engine", type(engine).__name__, TypeError)
+        raise rejected("attention", "engine", "be a name or an Engine", described(engine), TypeError)
     if engine == "auto":
         return None
     if engine not in engines.TABLE:

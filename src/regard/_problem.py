@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard import _autocast, masks, scores
-from regard._errors import rejected, shape, unknown_name
+from regard import _autocast, _checks, masks, scores
+from regard._errors import described, rejected, shape, unknown_name
+from regard._part import Part
 from regard.masks.base import Extent, Mask
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.normalizers.base import Normalizer
@@ -82,16 +83,18 @@ def build(
     softcap: float | None,
 ) -> Problem:
     """Validate a call's arguments and return the problem they state."""
-    _check_tensors(query, key, value)
+    _checks.tensors(query, key, value)
+    _checks.flag("is_causal", is_causal)
+    _checks.flag("enable_gqa", enable_gqa)
+    dropout_p, scale, softcap = _checks.numbers(dropout_p, scale, softcap)
     query, key, value = _autocast.cast(query, key, value)
     lead, query, key, value, headless = _canonical(query, key, value, enable_gqa)
-    _check_numbers(dropout_p, scale, softcap)
-    the_score = as_score(score)
-    _check_device("score", the_score.tensors(), query)
+    the_score = as_score(score, query)
+    _checks.device("score", the_score.tensors(), query)
     the_score.check(query, key)
     B, H, L, E = query.shape
     extent = Extent(B, H, L, key.shape[2])
-    mask = None if attn_mask is None else masks.as_mask(_flat_mask(attn_mask, lead), "attention", "attn_mask")
+    mask = _as_mask(attn_mask, query, lead)
     if is_causal:
         causal = masks.causal(align="upper_left")
         mask = causal if mask is None else causal & mask
@@ -102,15 +105,15 @@ def build(
         the_score,
         None if mask is None else mask.bind(extent, query.device),
         as_normalizer(normalizer),
-        the_score.default_scale(E) if scale is None else float(scale),
-        None if softcap is None else float(softcap),
-        float(dropout_p),
+        the_score.default_scale(E) if scale is None else scale,
+        softcap,
+        dropout_p,
         lead,
         headless,
     )
 
 
-def as_score(score: object) -> Score:
+def as_score(score: object, query: Tensor) -> Score:
     """Return the score that a name, a Score, a ``score_mod`` function or None stands for."""
     if score is None:
         return scores.ScaledDot()
@@ -122,13 +125,13 @@ def as_score(score: object) -> Score:
         try:
             return SCORES[score]()
         except TypeError:
-            cls = SCORES[score].__name__
-            raise rejected(
-                "attention", "score", f"be given with its parameters, as regard.scores.{cls}(...)", repr(score)
-            ) from None
-    if isinstance(score, type) or not callable(score):
-        kind = score.__name__ if isinstance(score, type) else type(score).__name__
-        raise rejected("attention", "score", "be a name, a Score or a score_mod function", kind, TypeError)
+            expected = f"be given with its parameters, as regard.scores.{SCORES[score].__name__}(...)"
+            raise rejected("attention", "score", expected, repr(score)) from None
+    if isinstance(score, (type, Part)) or not callable(score):
+        expected = "be a name, a Score or a score_mod(score, b, h, q_idx, kv_idx)"
+        raise rejected("attention", "score", expected, described(score), TypeError)
+    expected = "be a name, a Score or a score_mod(score, b, h, q_idx, kv_idx) that returns a float tensor"
+    _checks.elementwise("score", expected, score, query, scored=True)
     return scores.ScoreMod(score)
 
 
@@ -137,31 +140,10 @@ def as_normalizer(normalizer: object) -> Normalizer:
     if isinstance(normalizer, Normalizer):
         return normalizer
     if not isinstance(normalizer, str):
-        raise rejected("attention", "normalizer", "be a name or a Normalizer", type(normalizer).__name__, TypeError)
+        raise rejected("attention", "normalizer", "be a name or a Normalizer", described(normalizer), TypeError)
     if normalizer not in NORMALIZERS:
         raise unknown_name("attention", "normalizer", normalizer, NORMALIZERS)
     return NORMALIZERS[normalizer]()
-
-
-def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, Tensor):
-            raise rejected("attention", name, "be a tensor", type(tensor).__name__, TypeError)
-        if not tensor.is_floating_point():
-            raise rejected("attention", name, "be a floating-point tensor", tensor.dtype, TypeError)
-        if tensor.dim() < 2:
-            raise rejected("attention", name, "have at least 2 dimensions, (..., heads, length, width)", shape(tensor))
-        if tensor.device != query.device:
-            raise rejected("attention", name, f"be on query's device {query.device}", tensor.device)
-        if tensor.dtype != query.dtype and not _autocast.is_active(query.device.type):
-            raise rejected("attention", name, f"have query's dtype {query.dtype}", tensor.dtype, TypeError)
-    if key.shape[-2] != value.shape[-2]:
-        raise rejected(
-            "attention",
-            "value",
-            f"have key's length {key.shape[-2]}",
-            f"{value.shape[-2]} (key {shape(key)}, value {shape(value)})",
-        )
 
 
 def _canonical(
@@ -171,15 +153,9 @@ def _canonical(
     headless = max(query.dim(), key.dim(), value.dim()) == 2
     given = query, key, value
     query, key, value = (t.unsqueeze(0) if t.dim() == 2 else t for t in given)
+    _checks.heads(query, key, value, enable_gqa)
     H, G, G_v = query.shape[-3], key.shape[-3], value.shape[-3]
-    if G_v != G and 1 not in (G, G_v):
-        raise rejected("attention", "value", f"have key's {G} heads", f"{G_v} (key {shape(key)}, value {shape(value)})")
     kv_heads = max(G, G_v) if 0 not in (G, G_v) else 0
-    if kv_heads != H and not (enable_gqa and kv_heads and H % kv_heads == 0) and kv_heads != 1 and H != 1:
-        came = f"{kv_heads} (query {shape(query)}, key {shape(key)})"
-        if enable_gqa:
-            raise rejected("attention", "key", f"have a number of heads that divides query's {H}", came)
-        raise rejected("attention", "key", f"have query's {H} heads (or enable_gqa=True)", came)
     try:
         lead = tuple(torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3]))
     except RuntimeError:
@@ -195,36 +171,18 @@ def _canonical(
     return lead, query, key, value, headless
 
 
-def _flat_mask(mask: object, lead: tuple[int, ...]) -> object:
-    """Return a mask tensor whose leading dimensions, if it has several, are flattened as the inputs' were."""
-    if not isinstance(mask, Tensor) or mask.dim() <= 4:
-        return mask
-    try:
-        mask = mask.expand(*lead, *mask.shape[-3:])
-    except RuntimeError:
-        expected = f"have leading dimensions that broadcast to {lead}"
-        raise rejected("attention", "attn_mask", expected, shape(mask)) from None
-    return mask.reshape(-1, *mask.shape[-3:])
-
-
-def _check_numbers(dropout_p: float, scale: float | None, softcap: float | None) -> None:
-    if not isinstance(dropout_p, (int, float)) or not 0.0 <= dropout_p <= 1.0:
-        raise rejected("attention", "dropout_p", "be a probability in [0, 1]", repr(dropout_p))
-    if scale is not None and not (isinstance(scale, (int, float)) and math.isfinite(scale)):
-        raise rejected("attention", "scale", "be a finite number or None", _told(scale), _kind(scale))
-    if softcap is not None and not (isinstance(softcap, (int, float)) and 0 < softcap < math.inf):
-        raise rejected("attention", "softcap", "be a positive finite number or None", _told(softcap), _kind(softcap))
-
-
-def _told(value: object) -> str:
-    return repr(value) if isinstance(value, (int, float)) else type(value).__name__
-
-
-def _kind(value: object) -> type[Exception]:
-    return ValueError if isinstance(value, (int, float)) else TypeError
-
-
-def _check_device(what: str, tensors: list[Tensor], query: Tensor) -> None:
-    for tensor in tensors:
-        if tensor.device != query.device and tensor.dim():
-            raise rejected("attention", what, f"hold tensors on query's device {query.device}", tensor.device)
+def _as_mask(mask: object, query: Tensor, lead: tuple[int, ...]) -> Mask | None:
+    """Return the mask that an ``attn_mask`` stands for, a tensor's leading dimensions flattened as the inputs' were."""
+    if mask is None:
+        return None
+    if isinstance(mask, Tensor) and mask.dim() > 3 and (len(lead) > 1 or mask.dim() > 4):
+        try:
+            mask = mask.expand(*lead, *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
+        except RuntimeError:
+            expected = f"broadcast to (..., H, L, S) with query's leading dimensions {lead}"
+            raise rejected("attention", "attn_mask", expected, shape(mask)) from None
+    found = masks.as_mask(mask, "attention", "attn_mask")
+    if isinstance(found, masks.Predicate):
+        expected = "be a Mask, a tensor, or a mask_mod(b, h, q_idx, kv_idx) that returns a bool tensor"
+        _checks.elementwise("attn_mask", expected, mask, query, scored=False)
+    return found

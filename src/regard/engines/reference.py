@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from regard._errors import rejected
+from regard._errors import described, rejected
 from regard._problem import Problem
 from regard.engines import dense
 from regard.engines.base import Cost, Engine, Outcome
@@ -33,7 +33,7 @@ class Reference(Engine):
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         if dtype not in (None, torch.float32, torch.float64):
-            raise rejected("Reference", "dtype", "be torch.float32, torch.float64 or None", dtype)
+            raise rejected("Reference", "dtype", "be torch.float32, torch.float64 or None", described(dtype))
         self.dtype = dtype
 
     def refusal(self, problem: Problem) -> str | None:  # noqa: ARG002

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._errors import rejected, shape
+from regard._errors import described, rejected
 
 
 def as_int(function: str, argument: str, value: Any, least: int | None = None, note: str = "") -> int:
@@ -33,18 +33,6 @@ def int_tensor(function: str, argument: str, value: Any, expected: str, dims: tu
 def is_float(tensor: Tensor) -> bool:
     """Whether a tensor holds real or complex numbers."""
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def described(value: Any) -> str:
-    """Return what a value is, for an error message."""
-    if isinstance(value, Tensor):
-        dtype = str(value.dtype).removeprefix("torch.")
-        return f"{'an' if dtype.startswith('int') else 'a'} {dtype} tensor of shape {shape(value)}"
-    if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
-        return f"a numpy {value.dtype} array (torch.from_numpy makes it a tensor)"
-    if isinstance(value, (int, float, str)):
-        return repr(value)
-    return f"an object of type {type(value).__name__}"
 
 
 def lookup(table: Tensor, *index: Tensor) -> Tensor:

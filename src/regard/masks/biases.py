@@ -7,8 +7,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from regard._errors import rejected, shape
-from regard.masks._checks import as_int, described, lookup
+from regard._errors import described, rejected, shape
+from regard.masks._checks import as_int, lookup
 from regard.masks.aligned import Aligned, Offset, checked
 from regard.masks.base import Extent, Mask, Sizes
 from regard.masks.tiling import Tiling

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard._errors import rejected
-from regard.masks._checks import described
+from regard._errors import described, rejected
 from regard.masks.base import Mask
 
 

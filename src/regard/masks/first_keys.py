@@ -7,8 +7,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from regard._errors import rejected, shape
-from regard.masks._checks import as_int, described, int_tensor, lookup
+from regard._errors import described, rejected, shape
+from regard.masks._checks import as_int, int_tensor, lookup
 from regard.masks.base import Extent, Mask, Sizes
 from regard.masks.tiling import Tiling
 

@@ -7,8 +7,8 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
-from regard._errors import rejected, shape
-from regard.masks._checks import described, lookup
+from regard._errors import described, rejected, shape
+from regard.masks._checks import lookup
 from regard.masks.base import Extent, Mask, Sizes
 from regard.masks.tiling import Tiling
 

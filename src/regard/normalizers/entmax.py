@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._errors import described, rejected
 from regard._tracing import in_transform, is_traced
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 from regard.normalizers.softmax import row_max
@@ -165,7 +165,7 @@ class Entmax(_Threshold):
 
     def __init__(self, alpha: float = 1.5) -> None:
         if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
-            raise rejected("Entmax", "alpha", "be a number", type(alpha).__name__, TypeError)
+            raise rejected("Entmax", "alpha", "be a number", described(alpha), TypeError)
         if not 1 < alpha < math.inf:
             raise rejected("Entmax", "alpha", "be greater than 1 and finite (1 is softmax)", alpha)
         self.alpha = float(alpha)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._errors import described, rejected
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 from regard.normalizers.softmax import Softmax
 
@@ -96,7 +96,7 @@ class Gumbel(Normalizer):
 
     def __init__(self, temperature: float = 1.0) -> None:
         if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
-            raise rejected("Gumbel", "temperature", "be a number", type(temperature).__name__, TypeError)
+            raise rejected("Gumbel", "temperature", "be a number", described(temperature), TypeError)
         if not 0 < temperature < math.inf:
             raise rejected("Gumbel", "temperature", "be positive and finite", temperature)
         self.temperature = temperature

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import rejected, shape
-from regard.scores.base import Score, register
+from regard.scores.base import Score, checked_tensor, register
 
 
 def tanh_scores(query: Tensor, key: Tensor, w_v: Tensor) -> Tensor:
@@ -26,15 +26,6 @@ def check_heads(name: str, tensors: dict[str, Tensor | None], heads: int) -> Non
             raise rejected(
                 "attention", f"score {name}'s {argument}", f"have one entry per query head ({heads})", shape(tensor)
             )
-
-
-def width_of(w_v: Tensor, function: str) -> int:
-    """Return C of a w_v (C,) or (H, C)."""
-    if not isinstance(w_v, Tensor):
-        raise rejected(function, "w_v", "be a tensor", type(w_v).__name__, TypeError)
-    if w_v.dim() not in (1, 2):
-        raise rejected(function, "w_v", "have shape (C,) or (H, C)", shape(w_v))
-    return w_v.shape[-1]
 
 
 @register("additive")
@@ -62,10 +53,11 @@ class Additive(Score):
     mixed_widths = True
 
     def __init__(self, w_v: Tensor, w_q: Tensor | None = None, w_k: Tensor | None = None) -> None:
-        width = width_of(w_v, "Additive")
+        width = checked_tensor("Additive", "w_v", w_v, "(C,) or (H, C)", (1, 2)).shape[-1]
         for name, weight in (("w_q", w_q), ("w_k", w_k)):
-            if weight is not None and not (weight.dim() in (2, 3) and weight.shape[-2] == width):
-                raise rejected("Additive", name, f"have shape ({width}, E) or (H, {width}, E)", shape(weight))
+            wanted = f"({width}, E) or (H, {width}, E)"
+            if weight is not None and checked_tensor("Additive", name, weight, wanted, (2, 3)).shape[-2] != width:
+                raise rejected("Additive", name, f"have shape {wanted}", shape(weight))
         self.w_v, self.w_q, self.w_k = w_v, w_q, w_k
         self.per_head = w_v.dim() == 2
 

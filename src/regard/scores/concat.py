@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from regard._errors import rejected, shape
-from regard.scores.additive import check_heads, tanh_scores, width_of
-from regard.scores.base import Score, register
+from regard.scores.additive import check_heads, tanh_scores
+from regard.scores.base import Score, checked_tensor, register
 
 
 @register("concat")
@@ -36,10 +36,9 @@ class Concat(Score):
     mixed_widths = True
 
     def __init__(self, w_v: Tensor, weight: Tensor) -> None:
-        width = width_of(w_v, "Concat")
-        if not isinstance(weight, Tensor):
-            raise rejected("Concat", "weight", "be a tensor", type(weight).__name__, TypeError)
-        if weight.dim() != 2 or weight.shape[0] != width:
+        width = checked_tensor("Concat", "w_v", w_v, "(C,) or (H, C)", (1, 2)).shape[-1]
+        checked_tensor("Concat", "weight", weight, f"({width}, Eq + Ek)", (2,))
+        if weight.shape[0] != width:
             raise rejected("Concat", "weight", f"have shape ({width}, Eq + Ek)", shape(weight))
         self.w_v, self.weight = w_v, weight
         self.per_head = w_v.dim() == 2

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._errors import described, rejected
 from regard.scores.base import register
 from regard.scores.dot_like import DotLike
 
@@ -45,8 +45,12 @@ class Cosine(DotLike):
             if temperature.numel() != 1:
                 raise rejected("Cosine", "temperature", "have one element", tuple(temperature.shape))
             temperature = temperature.reshape(())
-        elif not (isinstance(temperature, (int, float)) and 0 < temperature < math.inf):
-            raise rejected("Cosine", "temperature", "be a positive number or a tensor", repr(temperature))
+        elif isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+            raise rejected(
+                "Cosine", "temperature", "be a positive number or a tensor", described(temperature), TypeError
+            )
+        elif not 0 < temperature < math.inf:
+            raise rejected("Cosine", "temperature", "be a positive number or a tensor", temperature)
         self.temperature = temperature
 
     def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

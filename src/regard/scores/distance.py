@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from regard._errors import rejected, shape
+from regard._errors import described, rejected, shape
 from regard.scores.base import Score
 
 
@@ -18,7 +18,7 @@ def checked_width(width: float | Tensor, function: str, argument: str) -> float 
         if width.dim() > 1 or not width.is_floating_point():
             raise rejected(function, argument, "be a float tensor of shape () or (E,)", f"{width.dtype} {shape(width)}")
     elif isinstance(width, bool) or not isinstance(width, (int, float)):
-        raise rejected(function, argument, "be a positive number or a tensor", type(width).__name__, TypeError)
+        raise rejected(function, argument, "be a positive number or a tensor", described(width), TypeError)
     elif not 0 < width < math.inf:
         raise rejected(function, argument, "be a positive finite number", width)
     return width

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import rejected, shape
-from regard.scores.base import register
+from regard.scores.base import checked_tensor, register
 from regard.scores.dot_like import DotLike
 
 
@@ -32,11 +32,7 @@ class General(DotLike):
     mixed_widths = True
 
     def __init__(self, weight: Tensor) -> None:
-        if not isinstance(weight, Tensor):
-            raise rejected("General", "weight", "be a tensor", type(weight).__name__, TypeError)
-        if weight.dim() not in (2, 3):
-            raise rejected("General", "weight", "have shape (Eq, Ek) or (H, Eq, Ek)", shape(weight))
-        self.weight = weight
+        self.weight = checked_tensor("General", "weight", weight, "(Eq, Ek) or (H, Eq, Ek)", (2, 3))
 
     def check(self, query: Tensor, key: Tensor) -> None:
         wanted = (query.shape[-1], key.shape[-1])

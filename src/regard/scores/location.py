@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import rejected, shape
-from regard.scores.base import register
+from regard.scores.base import checked_tensor, register
 from regard.scores.dot_like import DotLike
 
 
@@ -35,11 +35,7 @@ class Location(DotLike):
     positional = True
 
     def __init__(self, weight: Tensor) -> None:
-        if not isinstance(weight, Tensor):
-            raise rejected("Location", "weight", "be a tensor", type(weight).__name__, TypeError)
-        if weight.dim() != 2:
-            raise rejected("Location", "weight", "have shape (S_max, Eq)", shape(weight))
-        self.weight = weight
+        self.weight = checked_tensor("Location", "weight", weight, "(S_max, Eq)", (2,))
 
     def check(self, query: Tensor, key: Tensor) -> None:
         if self.weight.shape[1] != query.shape[-1] or self.weight.shape[0] < key.shape[-2]:

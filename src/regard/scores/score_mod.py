@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._errors import described, rejected
 from regard.scores.base import Score
 from regard.scores.scaled_dot import ScaledDot
 
@@ -43,7 +43,9 @@ class ScoreMod(Score):
 
     def __init__(self, score_mod: ScoreModFunction, base: Score | None = None) -> None:
         if not callable(score_mod):
-            raise rejected("ScoreMod", "score_mod", "be callable", type(score_mod).__name__, TypeError)
+            raise rejected("ScoreMod", "score_mod", "be callable", described(score_mod), TypeError)
+        if base is not None and not isinstance(base, Score):
+            raise rejected("ScoreMod", "base", "be a Score or None", described(base), TypeError)
         self.score_mod = score_mod
         self.base = ScaledDot() if base is None else base
         self.per_head = self.base.per_head

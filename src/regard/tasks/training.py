@@ -33,7 +33,7 @@ class Recipe:
     """
 
     learning_rate: float = 5e-3
-    warmup: float = 0.05
+    warmup: float = 0.03
     weight_decay: float = 0.01
     clip: float = 1.0
     bfloat16: bool | None = None

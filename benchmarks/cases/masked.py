@@ -1,0 +1,140 @@
+"""Structured masks against the same mask as a bool matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.cases.contenders import by_regard, by_torch, compiled, seeded
+from benchmarks.registry import Call, Case, Contender, Goal, Missing, Point, register
+from benchmarks.work import Work
+from regard import masks
+
+LEFT = 256
+DOCUMENTS = 32
+DENSE, FLEX, WINDOW = "torch SDPA, dense mask", "FlexAttention, compiled", f"causal() & window({LEFT}, 0)"
+MADE_BEFORE = "The bool matrix is made before the clock starts; regard's tiling is part of its call."
+
+
+def _window(point: Point) -> Work:
+    kv = torch.arange(point.size)
+
+    def visible(rows: Tensor) -> Tensor:
+        q = rows.unsqueeze(-1)
+        return ((kv <= q) & (kv >= q - LEFT))[None, None]
+
+    return Work(*seeded(*[(1, 8, point.size, 64)] * 3), backward=point.backward, visible=visible)
+
+
+def document_ids(size: int) -> Tensor:
+    """Return ids (size,) of documents of very different lengths."""
+    count = min(DOCUMENTS, size // 2)
+    cuts = torch.randperm(size - 1, generator=torch.Generator().manual_seed(3))[: count - 1] + 1
+    return torch.bucketize(torch.arange(size), cuts.sort().values, right=True)
+
+
+def _documents(point: Point) -> Work:
+    ids = document_ids(point.size)
+    return Work(
+        *seeded(*[(1, 8, point.size, 64)] * 3),
+        backward=point.backward,
+        visible=lambda rows: (ids[rows].unsqueeze(-1) == ids)[None, None],
+    )
+
+
+def padded_lengths(size: int) -> Tensor:
+    """Return the lengths (4,) of four sequences."""
+    return (torch.tensor([1.0, 0.8, 0.55, 0.3]) * size).long()
+
+
+def _causal_padding(point: Point) -> Work:
+    kv = torch.arange(point.size)
+    lengths = padded_lengths(point.size).view(-1, 1, 1, 1)
+    return Work(
+        *seeded(*[(4, 8, point.size, 64)] * 3),
+        backward=point.backward,
+        visible=lambda rows: (kv <= rows.unsqueeze(-1)) & (kv < lengths),
+    )
+
+
+def _flex_window(work: Work) -> Call:
+    try:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    except ImportError as error:
+        raise Missing(f"this torch has no FlexAttention ({error})") from error
+    if work.backward:
+        raise Missing("FlexAttention has no backward pass on the CPU")
+    L, S = work.query.shape[2], work.key.shape[2]
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:  # noqa: ARG001
+        return (kv_idx <= q_idx) & (kv_idx >= q_idx - LEFT)
+
+    block_mask = create_block_mask(mask_mod, None, None, L, S, device="cpu")
+    return compiled(
+        work, lambda q, k, v: flex_attention(q, k, v, block_mask=block_mask), work.query, work.key, work.value
+    )
+
+
+register(
+    Case(
+        name="window",
+        title=f"A causal window of {LEFT}: {WINDOW}, 8 heads of 64",
+        unit="queries and keys",
+        build=_window,
+        contenders={
+            DENSE: by_torch(),
+            "regard": by_regard(lambda _: {"attn_mask": masks.causal() & masks.window(LEFT, 0), "engine": "sdpa"}),
+            FLEX: Contender(_flex_window, compiles=True),
+        },
+        baseline=DENSE,
+        points=(
+            *(Point(size, only=(DENSE, "regard")) for size in (1024, 2048, 4096)),
+            Point(8192),
+            Point(16384, only=("regard",)),
+            Point(2048, backward=True, only=(DENSE, "regard")),
+            Point(8192, backward=True),
+            Point(16384, backward=True, only=("regard",)),
+        ),
+        quick=64,
+        goals=(Goal("speed", 8, 8192), Goal("speed", 8, 8192, backward=True)),
+        notes=f"{MADE_BEFORE} So are FlexAttention's block mask and its compilation.",
+    )
+)
+
+register(
+    Case(
+        name="documents",
+        title=f"{DOCUMENTS} documents in one sequence, 8 heads of 64",
+        unit="queries and keys",
+        build=_documents,
+        contenders={
+            DENSE: by_torch(),
+            "regard": by_regard(lambda work: {"attn_mask": masks.document(document_ids(work.query.shape[2]))}),
+        },
+        baseline=DENSE,
+        points=(Point(8192), Point(8192, backward=True)),
+        quick=64,
+        notes=MADE_BEFORE,
+    )
+)
+
+register(
+    Case(
+        name="causal-padding",
+        title="Causal, with padding: 4 sequences of 100, 80, 55 and 30 % of the length, 8 heads of 64",
+        unit="queries and keys",
+        build=_causal_padding,
+        contenders={
+            DENSE: by_torch(),
+            "regard": by_regard(
+                lambda work: {"attn_mask": masks.causal() & masks.padding(padded_lengths(work.query.shape[2]))}
+            ),
+        },
+        baseline=DENSE,
+        points=(Point(2048), Point(2048, backward=True)),
+        quick=32,
+        notes=MADE_BEFORE,
+    )
+)

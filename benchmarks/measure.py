@@ -1,0 +1,91 @@
+"""Time: rounds of A B A B in one process, and what the machine could do at most."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+#: A sample lasts at least this long; shorter calls are repeated within it.
+FLOOR = 0.02
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call, one sample for each round, of ``loops`` calls each."""
+
+    samples: tuple[float, ...]
+    loops: int
+
+    @property
+    def median(self) -> float:
+        """The median in seconds."""
+        return statistics.median(self.samples)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of medians, and the smallest and largest ratio within a round."""
+
+    value: float
+    low: float
+    high: float
+
+
+def ratio(over: Timing, under: Timing) -> Ratio:
+    """Return ``over / under``: how much longer ``over`` takes. Both must come from the same rounds."""
+    rounds = [a / b for a, b in zip(over.samples, under.samples, strict=True)]
+    return Ratio(over.median / under.median, min(rounds), max(rounds))
+
+
+def sample(call: Callable[[], object], loops: int) -> float:
+    """Return the seconds per call of ``loops`` calls."""
+    began = time.perf_counter()
+    for _ in range(loops):
+        call()
+    return (time.perf_counter() - began) / loops
+
+
+def loops_for(call: Callable[[], object], floor: float = FLOOR) -> int:
+    """Return how many calls fill a sample; finding out warms up."""
+    loops = 1
+    while (taken := sample(call, loops) * loops) < floor:
+        loops = max(loops * 2, int(loops * floor * 1.2 / taken) if taken else 0)
+    return loops
+
+
+def interleaved(calls: dict[str, Callable[[], object]], rounds: int, floor: float = FLOOR) -> dict[str, Timing]:
+    """Time calls in turn, A B A B, after a warm-up of each."""
+    loops = {name: loops_for(call, floor) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for name, call in calls.items():
+                samples[name].append(sample(call, loops[name]))
+    finally:
+        gc.enable()
+    return {name: Timing(tuple(samples[name]), loops[name]) for name in calls}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the machine did at its best: FLOP/s of sgemm, and bytes/s of a copy (read and written bytes)."""
+
+    flops: float
+    bytes: float
+
+
+def limits(side: int = 2048, megabytes: int = 256, rounds: int = 7) -> Limits:
+    """Measure sgemm of ``side``³ and a copy of ``megabytes``; the fastest of ``rounds`` counts."""
+    a, b = torch.randn(2, side, side).unbind(0)
+    out, source = torch.empty(side, side), torch.ones(megabytes * 2**18)
+    target = torch.empty_like(source)
+    timings = interleaved({"gemm": lambda: torch.mm(a, b, out=out), "copy": lambda: target.copy_(source)}, rounds)
+    moved = 2 * source.numel() * source.element_size()
+    return Limits(2 * side**3 / min(timings["gemm"].samples), moved / min(timings["copy"].samples))

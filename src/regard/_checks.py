@@ -1,0 +1,103 @@
+"""Checks of the arguments of ``attention``, each with the one error template."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import _autocast
+from regard._errors import described, rejected, shape
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Check that the three are tensors that go together."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise rejected("attention", name, "be a tensor", described(tensor), TypeError)
+        if tensor.dtype not in DTYPES or tensor.layout != torch.strided or tensor.is_nested:
+            layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            came = described(tensor) if tensor.dtype not in DTYPES else f"a {layout} one"
+            expected = "be a dense float16, bfloat16, float32 or float64 tensor"
+            raise rejected("attention", name, expected, came, TypeError)
+        if tensor.dim() < 2:
+            raise rejected("attention", name, "have at least 2 dimensions, (..., heads, length, width)", shape(tensor))
+        if tensor.device != query.device:
+            raise rejected("attention", name, f"be on query's device {query.device}", tensor.device)
+        if tensor.dtype != query.dtype and not _autocast.is_active(query.device.type):
+            raise rejected("attention", name, f"have query's dtype {query.dtype}", tensor.dtype, TypeError)
+    if key.shape[-2] != value.shape[-2]:
+        came = f"{value.shape[-2]} (key {shape(key)}, value {shape(value)})"
+        raise rejected("attention", "value", f"have key's length {key.shape[-2]}", came)
+
+
+def heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    """Check that the head counts of (..., heads, length, width) tensors go together."""
+    H, G, G_v = query.shape[-3], key.shape[-3], value.shape[-3]
+    if G_v != G and 1 not in (G, G_v):
+        raise rejected("attention", "value", f"have key's {G} heads", f"{G_v} (key {shape(key)}, value {shape(value)})")
+    G = G_v if G == 1 else G
+    divides = G > 0 and H % G == 0
+    if H == G or 1 in (H, G) or (enable_gqa and divides):
+        return
+    came = f"{G} (query {shape(query)}, key {shape(key)})"
+    if enable_gqa:
+        raise rejected("attention", "key", f"have a number of heads that divides query's {H}", came)
+    hint = " (or enable_gqa=True)" if divides else ""
+    raise rejected("attention", "key", f"have query's {H} heads{hint}", came)
+
+
+def flag(name: str, value: Any) -> None:
+    """Check a bool."""
+    if not isinstance(value, bool):
+        raise rejected("attention", name, "be a bool", described(value), TypeError)
+
+
+def number(name: str, value: Any, expected: str, low: float, high: float, closed: bool) -> float:
+    """Return a real number between two bounds, or raise."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise rejected("attention", name, expected, described(value), TypeError)
+    if not (low <= value <= high if closed else low < value < high):
+        raise rejected("attention", name, expected, described(value))
+    try:
+        return float(value)
+    except OverflowError:
+        raise rejected("attention", name, expected, described(value)) from None
+
+
+def numbers(dropout_p: Any, scale: Any, softcap: Any) -> tuple[float, float | None, float | None]:
+    """Return the three numbers as floats, or raise."""
+    return (
+        number("dropout_p", dropout_p, "be a probability in [0, 1]", 0.0, 1.0, closed=True),
+        None if scale is None else number("scale", scale, "be a finite number or None", -math.inf, math.inf, False),
+        None if softcap is None else number("softcap", softcap, "be a positive finite number", 0.0, math.inf, False),
+    )
+
+
+def elementwise(name: str, expected: str, function: Any, query: Tensor, scored: bool) -> None:
+    """Check on a single pair that a ``score_mod`` (``scored``) or ``mask_mod`` can be called and what it answers."""
+    if torch.compiler.is_compiling():
+        return
+    sizes = (1, 1, 1, 1), (1, 1, 1), (1, 1), (1,)
+    given = [torch.zeros(size, dtype=torch.long, device=query.device) for size in sizes]
+    if scored:
+        given.insert(0, query.new_zeros(1, 1, 1, 1))
+    try:
+        answer = function(*given)
+    except TypeError as error:
+        raise rejected("attention", name, expected, f"{described(function)}: {error}", TypeError) from error
+    fits = isinstance(answer, Tensor) and answer.numel() == 1
+    if not fits or not (answer.is_floating_point() if scored else answer.dtype == torch.bool):
+        raise rejected("attention", name, expected, f"{described(function)}: {described(answer)}", TypeError)
+
+
+def device(what: str, held: list[Tensor], query: Tensor) -> None:
+    """Check that the tensors inside a part are where the query is."""
+    for tensor in held:
+        if tensor.device != query.device and tensor.dim():
+            raise rejected("attention", what, f"hold tensors on query's device {query.device}", tensor.device)

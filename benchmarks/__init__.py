@@ -1,1 +1,1 @@
-"""Benchmarks: cases × contenders, checked against float64 before they are timed. See ``python -m benchmarks --help``."""
+"""Benchmarks: cases × contenders, checked before they are timed. See ``python -m benchmarks --help``."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from benchmarks import memory
 from benchmarks.check import Checker, Error
 from benchmarks.measure import Limits, Ratio, Timing, interleaved, ratio
-from benchmarks.registry import Call, Case, Contender, Goal, Missing, Point
+from benchmarks.registry import Call, Case, Contender, Goal, MissingError, Point
 from benchmarks.work import Work
 
 Say = Callable[[str], None]
@@ -66,17 +67,18 @@ class Verdict:
 
 @dataclass
 class Finding:
-    """A case's tables and verdicts, and the machine's limits just before."""
+    """A case's tables and verdicts, the machine's limits just before, and how long it took."""
 
     case: Case
     limits: Limits
     tables: list[Table]
     verdicts: list[Verdict]
+    seconds: float
 
 
 def run(case: Case, limits: Limits, *, rounds: int, floor: float, say: Say, weigh: bool = True) -> Finding:
     """Measure a case at all of its points."""
-    tables = []
+    began, tables = time.monotonic(), []
     for point in case.points:
         say(f"{case.name}: {point.label}")
         tables.append(_point(case, point, rounds if point.rounds is None else min(point.rounds, rounds), floor, say))
@@ -84,7 +86,8 @@ def run(case: Case, limits: Limits, *, rounds: int, floor: float, say: Say, weig
         for row in table.rows:
             if row.status == "ok":
                 _weigh(case, table.point, row)
-    return Finding(case, limits, tables, [_verdict(case, goal, tables) for goal in case.goals])
+    verdicts = [_verdict(case, goal, tables) for goal in case.goals]
+    return Finding(case, limits, tables, verdicts, time.monotonic() - began)
 
 
 def _point(case: Case, point: Point, rounds: int, floor: float, say: Say) -> Table:
@@ -116,8 +119,8 @@ def _checked(name: str, contender: Contender, work: Work, checker: Checker) -> t
     row = Row(name)
     try:
         call = contender.prepare(work)
-        row.errors = checker.errors(call)
-    except Missing as error:
+        row.errors = checker.errors(call, contender.does)
+    except MissingError as error:
         row.status, row.reason = "missing", str(error)
     except Exception as error:
         row.status, row.reason = "failed", f"{type(error).__name__}: {error}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.registry import Result
+from benchmarks.registry import Call, Result
 from benchmarks.work import Work
 
 #: How much worse than the plain formula in float32 a contender may be and still be called right.
@@ -43,15 +43,15 @@ class Checker:
         L = self.work.query.shape[2]
         return "all rows" if len(self.rows) == L else f"{len(self.rows):,} of {L:,} query rows"
 
-    def errors(self, call: object) -> dict[str, Error]:
-        """Run ``call`` and return the error of each quantity."""
+    def errors(self, call: Call, does: tuple[str, ...] = ()) -> dict[str, Error]:
+        """Run ``call`` and return the error of each quantity, or of those that it ``does``."""
         dense = self.work.grad
         self.work.grad = torch.zeros_like(dense).index_copy_(2, self.rows, dense[:, :, self.rows])
         try:
-            result: Result = call()  # type: ignore[operator]
+            result = call()
         finally:
             self.work.grad = dense
-        wanted = {name for name in self.truth if name != "weights"}
+        wanted = set(does) or {name for name in self.truth if name != "weights"}
         if lacking := wanted - set(result):
             raise ValueError(f"the result lacks {sorted(lacking)}")
         return {name: self._error(name, result[name].detach(), result) for name in sorted(wanted)}

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.registry import CASES, Missing, Point
+from benchmarks.registry import CASES, MissingError, Point
 
 #: Blocks at least this large go back to the system when freed, so that a call cannot live on what was left over.
 BLOCK = 1 << 16
@@ -103,7 +103,7 @@ def _status(field: str) -> int:
     """Return a field of this process's status in bytes."""
     found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     if found is None:
-        raise Missing(f"/proc/self/status has no {field}")
+        raise MissingError(f"/proc/self/status has no {field}")
     return int(found[1]) * 1024
 
 

@@ -15,7 +15,7 @@ Result = dict[str, Tensor]
 Call = Callable[[], Result]
 
 
-class Missing(Exception):
+class MissingError(Exception):
     """A contender cannot run here; the message says why."""
 
 
@@ -52,13 +52,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to do a case's work: ``prepare(work)`` returns the call to time, or raises :class:`Missing`.
+    """A way to do a case's work: ``prepare(work)`` returns the call to time, or raises :class:`MissingError`.
 
-    ``compiles`` tells that the first call at a size compiles: its memory is measured at the second.
+    ``compiles`` tells that the first call at a size compiles: its memory is measured at the second. ``does`` names the
+    quantities it is asked for; empty for all.
     """
 
     prepare: Callable[[Work], Call]
     compiles: bool = False
+    does: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ How to read the tables: contenders ran in turn (A B A B) in one process. *time* 
 the baseline's median over the contender's, with the smallest and largest ratio within a round; above 1 is faster.
 *memory* is the peak beyond the inputs of one call in a fresh process, output and gradients included. *error* is the
 largest absolute error against float64 of the quantity that is furthest off, and in brackets what the plain formula in
-float32 errs there. *limit* is the share of {limit} that the visible pairs' operations (or the bytes that must be
-read) account for. Results were checked before anything was timed; what is wrong is not timed.
+float32 errs there. *limit* is the share of this machine's sgemm rate that the operations of the visible pairs come to
+(or of its copy bandwidth, the bytes that must be read), measured before each case. Results were checked before anything
+was timed; what is wrong is not timed.
 """
 
 
@@ -25,7 +26,7 @@ def markdown(findings: list[Finding], facts: dict[str, str], pictures: dict[str,
     """Return the report; ``pictures`` maps a case's name to a file beside it."""
     lines = [f"# Benchmarks on {facts['CPU']}", ""]
     lines += ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
-    lines += [LEGEND.format(limit="this machine's sgemm rate (or copy bandwidth), measured before each case,")]
+    lines += [LEGEND]
     verdicts = [verdict for finding in findings for verdict in finding.verdicts]
     if verdicts:
         lines += ["## Targets", "", *_verdicts(findings), ""]
@@ -52,8 +53,15 @@ def _measured(verdict: Verdict) -> str:
 
 def _finding(finding: Finding, picture: str | None) -> list[str]:
     case, limits = finding.case, finding.limits
-    lines = [f"## `{case.name}`", "", f"{case.title}. Size: {case.unit}. Baseline: {case.baseline}. {case.notes}".strip()]
-    lines += ["", f"sgemm {limits.flops / 1e9:,.0f} GFLOP/s, copy {limits.bytes / 1e9:,.1f} GB/s.", ""]
+    about = f"{case.title}. Size: {case.unit}. Baseline: {case.baseline}. {case.notes}".strip()
+    lines = [
+        f"## `{case.name}`",
+        "",
+        about,
+        "",
+        f"sgemm {limits.flops / 1e9:,.0f} GFLOP/s, copy {limits.bytes / 1e9:,.1f} GB/s.",
+        "",
+    ]
     lines += ["| size | contender | time | speed | memory | error | limit |"]
     lines += ["| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
     for table in finding.tables:
@@ -73,7 +81,8 @@ def _row(finding: Finding, table: Table, row: Row) -> str:
         reason = row.reason.replace("|", "\\|").replace("\n", " ")
         return f"{start} {'**wrong**' if row.status == 'wrong' else row.status}: {reason} | | | {_error(row)} | |"
     assert row.timing is not None
-    cells = [seconds(row.timing.median), _speed(row, finding.case), _memory(row), _error(row), _limit(finding, table, row)]
+    cells = [seconds(row.timing.median), _speed(row, finding.case), _memory(row), _error(row)]
+    cells.append(_limit(finding, table, row))
     return f"{start} {' | '.join(cells)} |"
 
 
@@ -136,6 +145,7 @@ def raw(findings: list[Finding], facts: dict[str, str]) -> dict[str, Any]:
             "unit": case.unit,
             "baseline": case.baseline,
             "limits": asdict(finding.limits),
+            "seconds": finding.seconds,
             "points": tables,
             "targets": verdicts,
         }

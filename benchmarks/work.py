@@ -107,9 +107,10 @@ class Work:
         return torch.cat((torch.tensor([0, L - 1]), drawn)).unique()
 
     def expected(self, rows: Tensor, dtype: torch.dtype, *, weights: bool = False) -> dict[str, Tensor]:
-        """Return the formula's result in ``dtype`` at ``rows``; gradients are those of an output gradient at those rows.
+        """Return the formula's result in ``dtype`` at ``rows``.
 
-        ``weights`` adds the weights themselves, (B, H, rows, S).
+        Gradients are those of an output gradient at those rows alone. ``weights`` adds the weights themselves,
+        (B, H, rows, S).
         """
         with torch.set_grad_enabled(self.backward):
             leaves = {name: t.detach().to(dtype).requires_grad_(self.backward) for name, t in self.inputs.items()}

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
-from benchmarks.registry import Call, Contender, Missing, Result
+from benchmarks.registry import Call, Contender, MissingError, Result
 from benchmarks.work import Work
 
 
@@ -67,5 +67,7 @@ def compiled(work: Work, function: Callable[..., Tensor], *arguments: Any) -> Ca
         call()
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        raise Missing(f"torch.compile failed: {type(error).__name__}: {lines[0][:160] if lines else ''}") from error
+        raise MissingError(
+            f"torch.compile failed: {type(error).__name__}: {lines[0][:160] if lines else ''}"
+        ) from error
     return call

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases.contenders import by_regard, by_torch, compiled, seeded
-from benchmarks.registry import Call, Case, Contender, Goal, Missing, Point, register
+from benchmarks.registry import Call, Case, Contender, Goal, MissingError, Point, register
 from benchmarks.work import Work
 from regard import masks
 
@@ -63,9 +63,9 @@ def _flex_window(work: Work) -> Call:
     try:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     except ImportError as error:
-        raise Missing(f"this torch has no FlexAttention ({error})") from error
+        raise MissingError(f"this torch has no FlexAttention ({error})") from error
     if work.backward:
-        raise Missing("FlexAttention has no backward pass on the CPU")
+        raise MissingError("FlexAttention has no backward pass on the CPU")
     L, S = work.query.shape[2], work.key.shape[2]
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:  # noqa: ARG001
@@ -97,7 +97,7 @@ register(
             Point(8192, backward=True),
             Point(16384, backward=True, only=("regard",)),
         ),
-        quick=64,
+        quick=320,
         goals=(Goal("speed", 8, 8192), Goal("speed", 8, 8192, backward=True)),
         notes=f"{MADE_BEFORE} So are FlexAttention's block mask and its compilation.",
     )
@@ -115,7 +115,7 @@ register(
         },
         baseline=DENSE,
         points=(Point(8192), Point(8192, backward=True)),
-        quick=64,
+        quick=160,
         notes=MADE_BEFORE,
     )
 )
@@ -134,7 +134,7 @@ register(
         },
         baseline=DENSE,
         points=(Point(2048), Point(2048, backward=True)),
-        quick=32,
+        quick=160,
         notes=MADE_BEFORE,
     )
 )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import regard
 from benchmarks.cases.contenders import by_regard, compiled, differentiated, seeded
-from benchmarks.registry import Call, Case, Contender, Goal, Missing, Point, register
+from benchmarks.registry import Call, Case, Contender, Goal, MissingError, Point, register
 from benchmarks.work import Work
 from regard import scores
 
@@ -39,8 +39,12 @@ def _additive(point: Point) -> Work:
 def _additive_formula(work: Work) -> Call:
     hidden = 4.0 * work.query.shape[2] * work.key.shape[2] * FEATURES
     if hidden > TOO_LARGE:
-        raise Missing(f"not run: its tensor L×S×{FEATURES} alone is {hidden / 1e9:.1f} GB, and it holds several")
-    return differentiated(work, lambda: _additive_scores(work.query, work.key, work.parameters).softmax(-1) @ work.value)
+        raise MissingError(f"not run: its tensor L×S×{FEATURES} alone is {hidden / 1e9:.1f} GB, and it holds several")
+
+    def formula() -> Tensor:
+        return _additive_scores(work.query, work.key, work.parameters).softmax(-1) @ work.value
+
+    return differentiated(work, formula)
 
 
 def _additive_compiled(work: Work) -> Call:
@@ -71,7 +75,7 @@ def _keops(work: Work) -> Call:
     try:
         from pykeops.torch import LazyTensor
     except ImportError:
-        raise Missing("pykeops is not installed") from None
+        raise MissingError("pykeops is not installed") from None
     query, key, value = (t[0, 0].contiguous() for t in (work.query, work.key, work.value))
 
     def formula() -> Tensor:
@@ -82,7 +86,7 @@ def _keops(work: Work) -> Call:
     try:
         formula()
     except Exception as error:
-        raise Missing(f"KeOps failed: {type(error).__name__}: {str(error).splitlines()[0][:160]}") from error
+        raise MissingError(f"KeOps failed: {type(error).__name__}: {str(error).splitlines()[0][:160]}") from error
     return differentiated(work, formula)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import _autocast
 from regard._errors import described, rejected, shape
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -29,11 +28,16 @@ def tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise rejected("attention", name, "have at least 2 dimensions, (..., heads, length, width)", shape(tensor))
         if tensor.device != query.device:
             raise rejected("attention", name, f"be on query's device {query.device}", tensor.device)
-        if tensor.dtype != query.dtype and not _autocast.is_active(query.device.type):
-            raise rejected("attention", name, f"have query's dtype {query.dtype}", tensor.dtype, TypeError)
     if key.shape[-2] != value.shape[-2]:
         came = f"{value.shape[-2]} (key {shape(key)}, value {shape(value)})"
         raise rejected("attention", "value", f"have key's length {key.shape[-2]}", came)
+
+
+def dtypes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Check that the three have one dtype, after autocast."""
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.dtype != query.dtype:
+            raise rejected("attention", name, f"have query's dtype {query.dtype}", tensor.dtype, TypeError)
 
 
 def heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
@@ -60,14 +64,17 @@ def flag(name: str, value: Any) -> None:
 
 def number(name: str, value: Any, expected: str, low: float, high: float, closed: bool) -> float:
     """Return a real number between two bounds, or raise."""
+    if isinstance(value, torch.SymFloat):  # made of a dynamic size by torch.compile
+        return value  # type: ignore[return-value]
     if isinstance(value, bool) or not isinstance(value, Real):
         raise rejected("attention", name, expected, described(value), TypeError)
-    if not (low <= value <= high if closed else low < value < high):
-        raise rejected("attention", name, expected, described(value))
     try:
-        return float(value)
+        found = float(value)
     except OverflowError:
-        raise rejected("attention", name, expected, described(value)) from None
+        found = math.inf
+    if not (low <= found <= high if closed else low < found < high):
+        raise rejected("attention", name, expected, described(value))
+    return found
 
 
 def numbers(dropout_p: Any, scale: Any, softcap: Any) -> tuple[float, float | None, float | None]:

@@ -88,6 +88,7 @@ def build(
     _checks.flag("enable_gqa", enable_gqa)
     dropout_p, scale, softcap = _checks.numbers(dropout_p, scale, softcap)
     query, key, value = _autocast.cast(query, key, value)
+    _checks.dtypes(query, key, value)
     lead, query, key, value, headless = _canonical(query, key, value, enable_gqa)
     the_score = as_score(score, query)
     _checks.device("score", the_score.tensors(), query)

@@ -16,4 +16,7 @@ def is_traced(tensor: Tensor) -> bool:
     """Whether code must not branch on values: under ``torch.compile``, a transform, or for meta and fake tensors."""
     if torch.compiler.is_compiling():
         return True
-    return in_transform() or tensor.is_meta or isinstance(tensor, FakeTensor)
+    if in_transform() or tensor.is_meta or isinstance(tensor, FakeTensor):
+        return True
+    proxied = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)  # make_fx
+    return proxied is not None or torch._C._get_tracing_state() is not None  # torch.jit.trace

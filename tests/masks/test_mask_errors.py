@@ -160,7 +160,7 @@ CONSTRUCTION = [
         lambda: masks.as_mask(masks.Mask),
         TypeError,
         "masks.as_mask: mask must be a Mask, a mask_mod(b, h, q_idx, kv_idx), a BlockMask, or a bool or float tensor, "
-        "got an object of type ABCMeta.",
+        "got the class Mask (make an instance: Mask(...)).",
     ),
 ]
 

@@ -15,6 +15,8 @@ from regard.engines import dense, strips
 from regard.engines.base import Cost, Engine, Outcome
 from regard.masks.base import EMPTY
 from regard.normalizers import Softmax
+from regard.scores import DotForm, Score
+from regard.scores.dot_like import DotLike
 
 #: Pairs of one head that a single streaming tile would hold.
 SMALL = 256 * 256
@@ -130,8 +132,7 @@ def _share(problem: Problem) -> float:
 def _run(problem: Problem) -> Outcome:
     """Run on finite inputs (or without a mask, where nothing can leak)."""
     dtype = problem.query.dtype
-    score = problem.score.cast(dtype)
-    form = score.as_dot(problem.query, problem.key)
+    form = _form(problem)
     query, key = form.query, form.key
     value = problem.value.to(query.dtype)
     V = value.shape[-1]
@@ -140,7 +141,20 @@ def _run(problem: Problem) -> Outcome:
     output, lse = _dispatch(problem, query, key, value)
     if lse is not None and form.offset is not None:
         lse = lse + problem.scale * form.offset
+    if dtype not in (torch.float32, torch.float64):
+        lse = None  # of rounded features: not the scores' own
     return Outcome(output[..., :V].to(dtype), lse)
+
+
+def _form(problem: Problem) -> DotForm:
+    """Return the problem's dot product; features of narrow inputs are made in float32 and rounded once."""
+    score, dtype, wide = problem.score, problem.query.dtype, problem.compute_dtype
+    if type(score).project is Score.project and type(score).as_dot is DotLike.as_dot:
+        return DotForm(problem.query, problem.key)
+    form = score.cast(wide).as_dot(problem.query.to(wide), problem.key.to(wide))
+    if form.query.dtype != wide:
+        return form
+    return DotForm(form.query.to(dtype), form.key.to(dtype), form.offset)
 
 
 def _dispatch(problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -232,8 +246,7 @@ def _indices(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _plain(problem: Problem, added: Tensor | None, causal: bool) -> Tensor:
     dtype = problem.query.dtype
-    score = problem.score.cast(dtype)
-    form = score.as_dot(problem.query, problem.key)
+    form = _form(problem)
     key, value = _expanded(form.query.shape[1], form.key, problem.value.to(form.query.dtype))
     if added is not None and added.is_floating_point():
         added = added.to(form.query.dtype)

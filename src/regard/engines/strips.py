@@ -143,7 +143,7 @@ class Strips(torch.autograd.Function):
             rows = (*strip.where, strip.rows.slice)
             for part in strip.ranges:
                 cols = (*strip.where, part.cols.slice)
-                added, _ = plan.tile_mask(strip, part, query.dtype, query.device)
+                added = plan.tile_mask(strip, part, query.dtype, query.device)[0]
                 found = _backward(
                     grad[rows], query[rows], key[cols], value[cols], output[rows], lse[rows], 0.0, False,
                     attn_mask=added, scale=plan.scale,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard._aux import Aux, AuxRequest, TopK
 from regard._problem import Problem
+from regard._tracing import is_traced
 from regard.engines import dense
 from regard.engines.base import Outcome
 from regard.engines.tiles import TILE_SIDE, Span, Tiles, tile_shape
@@ -28,7 +29,8 @@ def look(problem: Problem, outcome: Outcome, request: AuxRequest) -> Aux:
     ``weights`` and ``scores`` are part of the autograd graph; the other fields are observations, detached from it.
     """
     materialized = request.weights or request.scores
-    if outcome.weights is None and (materialized or not problem.normalizer.streams or 0 in _sizes(problem)):
+    whole = materialized or not problem.normalizer.streams or 0 in _sizes(problem) or is_traced(problem.query)
+    if outcome.weights is None and whole:  # buffers cannot be written where calls are traced
         outcome = dense.attend(problem)
     with torch.no_grad():
         if outcome.weights is not None and outcome.scores is not None:

@@ -15,6 +15,8 @@ from regard.normalizers.softmax import row_max
 
 #: Newton steps at most: far more than any α in (1, 2] needs, and bisection steps enough for the rest.
 STEPS = 64
+#: Newton steps where convergence cannot be looked at; α ≤ 2 takes about ten.
+TRACED_STEPS = 24
 
 
 #: ``moments(t)`` returns (Σ weights, Σ slopes), each (..., L, 1), with t relative to the row maximum.
@@ -38,7 +40,7 @@ def solve_threshold(moments: Moments, like: Tensor) -> Tensor:
     """
     low, high, t = like, torch.zeros_like(like), like
     traced = is_traced(like)
-    for _ in range(STEPS):
+    for _ in range(TRACED_STEPS if traced else STEPS):
         total, slope = moments(t)
         low, high = torch.where(total >= 1, t, low), torch.where(total < 1, t, high)
         step = t + (total - 1) / torch.where(slope > 0, slope, 1)

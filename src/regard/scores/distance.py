@@ -43,6 +43,9 @@ class Radial(Score):
     def log_weight(self, square: Tensor) -> Tensor:
         """Return the score at squared distance ``square``, in units of the width."""
 
+    def __repr__(self) -> str:
+        return super().__repr__().replace("(width=", f"({self.unit}=")
+
     def check(self, query: Tensor, key: Tensor) -> None:
         super().check(query, key)
         width = self.width

@@ -1,0 +1,88 @@
+"""Every case at a tiny size: every contender is right, or says why it is missing."""
+
+from __future__ import annotations
+
+import benchmarks.cases  # noqa: F401
+import pytest
+import torch
+from benchmarks.cases.masked import document_ids
+from benchmarks.check import Checker
+from benchmarks.registry import CASES, Case, Contender, MissingError, Point
+from benchmarks.work import Work
+
+NAMES = ["plain", "tiny", "gqa-decode", "window", "documents", "causal-padding", "aux", "additive-memory", "gaussian"]
+SMALL = [
+    pytest.param(case, point, name, id=f"{case.name}-{point.label}-{name}")
+    for case in map(Case.shrunk, CASES.values())
+    for point in case.points
+    for name, contender in case.contenders.items()
+    if not contender.compiles  # seconds each; `python -m benchmarks --quick` runs them
+]
+
+
+def test_all_cases_are_there() -> None:
+    assert sorted(CASES) == sorted(NAMES)
+
+
+@pytest.mark.parametrize(("case", "point", "name"), SMALL)
+def test_contender_is_right(case: Case, point: Point, name: str) -> None:
+    work = case.build(point)
+    contender: Contender = case.contenders[name]
+    try:
+        call = contender.prepare(work)
+    except MissingError as error:
+        pytest.skip(str(error))
+    errors = Checker(work, case.tolerance).errors(call, contender.does)
+    assert not {quantity: error for quantity, error in errors.items() if error.wrong}
+    everything = 1 + point.backward * len(work.inputs) + 2 * bool(work.topk)
+    assert len(errors) == (len(contender.does) or everything)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=str)
+def test_goals_are_about_points_that_are_measured(case: Case) -> None:
+    points = {(p.size, p.backward, p.variant): case.at(p) for p in case.points}
+    for goal in case.goals:
+        contenders = points[goal.size, goal.backward, goal.variant]
+        assert goal.contender in contenders
+        if goal.kind != "memory":
+            assert (goal.against or case.baseline) in contenders
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=str)
+def test_inputs_are_the_same_in_every_process(case: Case) -> None:
+    point = case.shrunk().points[0]
+    first, second = case.build(point), case.build(point)
+    assert all(torch.equal(a, b) for a, b in zip(first.inputs.values(), second.inputs.values()))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "pairs"),
+    [
+        ("window", 1024, 8 * (257 * 258 // 2 + (1024 - 257) * 257)),
+        ("causal-padding", 10, 8 * sum(n * (n + 1) // 2 + (10 - n) * n for n in (10, 8, 5, 3))),
+        ("plain", 7, 8 * 49),
+    ],
+)
+def test_visible_pairs_are_counted(name: str, size: int, pairs: int) -> None:
+    work: Work = CASES[name].build(Point(size))
+    assert work.pairs() == pairs
+
+
+def test_documents_are_many_and_differ_in_length() -> None:
+    ids = document_ids(8192)
+    lengths = torch.bincount(ids)
+    assert len(lengths) == 32 and len(lengths.unique()) > 16
+    assert CASES["documents"].build(Point(8192)).pairs() == 8 * int(lengths.square().sum())
+
+
+def test_plain_formula_is_not_run_where_it_would_not_fit() -> None:
+    case = CASES["additive-memory"]
+    work = case.build(Point(8192))
+    with pytest.raises(MissingError, match=r"17\.2 GB"):
+        case.contenders[case.baseline].prepare(work)
+
+
+def test_an_unknown_contender_is_an_error() -> None:
+    case = CASES["plain"]
+    with pytest.raises(ValueError, match="no contender"):
+        Case("x", "x", "x", case.build, case.contenders, "nobody", case.points, 4)

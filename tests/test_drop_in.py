@@ -52,7 +52,7 @@ class Decoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.q, self.kv, self.out = nn.Linear(16, 16), nn.Linear(16, 8), nn.Linear(16, 16)
+        self.q, self.kv, self.out = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         query = self.q(x).unflatten(-1, (4, 4)).transpose(1, 2)

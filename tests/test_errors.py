@@ -113,7 +113,7 @@ MASKS: list[Row] = [
     (called(attn_mask=yes(12, 9).to("meta")), ValueError, "attn_mask must hold tensors on the query's device cpu, got one on meta."),
     (called(attn_mask=masks.causal()), ValueError, f"masks.causal: {UNSTATED}"),
     (called(attn_mask=masks.window(1, 0)), ValueError, f"masks.window: {UNSTATED}"),
-    (called(attn_mask=masks.padding(torch.ones(3, dtype=torch.long))), ValueError, "masks.padding: lengths must have shape (B,) = (2,) or (B, L) = (2, 12), got (3,)."),
+    (called(attn_mask=masks.padding(torch.ones(3, dtype=torch.long))), ValueError, "masks.padding: lengths must have one entry per sequence (2), or per query (2, 12), got (3,)."),
 ]  # fmt: skip
 
 NUMBERS: list[Row] = [

@@ -12,11 +12,16 @@ def in_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
-def is_traced(tensor: Tensor) -> bool:
-    """Whether code must not branch on values: under ``torch.compile``, a transform, or for meta and fake tensors."""
+def is_blind(tensor: Tensor) -> bool:
+    """Whether the tensor's values cannot be looked at."""
     if torch.compiler.is_compiling():
         return True
-    if in_transform() or tensor.is_meta or isinstance(tensor, FakeTensor):
+    if tensor.is_meta or isinstance(tensor, FakeTensor) or torch._C._functorch.peek_interpreter_stack() is not None:
         return True
     proxied = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)  # make_fx
     return proxied is not None or torch._C._get_tracing_state() is not None  # torch.jit.trace
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether code must be one composition of torch's operations, free of branches on values and of buffers."""
+    return is_blind(tensor) or in_transform()

@@ -102,6 +102,14 @@ def test_a_folder_that_cannot_be_made_is_noticed_before_training(regard, small, 
     assert "training" not in outcome.out
 
 
+def test_a_missing_package_is_noticed_before_training(regard, small, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("regard.cli.messages.find_spec", lambda name: None)
+    outcome = regard("demo", "--out", tmp_path)
+    assert outcome.code == 2
+    assert "matplotlib is missing: pip install 'regard[pronunciation]'" in outcome.err
+    assert "training" not in outcome.out
+
+
 def test_a_missing_dictionary_says_how_to_get_it(regard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.tasks.dictionary.find_spec", lambda name: None)
     outcome = regard("demo", "--out", tmp_path)

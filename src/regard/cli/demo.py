@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from regard.cli.messages import ascii_only, explained
+from regard.cli.messages import ascii_only, explained, require
 from regard.cli.progress import TrainingDisplay
 from regard.cli.pronounce import aligned, write_pictures
 from regard.inspect import draw, legend
@@ -30,6 +30,7 @@ def run(*, deadline: float, out: Path, seed: int) -> None:
     console = Console(highlight=False, soft_wrap=True)
     with explained():
         out.mkdir(parents=True, exist_ok=True)
+        require("matplotlib")
         entries = load_dictionary()
     shown = {word: entries.pop(word) for word in EXAMPLES if word in entries}
     learn, held_out = split(entries)

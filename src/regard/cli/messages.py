@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import typer
 
@@ -43,6 +44,12 @@ def interruptible() -> Iterator[None]:
     except KeyboardInterrupt:
         print("\nregard: interrupted", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def require(package: str) -> None:
+    """Raise ModuleNotFoundError now, rather than after minutes of work, if an optional package is missing."""
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
 def ascii_only() -> bool:

@@ -56,6 +56,8 @@ class Engine(ABC):
     """A way to execute a problem. An engine knows the parts' interfaces and no other engine."""
 
     name: ClassVar[str]
+    #: Whether the backward pass knows a row through its log-sum-exp alone, whose rounding its gradients then carry.
+    keeps_lse: ClassVar[bool] = False
     #: Whether second derivatives and forward-mode work.
     twice_differentiable: ClassVar[bool] = False
 

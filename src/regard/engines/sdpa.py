@@ -30,6 +30,7 @@ class Sdpa(Engine):
     """
 
     name = "sdpa"
+    keeps_lse = True
 
     def refusal(self, problem: Problem) -> str | None:
         mask, device = problem.mask, problem.query.device.type

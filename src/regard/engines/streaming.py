@@ -187,7 +187,10 @@ class _Streamed(torch.autograd.Function):
         query, key, value, output, shift, offset, *tensors = ctx.saved_tensors
         spec: _Spec = ctx.spec
         twice = torch.is_grad_enabled()  # a second derivative is wanted: everything stays in the graph
-        if not twice:
+        if twice:
+            # Aliases: a gradient to a part's tensor must not also flow through the rows that it projected.
+            query, key, value, *tensors = (t.view_as(t) for t in (query, key, value, *tensors))
+        else:
             query, key, value, *tensors = (t.detach().requires_grad_() for t in (query, key, value, *tensors))
         tiles = spec.tiles.around(query, key, value, *tensors)
         grad = torch.zeros_like(output) if grad is None else grad

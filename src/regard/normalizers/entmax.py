@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from regard._errors import described, rejected
-from regard._tracing import in_transform, is_traced
+from regard._tracing import in_transform, is_blind
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 from regard.normalizers.softmax import row_max
 
 #: Newton steps at most: far more than any α in (1, 2] needs, and bisection steps enough for the rest.
 STEPS = 64
 #: Newton steps where convergence cannot be looked at; α ≤ 2 takes about ten.
-TRACED_STEPS = 24
+BLIND_STEPS = 24
 
 
 #: ``moments(t)`` returns (Σ weights, Σ slopes), each (..., L, 1), with t relative to the row maximum.
@@ -39,13 +39,14 @@ def solve_threshold(moments: Moments, like: Tensor) -> Tensor:
     Where a step leaves the bracket (α > 2), bisection takes its place.
     """
     low, high, t = like, torch.zeros_like(like), like
-    traced = is_traced(like)
-    for _ in range(TRACED_STEPS if traced else STEPS):
+    blind = is_blind(like)
+    steps = 1 if like.is_meta else BLIND_STEPS if blind else STEPS
+    for _ in range(steps):
         total, slope = moments(t)
         low, high = torch.where(total >= 1, t, low), torch.where(total < 1, t, high)
         step = t + (total - 1) / torch.where(slope > 0, slope, 1)
         new = torch.where((step >= low) & (step <= high) & (slope > 0), step, (low + high) / 2)
-        if not traced and torch.equal(new, t):
+        if not blind and torch.equal(new, t):
             break
         t = new
     return t

@@ -47,8 +47,11 @@ def test_a_drawing_fits_the_terminal(count: int) -> None:
     assert [symbol for symbol in lines[0] if symbol != " "] == list(_letters(count).source)
 
 
-def test_nothing_said_is_drawn_too() -> None:
-    assert draw(Alignment(("a", "b"), (), torch.zeros(0, 2))) == "  a  b"
+def test_nothing_said_is_drawn_too(tmp_path: Path) -> None:
+    nothing = Alignment(("a", "b"), (), torch.zeros(0, 2))
+    assert draw(nothing) == "  a  b"
+    assert save_png([nothing], tmp_path / "a.png").stat().st_size > 1000
+    assert "<table>" in render_html([nothing])
 
 
 @pytest.mark.parametrize(
@@ -67,8 +70,8 @@ def test_bad_weights_are_refused(weights: torch.Tensor, message: str) -> None:
 def test_nothing_to_draw_is_an_error(function) -> None:
     with pytest.raises(ValueError, match="alignments must have at least one alignment, got none"):
         function([])
-    with pytest.raises(ValueError, match="alignments must have symbols on both sides, got 'x', which has not"):
-        function([Alignment(("a",), (), torch.zeros(0, 1), "x")])
+    with pytest.raises(ValueError, match="alignments must have source symbols, got 'x', which has none"):
+        function([Alignment((), ("AH",), torch.zeros(1, 0), "x")])
 
 
 def test_the_picture_is_a_png(tmp_path: Path) -> None:

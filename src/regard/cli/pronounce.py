@@ -54,7 +54,7 @@ def aligned(spoken: Pronunciation) -> Alignment:
 
 def write_pictures(spoken: Sequence[Pronunciation], *, png: Path | None, html: Path | None) -> None:
     """Write the alignments of words to the files asked for."""
-    alignments = [aligned(each) for each in spoken if each.phonemes]
+    alignments = [aligned(each) for each in spoken]
     note = "Letters across, phonemes down. The stronger a cell, the more of the phoneme's attention went to the letter."
     with explained():
         if png is not None:

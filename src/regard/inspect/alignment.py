@@ -101,10 +101,10 @@ def _fit(symbol: str, ink: int, cell: int) -> str:
 
 
 def drawable(alignments: Sequence[Alignment], function: str) -> list[Alignment]:
-    """Return the alignments as a list, or raise ValueError if there are none or one has no symbols."""
+    """Return the alignments as a list, or raise ValueError if there are none or one read nothing."""
     if not alignments:
         raise rejected(function, "alignments", "have at least one alignment", "none")
     for alignment in alignments:
-        if not alignment.source or not alignment.target:
-            raise rejected(function, "alignments", "have symbols on both sides", f"{alignment.title!r}, which has not")
+        if not alignment.source:
+            raise rejected(function, "alignments", "have source symbols", f"{alignment.title!r}, which has none")
     return list(alignments)

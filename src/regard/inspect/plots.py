@@ -74,7 +74,7 @@ def _places(alignments: list[Alignment]) -> list[_Place]:
     places: list[_Place] = []
     left, top, lowest = _SIDE, _TOP, 0.0
     for alignment in alignments:
-        width, height = len(alignment.source) * _CELL, len(alignment.target) * _CELL
+        width, height = len(alignment.source) * _CELL, max(1, len(alignment.target)) * _CELL
         room = max(width, len(alignment.title) * 0.1)  # a long title over a short word
         if places and left + room > _WIDEST:
             left, top = _SIDE, lowest + _GAP + _TOP
@@ -91,7 +91,8 @@ def _axes(figure: Any, place: _Place) -> Any:
 
 def _heat_map(panel: Any, alignment: Alignment) -> Any:
     columns, rows = range(len(alignment.source)), range(len(alignment.target))
-    image = panel.imshow(alignment.rows(), cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    cells = alignment.rows() or [[0.0] * len(alignment.source)]  # nothing was written: one blank row
+    image = panel.imshow(cells, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     panel.set_xticks(columns, [_plain(symbol) for symbol in alignment.source], fontsize=12)
     panel.set_yticks(rows, [_plain(symbol) for symbol in alignment.target], fontsize=10)
     panel.set_xticks([x + 0.5 for x in columns[:-1]], minor=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as torch_attention  # bound once: users replace it
 
-from regard import _autocast, _plan, _problem
+from regard import _autocast, _checks, _plan, _problem
 from regard._aux import Aux, AuxRequest
 from regard._errors import described, rejected
 from regard._tracing import in_transform
@@ -111,7 +111,7 @@ def attention(
         and _is_torch_call(query, key, value, scale)
     ):
         # The plainest call is torch's own, checked in less time than a problem takes to build.
-        output = F.scaled_dot_product_attention(query, key, value, scale=scale)
+        output = torch_attention(query, key, value, scale=scale)
         return _told_about_derivatives(output, "sdpa") if output.requires_grad else output
     problem = _problem.build(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap
@@ -172,6 +172,8 @@ def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | Non
     """Whether torch's function takes these as they are, at its best, with one meaning."""
     if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         return False
+    if query.dtype not in _checks.DTYPES or query.is_nested or query.layout is not torch.strided:
+        return False
     shape, q_shape = key.shape, query.shape
     return (
         len(shape) == 4
@@ -179,7 +181,6 @@ def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | Non
         and q_shape[3] == shape[3] > 0
         and q_shape[:2] == shape[:2]
         and query.dtype == key.dtype == value.dtype
-        and query.is_floating_point()
         and query.device == key.device == value.device
         and 0 not in q_shape
         and shape[2] > 0

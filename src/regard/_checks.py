@@ -86,21 +86,28 @@ def numbers(dropout_p: Any, scale: Any, softcap: Any) -> tuple[float, float | No
     )
 
 
-def elementwise(name: str, expected: str, function: Any, query: Tensor, scored: bool) -> None:
-    """Check on a single pair that a ``score_mod`` (``scored``) or ``mask_mod`` can be called and what it answers."""
-    if torch.compiler.is_compiling():
+def elementwise(name: str, expected: str, function: Any, query: Tensor, key: Tensor, scored: bool) -> None:
+    """Check on a few pairs that a ``score_mod`` (``scored``) or ``mask_mod`` can be called, and what it answers."""
+    rows, cols = min(query.shape[2], 2), min(key.shape[2], 3)
+    if torch.compiler.is_compiling() or 0 in (*query.shape[:2], rows, cols):
         return
-    sizes = (1, 1, 1, 1), (1, 1, 1), (1, 1), (1,)
-    given = [torch.zeros(size, dtype=torch.long, device=query.device) for size in sizes]
+    whole = (1, 1, rows, cols)
+    ranges = (1, (1, 1, 1, 1)), (1, (1, 1, 1)), (rows, (rows, 1)), (cols, (cols,))
+    given = [torch.arange(size, device=query.device).view(shape) for size, shape in ranges]
     if scored:
-        given.insert(0, query.new_zeros(1, 1, 1, 1))
+        given.insert(0, query.new_zeros(whole))
     try:
         answer = function(*given)
     except TypeError as error:
         raise rejected("attention", name, expected, f"{described(function)}: {error}", TypeError) from error
-    fits = isinstance(answer, Tensor) and answer.numel() == 1
-    if not fits or not (answer.is_floating_point() if scored else answer.dtype == torch.bool):
-        raise rejected("attention", name, expected, f"{described(function)}: {described(answer)}", TypeError)
+    kind = isinstance(answer, Tensor) and (answer.is_floating_point() if scored else answer.dtype == torch.bool)
+    if not kind or not _broadcasts(answer.shape, whole):
+        came = f"{described(function)}, which answered {described(answer)} for pairs {whole}"
+        raise rejected("attention", name, expected, came, TypeError)
+
+
+def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    return len(shape) <= len(whole) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(whole)))
 
 
 def device(what: str, held: list[Tensor], query: Tensor) -> None:

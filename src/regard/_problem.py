@@ -90,12 +90,12 @@ def build(
     query, key, value = _autocast.cast(query, key, value)
     _checks.dtypes(query, key, value)
     lead, query, key, value, headless = _canonical(query, key, value, enable_gqa)
-    the_score = as_score(score, query)
+    the_score = as_score(score, query, key)
     _checks.device("score", the_score.tensors(), query)
     the_score.check(query, key)
     B, H, L, E = query.shape
     extent = Extent(B, H, L, key.shape[2])
-    mask = _as_mask(attn_mask, query, lead)
+    mask = _as_mask(attn_mask, query, key, lead)
     if is_causal:
         causal = masks.causal(align="upper_left")
         mask = causal if mask is None else causal & mask
@@ -114,7 +114,7 @@ def build(
     )
 
 
-def as_score(score: object, query: Tensor) -> Score:
+def as_score(score: object, query: Tensor, key: Tensor) -> Score:
     """Return the score that a name, a Score, a ``score_mod`` function or None stands for."""
     if score is None:
         return scores.ScaledDot()
@@ -132,7 +132,7 @@ def as_score(score: object, query: Tensor) -> Score:
         expected = "be a name, a Score or a score_mod(score, b, h, q_idx, kv_idx)"
         raise rejected("attention", "score", expected, described(score), TypeError)
     expected = "be a name, a Score or a score_mod(score, b, h, q_idx, kv_idx) that returns a float tensor"
-    _checks.elementwise("score", expected, score, query, scored=True)
+    _checks.elementwise("score", expected, score, query, key, scored=True)
     return scores.ScoreMod(score)
 
 
@@ -172,18 +172,21 @@ def _canonical(
     return lead, query, key, value, headless
 
 
-def _as_mask(mask: object, query: Tensor, lead: tuple[int, ...]) -> Mask | None:
+def _as_mask(mask: object, query: Tensor, key: Tensor, lead: tuple[int, ...]) -> Mask | None:
     """Return the mask that an ``attn_mask`` stands for, a tensor's leading dimensions flattened as the inputs' were."""
     if mask is None:
         return None
     if isinstance(mask, Tensor) and mask.dim() > 3 and (len(lead) > 1 or mask.dim() > 4):
+        H, L, S = (*query.shape[1:3], key.shape[2])
+        if not all(a in (1, b) for a, b in zip(mask.shape[-3:], (H, L, S))) or mask.dim() > len(lead) + 3:
+            raise rejected("attention", "attn_mask", f"broadcast to (..., H, L, S) = {(*lead, H, L, S)}", shape(mask))
         try:
             mask = mask.expand(*lead, *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
         except RuntimeError:
-            expected = f"broadcast to (..., H, L, S) with query's leading dimensions {lead}"
+            expected = f"broadcast to (..., H, L, S) = {(*lead, H, L, S)}"
             raise rejected("attention", "attn_mask", expected, shape(mask)) from None
     found = masks.as_mask(mask, "attention", "attn_mask")
     if isinstance(found, masks.Predicate):
         expected = "be a Mask, a tensor, or a mask_mod(b, h, q_idx, kv_idx) that returns a bool tensor"
-        _checks.elementwise("attn_mask", expected, mask, query, scored=False)
+        _checks.elementwise("attn_mask", expected, mask, query, key, scored=False)
     return found

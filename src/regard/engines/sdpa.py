@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.functional import scaled_dot_product_attention as torch_attention  # bound once: users replace it
 
 from regard import masks
 from regard._problem import Problem
@@ -138,7 +139,7 @@ def _run(problem: Problem) -> Outcome:
     value = problem.value.to(query.dtype)
     V = value.shape[-1]
     width = max(query.shape[-1], V)
-    query, key, value = (F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] != width else t for t in (query, key, value))
+    query, key, value = (pad(t, (0, width - t.shape[-1])) if t.shape[-1] != width else t for t in (query, key, value))
     output, lse = _dispatch(problem, query, key, value)
     if lse is not None and form.offset is not None:
         lse = lse + problem.scale * form.offset
@@ -208,7 +209,7 @@ def _kernel(
     query: Tensor, key: Tensor, value: Tensor, scale: float, added: Tensor | None, causal: bool, dropout_p: float
 ) -> tuple[Tensor, Tensor | None]:
     if query.device.type != "cpu" or dropout_p or query.shape[-1] == 0:
-        output = F.scaled_dot_product_attention(query, key, value, added, dropout_p, causal, scale=scale)
+        output = torch_attention(query, key, value, added, dropout_p, causal, scale=scale)
         return output, None
     # The kernel behind F.scaled_dot_product_attention on the CPU, called by name for its log-sum-exp.
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -252,5 +253,5 @@ def _plain(problem: Problem, added: Tensor | None, causal: bool) -> Tensor:
     if added is not None and added.is_floating_point():
         added = added.to(form.query.dtype)
     query, scale = _scaled(form.query, problem.scale)
-    output = F.scaled_dot_product_attention(query, key, value, added, problem.dropout_p, causal, scale=scale)
+    output = torch_attention(query, key, value, added, problem.dropout_p, causal, scale=scale)
     return output.to(dtype)

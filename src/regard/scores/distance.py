@@ -16,7 +16,7 @@ def checked_width(width: float | Tensor, function: str, argument: str) -> float 
     """Return a width that is a positive number, or a tensor of one element or one per feature; else raise."""
     if isinstance(width, Tensor):
         if width.dim() > 1 or not width.is_floating_point():
-            raise rejected(function, argument, "be a float tensor of shape () or (E,)", f"{width.dtype} {shape(width)}")
+            raise rejected(function, argument, "be a float tensor of shape () or (E,)", described(width))
     elif isinstance(width, bool) or not isinstance(width, (int, float)):
         raise rejected(function, argument, "be a positive number or a tensor", described(width), TypeError)
     elif not 0 < width < math.inf:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import regard
 from regard import _problem, engines
+from regard._part import Part
 from regard._problem import Problem
 from regard.engines import Engine
 from regard.masks import Extent, Mask
@@ -181,9 +182,15 @@ class Call:
         for tensor in found.values():
             tensor.requires_grad_()
         for what, part in (("score", self.score), ("mask", self.mask)):
-            tensors = [] if part is None else part.tensors()
-            found |= {f"{what} tensor {i}": t for i, t in enumerate(tensors) if t.requires_grad}
+            found |= {name: t for name, t in named(what, part) if name}
         return found
+
+
+def named(what: str, part: Part | None) -> list[tuple[str, Tensor]]:
+    """Return a part's tensors, those that want a gradient with a name; binding a mask may add some that do not."""
+    tensors = [] if part is None else part.tensors()
+    count = iter(range(len(tensors)))
+    return [(f"{what} tensor {next(count)}" if t.requires_grad else "", t) for t in tensors]
 
 
 def gradients(output: Tensor, leaves: dict[str, Tensor], grad: Tensor) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import torch
 
 from regard.masks import Extent, Mask
 from regard.scores import Score, ScoreMod
+from regard.testing.case import named
 from regard.testing.formulas import FORMULAS, Array, Formula, attributes
 from regard.testing.statement import indices
 from regard.testing.unstated import OwnComparison
@@ -79,9 +80,9 @@ class _Stated:
         for name, slopes, axis in (("query", by_query, -1), ("key", by_key, -2)):
             pulled = [(d * slope).sum(axis) for d, slope in ((grad, slopes), (amplitude, abs(slopes)))]
             found[name] = tuple(np.moveaxis(p, 0, -1) for p in pulled)
-        for i, tensor in enumerate(self.tensors):
-            if self.score.tensors()[i].requires_grad:
-                found[f"score tensor {i}"] = self._pull_tensor(i, tensor, grad, amplitude)
+        for i, (name, _) in enumerate(named("score", self.score)):
+            if name:
+                found[name] = self._pull_tensor(i, self.tensors[i], grad, amplitude)
         return found  # type: ignore[return-value]
 
     def _pull_tensor(self, i: int, tensor: Array, grad: Array, amplitude: Array) -> Pair:

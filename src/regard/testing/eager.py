@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from regard.testing.case import named
 from regard.testing.statement import Statement, indices
 
 
@@ -26,12 +27,7 @@ class Eager:
         s = self.statement
         found = {name: getattr(s, name).detach().clone().requires_grad_() for name in ("query", "key", "value")}
         for what, part in (("score", s.score), ("mask", s.mask)):
-            tensors = [] if part is None else part.tensors()
-            found |= {
-                f"{what} tensor {i}": t.detach().clone().requires_grad_()
-                for i, t in enumerate(tensors)
-                if t.requires_grad
-            }
+            found |= {name: t.detach().clone().requires_grad_() for name, t in named(what, part) if name}
         return found
 
     def _rows(self, name: str) -> Tensor:
@@ -42,8 +38,7 @@ class Eager:
     def _part(self, what: str) -> list[Tensor]:
         s = self.statement
         part = s.score if what == "score" else s.mask
-        assert part is not None
-        tensors = [self.leaves.get(f"{what} tensor {i}", t) for i, t in enumerate(part.tensors())]
+        tensors = [self.leaves.get(name, t) for name, t in named(what, part)]
         return [t.to(s.query.dtype) if t.is_floating_point() else t for t in tensors]
 
     @cached_property

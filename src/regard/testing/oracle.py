@@ -16,6 +16,7 @@ import torch
 
 from regard.scores import ScoreMod
 from regard.testing import compare
+from regard.testing.case import named
 from regard.testing.formulas import Array
 from regard.testing.samples import MODS
 from regard.testing.simplex import WEIGHINGS, Weighing
@@ -116,6 +117,10 @@ class Oracle:
         with np.errstate(divide="ignore"):
             return np.log(np.exp(self.scores - safe[..., None]).sum(-1)) + safe
 
+    def stirred(self, lse_share: float) -> Array:
+        """Return what multiplies the amplitude of a weight (K, B, H, L, 1) that is made of its row's log-sum-exp."""
+        return 1 + lse_share * abs(np.where(np.isfinite(self.lse), self.lse, 0))[..., None]
+
     def gradients(self, grad: Array, lse_share: float = 0.0) -> dict[str, Sized]:
         """Return the gradients of ``(output · grad).sum()``, by the names of :meth:`Call.leaves`.
 
@@ -132,7 +137,7 @@ class Oracle:
         d_weights, a_weights = (
             keep * (g @ np.swapaxes(v, -1, -2)) for g, v in ((grad, value), (abs(grad), abs(value)))
         )
-        stirred = 1 + lse_share * abs(np.where(np.isfinite(self.lse), self.lse, 0))[..., None]
+        stirred = self.stirred(lse_share)
         d_scores = self._weighing.pull(self.scores, self.weights, d_weights, s.normalizer)
         a_scores = stirred * self._weighing.amplitude(self.weights, a_weights, s.normalizer)
         slope = self._scored[1]
@@ -157,9 +162,9 @@ class Oracle:
         if mask is None or not mask.has_bias:
             return {}
         found = {}
-        for i, tensor in enumerate(mask.tensors()):
-            if tensor.requires_grad:
+        for i, (name, tensor) in enumerate(named("mask", mask)):
+            if name:
                 jacobian = compare.bias_jacobian(mask, i, self.statement.extent)  # (B, H, L, S, numel)
                 pulled = [d.reshape(d.shape[0], -1) @ j for d, j in ((d_scores, jacobian), (a_scores, abs(jacobian)))]
-                found[f"mask tensor {i}"] = tuple(p.reshape(-1, *tensor.shape) for p in pulled)
+                found[name] = tuple(p.reshape(-1, *tensor.shape) for p in pulled)
         return found  # type: ignore[return-value]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.normalizers.base import Normalizer
 from regard.scores import Score
+from regard.testing.case import named
 from regard.testing.formulas import Array
 from regard.testing.simplex import Weighing
 
@@ -33,7 +34,7 @@ class OwnComparison:
         self.values = self._scores.detach().numpy().reshape(K, B, *self._scores.shape[1:]).astype(query.dtype)
 
     def pull(self, grad: Array, amplitude: Array) -> dict[str, tuple[Array, Array]]:  # noqa: ARG002
-        names = ["query", "key", *(f"score tensor {i}" for i in range(len(self.score.tensors())))]
+        names = ["query", "key", *(name for name, _ in named("score", self.score))]
         leaves = [*self.sources, *self.score.tensors()]
         K, B = grad.shape[:2]
         found: dict[str, tuple[Array, Array]] = {}
@@ -43,6 +44,8 @@ class OwnComparison:
             share[k] = np.where(self.values[k] > -np.inf, grad[k], 0)
             parts.append(self._pulled(leaves, share.reshape(K * B, *grad.shape[2:])))
         for i, name in enumerate(names):
+            if not name:
+                continue
             each = [part[i].reshape(K, B, *part[i].shape[1:])[k] if i < 2 else part[i] for k, part in enumerate(parts)]
             found[name] = (np.stack(each), np.abs(np.stack(each)))
         return found

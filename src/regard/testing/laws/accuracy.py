@@ -94,7 +94,7 @@ def aux_fields(case: Case, engine: Engine) -> None:
     k = 1 + case.seed % 4
     wanted = [name for i, name in enumerate(FIELDS) if case.seed >> i & 1 or name == "lse"]
     _, aux = call.look(engine, topk=k, **dict.fromkeys(wanted, True))
-    trial = Trial(call)
+    trial = Trial(call, keeps_lse=keeps_lse(engine))
     decided = ~trial.undecided
     for name in wanted:
         found = getattr(aux, name)
@@ -116,7 +116,7 @@ def _check_field(trial: Trial, name: str, found: Tensor, decided: Array) -> None
         mask = decided if right.ndim == 4 else decided[..., None]
         right, eager, got = (np.where(mask, x, 0) for x in (right, eager, got))
     finite = np.where(np.isfinite(right), abs(right), 0)
-    amplitude = np.maximum(finite, _amplitude(trial, name, finite))
+    amplitude = _amplitude(trial, name, finite)
     budget = Budget.of(Sized(right, amplitude), torch.from_numpy(eager.astype("float64")), found.dtype)
     budget.check(f"aux.{name}", torch.from_numpy(got.astype("float64")))
 
@@ -124,8 +124,13 @@ def _check_field(trial: Trial, name: str, found: Tensor, decided: Array) -> None
 def _amplitude(trial: Trial, name: str, finite: Array) -> Array:
     """Return the size of what a field is a sum or a difference of."""
     scores = np.where(np.isfinite(trial.oracle.scores), abs(trial.oracle.scores), 0)
-    if name in ("lse", "max", "entropy"):
+    if name in ("lse", "max"):
         return finite + scores.max(-1, initial=0)
+    stirred = trial.stirred(torch.promote_types(trial.call.query.dtype, torch.float32))
+    if name == "entropy":  # lse − Σ weight · score
+        return finite + scores.max(-1, initial=0) * stirred[..., 0]
+    if name == "received":
+        return (trial.oracle.weights * stirred).sum(-2)
     return finite
 
 
@@ -139,7 +144,7 @@ def _check_topk(trial: Trial, top: Tensor, keys: Tensor, decided: Array, k: int)
     ranked = -np.sort(-weights, axis=-1)[..., :k]
     eager = trial.eager.weights.detach().double().sort(-1, descending=True).values[..., :k]
     budget = Budget.of(
-        Sized(ranked * decided[..., None], ranked), eager.reshape(ranked.shape) * torch.from_numpy(decided[..., None]), top.dtype
+        Sized(ranked * decided[..., None], ranked * trial.stirred(top.dtype)), eager.reshape(ranked.shape) * torch.from_numpy(decided[..., None]), top.dtype
     )  # fmt: skip
     budget.check("aux.topk.weights", top.detach().reshape(shape).double() * torch.from_numpy(decided[..., None]))
     index = keys.cpu().numpy().reshape(shape)

@@ -10,7 +10,6 @@ from torch.nn.functional import scaled_dot_product_attention as torch_attention 
 
 from regard import _autocast, _checks, _plan, _problem
 from regard._aux import Aux, AuxRequest
-from regard._errors import described, rejected
 from regard._tracing import in_transform
 from regard.engines import survey
 
@@ -113,12 +112,11 @@ def attention(
         # The plainest call is torch's own, checked in less time than a problem takes to build.
         output = torch_attention(query, key, value, scale=scale)
         return _told_about_derivatives(output, "sdpa") if output.requires_grad else output
+    _checks.request(return_aux)
     problem = _problem.build(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap
     )  # fmt: skip
     chosen = _plan.choose(problem, engine)
-    if return_aux is not None and not isinstance(return_aux, AuxRequest):
-        raise rejected("attention", "return_aux", "be an AuxRequest or None", described(return_aux), TypeError)
     with _autocast.suspended(query.device.type):
         outcome = chosen.run(problem)
         output = problem.restore(outcome.output)
@@ -143,9 +141,11 @@ def explain(
     normalizer: Any = "softmax",
     softcap: float | None = None,
     engine: Any = "auto",
-    return_aux: AuxRequest | None = None,  # noqa: ARG001  (the plan never depends on what is asked)
+    return_aux: AuxRequest | None = None,
 ) -> _plan.Plan:
     """Return what :func:`attention` would do with the same arguments: the engine, the reasons, the cost.
+
+    The plan never depends on what is asked by ``return_aux``.
 
     Examples
     --------
@@ -162,6 +162,7 @@ def explain(
       not sdpa: cannot: torch's kernels know softmax, not Sparsemax
       not reference: would not: its workspace grows with L×S
     """
+    _checks.request(return_aux)
     problem = _problem.build(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap
     )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._aux import AuxRequest
 from regard._errors import described, rejected, shape
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -115,3 +116,9 @@ def device(what: str, held: list[Tensor], query: Tensor) -> None:
     for tensor in held:
         if tensor.device != query.device and tensor.dim():
             raise rejected("attention", what, f"hold tensors on query's device {query.device}", tensor.device)
+
+
+def request(value: Any) -> None:
+    """Check what is asked beside the output."""
+    if value is not None and not isinstance(value, AuxRequest):
+        raise rejected("attention", "return_aux", "be an AuxRequest or None", described(value), TypeError)

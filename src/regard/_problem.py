@@ -157,6 +157,10 @@ def _canonical(
     _checks.heads(query, key, value, enable_gqa)
     H, G, G_v = query.shape[-3], key.shape[-3], value.shape[-3]
     kv_heads = max(G, G_v) if 0 not in (G, G_v) else 0
+    if len(query.shape) == len(key.shape) == len(value.shape) == 4:
+        same = query.shape[0] == key.shape[0] == value.shape[0]
+        if same and kv_heads == G == G_v and (kv_heads == H or enable_gqa):
+            return tuple(query.shape[:1]), query, key, value, False  # the usual case, as it is
     try:
         lead = tuple(torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3]))
     except RuntimeError:

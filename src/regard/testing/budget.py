@@ -1,7 +1,7 @@
 """What error is fair: twice that of the plain eager formula in the same dtype, plus one rounding (law 6).
 
 Eager's error on a single tiny problem may be small by luck, or nothing. It is therefore the largest over the problem
-and neighbours of it, whose inputs differ by a random relative 2⁻⁶, each against its own oracle: as many as make the
+and neighbours of it, whose inputs and scale differ by a random relative 2⁻⁶, each against its own oracle: as many as make the
 largest of their errors a fair sample. Nothing here is a tolerance chosen by hand.
 
 One rounding is that of the result's dtype, relative to the *amplitude* of the result: the sum of the absolute values

@@ -112,4 +112,4 @@ def bias_jacobian(mask: Mask, i: int, extent: Extent) -> Array:
         return found.expand(shape).reshape(-1)
 
     jacobian = torch.func.jacfwd(bias)(tensors[i])
-    return jacobian.reshape(-1, tensors[i].numel()).cpu().numpy()
+    return jacobian.reshape(extent.B * extent.H * extent.L * extent.S, tensors[i].numel()).cpu().numpy()

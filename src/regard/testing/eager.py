@@ -50,7 +50,10 @@ class Eager:
         with torch.enable_grad():
             scores = score.compare(*score.project(self._rows("query"), self._rows("key")))
             excluded = scores == -torch.inf
-            scores = torch.where(excluded, 0.0, scores) * s.scale
+            # As torch multiplies by a Python number: in float32 for narrower dtypes, rounded once.
+            scale = torch.from_numpy(s.scales).to(scores.device, torch.promote_types(s.query.dtype, torch.float32))
+            scale = scale.repeat_interleave(s.extent.B).view(-1, 1, 1, 1)
+            scores = (torch.where(excluded, 0.0, scores) * scale).to(s.query.dtype)
             scores = score.modify(scores, b.repeat(s.query.shape[0], 1, 1, 1), h, q_idx, kv_idx).to(s.query.dtype)
             excluded = excluded | (scores == -torch.inf)
             if s.softcap is not None:

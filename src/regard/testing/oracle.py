@@ -60,8 +60,8 @@ class Oracle:
         s = self.statement
         raw = self.comparison.values
         excluded = raw == -np.inf
-        scores = np.where(excluded, 0, raw) * s.wide(s.scale)
-        slope = np.full_like(scores, s.scale)
+        scores = np.where(excluded, 0, raw) * s.scales.astype(s.wide).reshape(-1, 1, 1, 1, 1)
+        slope = np.broadcast_to(s.scales.astype(s.wide).reshape(-1, 1, 1, 1, 1), scores.shape)
         scores, change = self._modified(scores)
         slope = slope * change
         excluded |= scores == -np.inf
@@ -164,7 +164,7 @@ class Oracle:
         found = {}
         for i, (name, tensor) in enumerate(named("mask", mask)):
             if name:
-                jacobian = compare.bias_jacobian(mask, i, self.statement.extent)  # (B, H, L, S, numel)
-                pulled = [d.reshape(d.shape[0], -1) @ j for d, j in ((d_scores, jacobian), (a_scores, abs(jacobian)))]
-                found[name] = tuple(p.reshape(-1, *tensor.shape) for p in pulled)
+                jacobian = compare.bias_jacobian(mask, i, self.statement.extent)  # (B · H · L · S, numel)
+                pulled = [d.reshape(d.shape[0], len(j)) @ j for d, j in ((d_scores, jacobian), (a_scores, abs(jacobian)))]
+                found[name] = tuple(p.reshape(len(p), *tensor.shape) for p in pulled)
         return found  # type: ignore[return-value]

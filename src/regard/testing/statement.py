@@ -22,7 +22,7 @@ JITTER = 2.0**-6
 
 @dataclass(frozen=True)
 class Statement:
-    """K problems that differ in their inputs alone; the first is the call itself.
+    """K problems that differ in their inputs and their scale alone; the first is the call itself.
 
     Attributes
     ----------
@@ -34,6 +34,8 @@ class Statement:
     bias : array (B, H, L, S) or None
     keep : array (B, H, L, S) or None
         What each weight is multiplied by before the values are read, as dropout does.
+    scales : array (K,)
+        The scale of each problem.
     lead : tuple of int
         What the leading dimensions broadcast to.
     """
@@ -46,7 +48,7 @@ class Statement:
     mask: Mask | None
     visible: Array
     bias: Array | None
-    scale: float
+    scales: Array
     softcap: float | None
     lead: tuple[int, ...]
     heads: int
@@ -54,7 +56,7 @@ class Statement:
 
     @classmethod
     def of(cls, call: Call, neighbours: int = 0) -> Statement:
-        """State a call and some neighbours, whose inputs differ by a random factor close to 1."""
+        """State a call and some neighbours, whose inputs and scale differ by random factors close to 1."""
         query, key, value = (_neighbours(t, neighbours, i) for i, t in enumerate((call.query, call.key, call.value)))
         leads = [t.shape[:-3] for t in (call.query, call.key, call.value)]
         lead = tuple(torch.broadcast_shapes(*leads))
@@ -64,9 +66,11 @@ class Statement:
         extent = Extent(math.prod(lead), heads, query.shape[-2], key.shape[-2])
         mask = None if call.mask is None else call.mask.bind(extent, query.device)
         visible, bias = look(mask, extent)
-        scale = default_scale(call.score, query.shape[-1]) if call.scale is None else call.scale
+        scale = call.score.default_scale(query.shape[-1]) if call.scale is None else call.scale
+        scales = scale * (1 + JITTER * np.random.default_rng(0).uniform(-1, 1, neighbours + 1))
+        scales[0] = scale
         return cls(
-            query, key, value, call.score, call.normalizer, mask, visible, bias, scale, call.softcap, lead, heads
+            query, key, value, call.score, call.normalizer, mask, visible, bias, scales, call.softcap, lead, heads
         )  # fmt: skip
 
     @property
@@ -106,11 +110,6 @@ class Statement:
         padded = (K, *(1,) * (rows.ndim - 1 - len(given)), *given)
         axes = tuple(axis for axis, (full, own) in enumerate(zip(rows.shape, padded)) if own != full)
         return rows.sum(axes, keepdims=True).reshape(K, *shape)
-
-
-def default_scale(score: Score, width: int) -> float:
-    """Return what multiplies a score where no scale is given."""
-    return score.default_scale(width)
 
 
 def look(mask: Mask | None, extent: Extent) -> tuple[Array, Array | None]:

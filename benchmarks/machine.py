@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+#: A load average from which on timings are not to be trusted.
+BUSY = 0.5
 
 
 def cpu_model() -> str:
@@ -37,11 +39,16 @@ def facts() -> dict[str, str]:
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "RAM": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
         "OS": _os(),
-        "load average": f"{os.getloadavg()[0]:.2f} at the start",
+        "load average": _load(os.getloadavg()[0]),
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "numpy", "pykeops")},
         "regard": f"{_version('regard')} ({_commit()})",
     }
+
+
+def _load(average: float) -> str:
+    busy = "; the machine was busy, so times are noise, most of all of what runs many small kernels"
+    return f"{average:.2f} at the start{busy if average > BUSY else ''}"
 
 
 def _os() -> str:

@@ -1,0 +1,132 @@
+"""Memory in O(L + S): what is kept for the backward pass, and the largest tensor that is ever made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from engine_calls import normal
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import regard
+from regard import AuxRequest, masks, scores
+from regard.engines import tiles
+
+E = 8
+TILE = 1 << 12  # a tile of a problem with one head is 64x64
+
+MASKS: dict[str, Callable[[int], Any]] = {
+    "causal": lambda L: masks.causal(),
+    "window": lambda L: masks.window(16, 0),
+    "padding": lambda L: masks.padding(torch.tensor([L - 3])),
+    "keep": lambda L: masks.key_padding(normal(1, L) > 0),
+    "documents": lambda L: masks.document(torch.arange(L).unsqueeze(0) // 100),
+    "alibi": lambda L: masks.alibi(torch.ones(1)) & masks.causal(),
+    "sinks": lambda L: masks.causal() & (masks.window(16, 0) | masks.sinks(4)),
+    "function": lambda L: lambda b, h, q_idx, kv_idx: (q_idx + kv_idx) % 3 > 0,
+}
+
+CALLS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "plain": lambda L: {},
+    "streaming": lambda L: {"engine": "streaming"},
+    "additive": lambda L: {"score": scores.Additive(normal(E))},
+    "gaussian": lambda L: {"score": "gaussian"},
+    "gaussian streaming": lambda L: {"score": "gaussian", "engine": "streaming"},
+    "epanechikov": lambda L: {"score": scores.Epanechikov(5.0)},
+    "score_mod": lambda L: {"score": lambda s, b, h, q_idx, kv_idx: s - (q_idx - kv_idx).abs()},
+    "sparsemax": lambda L: {"normalizer": "sparsemax"},
+    "sigmoid": lambda L: {"normalizer": "sigmoid"},
+    "argmax": lambda L: {"normalizer": "argmax"},
+    "softcap": lambda L: {"softcap": 2.0},
+    "dropout": lambda L: {"dropout_p": 0.3, "engine": "streaming"},
+    "dropout and padding": lambda L: {"dropout_p": 0.3, "attn_mask": masks.padding(torch.tensor([L - 3]))},
+    **{f"sdpa {name}": lambda L, m=mask: {"attn_mask": m(L), "engine": "sdpa"} for name, mask in MASKS.items()},
+    **{f"streaming {name}": lambda L, m=mask: {"attn_mask": m(L), "engine": "streaming"} for name, mask in MASKS.items()},
+}  # fmt: skip
+
+
+class Largest(TorchDispatchMode):
+    """Records the most elements that a tensor's storage has, over every operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return out
+
+
+def leaf(L: int) -> Tensor:
+    return normal(1, 1, L, E).requires_grad_()
+
+
+def largest(L: int, made: dict[str, Any], aux: AuxRequest | None = None) -> int:
+    """Return the largest tensor of a forward and backward pass, and check what autograd keeps."""
+    x, kept = leaf(L), 0
+
+    def pack(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept = max(kept, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return tensor
+
+    with Largest() as seen:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            output = regard.attention(x, x, x, **made, return_aux=aux)
+        output = output if aux is None else output[0]
+        output.sum().backward()
+    assert 0 < kept <= L * (E + 1), f"{kept} numbers are kept of {L} rows"
+    assert x.grad is not None
+    return seen.elements
+
+
+@pytest.fixture(autouse=True)
+def tiles_of_a_few_thousand_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "TILE_SIZE", TILE)
+
+
+def bound(L: int) -> int:
+    """Return what may be held at once: inputs with an extra feature or mark each, a tile, a strip's mask."""
+    strip = 128 * min(16 * 128, L)
+    return max(4 * L * (E + 1), 2 * TILE, strip)
+
+
+#: Calls whose tiles are small, because a pair takes many numbers, or are swept many times.
+SLOW = ("epanechikov", "gaussian streaming", "additive", "sparsemax", "argmax")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_nothing_grows_with_both_lengths(call: str) -> None:
+    short, long = (128, 256) if call in SLOW else (256, 512)
+    at_short, at_long = (largest(L, CALLS[call](L)) for L in (short, long))
+    assert at_long <= bound(long)
+    assert at_long <= max(2 * at_short, 2 * TILE), "doubling both lengths may double what is held, not more"
+
+
+@pytest.mark.parametrize("asked", [{"lse": True}, {"max": True}, {"entropy": True}, {"received": True}, {"topk": 3}])
+@pytest.mark.parametrize("call", ["plain", "sdpa causal", "sdpa padding", "sdpa alibi", "additive", "argmax"])
+def test_nor_does_what_is_asked_beside(call: str, asked: dict[str, Any]) -> None:
+    short, long = (128, 256) if call in SLOW else (256, 512)
+    at_short, at_long = (largest(L, CALLS[call](L), AuxRequest(**asked)) for L in (short, long))
+    assert at_long <= bound(long) + 4 * TILE
+    assert at_long <= max(2 * at_short, 4 * TILE)
+
+
+def test_a_dispatch_mode_sees_what_does_grow() -> None:
+    x = leaf(512)
+    with Largest() as seen:
+        regard.attention(x, x, x, engine="reference")
+    assert seen.elements >= 512 * 512
+
+
+def test_sparsemax_asked_for_its_topk() -> None:
+    made = {"normalizer": "sparsemax"}
+    at_short, at_long = (largest(L, made, AuxRequest(topk=2, received=True)) for L in (128, 256))
+    assert at_long <= max(2 * at_short, 8 * TILE)

@@ -70,7 +70,7 @@ def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 def _brief(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"tensor{tuple(value.shape)}" if value.dim() else "tensor"
+        return f"tensor({'×'.join(map(str, value.shape))})"
     if callable(value) and hasattr(value, "__name__"):
         return str(value.__name__)
     return repr(value)

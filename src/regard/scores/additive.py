@@ -59,7 +59,11 @@ class Additive(Score):
             if weight is not None and checked_tensor("Additive", name, weight, wanted, (2, 3)).shape[-2] != width:
                 raise rejected("Additive", name, f"have shape {wanted}", shape(weight))
         self.w_v, self.w_q, self.w_k = w_v, w_q, w_k
-        self.per_head = w_v.dim() == 2
+
+    @property
+    def per_head(self) -> bool:
+        """Whether w_v differs per head."""
+        return self.w_v.dim() == 2
 
     def check(self, query: Tensor, key: Tensor) -> None:
         for name, weight, rows, tensor in (("w_q", self.w_q, "query", query), ("w_k", self.w_k, "key", key)):

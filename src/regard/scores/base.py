@@ -52,8 +52,6 @@ class Score(Part, ABC):
     torch.Size([1, 1, 2, 3])
     """
 
-    #: True when the tensors inside differ per query head, so that grouped queries cannot be folded into rows.
-    per_head: bool = False
     #: True when query and key may differ in width.
     mixed_widths: ClassVar[bool] = False
     #: True when :meth:`compare` may answer −inf for a pair that is too far apart: such a pair never meets.
@@ -94,6 +92,11 @@ class Score(Part, ABC):
     def as_dot(self, query: Tensor, key: Tensor) -> DotForm:
         """Return the same weights as a plain dot product of rows (B, H, L, E) and (B, G, S, E)."""
         raise NotImplementedError(self.dot_refusal(query.dtype))
+
+    @property
+    def per_head(self) -> bool:
+        """Whether :meth:`compare` uses tensors that differ per query head, so that heads cannot be folded into rows."""
+        return False
 
     def pair_size(self, width: int) -> int:  # noqa: ARG002
         """Return how many numbers :meth:`compare` holds at once for one pair of projected rows of this width."""

@@ -41,7 +41,11 @@ class Concat(Score):
         if weight.shape[0] != width:
             raise rejected("Concat", "weight", f"have shape ({width}, Eq + Ek)", shape(weight))
         self.w_v, self.weight = w_v, weight
-        self.per_head = w_v.dim() == 2
+
+    @property
+    def per_head(self) -> bool:
+        """Whether w_v differs per head."""
+        return self.w_v.dim() == 2
 
     def check(self, query: Tensor, key: Tensor) -> None:
         width = query.shape[-1] + key.shape[-1]

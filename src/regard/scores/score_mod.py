@@ -48,7 +48,11 @@ class ScoreMod(Score):
             raise rejected("ScoreMod", "base", "be a Score or None", described(base), TypeError)
         self.score_mod = score_mod
         self.base = ScaledDot() if base is None else base
-        self.per_head = self.base.per_head
+
+    @property
+    def per_head(self) -> bool:
+        """Whether the base's tensors differ per head."""
+        return self.base.per_head
 
     @property
     def mixed_widths(self) -> bool:  # type: ignore[override]

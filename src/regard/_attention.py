@@ -183,6 +183,7 @@ def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | Non
         and q_shape[:2] == shape[:2]
         and query.dtype == key.dtype == value.dtype
         and query.device == key.device == value.device
+        and query.stride(3) == key.stride(3) == value.stride(3) == 1
         and 0 not in q_shape
         and shape[2] > 0
         and (scale is None or (type(scale) is float and -torch.inf < scale < torch.inf))

@@ -14,11 +14,14 @@ from regard._problem import Problem
 from regard._tracing import is_traced
 from regard.engines import dense, strips
 from regard.engines.base import Cost, Engine, Outcome
-from regard.masks.base import EMPTY
+from regard.engines.tiles import Span, spans
+from regard.masks.base import EMPTY, Mask
 from regard.normalizers import Softmax
 from regard.scores import DotForm, Score
 from regard.scores.dot_like import DotLike
 
+#: Queries whose mask is a matrix at one time where calls are traced.
+TRACED_STRIP = 512
 #: Pairs of one head that a single streaming tile would hold.
 SMALL = 256 * 256
 
@@ -218,32 +221,64 @@ def _kernel(
 
 
 def _traced(problem: Problem) -> Outcome:
-    """Run where values cannot be looked at: torch's function, with the mask as a matrix; nothing unseen can leak."""
-    mask = problem.mask
+    """Run where values cannot be looked at: torch's function, the mask as a matrix for a strip of queries at a time."""
+    mask, extent = problem.mask, problem.extent
     if mask is None or _is_causal(problem):
         if mask is not None:
-            L = problem.extent.L
-            problem = replace(problem, key=problem.key[:, :, :L], value=problem.value[:, :, :L])
+            problem = replace(problem, key=problem.key[:, :, : extent.L], value=problem.value[:, :, : extent.L])
         return Outcome(_plain(problem, None, mask is not None))
-    b, h, q_idx, kv_idx = _indices(problem)
-    visible, bias = mask.visible(b, h, q_idx, kv_idx), mask.bias(b, h, q_idx, kv_idx)
-    added: Tensor | None = None if bias is None else bias.to(problem.query.dtype)
+    rows = [Span(0, extent.L)] if extent.L <= TRACED_STRIP else spans(extent.L, TRACED_STRIP)
+    band = mask.as_band(extent)
+    if band is None:
+        # A key that no query sees is cleared, so that nothing in it can leak. In a strip's band every key is seen.
+        seen = _any_row(problem, mask, rows)
+        key, value = torch.where(seen, problem.key, 0.0), torch.where(seen, problem.value, 0.0)
+        problem = replace(problem, key=key, value=value)
+    outputs = []
+    for span in rows:
+        low, high = (None, None) if band is None else band
+        first = 0 if low is None else min(max(span.start + low, 0), extent.S)
+        last = extent.S if high is None else min(max(span.stop + high, first), extent.S)
+        part = replace(
+            problem,
+            query=problem.query[:, :, span.slice],
+            key=problem.key[:, :, first:last],
+            value=problem.value[:, :, first:last],
+        )
+        outputs.append(_plain(part, _added(problem, mask, span, Span(first, last)), False))
+    return Outcome(outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2))
+
+
+def _any_row(problem: Problem, mask: Mask, rows: list[Span]) -> Tensor:
+    """Return which keys (B, G, S, 1) any query may attend to."""
+    extent, seen = problem.extent, None
+    B, G, S = extent.B, problem.key.shape[1], extent.S
+    for span in rows:
+        visible = mask.visible(*_indices(problem, span, Span(0, S)))
+        if visible is None:
+            return torch.ones((), dtype=torch.bool, device=problem.query.device)
+        some = visible.expand(torch.broadcast_shapes((B, extent.H, 1, S), visible.shape)).any(-2)
+        seen = some if seen is None else seen | some
+    assert seen is not None
+    return seen.view(B, G, -1, S).any(2).unsqueeze(-1)
+
+
+def _added(problem: Problem, mask: Mask, rows: Span, cols: Span) -> Tensor | None:
+    """Return the mask, or what it adds, as a matrix of these rows and columns."""
+    index = _indices(problem, rows, cols)
+    visible, bias = mask.visible(*index), mask.bias(*index)
+    added = None if bias is None else bias.to(problem.query.dtype)
     if visible is not None:
-        G, S = problem.key.shape[1:3]
-        shape = torch.broadcast_shapes((problem.extent.B, problem.extent.H, 1, S), visible.shape)
-        seen = visible.expand(shape).any(-2).view(problem.extent.B, G, -1, S).any(2).unsqueeze(-1)  # (B, G, S, 1)
-        problem = replace(problem, key=torch.where(seen, problem.key, 0.0), value=torch.where(seen, problem.value, 0.0))
         added = visible if added is None else torch.where(visible, added, -torch.inf)
-    if added is not None and added.dim() < 2:
-        added = added.unsqueeze(0)
-    return Outcome(_plain(problem, added, False))
+    return added.unsqueeze(0) if added is not None and added.dim() < 2 else added
 
 
-def _indices(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _indices(problem: Problem, rows: Span, cols: Span) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     device, extent = problem.query.device, problem.extent
     b = torch.arange(extent.B, device=device).view(-1, 1, 1, 1)
     h = torch.arange(extent.H, device=device).view(-1, 1, 1)
-    return b, h, torch.arange(extent.L, device=device).unsqueeze(1), torch.arange(extent.S, device=device)
+    q_idx = torch.arange(rows.start, rows.stop, device=device).unsqueeze(1)
+    return b, h, q_idx, torch.arange(cols.start, cols.stop, device=device)
 
 
 def _plain(problem: Problem, added: Tensor | None, causal: bool) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -105,11 +106,13 @@ def bias_jacobian(mask: Mask, i: int, extent: Extent) -> Array:
     """Return the derivative of a mask's bias to its i-th tensor: (B · H · L · S, numel)."""
     tensors = [t.detach().double() if t.is_floating_point() else t for t in mask.tensors()]
     shape = (extent.B, extent.H, extent.L, extent.S)
+    pairs, numel = math.prod(shape), tensors[i].numel()
+    if not pairs or not numel:
+        return np.zeros((pairs, numel))
 
     def bias(tensor: torch.Tensor) -> Any:
         found = mask.with_tensors([tensor if j == i else t for j, t in enumerate(tensors)]).bias(*indices(extent, mask))
         assert found is not None
         return found.expand(shape).reshape(-1)
 
-    jacobian = torch.func.jacfwd(bias)(tensors[i])
-    return jacobian.reshape(extent.B * extent.H * extent.L * extent.S, tensors[i].numel()).cpu().numpy()
+    return torch.func.jacfwd(bias)(tensors[i]).reshape(pairs, numel).cpu().numpy()

@@ -82,7 +82,9 @@ def combinations(engine: Engine) -> list[tuple[str, str, str]]:
     return _combinations(engine, tuple(samples.names()), tuple(NORMALIZERS))
 
 
-def sweep(law: str | Law, engine: str | Engine, score: str | None = None, normalizer: str | None = None) -> list[Verdict]:
+def sweep(
+    law: str | Law, engine: str | Engine, score: str | None = None, normalizer: str | None = None
+) -> list[Verdict]:
     """Check one law once for every (score, normalizer, dtype) that an engine runs, or those of one score or normalizer.
 
     Everything else is drawn, always alike.

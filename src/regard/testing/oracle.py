@@ -165,6 +165,8 @@ class Oracle:
         for i, (name, tensor) in enumerate(named("mask", mask)):
             if name:
                 jacobian = compare.bias_jacobian(mask, i, self.statement.extent)  # (B · H · L · S, numel)
-                pulled = [d.reshape(d.shape[0], len(j)) @ j for d, j in ((d_scores, jacobian), (a_scores, abs(jacobian)))]
+                pulled = [
+                    d.reshape(d.shape[0], len(j)) @ j for d, j in ((d_scores, jacobian), (a_scores, abs(jacobian)))
+                ]
                 found[name] = tuple(p.reshape(len(p), *tensor.shape) for p in pulled)
         return found  # type: ignore[return-value]

@@ -57,7 +57,10 @@ def gradcheck(case: Case, engine: Engine) -> None:
     """``torch.autograd.gradcheck``, in its fast mode."""
     run, inputs = function(Call.of(case), engine)
     torch.manual_seed(case.seed)
-    require(torch.autograd.gradcheck(run, inputs, fast_mode=True, raise_exception=False, check_undefined_grad=False), "gradcheck fails")
+    require(
+        torch.autograd.gradcheck(run, inputs, fast_mode=True, raise_exception=False, check_undefined_grad=False),
+        "gradcheck fails",
+    )
 
 
 @law(
@@ -98,12 +101,18 @@ def _check_twice(run: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None
 
     total, seconds = first(inputs, True), []
     if total.requires_grad:
-        seconds = [(g * d).sum() for g, d in zip(torch.autograd.grad(total, inputs, allow_unused=True), t) if g is not None]
+        seconds = [
+            (g * d).sum() for g, d in zip(torch.autograd.grad(total, inputs, allow_unused=True), t) if g is not None
+        ]
     ends = [
-        first(tuple((x.detach() + sign * STEP * d).requires_grad_() for x, d in zip(inputs, t)), False) for sign in (1, -1)
+        first(tuple((x.detach() + sign * STEP * d).requires_grad_() for x, d in zip(inputs, t)), False)
+        for sign in (1, -1)
     ]
     found, expected = float(sum(seconds)), float(ends[0] - ends[1]) / (2 * STEP)
-    require(abs(found - expected) <= ATOL + RTOL * abs(expected), f"second derivative {found:.9g}, differences {expected:.9g}")
+    require(
+        abs(found - expected) <= ATOL + RTOL * abs(expected),
+        f"second derivative {found:.9g}, differences {expected:.9g}",
+    )
 
 
 def _check_forward(run: Callable[..., Tensor], inputs: tuple[Tensor, ...], by_function: bool) -> None:

@@ -43,6 +43,7 @@ def always(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> bool:
     return True
 
 
+# fmt: off
 DENSE = "must be a dense float16, bfloat16, float32 or float64 tensor, got"
 FIT = "attn_mask must have shape (L, S) = (12, 9), (H, L, S) = (8, 12, 9) or (B, H, L, S) = (2, 8, 12, 9), or 1 where shared, got"
 MASK_KIND = "attn_mask must be a Mask, a mask_mod(b, h, q_idx, kv_idx), a BlockMask, or a bool or float tensor, got"
@@ -100,7 +101,7 @@ MASKS: list[Row] = [
     (called(attn_mask=True), TypeError, f"{MASK_KIND} True."),
     (called(attn_mask=masks.Band), TypeError, f"{MASK_KIND} the class Band (make an instance: Band(...))."),
     (called(attn_mask=masks.causal), TypeError, f"{MASK_MOD} the function causal: causal() takes from 0 to 2 positional arguments but 4 were given."),
-    (called(attn_mask=always), TypeError, f"{MASK_MOD} the function always, which returned True."),
+    (called(attn_mask=always), TypeError, f"{MASK_MOD} the function always, which answered True for pairs (1, 1, 2, 3)."),
     (called(attn_mask=yes(2, 9)), ValueError, f"{FIT} (2, 9); for the padding of each sequence, use masks.key_padding."),
     (called(attn_mask=yes(2, 12, 9)), ValueError, f"{FIT} (2, 12, 9); for one matrix per sequence, unsqueeze(1)."),
     (called(attn_mask=yes(12, 12)), ValueError, f"{FIT} (12, 12)."),
@@ -109,12 +110,12 @@ MASKS: list[Row] = [
     (called(Q[:, :2], K[:, :2], V[:, :2], yes(2, 12, 9)), ValueError, "attn_mask must say whether it is (1, H, L, S) or (B, 1, L, S), as there are 2 of both: unsqueeze(0) or (1), got (2, 12, 9)."),
     (called(attn_mask=yes(9)), ValueError, "attn_mask must have shape (L, S), (H, L, S) or (B, H, L, S), got (9,)."),
     (called(attn_mask=TRUE), ValueError, "attn_mask must have shape (L, S), (H, L, S) or (B, H, L, S), got ()."),
-    (called(attn_mask=yes(3, 2, 8, 12, 9)), ValueError, "attn_mask must broadcast to (..., H, L, S) with query's leading dimensions (2,), got (3, 2, 8, 12, 9)."),
+    (called(attn_mask=yes(3, 2, 8, 12, 9)), ValueError, "attn_mask must broadcast to (..., H, L, S) = (2, 8, 12, 9), got (3, 2, 8, 12, 9)."),
     (called(attn_mask=yes(12, 9).to("meta")), ValueError, "attn_mask must hold tensors on the query's device cpu, got one on meta."),
     (called(attn_mask=masks.causal()), ValueError, f"masks.causal: {UNSTATED}"),
     (called(attn_mask=masks.window(1, 0)), ValueError, f"masks.window: {UNSTATED}"),
     (called(attn_mask=masks.padding(torch.ones(3, dtype=torch.long))), ValueError, "masks.padding: lengths must have one entry per sequence (2), or per query (2, 12), got (3,)."),
-]  # fmt: skip
+]
 
 NUMBERS: list[Row] = [
     (called(is_causal=None), TypeError, "is_causal must be a bool, got None."),
@@ -152,7 +153,7 @@ PARTS: list[Row] = [
     (called(score=masks.causal()), TypeError, f"{SCORE} an object of type Band."),
     (called(score=nn.Linear(3, 3)), TypeError, f"{SCORE_MOD} an object of type Linear: Linear.forward() takes 2 positional arguments but 6 were given."),
     (called(score=always), TypeError, f"{SCORE_MOD} the function always: always() takes 4 positional arguments but 5 were given."),
-    (called(score=constant), TypeError, f"{SCORE_MOD} the function constant, which returned None."),
+    (called(score=constant), TypeError, f"{SCORE_MOD} the function constant, which answered None for pairs (1, 1, 2, 3)."),
     (called(score=scores.General(torch.ones(64, 63))), ValueError, "score General's weight must have shape (64, 64) or (8, 64, 64), got (64, 63)."),
     (called(score=scores.General(torch.ones(64, 64, device="meta"))), ValueError, "score must hold tensors on query's device cpu, got meta."),
     (called(score=scores.Additive(torch.ones(4), torch.ones(4, 63), torch.ones(4, 64))), ValueError, "query must have w_q's width 63, got 64 (query (2, 8, 12, 64))."),
@@ -174,7 +175,7 @@ PARTS: list[Row] = [
     (called(return_aux={"lse": True}), TypeError, "return_aux must be an AuxRequest or None, got an object of type dict."),
     (called(return_aux=AuxRequest), TypeError, "return_aux must be an AuxRequest or None, got the class AuxRequest (make an instance: AuxRequest(...))."),
     (lambda: regard.explain(Q, K, V, return_aux=3), TypeError, "return_aux must be an AuxRequest or None, got 3."),
-]  # fmt: skip
+]
 
 ELSEWHERE: list[Row] = [
     (lambda: AuxRequest(topk=-1), ValueError, "AuxRequest: topk must be an int of at least 0, got -1."),
@@ -193,7 +194,8 @@ ELSEWHERE: list[Row] = [
     (lambda: normalizers.Entmax(1.0), ValueError, "Entmax: alpha must be greater than 1 and finite (1 is softmax), got 1.0."),
     (lambda: normalizers.Gumbel("cold"), TypeError, "Gumbel: temperature must be a number, got 'cold'."),
     (lambda: engines.Reference(torch.float16), ValueError, "Reference: dtype must be torch.float32, torch.float64 or None, got torch.float16."),
-]  # fmt: skip
+]
+# fmt: on
 
 
 @pytest.mark.parametrize(("call", "kind", "message"), [*TENSORS, *HEADS, *MASKS, *NUMBERS, *PARTS, *ELSEWHERE])
@@ -206,7 +208,9 @@ def test_one_sentence(call: Callable[[], object], kind: type[Exception], message
 
 
 def test_what_a_score_mod_returns_must_fit() -> None:
-    with pytest.raises(TypeError, match="attention: score must be .* that returns a float tensor.* the function summed"):
+    with pytest.raises(
+        TypeError, match=r"attention: score must be .* that returns a float tensor.* the function summed"
+    ):
         called(score=summed)()
 
 

@@ -16,8 +16,15 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
 
 
 def inputs(
-    B: int = 2, H: int = 4, G: int = 4, L: int = 23, S: int = 29, E: int = 8, V: int = 5, dtype: torch.dtype = torch.float32
-) -> list[Tensor]:  # fmt: skip
+    B: int = 2,
+    H: int = 4,
+    G: int = 4,
+    L: int = 23,
+    S: int = 29,
+    E: int = 8,
+    V: int = 5,
+    dtype: torch.dtype = torch.float32,
+) -> list[Tensor]:
     """Return query, key and value that want gradients."""
     sizes = (B, H, L, E), (B, G, S, E), (B, G, S, V)
     return [normal(*size, seed=i, dtype=dtype).requires_grad_() for i, size in enumerate(sizes)]
@@ -35,7 +42,9 @@ def check(found: list[Tensor], right: list[Tensor], tolerance: float = 2e-5) -> 
     for name, a, b in zip(("output", "d query", "d key", "d value", *map(str, range(9))), found, right):
         assert a.shape == b.shape, name
         size = max(1.0, float(b.abs().max())) if b.numel() else 1.0
-        torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=tolerance * size, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            a.double(), b.double(), rtol=0, atol=tolerance * size, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def oracle(leaves: list[Tensor], extra: list[Tensor] = [], **named: Any) -> list[Tensor]:  # noqa: B006

@@ -49,7 +49,9 @@ def test_threads_get_the_bits_that_a_single_one_gets(
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-def test_a_call_that_is_broken_off_leaves_no_trace(where: str, error: type[BaseException], small_tiles: Callable[..., None]) -> None:  # fmt: skip
+def test_a_call_that_is_broken_off_leaves_no_trace(
+    where: str, error: type[BaseException], small_tiles: Callable[..., None]
+) -> None:
     small_tiles()
     armed, calls = False, 0
 

@@ -27,11 +27,13 @@ MASKS: dict[str, Callable[[int], Any]] = {
     "documents": lambda L: masks.document(torch.arange(L).unsqueeze(0) // 100),
     "alibi": lambda L: masks.alibi(torch.ones(1)) & masks.causal(),
     "sinks": lambda L: masks.causal() & (masks.window(16, 0) | masks.sinks(4)),
+    "dense keys": lambda L: normal(1, L) > 0,
     "function": lambda L: lambda b, h, q_idx, kv_idx: (q_idx + kv_idx) % 3 > 0,
 }
 
 CALLS: dict[str, Callable[[int], dict[str, Any]]] = {
     "plain": lambda L: {},
+    "no scale": lambda L: {"scale": 0.0, "is_causal": True},
     "streaming": lambda L: {"engine": "streaming"},
     "additive": lambda L: {"score": scores.Additive(normal(E))},
     "gaussian": lambda L: {"score": "gaussian"},
@@ -45,8 +47,8 @@ CALLS: dict[str, Callable[[int], dict[str, Any]]] = {
     "dropout": lambda L: {"dropout_p": 0.3, "engine": "streaming"},
     "dropout and padding": lambda L: {"dropout_p": 0.3, "attn_mask": masks.padding(torch.tensor([L - 3]))},
     **{f"sdpa {name}": lambda L, m=mask: {"attn_mask": m(L), "engine": "sdpa"} for name, mask in MASKS.items()},
-    **{f"streaming {name}": lambda L, m=mask: {"attn_mask": m(L), "engine": "streaming"} for name, mask in MASKS.items()},
-}  # fmt: skip
+    **{f"tiles {name}": lambda L, m=mask: {"attn_mask": m(L), "engine": "streaming"} for name, mask in MASKS.items()},
+}
 
 
 class Largest(TorchDispatchMode):
@@ -130,3 +132,32 @@ def test_sparsemax_asked_for_its_topk() -> None:
     made = {"normalizer": "sparsemax"}
     at_short, at_long = (largest(L, made, AuxRequest(topk=2, received=True)) for L in (128, 256))
     assert at_long <= max(2 * at_short, 8 * TILE)
+
+
+def test_every_layout_gets_the_kernel_that_does_not_grow() -> None:
+    x = torch.stack((leaf(512), leaf(512)), -1)[..., 0]
+    assert x.stride(-1) != 1
+    for named in ({}, {"is_causal": True}, {"attn_mask": masks.window(4, 0)}, {"scale": 0.5}):
+        with Largest() as seen:
+            regard.attention(x, x, x, **named)
+        assert seen.elements < 512 * 512 // 2, named
+
+
+def test_what_is_not_finite_is_looked_at_row_by_row() -> None:
+    x = leaf(1024).detach()
+    x[0, 0, 5] = torch.nan
+    with Largest() as seen:
+        output = regard.attention(x, x, x, masks.window(4, 0), engine="sdpa")
+    assert output.isnan().any(-1).sum() == 5
+    assert seen.elements <= 128 * 1024
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "padding", "documents", "function"])
+def test_nor_under_a_transform(name: str) -> None:
+    def held(L: int) -> int:
+        many = normal(3, 1, 1, L, E)
+        with Largest() as seen:
+            torch.func.vmap(lambda x: regard.attention(x, x, x, MASKS[name](L)))(many)
+        return seen.elements
+
+    assert held(1024) <= 2 * held(512)

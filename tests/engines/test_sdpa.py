@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from engine_calls import check, inputs, normal, oracle, run
 from torch import Tensor
 
 import regard
 from regard import masks
 from regard.engines import sdpa as module
 from regard.engines import strips, tiles
-from engine_calls import check, inputs, normal, oracle, run
 
 L, S, B, H = 23, 29, 2, 4
 
@@ -90,7 +90,10 @@ def test_narrow_dtypes(name: str, dtype: torch.dtype, small_strips: Callable[...
 def test_scales_of_any_sign(name: str, scale: float, small_strips: Callable[..., None]) -> None:
     small_strips()
     leaves = inputs(B, H, H, L, S)
-    check(run(leaves, attn_mask=MASKS[name], scale=scale, engine="sdpa"), oracle(leaves, attn_mask=MASKS[name], scale=scale))
+    check(
+        run(leaves, attn_mask=MASKS[name], scale=scale, engine="sdpa"),
+        oracle(leaves, attn_mask=MASKS[name], scale=scale),
+    )
 
 
 @pytest.mark.parametrize("score", ["cosine", "dot", "gaussian", "constant"])
@@ -271,7 +274,10 @@ def test_decoding_pays_no_second_pass_over_its_cache(monkeypatch: pytest.MonkeyP
 def test_auto_is_not_slower_than_it_says(small_strips: Callable[..., None]) -> None:
     small_strips()
     query = normal(1, 2, 64, 8)
-    share = regard.explain(query, query, query, masks.window(4, 0)).cost.flops / regard.explain(query, query, query).cost.flops
+    share = (
+        regard.explain(query, query, query, masks.window(4, 0)).cost.flops
+        / regard.explain(query, query, query).cost.flops
+    )
     assert share < 0.3
 
 

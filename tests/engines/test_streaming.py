@@ -90,7 +90,9 @@ def test_narrow_dtypes_accumulate_in_float32(dtype: torch.dtype, small_tiles: Ca
         lambda t: {"attn_mask": masks.dense(t[:4, None, :1]) & masks.sinks(20), "score": scores.General(t[4:12])},
     ],
 )
-def test_gradients_to_what_parts_hold(part: Callable[[Tensor], dict[str, Any]], small_tiles: Callable[..., None]) -> None:
+def test_gradients_to_what_parts_hold(
+    part: Callable[[Tensor], dict[str, Any]], small_tiles: Callable[..., None]
+) -> None:
     small_tiles()
     parameter, leaves = normal(L, 8, seed=4).requires_grad_(), inputs(B, H, H, L, S)
     found = run(leaves, [parameter], **part(parameter), engine="streaming")
@@ -120,9 +122,13 @@ def test_a_captured_tensor_gets_its_gradient_where_query_wants_none(small_tiles:
     small_tiles()
     slope = torch.tensor(0.3, requires_grad=True)
     query, key, value = (t.detach() for t in inputs(B, H, H, L, S))
-    output = regard.attention(query, key, value, score=lambda s, b, h, i, j: s - slope * (i - j).abs(), engine="streaming")
+    output = regard.attention(
+        query, key, value, score=lambda s, b, h, i, j: s - slope * (i - j).abs(), engine="streaming"
+    )
     (found,) = torch.autograd.grad(output.square().sum(), slope)
-    whole = regard.attention(query, key, value, score=lambda s, b, h, i, j: s - slope * (i - j).abs(), engine="reference")
+    whole = regard.attention(
+        query, key, value, score=lambda s, b, h, i, j: s - slope * (i - j).abs(), engine="reference"
+    )
     torch.testing.assert_close(found, torch.autograd.grad(whole.square().sum(), slope)[0], rtol=1e-4, atol=1e-4)
 
 
@@ -132,7 +138,9 @@ def only(index: int, leaves: list[Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("engine", ["streaming", "sdpa"])
-def test_one_gradient_alone_is_the_same(engine: str, index: int, small_tiles: Callable[..., None], small_strips: Callable[..., None]) -> None:  # fmt: skip
+def test_one_gradient_alone_is_the_same(
+    engine: str, index: int, small_tiles: Callable[..., None], small_strips: Callable[..., None]
+) -> None:
     small_tiles()
     small_strips()
     leaves = inputs(B, H, H, L, S)
@@ -206,7 +214,9 @@ def test_second_derivatives_cross_tiles(call: str, small_tiles: Callable[..., No
     named = dict(CALLS[call])
     if call == "additive":
         named["score"] = scores.Additive(*(t.double() for t in ADDITIVE.tensors()))
-    torch.autograd.gradgradcheck(lambda *args: regard.attention(*args, **named, engine="streaming"), leaves, fast_mode=True)
+    torch.autograd.gradgradcheck(
+        lambda *args: regard.attention(*args, **named, engine="streaming"), leaves, fast_mode=True
+    )
 
 
 @pytest.mark.parametrize("named", [{}, {"is_causal": True}, {"attn_mask": masks.window(3, 0)}, {"score": "cosine"}])
@@ -214,7 +224,9 @@ def test_an_engine_without_second_derivatives_names_those_that_have(named: dict[
     query = normal(1, 2, 9, 4).requires_grad_()
     for engine in ("auto", "sdpa"):
         output = regard.attention(query, query, query, **named, engine=engine)
-        with pytest.raises(RuntimeError, match=r"engine 'sdpa' has no second derivative .*'streaming' or .*'reference'"):
+        with pytest.raises(
+            RuntimeError, match=r"engine 'sdpa' has no second derivative .*'streaming' or .*'reference'"
+        ):
             torch.autograd.grad(output.sum(), query, create_graph=True)
         torch.autograd.grad(output.sum(), query)  # the first is still to be had
 
@@ -237,11 +249,13 @@ def test_forward_mode_goes_through_auto(named: dict[str, Any], small_tiles: Call
 
 def test_forward_mode_names_engines_that_can() -> None:
     query = normal(1, 2, 9, 4)
-    with pytest.raises(ValueError, match="no forward-mode derivative .engines 'streaming' and 'reference' have"):
+    with pytest.raises(ValueError, match=r"no forward-mode derivative .engines 'streaming' and 'reference' have"):
         torch.func.jvp(lambda t: regard.attention(t, t, t, engine="sdpa"), (query,), (query,))
 
 
-def test_the_forward_pass_computes_each_visible_tile_once(monkeypatch: pytest.MonkeyPatch, small_tiles: Callable[..., None]) -> None:  # fmt: skip
+def test_the_forward_pass_computes_each_visible_tile_once(
+    monkeypatch: pytest.MonkeyPatch, small_tiles: Callable[..., None]
+) -> None:
     small_tiles()
     seen: list[tuple[int, int]] = []
     plain = module.Tiles.scores

@@ -10,7 +10,7 @@ by registering it and running the suite:
 
 from regard.testing.budget import Budget
 from regard.testing.case import Call, Case
-from regard.testing.conformance import Verdict, judge
+from regard.testing.conformance import Verdict, judge, sweep
 from regard.testing.formulas import FORMULAS, register_formula
 from regard.testing.laws import LAWS, Law
 from regard.testing.oracle import Oracle
@@ -34,5 +34,6 @@ __all__ = [
     "judge",
     "register_formula",
     "register_weighing",
+    "sweep",
     "tiny_tiles",
 ]

@@ -1,6 +1,6 @@
 """The laws of the contract, each a function that takes a case and an engine. The table of them, and nothing else."""
 
-from regard.testing.laws import accuracy, masking, planning, randomness, transforms, weighing
+from regard.testing.laws import accuracy, definition, masking, planning, randomness, transforms, weighing
 from regard.testing.laws.base import LAWS, Law, law
 
-__all__ = ["LAWS", "Law", "accuracy", "law", "masking", "planning", "randomness", "transforms", "weighing"]
+__all__ = ["LAWS", "Law", "accuracy", "definition", "law", "masking", "planning", "randomness", "transforms", "weighing"]

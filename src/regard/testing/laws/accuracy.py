@@ -29,7 +29,9 @@ def judged(case: Case) -> Case | None:
 def budget(case: Case, engine: Engine) -> None:
     """Law 6 for outputs."""
     call = Call.of(case)
-    Trial(call).check_output(call.run(engine))
+    output = call.run(engine)
+    require(output.dtype == call.query.dtype, f"the output is {output.dtype}, the query {call.query.dtype}")
+    Trial(call).check_output(output)
 
 
 @law("gradient budget", "So do gradients to query, key, value and every tensor of score and mask.", judged, share=2)

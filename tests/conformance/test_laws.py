@@ -1,0 +1,66 @@
+"""Every law, on cases that hypothesis draws, for every engine; and once on every combination of parts."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from regard import engines
+from regard.testing import LAWS, judge
+from regard.testing.conformance import combinations, draw_for, sweep
+from regard.testing.draw import Dice
+from regard.testing.strategies import cases
+
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+
+#: Examples for each law and engine: a law that takes long to check has a small share.
+EXAMPLES = 32
+
+
+def concerned(law, engine):
+    """Whether a law says anything of an engine: some only speak of parts that it does not run."""
+    among = combinations(engines.TABLE[engine])
+    return draw_for(Dice(0), LAWS[law], engines.TABLE[engine], among) is not None
+
+
+PAIRS = [(law, engine) for law in LAWS for engine in engines.TABLE]
+
+
+@pytest.mark.parametrize(("law", "engine"), PAIRS, ids=[f"{law}-{engine}" for law, engine in PAIRS])
+def test_law(law, engine):
+    if not concerned(law, engine):
+        pytest.skip("the law does not concern this engine")
+
+    @settings(
+        max_examples=max(int(EXAMPLES * min(LAWS[law].share, 1)), 4),
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases(law, engine))
+    def holds(case):
+        verdict = judge(law, engine, case)
+        assert verdict.outcome == "held", str(verdict)
+
+    holds()
+
+
+@pytest.mark.parametrize("engine", list(engines.TABLE))
+def test_gradients_of_every_combination(engine):
+    verdicts = sweep("gradient budget", engine)
+    broken = [str(verdict) for verdict in verdicts if verdict.outcome == "broken"]
+    assert not broken, "\n".join(broken)
+    judged = {(v.case.score, v.case.normalizer) for v in verdicts if v.outcome == "held"}
+    drawn = {pair[:2] for pair in combinations(engines.TABLE[engine]) if pair[1] not in ("gumbel", "sampled")}
+    assert len(judged) > 0.9 * len(drawn)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_a_case_prints_as_code_that_makes_it(data):
+    from regard.testing import Case
+
+    case = data.draw(cases())
+    assert eval(str(case), {"Case": Case}) == case
+
+

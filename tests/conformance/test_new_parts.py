@@ -1,0 +1,122 @@
+"""A part that is registered is tested, unasked."""
+
+import numpy as np
+import pytest
+import torch
+
+from regard import engines
+from regard.engines import Reference
+from regard.normalizers import Softmax
+from regard.normalizers.base import TABLE as NORMALIZERS
+from regard.normalizers.base import register as register_normalizer
+from regard.scores import Score
+from regard.scores.base import TABLE as SCORES
+from regard.scores.base import register as register_score
+from regard.testing import LAWS, sweep
+from regard.testing.campaign import main, run
+from regard.testing.formulas import formula_of
+
+QUICK = ["budget", "gradient budget", "empty rows", "no leak", "permutation"]
+
+
+@pytest.fixture(autouse=True)
+def tables():
+    """Forget what a test registers."""
+    before = [(table, dict(table)) for table in (SCORES, NORMALIZERS, engines.TABLE)]
+    yield
+    for table, entries in before:
+        table.clear()
+        table.update(entries)
+
+
+class Laplace(Score):
+    def __init__(self, width):
+        self.width = width
+
+    def compare(self, query, key):
+        return -(query.unsqueeze(-2) - key.unsqueeze(-3)).abs().sum(-1) / self.width
+
+    @classmethod
+    def sample(cls, query_width, key_width, keys, generator):
+        return cls(0.5 + torch.rand((), generator=generator))
+
+
+def laplace(query, key, score):
+    apart = query[..., :, None, :] - key[..., None, :, :]
+    return -(np.where(apart.real < 0, -1, 1) * apart).sum(-1) / score.width
+
+
+@pytest.mark.parametrize("law", QUICK)
+def test_a_new_score_is_tested(law):
+    register_score("laplace")(Laplace)
+    verdicts = sweep(law, "streaming", score="laplace", normalizer="softmax")
+    assert {v.outcome for v in verdicts} <= {"held", "refused"}, [str(v) for v in verdicts]
+    assert any(v.outcome == "held" and v.case.score == "laplace" for v in verdicts)
+
+
+def test_a_new_score_is_judged_by_its_formula():
+    register_score("laplace")(Laplace)
+    with formula_of(Laplace, laplace):
+        verdicts = sweep("gradient budget", "reference", score="laplace")
+        assert verdicts and all(v.outcome in ("held", "refused") for v in verdicts), [str(v) for v in verdicts]
+        assert any(v.case.dtype == "float64" for v in verdicts)  # which its own code in float64 could not judge
+        assert not [str(v) for v in sweep("definition", "reference", score="laplace") if v.outcome == "broken"]
+    with formula_of(Laplace, lambda q, k, s: 1.001 * laplace(q, k, s)):
+        assert any(v.outcome == "broken" for v in sweep("definition", "reference", score="laplace"))
+
+
+def test_a_new_normalizer_is_tested():
+    @register_normalizer("tempered")
+    class Tempered(Softmax):
+        online = streams = False
+
+        def weights(self, scores):
+            return super().weights(scores / 2)
+
+    for law in QUICK:
+        verdicts = sweep(law, "reference", score="scaled_dot", normalizer="tempered")
+        assert any(v.outcome == "held" for v in verdicts), law
+        assert not [str(v) for v in verdicts if v.outcome == "broken"]
+
+
+def test_a_normalizer_that_is_not_convex_must_say_so():
+    @register_normalizer("generous")
+    class Generous(Softmax):
+        online = streams = False
+
+        def weights(self, scores):
+            return 1.01 * super().weights(scores)
+
+    assert any(v.outcome == "broken" for v in sweep("convexity", "reference", normalizer="generous"))
+
+
+def test_a_new_engine_is_tested():
+    class Twin(Reference):
+        name = "twin"
+
+    engines.register(Twin())
+    tally = run(60, 0, list(LAWS), ["twin"], progress=False)
+    assert tally.total() > 40 and not tally.broken
+    assert {engine for _, engine, _ in tally.counts} == {"twin"}
+
+
+def test_a_campaign_repeats_itself_and_tells(capsys):
+    assert main(["--cases", "40", "--seed", "7", "--law", "determinism", "--engine", "streaming"]) == 0
+    told = capsys.readouterr().out
+    assert "determinism" in told and "streaming" in told and "0 broken" in told
+    first, second = (run(25, 3, ["budget"], ["streaming"], progress=False) for _ in range(2))
+    assert first.counts == second.counts
+
+
+def test_a_campaign_fails_with_a_reproduction(capsys):
+    class Off(Reference):
+        name = "off"
+
+        def run(self, problem):
+            outcome = super().run(problem)
+            return type(outcome)(outcome.output + 1)
+
+    engines.register(Off())
+    assert main(["--cases", "20", "--law", "budget", "--engine", "off"]) == 1
+    captured = capsys.readouterr()
+    assert "judge('budget', 'off', Case(" in captured.err and "broken" in captured.out

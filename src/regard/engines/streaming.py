@@ -191,7 +191,8 @@ class _Streamed(torch.autograd.Function):
             # Aliases: a gradient to a part's tensor must not also flow through the rows that it projected.
             query, key, value, *tensors = (t.view_as(t) for t in (query, key, value, *tensors))
         else:
-            query, key, value, *tensors = (t.detach().requires_grad_() for t in (query, key, value, *tensors))
+            given = [t.detach() for t in (query, key, value, *tensors)]
+            query, key, value, *tensors = (t.requires_grad_() if t.is_floating_point() else t for t in given)
         tiles = spec.tiles.around(query, key, value, *tensors)
         grad = torch.zeros_like(output) if grad is None else grad
         rows = Statistic(shift, offset)

@@ -6,7 +6,7 @@ the kernel's own backward for each range, which is exact: every range's weights 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -120,21 +120,24 @@ class Strips(torch.autograd.Function):
     """Attention under a structured mask; query, key and value (B, H, N, E) of one width, on the CPU."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, plan: Plan, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
         output = torch.zeros_like(query)
         lse = query.new_full(query.shape[:3], -torch.inf, dtype=torch.promote_types(query.dtype, torch.float32))
         for strip in plan.strips:
             rows = (*strip.where, strip.rows.slice)
             output[rows], lse[rows] = _strip(plan, strip, query[rows], key[strip.where], value[strip.where])
         ctx.plan = plan
-        ctx.save_for_backward(query, key, value, output, lse)
+        # The mask's tensors are saved too, so that autograd notices when one was changed in place.
+        ctx.save_for_backward(query, key, value, output, lse, *tensors)
         ctx.mark_non_differentiable(lse)
         return output, lse
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        plan: Plan = ctx.plan
-        query, key, value, output, lse = ctx.saved_tensors
+        query, key, value, output, lse, *tensors = ctx.saved_tensors
+        plan = replace(ctx.plan, mask=ctx.plan.mask.with_tensors(tensors))
         grad = grad.contiguous()
         wide = lse.dtype  # sums over strips keep their precision for narrow inputs
         d_query, d_key, d_value = (torch.zeros_like(t, dtype=wide) for t in (query, key, value))
@@ -150,7 +153,8 @@ class Strips(torch.autograd.Function):
                 )  # fmt: skip
                 for total, where, gradient in zip((d_query, d_key, d_value), (rows, cols, cols), found):
                     total[where] += gradient
-        return None, d_query.to(query.dtype), d_key.to(query.dtype), d_value.to(query.dtype)
+        grads = (total.to(query.dtype) for total in (d_query, d_key, d_value))
+        return None, *grads, *(None for _ in tensors)
 
 
 def _strip(plan: Plan, strip: Strip, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

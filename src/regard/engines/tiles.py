@@ -229,28 +229,21 @@ class Tiles:
         return scores if visible is None else torch.where(visible, scores, -torch.inf)
 
     def tensors(self) -> list[Tensor]:
-        """Return the float tensors of the parts, to which gradients may be asked."""
+        """Return the tensors of the parts."""
         parts = [part for part in (self.score, self.mask, self.normalizer) if part is not None]
-        return [tensor for part in parts for tensor in part.tensors() if tensor.is_floating_point()]
+        return [tensor for part in parts for tensor in part.tensors()]
 
     def around(self, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor) -> Tiles:
         """Return the same tiles around other tensors, in the order of :meth:`tensors`."""
         remaining = list(tensors)
 
-        def take(tensor: Tensor) -> Tensor:
-            return remaining.pop(0) if tensor.is_floating_point() else tensor
+        def take(_: Tensor) -> Tensor:
+            return remaining.pop(0)
 
         score = self.score.map_tensors(take)
         mask = None if self.mask is None else self.mask.map_tensors(take)
-        return replace(
-            self,
-            query=query,
-            key=key,
-            value=value,
-            score=score,
-            mask=mask,
-            normalizer=self.normalizer.map_tensors(take),
-        )
+        normalizer = self.normalizer.map_tensors(take)
+        return replace(self, query=query, key=key, value=value, score=score, mask=mask, normalizer=normalizer)
 
 
 def kinds_of(mask: Mask, problem: Problem, shape: tuple[int, int]) -> list[list[int]]:

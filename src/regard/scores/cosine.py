@@ -18,7 +18,7 @@ def unit(rows: Tensor) -> Tensor:
     peak = rows.detach().abs().amax(-1, keepdim=True) if rows.shape[-1] else rows.new_ones(*rows.shape[:-1], 1)
     rows = rows / torch.where(peak == 0, 1, peak)
     square = (rows * rows).sum(-1, keepdim=True)
-    return rows * torch.where(square == 0, 1, square).rsqrt()
+    return torch.where(square == 0, 0, rows * torch.where(square == 0, 1, square).rsqrt())
 
 
 @register("cosine")

@@ -44,6 +44,9 @@ class Case:
     layout : str
         "plain", "transposed", "sliced", "expanded" (keys and values shared by stride 0) or "broadcast" (keys and
         values without the first leading dimension).
+    rows : str
+        "random"; "zeros", the first query and key are 0; or "twins", the first two keys are the first query where the
+        widths allow it, and one another in any case.
     learned : bool
         Whether gradients to the tensors of score and mask are asked for.
     wide : bool
@@ -71,6 +74,7 @@ class Case:
     softcap: float | None = None
     magnitude: float = 1.0
     layout: str = "plain"
+    rows: str = "random"
     learned: bool = False
     wide: bool = False
     dropout_p: float = 0.0
@@ -125,9 +129,10 @@ class Call:
             (*inner, case.key_heads, case.keys, key_width),
             (*inner, case.key_heads, case.keys, case.value_width),
         ]
+        drawn = [torch.randn(shape, generator=generator) for shape in shapes]
+        query, key = _special(case.rows, drawn[0] * case.magnitude, drawn[1] * case.magnitude)
         query, key, value = (
-            _laid_out(torch.randn(shape, generator=generator) * size, case.layout, i > 0, dtype, case.device)
-            for i, (shape, size) in enumerate(zip(shapes, (case.magnitude, case.magnitude, 1.0)))
+            _laid_out(t, case.layout, i > 0, dtype, case.device) for i, t in enumerate((query, key, drawn[2]))
         )
         widths = samples.Widths(case.width, key_width, case.keys, extent.H, case.key_heads)
         score = samples.make(case.score, widths, generator)
@@ -205,6 +210,15 @@ def gradients(output: Tensor, leaves: dict[str, Tensor], grad: Tensor) -> dict[s
 def engine_of(name: str) -> Engine:
     """Return a registered engine."""
     return engines.TABLE[name]
+
+
+def _special(rows: str, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Return queries and keys with the rows that a case asks for; without queries, keys or heads, as they are."""
+    if rows == "zeros":
+        query[..., :1, :], key[..., :1, :] = 0, 0
+    if rows == "twins" and query.numel() and key.numel():
+        key[..., :2, :] = query.reshape(-1, query.shape[-1])[0] if query.shape[-1] == key.shape[-1] else key[..., :1, :].clone()
+    return query, key
 
 
 def _laid_out(values: Tensor, layout: str, shared: bool, dtype: torch.dtype, device: str) -> Tensor:

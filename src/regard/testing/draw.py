@@ -72,6 +72,7 @@ def draw(source: Source, score: str, normalizer: str, dtype: str) -> Case:
         softcap=source.pick((None, None, None, None, 1.5, 20.0)),
         magnitude=source.pick((1.0, 1.0, 1.0, 1.0, 1.0, 0.1, 4.0, 4.0, 0.0)),
         layout=source.pick(("plain", "plain", "transposed", "sliced", "expanded", "broadcast")),
+        rows=source.pick(("random",) * 8 + ("zeros", "twins")),
         learned=source.pick((False, False, False, True)),
         wide=source.pick((False, False, True)),
         tile=source.pick(TILES),

@@ -16,7 +16,7 @@ from regard.scores import Score
 from regard.testing.case import Call
 from regard.testing.formulas import Array
 
-#: How far, relatively, the inputs of a neighbour lie from those of the call.
+#: How far, relatively, the inputs of a neighbour lie from those of the call; absolutely where they are 0.
 JITTER = 2.0**-6
 
 
@@ -67,7 +67,7 @@ class Statement:
         mask = None if call.mask is None else call.mask.bind(extent, query.device)
         visible, bias = look(mask, extent)
         scale = call.score.default_scale(query.shape[-1]) if call.scale is None else call.scale
-        scales = scale * (1 + JITTER * np.random.default_rng(0).uniform(-1, 1, neighbours + 1))
+        scales = scale + JITTER * (scale or 1.0) * np.random.default_rng(0).uniform(-1, 1, neighbours + 1)
         scales[0] = scale
         return cls(
             query, key, value, call.score, call.normalizer, mask, visible, bias, scales, call.softcap, lead, heads
@@ -137,6 +137,7 @@ def _neighbours(tensor: Tensor, count: int, salt: int) -> Tensor:
     if not count:
         return tensor.unsqueeze(0)
     generator = torch.Generator().manual_seed(salt)
-    factor = 1 + JITTER * (2 * torch.rand(count, *tensor.shape, generator=generator) - 1)
-    moved = (tensor.double() * factor.to(tensor.device)).to(tensor.dtype)
+    noise = JITTER * (2 * torch.rand(count, *tensor.shape, generator=generator) - 1)
+    wide = tensor.double()
+    moved = (wide + noise.to(tensor.device) * torch.where(wide == 0, 1.0, wide)).to(tensor.dtype)
     return torch.cat((tensor.unsqueeze(0), moved))

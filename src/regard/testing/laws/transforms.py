@@ -24,7 +24,7 @@ def _small(case: Case) -> Case | None:
         return None
     case = case.but(
         dtype="float64", queries=min(case.queries, 3), keys=min(case.keys, 4), lead=case.lead[:1] and (1,),
-        magnitude=0.5, width=min(case.width, 2), key_width=min(case.key_width, 2), group=min(case.group, 2),
+        magnitude=0.5, rows="random", width=min(case.width, 2), key_width=min(case.key_width, 2), group=min(case.group, 2),
         value_width=min(case.value_width, 2), tile=(2, 3),
         scale=None if case.scale == 0.0 else case.scale,
     )  # fmt: skip

@@ -148,7 +148,7 @@ def _run(problem: Problem) -> Outcome:
         lse = lse + problem.scale * form.offset
     if dtype not in (torch.float32, torch.float64):
         lse = None  # of rounded features: not the scores' own
-    return Outcome((output if V == width else output[..., :V].contiguous()).to(dtype), lse)
+    return Outcome((output if width == V else output[..., :V].contiguous()).to(dtype), lse)
 
 
 def _form(problem: Problem) -> DotForm:

@@ -51,7 +51,7 @@ CALLS: dict[str, dict[str, Any]] = {
 def test_borders_of_tiles(call: str, small_tiles: Callable[..., None]) -> None:
     leaves = inputs(B, H, H, L, S)
     right = oracle(leaves, **CALLS[call])
-    for size, side in TILES[1 if "max" in call else 0 :]:
+    for size, side in TILES[2 if "normalizer" in CALLS[call] else 0 :]:
         small_tiles(size, side)
         check(run(leaves, **CALLS[call], engine="streaming"), right, 5e-5)
 

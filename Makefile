@@ -12,11 +12,13 @@ $(READY): pyproject.toml constraints.txt
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
+# Threads that wait asleep: on a machine that is busy with something else, spinning costs most of the speed.
 demo: $(READY)
-	$(BIN)/regard demo --seconds $(DEMO_SECONDS)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/regard demo --seconds $(DEMO_SECONDS)
 
+# Two processes of one thread each.
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -25,6 +27,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.readme
 
 # The laws over tens of thousands of generated cases; `make test` runs a smaller number.
 campaign: $(READY)

@@ -62,5 +62,3 @@ def test_a_case_prints_as_code_that_makes_it(data):
 
     case = data.draw(cases())
     assert eval(str(case), {"Case": Case}) == case
-
-

@@ -23,7 +23,10 @@ class Wrong(Reference):
 
     def refusal(self, problem):
         # Faults are sought with softmax and few scores, which is quick; they have nothing to do with either.
-        plain = type(problem.normalizer).__name__ == "Softmax" and type(problem.score).__name__ in ("ScaledDot", "Gaussian")
+        plain = type(problem.normalizer).__name__ == "Softmax" and type(problem.score).__name__ in (
+            "ScaledDot",
+            "Gaussian",
+        )
         return None if plain else "wrong engines are tried on few parts"
 
     def scores(self, problem):

@@ -14,7 +14,7 @@ CHANCE = 1e-9
 
 
 def upper_bound(degrees):
-    """Return what a χ² of so many degrees of freedom exceeds with less than CHANCE (Laurent & Massart 2000, lemma 1)."""
+    """Return what a χ² of so many degrees of freedom exceeds with at most CHANCE (Laurent & Massart 2000, lemma 1)."""
     x = math.log(1 / CHANCE)
     return degrees + 2 * math.sqrt(degrees * x) + 2 * x
 

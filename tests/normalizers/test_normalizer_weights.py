@@ -50,7 +50,9 @@ def test_weights_lie_on_the_simplex(normalizer):
         weights = normalizer.weights(torch.tensor([row], dtype=torch.float64))[0]
         some = any(math.isfinite(x) for x in row)
         assert (weights >= 0).all()
-        assert weights.sum().item() == pytest.approx(float(some), abs=1e-7 if getattr(normalizer, "alpha", 1) > 2 else 1e-12)
+        assert weights.sum().item() == pytest.approx(
+            float(some), abs=1e-7 if getattr(normalizer, "alpha", 1) > 2 else 1e-12
+        )
         assert all(w == 0 for w, x in zip(weights.tolist(), row) if x == -math.inf)
 
     convex()
@@ -80,7 +82,9 @@ def test_by_hand():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_large_and_empty_rows(normalizer, dtype):
     top = torch.finfo(dtype).max
-    scores = torch.tensor([[top, 0.0, -top], [-top, -top, -math.inf], [-math.inf] * 3, [1e4, 1e4 - 1, 0.0]], dtype=dtype)
+    scores = torch.tensor(
+        [[top, 0.0, -top], [-top, -top, -math.inf], [-math.inf] * 3, [1e4, 1e4 - 1, 0.0]], dtype=dtype
+    )
     scores.requires_grad_(not isinstance(normalizer, Argmax))
     weights = normalizer.weights(scores)
     assert weights.isfinite().all() and (weights[2] == 0).all()

@@ -121,7 +121,9 @@ def test_per_head_parameters_are_each_heads_own():
     weight = torch.randn(2, 4, 4)
     both = regard.attention(query, key, key, score=scores.General(weight), engine="reference")
     for h in range(2):
-        one = regard.attention(query[:, h : h + 1], key[:, h : h + 1], key[:, h : h + 1], score=scores.General(weight[h]))
+        one = regard.attention(
+            query[:, h : h + 1], key[:, h : h + 1], key[:, h : h + 1], score=scores.General(weight[h])
+        )
         torch.testing.assert_close(both[:, h : h + 1], one)
 
 

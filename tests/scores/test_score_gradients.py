@@ -25,7 +25,11 @@ def kernel_regression(kernel, slope, engine):
     mean = sum(w * v for w, v in zip(weights, values)) / total
     change = sum(w * slope(abs(k) / sigma) / sigma * (v - mean) for k, w, v in zip(keys, weights, values)) / total
     width = torch.tensor(sigma, dtype=dtype, requires_grad=True)
-    rows = (torch.zeros(1, 1), torch.tensor(keys, dtype=torch.float64)[:, None], torch.tensor(values, dtype=torch.float64)[:, None])
+    rows = (
+        torch.zeros(1, 1),
+        torch.tensor(keys, dtype=torch.float64)[:, None],
+        torch.tensor(values, dtype=torch.float64)[:, None],
+    )
     query, key, value = (r.to(dtype) for r in rows)
     return (query, key, value, width), (mean, change)
 
@@ -82,6 +86,8 @@ def test_a_temperature(engine):
 def test_a_query_on_a_key_has_no_gradient_to_the_distance():
     query = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
     for cls in (scores.Triangular, scores.Epanechikov, scores.Boxcar, scores.Gaussian):
-        output = regard.attention(query, torch.zeros(2, 2).double(), torch.tensor([[1.0], [2.0]]).double(), score=cls(3.0))
+        output = regard.attention(
+            query, torch.zeros(2, 2).double(), torch.tensor([[1.0], [2.0]]).double(), score=cls(3.0)
+        )
         (gradient,) = torch.autograd.grad(output.sum(), query)
         assert (gradient == 0).all(), cls

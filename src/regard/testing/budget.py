@@ -1,8 +1,8 @@
 """What error is fair: twice that of the plain eager formula in the same dtype, plus one rounding (law 6).
 
 Eager's error on a single tiny problem may be small by luck, or nothing. It is therefore the largest over the problem
-and neighbours of it, whose inputs and scale differ by a random relative 2⁻⁶, each against its own oracle: as many as make the
-largest of their errors a fair sample. Nothing here is a tolerance chosen by hand.
+and neighbours of it, whose inputs and scale differ by a random relative 2⁻⁶, each against its own oracle: as many as
+make the largest of their errors a fair sample. Nothing here is a tolerance chosen by hand.
 
 One rounding is that of the result's dtype, relative to the *amplitude* of the result: the sum of the absolute values
 of the terms it is a sum of (Σ α |v| for an output Σ α v). Relative to the result itself it would be nothing where terms
@@ -90,7 +90,7 @@ def error(oracle: Array, result: Tensor) -> float:
     return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0.0))
 
 
-def array(tensor: Tensor, dtype: np.dtype[np.generic] | type[np.generic] = np.dtype(np.float64)) -> Array:
+def array(tensor: Tensor, dtype: np.dtype[np.generic] | type[np.generic] = np.float64) -> Array:
     """Return a tensor as an array."""
     return tensor.detach().double().cpu().numpy().astype(dtype)
 

@@ -6,7 +6,7 @@ import argparse
 import random
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -27,7 +27,7 @@ class Tally:
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     broken: list[Verdict] = field(default_factory=list)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, verdict: Verdict, seconds: float) -> None:
         """Count a verdict."""

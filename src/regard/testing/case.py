@@ -42,8 +42,9 @@ class Case:
     magnitude : float
         Standard deviation of queries and keys.
     layout : str
-        "plain", "transposed", "sliced", "expanded" (keys and values shared by stride 0) or "broadcast" (keys and
-        values without the first leading dimension).
+        "plain", "transposed", "sliced", "expanded" (keys and values shared by stride 0), "broadcast" (keys and
+        values without the first leading dimension), "broadcast query", or "matrix" (no dimensions for batch and head,
+        where there is one of each).
     rows : str
         "random"; "zeros", the first query and key are 0; or "twins", the first two keys are the first query where the
         widths allow it, and one another in any case.
@@ -124,8 +125,9 @@ class Call:
         dtype, extent = getattr(torch, case.dtype), case.extent
         key_width = case.key_width or case.width
         inner = case.lead[1:] if case.layout == "broadcast" else case.lead
+        outer = case.lead[1:] if case.layout == "broadcast query" else case.lead
         shapes = [
-            (*case.lead, extent.H, case.queries, case.width),
+            (*outer, extent.H, case.queries, case.width),
             (*inner, case.key_heads, case.keys, key_width),
             (*inner, case.key_heads, case.keys, case.value_width),
         ]
@@ -147,7 +149,8 @@ class Call:
 
         return cls(
             query, key, value, None if mask is None else mask.map_tensors(settle), score.map_tensors(settle),
-            normalizer.map_tensors(settle), case.scale, case.softcap, case.dropout_p, case.group > 1,
+            normalizer.map_tensors(settle), case.scale, case.softcap, case.dropout_p,
+            case.group > 1 and bool(case.key_heads > 1 or case.seed % 2),
         )  # fmt: skip
 
     def arguments(self) -> dict[str, Any]:
@@ -217,13 +220,17 @@ def _special(rows: str, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     if rows == "zeros":
         query[..., :1, :], key[..., :1, :] = 0, 0
     if rows == "twins" and query.numel() and key.numel():
-        key[..., :2, :] = query.reshape(-1, query.shape[-1])[0] if query.shape[-1] == key.shape[-1] else key[..., :1, :].clone()
+        key[..., :2, :] = (
+            query.reshape(-1, query.shape[-1])[0] if query.shape[-1] == key.shape[-1] else key[..., :1, :].clone()
+        )
     return query, key
 
 
 def _laid_out(values: Tensor, layout: str, shared: bool, dtype: torch.dtype, device: str) -> Tensor:
     """Return the values in memory as a layout says."""
     values = values.to(device, dtype)
+    if layout == "matrix" and values.shape[:-2].numel() == 1:
+        return values.reshape(values.shape[-2:]).clone()
     if layout == "transposed":
         return values.transpose(-3, -2).contiguous().transpose(-3, -2)
     if layout == "sliced":

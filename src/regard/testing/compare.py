@@ -84,7 +84,7 @@ class _Stated:
         for i, (name, _) in enumerate(named("score", self.score)):
             if name:
                 found[name] = self._pull_tensor(i, self.tensors[i], grad, amplitude)
-        return found  # type: ignore[return-value]
+        return found
 
     def _pull_tensor(self, i: int, tensor: Array, grad: Array, amplitude: Array) -> Pair:
         """Return the gradient to one of the score's tensors, (K, *shape), one number at a time."""

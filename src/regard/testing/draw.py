@@ -44,6 +44,7 @@ class Dice:
 LENGTHS = (3, 1, 2, 4, 5, 6, 7, 8, 9, 11, 13)
 WIDTHS = (3, 1, 2, 4, 8)
 TILES = ((4, 4), (3, 5), (2, 8), (8, 2), (16, 16))
+LAYOUTS = ("plain", "plain", "transposed", "sliced", "expanded", "broadcast", "broadcast query", "matrix")
 DTYPES = ("float32", "float32", "float64", "float64", "bfloat16", "float16")
 WHERE: tuple[Any, ...] = ("upper_left", "lower_right", 2, -1, "each")
 
@@ -71,7 +72,7 @@ def draw(source: Source, score: str, normalizer: str, dtype: str) -> Case:
         scale=source.pick((None, None, None, None, None, None, 0.5, 2.0, -1.0, 0.0)),
         softcap=source.pick((None, None, None, None, 1.5, 20.0)),
         magnitude=source.pick((1.0, 1.0, 1.0, 1.0, 1.0, 0.1, 4.0, 4.0, 0.0)),
-        layout=source.pick(("plain", "plain", "transposed", "sliced", "expanded", "broadcast")),
+        layout=source.pick(LAYOUTS),
         rows=source.pick(("random",) * 8 + ("zeros", "twins")),
         learned=source.pick((False, False, False, True)),
         wide=source.pick((False, False, True)),

@@ -29,17 +29,17 @@ class Widths:
 Maker = Callable[[Widths, torch.Generator], Score]
 
 
-def near_is_more(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+def near_is_more(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # noqa: ARG001
     """Take a quarter of the distance from a score."""
     return score - 0.25 * (q_idx - kv_idx).abs()
 
 
-def by_sequence(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+def by_sequence(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # noqa: ARG001
     """Square a score, with a share that depends on the sequence and the head."""
     return score + 0.125 * (b + 2 * h) * score * score
 
 
-def not_the_third(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+def not_the_third(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # noqa: ARG001
     """Exclude every third key."""
     return torch.where(kv_idx % 3 != 0, score, -torch.inf)
 

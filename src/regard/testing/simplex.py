@@ -26,7 +26,8 @@ class Weighing:
     slope : callable
         ``slope(weights, normalizer)``: d weight / d score where everything else in the row stays.
     couples : bool
-        Whether the weights of a row are tied by their sum: then ``d score = slope (d weight − Σ slope d weight / Σ slope)``.
+        Whether the weights of a row are tied by their sum: then ``d score`` is ``slope`` times ``d weight`` less its
+        mean, weighted by slopes.
     sparse : bool
         Whether a finite score may get a weight of exactly 0, so that weights or slopes may jump.
     """

@@ -71,15 +71,15 @@ class Trial:
         oracle, found = self.oracle, np.zeros(self.oracle.scores.shape[:-1], dtype=bool)
         generator = np.random.default_rng(0)
         eps = torch.finfo(torch.promote_types(s.query.dtype, torch.float32)).eps * (s.query.shape[-1] + 4)
-        for _ in range(WOBBLES):
+        for i in range(WOBBLES):
             moved = Oracle(s.but(query=_wobbled(s.query, eps, generator), key=_wobbled(s.key, eps, generator)))
             found |= ((moved.scores == -np.inf) != (oracle.scores == -np.inf)).any(-1)
             if jumps and weighing is not None:
-                noise = eps * generator.uniform(-1, 1, oracle.scores.shape)
-                shaken = moved.scores + np.where(moved.scores == -np.inf, 0, noise * (1 + abs(moved.scores)))
+                shaken = moved.scores + eps * _against(oracle.weights, i, generator) * (1 + _finite(moved.scores))
                 weights = weighing.weigh(shaken.astype(oracle.scores.dtype), s.normalizer)
                 found |= ((weights > 0) != (oracle.weights > 0)).any(-1)
-        return found.any(0)
+        hangs: Array = np.asarray(found.any(0))
+        return hangs
 
     def check_output(self, output: Tensor, what: str = "output") -> float:
         """Raise AssertionError unless an output (..., H, L, V) is within budget."""
@@ -148,6 +148,20 @@ def is_judged(call: Call) -> bool:
         return False
     stated = compare.has_formula(call.score) and type(call.normalizer) in WEIGHINGS
     return stated or call.query.dtype != torch.float64
+
+
+def _finite(scores: Array) -> Array:
+    return np.abs(np.where(scores == -np.inf, 0, scores))
+
+
+def _against(weights: Array, i: int, generator: np.random.Generator) -> Array:
+    """Return changes of scores that are bent on changing who has weight: against all that have, against the least."""
+    if i == 0:
+        return np.where(weights > 0, -1.0, 1.0)
+    if i == 1:
+        least = np.where(weights > 0, weights, np.inf).min(-1, keepdims=True, initial=np.inf)
+        return np.where(weights <= least, -1.0, 1.0)
+    return generator.uniform(-1, 1, weights.shape)
 
 
 def _wobbled(rows: Tensor, size: float, generator: np.random.Generator) -> Tensor:

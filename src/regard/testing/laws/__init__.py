@@ -3,4 +3,15 @@
 from regard.testing.laws import accuracy, definition, masking, planning, randomness, transforms, weighing
 from regard.testing.laws.base import LAWS, Law, law
 
-__all__ = ["LAWS", "Law", "accuracy", "definition", "law", "masking", "planning", "randomness", "transforms", "weighing"]
+__all__ = [
+    "LAWS",
+    "Law",
+    "accuracy",
+    "definition",
+    "law",
+    "masking",
+    "planning",
+    "randomness",
+    "transforms",
+    "weighing",
+]

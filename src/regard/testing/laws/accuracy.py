@@ -43,7 +43,7 @@ def gradient_budget(case: Case, engine: Engine) -> None:
 
 
 def _is_drawn(case: Case) -> Case | None:
-    return case if Call.of(case).normalizer.random else None
+    return case.but(layout="plain") if Call.of(case).normalizer.random else None
 
 
 @law("drawn", "A draw weighs one visible key of each row with 1, and the output reads that key's value.", _is_drawn)
@@ -96,7 +96,8 @@ def aux_fields(case: Case, engine: Engine) -> None:
     k = 1 + case.seed % 4
     wanted = [name for i, name in enumerate(FIELDS) if case.seed >> i & 1 or name == "lse"]
     _, aux = call.look(engine, topk=k, **dict.fromkeys(wanted, True))
-    trial = Trial(call, keeps_lse=keeps_lse(engine))
+    # Fields are made from the log-sum-exp that an engine yields.
+    trial = Trial(call, keeps_lse=call.normalizer.online)
     decided = ~trial.undecided
     for name in wanted:
         found = getattr(aux, name)
@@ -143,12 +144,12 @@ def _check_topk(trial: Trial, top: Tensor, keys: Tensor, decided: Array, k: int)
     require(
         top.numel() == np.prod(shape) and keys.shape == top.shape, f"topk has shape {tuple(top.shape)}, not {shape}"
     )
+    known = torch.from_numpy(decided[..., None])
     ranked = -np.sort(-weights, axis=-1)[..., :k]
-    eager = trial.eager.weights.detach().double().sort(-1, descending=True).values[..., :k]
-    budget = Budget.of(
-        Sized(ranked * decided[..., None], ranked * trial.stirred(top.dtype)), eager.reshape(ranked.shape) * torch.from_numpy(decided[..., None]), top.dtype
-    )  # fmt: skip
-    budget.check("aux.topk.weights", top.detach().reshape(shape).double() * torch.from_numpy(decided[..., None]))
+    eager = trial.eager.weights.detach().double().sort(-1, descending=True).values[..., :k].reshape(ranked.shape)
+    right = Sized(ranked * decided[..., None], ranked * trial.stirred(top.dtype))
+    budget = Budget.of(right, eager * known, top.dtype)
+    budget.check("aux.topk.weights", top.detach().reshape(shape).double() * known)
     index = keys.cpu().numpy().reshape(shape)
     seen = (scores[0] > -np.inf).sum(-1)
     _check_indices(index, seen, weights[0], array(top).reshape(shape), decided, budget.limit)

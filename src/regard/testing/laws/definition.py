@@ -12,6 +12,7 @@ from regard.testing.laws.base import law, require
 from regard.testing.simplex import WEIGHINGS
 from regard.testing.trial import Trial
 
+
 def _stated(case: Case) -> Case | None:
     call = Call.of(case)
     if call.normalizer.random or not compare.has_formula(call.score) or type(call.normalizer) not in WEIGHINGS:

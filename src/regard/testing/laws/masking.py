@@ -87,7 +87,7 @@ def unseen(call: Call) -> Tensor:
     """Return which keys (B, G, S) no query may attend to."""
     problem = call.problem()
     seen = look(problem.mask, problem.extent)[0].any(-2)  # (B, H, S)
-    B, H, S = seen.shape
+    B, _, S = seen.shape
     return torch.from_numpy(~seen.reshape(B, problem.key.shape[1], -1, S).any(2)).to(call.query.device)
 
 
@@ -124,7 +124,7 @@ def contained(case: Case, engine: Engine) -> None:
     call = Call.of(case)
     problem = call.problem()
     visible = look(problem.mask, problem.extent)[0]
-    B, H, _, S = visible.shape
+    B, _, _, S = visible.shape
     bad = torch.zeros(B, problem.key.shape[1], S, dtype=torch.bool)
     bad[..., case.seed % S] = True
     spoiled, clean = poisoned(call, bad.to(call.query.device), case.seed)

@@ -115,3 +115,22 @@ def determinism(case: Case, engine: Engine) -> None:
     for name in found[0]:
         first, second = (one[name] for one in found)
         require(torch.equal(first.nan_to_num(), second.nan_to_num()), f"{name} differs between two equal calls")
+
+
+@law("purity", "A call changes none of its arguments, and returns memory of its own.", share=0.5)
+def purity(case: Case, engine: Engine) -> None:
+    """Neither the forward nor the backward pass writes into what it was given."""
+    call = Call.of(case)
+    leaves = call.leaves()
+    parts = [part for part in (call.score, call.mask, call.normalizer) if part is not None]
+    given = [*leaves.values(), *(t for part in parts for t in part.tensors())]
+    before = [t.detach().clone() for t in given]
+    output = call.run(engine)
+    shared = {t.untyped_storage().data_ptr() for t in given if t.numel()}
+    require(
+        not output.numel() or output.untyped_storage().data_ptr() not in shared, "the output is an argument's memory"
+    )
+    if output.requires_grad:
+        gradients(output, leaves, torch.ones_like(output))
+    for old, new in zip(before, given):
+        require(torch.equal(old.nan_to_num(), new.detach().nan_to_num()), "a call changes one of its arguments")

@@ -24,8 +24,8 @@ def _small(case: Case) -> Case | None:
         return None
     case = case.but(
         dtype="float64", queries=min(case.queries, 3), keys=min(case.keys, 4), lead=case.lead[:1] and (1,),
-        magnitude=0.5, rows="random", width=min(case.width, 2), key_width=min(case.key_width, 2), group=min(case.group, 2),
-        value_width=min(case.value_width, 2), tile=(2, 3),
+        magnitude=0.5, rows="random", width=min(case.width, 2), key_width=min(case.key_width, 2),
+        group=min(case.group, 2), value_width=min(case.value_width, 2), tile=(2, 3),
         scale=None if case.scale == 0.0 else case.scale,
     )  # fmt: skip
     call = Call.of(case)
@@ -217,8 +217,9 @@ def meta(case: Case, engine: Engine) -> None:
     if shadow.refusal(engine) is not None:
         return
     output, right = shadow.run(engine), call.run(engine)
-    require(output.is_meta and output.shape == right.shape and output.dtype == right.dtype,
-            f"meta tensors give {tuple(output.shape)} {output.dtype}, not {tuple(right.shape)} {right.dtype}")  # fmt: skip
+    same = output.is_meta and output.shape == right.shape and output.dtype == right.dtype
+    told = f"{tuple(output.shape)} {output.dtype}, not {tuple(right.shape)} {right.dtype}"
+    require(same, f"meta tensors give {told}")
 
 
 def compiled(case: Case, engine: Engine, backend: str = "aot_eager") -> None:

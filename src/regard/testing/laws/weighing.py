@@ -40,10 +40,10 @@ def convexity(case: Case, engine: Engine) -> None:
                        torch.float32)  # fmt: skip
     found = weights.sum(-1).reshape(total.shape[1:]) * torch.from_numpy(some[0])
     budget.check("the sum of a row's weights", found)
-    _check_hull(call, trial, output)
+    _check_hull(trial, output)
 
 
-def _check_hull(call: Call, trial: Trial, output: Tensor) -> None:
+def _check_hull(trial: Trial, output: Tensor) -> None:
     """Each output feature lies between the least and the greatest visible value, but for its budget."""
     visible = (trial.oracle.scores[0] > -np.inf)[..., None]  # (B, H, L, S, 1)
     statement = trial.statement

@@ -38,7 +38,7 @@ def test_contender_is_right(case: Case, point: Point, name: str) -> None:
     assert len(errors) == (len(contender.does) or everything)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=str)
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_goals_are_about_points_that_are_measured(case: Case) -> None:
     points = {(p.size, p.backward, p.variant): case.at(p) for p in case.points}
     for goal in case.goals:
@@ -48,7 +48,7 @@ def test_goals_are_about_points_that_are_measured(case: Case) -> None:
             assert (goal.against or case.baseline) in contenders
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=str)
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_inputs_are_the_same_in_every_process(case: Case) -> None:
     point = case.shrunk().points[0]
     first, second = case.build(point), case.build(point)

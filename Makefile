@@ -12,9 +12,10 @@ $(READY): pyproject.toml constraints.txt
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-# Threads that wait asleep: on a machine that is busy with something else, spinning costs most of the speed.
+# Threads that spin for a moment and then sleep: endless spinning loses most of the speed on a machine that is busy
+# with something else, and sleeping at once a third of it on one that is not.
 demo: $(READY)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/regard demo --seconds $(DEMO_SECONDS)
+	GOMP_SPINCOUNT=20000 $(BIN)/regard demo --seconds $(DEMO_SECONDS)
 
 # Two processes of one thread each.
 test: $(READY)

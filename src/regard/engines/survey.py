@@ -138,6 +138,7 @@ class _Survey:
         B, H, L, S = _sizes(problem)
         rows, cols = self._shape()
         self.tiles = tiles = Tiles.of(problem, dense.needs_care(problem), (rows, cols))
+        self.lifted = tiles.lifted_key()
         self.k = min(request.topk, S)
         self.weighs = request.entropy or request.received
         new = tiles.query.new_empty
@@ -175,7 +176,7 @@ class _Survey:
         for col, cols in tiles.visible_cols(row) if self.weighs or best else ():
             size = count, cols.stop - cols.start
             scores = best.place(*size) if best else self.panel[0, :, :, : size[0], : size[1]]
-            tiles.scores_minus(row, col, base, scores)  # for softmax, the log of the weight
+            tiles.scores_minus(row, col, base, scores, self.lifted)  # for softmax, the log of the weight
             if self.weighs:
                 entropy += self._weigh(scores, statistic, col, cols)
             if best:

@@ -151,19 +151,26 @@ class Tiles:
             scores = torch.where(excluded, -torch.inf, scores)
         return self._masked(scores, row, col, (b, h, q_idx, kv_idx))
 
-    def scores_minus(self, row: int, col: int, base: Tensor, out: Tensor) -> None:
-        """Write the scores of a tile less ``base`` (B, H, l, 1) to ``out`` (B, H, l, s), for reading only."""
-        plain = type(self.score).modify is Score.modify and isinstance(self.score, DotLike) and self.softcap is None
+    def lifted_key(self) -> Tensor | None:
+        """Return keys (B, G, S, C + 1) with a feature of ones, where scores are a dot product and nothing else."""
+        plain = type(self.score).modify is Score.modify and isinstance(self.score, DotLike)
+        if not plain or self.softcap is not None or self.exact_key is not None:
+            return None
+        return torch.cat((self.key, torch.ones_like(self.key[..., :1])), -1)
+
+    def scores_minus(self, row: int, col: int, base: Tensor, out: Tensor, lifted: Tensor | None) -> None:
+        """Write the scores of a tile less ``base`` (B, H, l, 1) to ``out`` (B, H, l, s), for reading only.
+
+        With :meth:`lifted_key` that is one matrix product, where the tile is full.
+        """
         biased = self.mask is not None and self.mask.has_bias
         free = self.kinds is None or (self.kinds[row][col] == FULL and not biased)
-        if not (plain and free and self.exact_key is None and out.is_contiguous()):
+        if lifted is None or not free or not out.is_contiguous():
             torch.sub(self.scores(row, col), base, out=out)
             return
-        # The score of a dot product is one matrix product, which can subtract and scale on its way.
-        query = self.fold(self.query[:, :, self.rows[row].slice]).flatten(0, 1)
-        key = self.key[:, :, self.cols[col].slice].flatten(0, 1)
-        whole = out.view(key.shape[0], query.shape[1], key.shape[1])
-        torch.baddbmm(self.fold(base).flatten(0, 1), query, key.mT, beta=-1, alpha=self.scale, out=whole)
+        query = torch.cat((self.query[:, :, self.rows[row].slice] * self.scale, -base), -1)
+        query, key = self.fold(query).flatten(0, 1), lifted[:, :, self.cols[col].slice].flatten(0, 1)
+        torch.bmm(query, key.mT, out=out.view(key.shape[0], query.shape[1], key.shape[1]))
 
     def indices(self, rows: Span, cols: Span) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return b (B, 1, 1, 1), h (H, 1, 1), q_idx (l, 1) and kv_idx (s,) of a tile."""

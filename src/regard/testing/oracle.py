@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from regard.normalizers import Softmax
 from regard.scores import ScoreMod
 from regard.testing import compare
 from regard.testing.case import named
@@ -36,9 +37,16 @@ class Oracle:
     """What a statement's answers are; everything is calculated when first asked for.
 
     All arrays have the neighbours K in front.
+
+    Attributes
+    ----------
+    statement : Statement
+    keeps_lse : bool
+        Whether gradients are made from the log-sum-exp of each row alone, which its rounding then belongs to.
     """
 
     statement: Statement
+    keeps_lse: bool = False
 
     @cached_property
     def _rows(self) -> tuple[Array, Array, Array]:
@@ -99,15 +107,29 @@ class Oracle:
         return self._weighing.weigh(self.scores, self.statement.normalizer)
 
     @cached_property
-    def _kept(self) -> Array:
-        keep = self.statement.keep
-        return self.weights if keep is None else self.weights * keep
-
-    @cached_property
     def output(self) -> Sized:
         """Σ weights · values (K, B, H, L, V). What is not finite and weighs nothing counts nothing."""
-        value = self._rows[2]
-        return Sized(self._kept @ value, self._kept @ np.abs(value))
+        value, keep = self._rows[2], self._keep
+        shaken = self.weights + self.shaken(self.statement.query.dtype, by_lse=False)
+        return Sized((keep * self.weights) @ value, (keep * shaken) @ np.abs(value))
+
+    @property
+    def _keep(self) -> Array:
+        s = self.statement
+        return np.ones((), s.wide) if s.keep is None else s.keep.astype(s.wide)
+
+    def shaken(self, dtype: torch.dtype, by_lse: bool) -> Array:
+        """Return by how much a rounding of its row's statistic moves each weight (K, B, H, L, S).
+
+        The statistic is a number that must be held in the dtype of calculation: a threshold always, a log-sum-exp
+        where there is nothing else to make the weights from. In units of one rounding of ``dtype``.
+        """
+        s = self.statement
+        moved = self._weighing.shaken(self.weights, s.normalizer)
+        if by_lse and isinstance(s.normalizer, Softmax):
+            moved = moved + self.weights * abs(np.where(np.isfinite(self.lse), self.lse, 0))[..., None]
+        calculated = torch.promote_types(s.query.dtype, torch.float32)
+        return moved * (torch.finfo(calculated).eps / torch.finfo(dtype).eps)
 
     @cached_property
     def lse(self) -> Array:
@@ -117,32 +139,21 @@ class Oracle:
         with np.errstate(divide="ignore"):
             return np.log(np.exp(self.scores - safe[..., None]).sum(-1)) + safe
 
-    def stirred(self, lse_share: float) -> Array:
-        """Return what multiplies the amplitude of a weight (K, B, H, L, 1) that is made of its row's log-sum-exp."""
-        return 1 + lse_share * abs(np.where(np.isfinite(self.lse), self.lse, 0))[..., None]
-
-    def gradients(self, grad: Array, lse_share: float = 0.0) -> dict[str, Sized]:
-        """Return the gradients of ``(output · grad).sum()``, by the names of :meth:`Call.leaves`.
-
-        Parameters
-        ----------
-        grad : array (B, H, L, V)
-        lse_share : float
-            How much of a relative change of the row's log-sum-exp belongs to the amplitude of a result: a rounding
-            of the log-sum-exp changes each weight by that rounding, relatively.
-        """
-        s, value = self.statement, self._rows[2]
+    def gradients(self, grad: Array) -> dict[str, Sized]:
+        """Return the gradients of ``(output · grad).sum()``, by the names of :meth:`Call.leaves`; grad (B, H, L, V)."""
+        s, value, keep = self.statement, self._rows[2], self._keep
         grad = np.broadcast_to(grad.astype(s.wide), (*self.weights.shape[:-1], value.shape[-1]))
-        keep = np.ones((), s.wide) if s.keep is None else s.keep
         d_weights, a_weights = (
             keep * (g @ np.swapaxes(v, -1, -2)) for g, v in ((grad, value), (abs(grad), abs(value)))
         )
-        stirred = self.stirred(lse_share)
+        shaken = self.shaken(s.query.dtype, self.keeps_lse)
         d_scores = self._weighing.pull(self.scores, self.weights, d_weights, s.normalizer)
-        a_scores = stirred * self._weighing.amplitude(self.weights, a_weights, s.normalizer)
+        bent = self._weighing.bend(s.normalizer) * shaken / np.where(self.weights > 0, self.weights, 1)
+        a_scores = (1 + abs(bent)) * self._weighing.amplitude(self.weights, a_weights, s.normalizer)
         slope = self._scored[1]
         found = self.comparison.pull(d_scores * slope, a_scores * abs(slope))
-        found["value"] = tuple(np.swapaxes(self._kept, -1, -2) @ g for g in (grad, stirred * abs(grad)))  # type: ignore[assignment]
+        parts = ((keep * self.weights, grad), (keep * (self.weights + shaken), abs(grad)))
+        found["value"] = tuple(np.swapaxes(w, -1, -2) @ g for w, g in parts)
         for name, shape in (("query", s.query.shape), ("key", s.key.shape), ("value", s.value.shape)):
             found[name] = tuple(self._ungrouped(part, shape) for part in found[name])  # type: ignore[assignment]
         found |= self._bias_gradients(np.where(s.visible, d_scores, 0), np.where(s.visible, a_scores, 0))

@@ -30,12 +30,24 @@ class Weighing:
         mean, weighted by slopes.
     sparse : bool
         Whether a finite score may get a weight of exactly 0, so that weights or slopes may jump.
+    threshold : callable, optional
+        ``threshold(weights, normalizer)``: the size (..., L, 1) of the threshold of each row, relative to its maximum.
+    bend : callable
+        ``bend(normalizer)``: d log slope / d log weight.
     """
 
     weigh: Callable[[Array, Normalizer], Array]
     slope: Callable[[Array, Normalizer], Array]
     couples: bool = True
     sparse: bool = False
+    threshold: Callable[[Array, Normalizer], Array] | None = None
+    bend: Callable[[Normalizer], float] = lambda _: 1.0
+
+    def shaken(self, weights: Array, normalizer: Normalizer) -> Array:
+        """Return by how much a rounding of the row's threshold, a number that must be held, moves each weight."""
+        if self.threshold is None:
+            return np.zeros_like(weights)
+        return self.slope(weights, normalizer) * self.threshold(weights, normalizer)
 
     def pull(self, scores: Array, weights: Array, grad: Array, normalizer: Normalizer) -> Array:  # noqa: ARG002
         """Return the gradient to the scores, given that to the weights."""
@@ -114,6 +126,21 @@ def _entmax_slope(weights: Array, alpha: float) -> Array:
     return np.where(weights > 0, np.where(weights > 0, weights, 1) ** (2 - alpha), 0)
 
 
+def _threshold(weights: Array, alpha: float) -> Array:
+    # The largest weight is [(α−1) · −t]^(1/(α−1)).
+    return weights.max(-1, keepdims=True, initial=0) ** (alpha - 1) / (alpha - 1)
+
+
+def _of_family(weigh: Callable[[Array, Normalizer], Array]) -> Weighing:
+    return Weighing(
+        weigh,
+        lambda weights, n: _entmax_slope(weights, _alpha(n)),
+        sparse=True,
+        threshold=lambda weights, n: _threshold(weights, _alpha(n)),
+        bend=lambda n: 2 - _alpha(n),
+    )
+
+
 def _alpha(normalizer: Normalizer) -> float:
     return float(getattr(normalizer, "alpha", 1.5))
 
@@ -121,13 +148,9 @@ def _alpha(normalizer: Normalizer) -> float:
 #: How each normalizer weighs. One that is random, or is not listed here, is not compared with an oracle.
 WEIGHINGS: dict[type[Normalizer], Weighing] = {
     normalizers.Softmax: Weighing(softmax, lambda weights, _: weights),
-    normalizers.Sparsemax: Weighing(sparsemax, lambda weights, _: (weights > 0).astype(weights.dtype), sparse=True),
-    normalizers.Entmax15: Weighing(
-        lambda scores, _: entmax(scores, 1.5), lambda weights, _: np.sqrt(weights), sparse=True
-    ),
-    normalizers.Entmax: Weighing(
-        lambda scores, n: entmax(scores, _alpha(n)), lambda weights, n: _entmax_slope(weights, _alpha(n)), sparse=True
-    ),
+    normalizers.Sparsemax: _of_family(sparsemax),
+    normalizers.Entmax15: _of_family(lambda scores, _: entmax(scores, 1.5)),
+    normalizers.Entmax: _of_family(lambda scores, n: entmax(scores, _alpha(n))),
     normalizers.Sigmoid: Weighing(sigmoid, lambda weights, _: weights * (1 - weights), couples=False),
     normalizers.Argmax: Weighing(argmax, lambda weights, _: np.zeros_like(weights), couples=False, sparse=True),
 }

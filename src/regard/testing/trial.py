@@ -50,7 +50,7 @@ class Trial:
     @cached_property
     def oracle(self) -> Oracle:
         """What is right."""
-        return Oracle(self.statement)
+        return Oracle(self.statement, self.keeps_lse)
 
     @cached_property
     def eager(self) -> Eager:
@@ -100,7 +100,7 @@ class Trial:
     def check_gradients(self, found: dict[str, Tensor], upstream: Tensor) -> float:
         """Raise AssertionError unless the gradients, by the names of :meth:`Call.leaves`, are within budget."""
         grad = self.canonical(upstream)
-        right = self.oracle.gradients(array(grad, self.statement.wide), self.lse_share(self.call.query.dtype))
+        right = self.oracle.gradients(array(grad, self.statement.wide))
         eager = self.eager.gradients(grad.cpu())
         worst = 0.0
         for name, gradient in found.items():
@@ -115,16 +115,6 @@ class Trial:
             return worst
         upstream = self.upstream(output)
         return max(worst, self.check_gradients(gradients(output, leaves, upstream), upstream))
-
-    def lse_share(self, dtype: torch.dtype) -> float:
-        """Return how large a rounding of the log-sum-exp, in the dtype of calculation, is beside one of this dtype."""
-        if not self.keeps_lse:
-            return 0.0
-        return torch.finfo(torch.promote_types(self.call.query.dtype, torch.float32)).eps / torch.finfo(dtype).eps
-
-    def stirred(self, dtype: torch.dtype) -> Array:
-        """Return what multiplies the amplitude of a weight of this dtype (K, B, H, L, 1)."""
-        return self.oracle.stirred(self.lse_share(dtype))
 
     def canonical(self, rows: Tensor) -> Tensor:
         """Return (..., H, L, V) or (L, V) rows as (B, H, L, V)."""

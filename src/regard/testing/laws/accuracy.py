@@ -96,8 +96,7 @@ def aux_fields(case: Case, engine: Engine) -> None:
     k = 1 + case.seed % 4
     wanted = [name for i, name in enumerate(FIELDS) if case.seed >> i & 1 or name == "lse"]
     _, aux = call.look(engine, topk=k, **dict.fromkeys(wanted, True))
-    # Fields are made from the log-sum-exp that an engine yields.
-    trial = Trial(call, keeps_lse=call.normalizer.online)
+    trial = Trial(call)
     decided = ~trial.undecided
     for name in wanted:
         found = getattr(aux, name)
@@ -126,14 +125,18 @@ def _check_field(trial: Trial, name: str, found: Tensor, decided: Array) -> None
 
 def _amplitude(trial: Trial, name: str, finite: Array) -> Array:
     """Return the size of what a field is a sum or a difference of."""
-    scores = np.where(np.isfinite(trial.oracle.scores), abs(trial.oracle.scores), 0)
+    scores, weights = trial.oracle.scores, trial.oracle.weights
+    peak = np.where(np.isfinite(scores), abs(scores), 0).max(-1, initial=0)
+    dtype = torch.promote_types(trial.call.query.dtype, torch.float32)
     if name in ("lse", "max"):
-        return finite + scores.max(-1, initial=0)
-    stirred = trial.stirred(torch.promote_types(trial.call.query.dtype, torch.float32))
-    if name == "entropy":  # lse − Σ weight · score
-        return finite + scores.max(-1, initial=0) * stirred[..., 0]
+        return finite + peak
+    if name == "weights":
+        return finite + trial.oracle.shaken(dtype, by_lse=False)
+    shaken = trial.oracle.shaken(dtype, by_lse=True)
+    if name == "entropy":  # Σ weight · (lse − score), or Σ −weight · log weight
+        return finite + peak + (shaken * (1 + abs(np.log(np.where(weights > 0, weights, 1))))).sum(-1)
     if name == "received":
-        return (trial.oracle.weights * stirred).sum(-2)
+        return (weights + shaken).sum(-2)
     return finite
 
 
@@ -147,7 +150,10 @@ def _check_topk(trial: Trial, top: Tensor, keys: Tensor, decided: Array, k: int)
     known = torch.from_numpy(decided[..., None])
     ranked = -np.sort(-weights, axis=-1)[..., :k]
     eager = trial.eager.weights.detach().double().sort(-1, descending=True).values[..., :k].reshape(ranked.shape)
-    right = Sized(ranked * decided[..., None], ranked * trial.stirred(top.dtype))
+    right = Sized(
+        ranked * decided[..., None],
+        ranked + trial.oracle.shaken(top.dtype, by_lse=True).max(-1, keepdims=True, initial=0),
+    )
     budget = Budget.of(right, eager * known, top.dtype)
     budget.check("aux.topk.weights", top.detach().reshape(shape).double() * known)
     index = keys.cpu().numpy().reshape(shape)

@@ -36,8 +36,10 @@ def convexity(case: Case, engine: Engine) -> None:
     some = (trial.oracle.scores > -np.inf).any(-1) & ~trial.undecided
     total = np.where(some, 1.0, 0.0)
     eager = array(trial.eager.weights).sum(-1).reshape(total.shape) * some
-    budget = Budget.of(Sized(total, total), torch.from_numpy(eager), weights.dtype if case.dtype == "float64" else
-                       torch.float32)  # fmt: skip
+    dtype = torch.promote_types(call.query.dtype, torch.float32)
+    budget = Budget.of(
+        Sized(total, total + trial.oracle.shaken(dtype, by_lse=False).sum(-1)), torch.from_numpy(eager), dtype
+    )
     found = weights.sum(-1).reshape(total.shape[1:]) * torch.from_numpy(some[0])
     budget.check("the sum of a row's weights", found)
     _check_hull(trial, output)

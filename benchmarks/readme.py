@@ -1,7 +1,7 @@
 """Write what was measured into the README: ``python -m benchmarks.readme``.
 
-The numbers come from the newest report in benchmarks/results and from the pronunciation results beside it; they are
-never typed.
+The numbers come from the newest report in benchmarks/results, and from what the demo printed (`make demo | tee
+benchmarks/results/demo.txt`); they are never typed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def speeds(report: Path) -> str:
     """Return the table of targets, asked beside measured."""
     found = json.loads(report.read_text(encoding="utf-8"))
     machine = found["machine"]
-    lines = [f"{machine['CPU']}, {machine['cores']}; {machine['date']}.", ""]
+    lines = [f"{machine['CPU']}, {machine['cores']} cores; {machine['date']}.", ""]
     lines += ["| what | asked | measured |", "| --- | --- | ---: |"]
     for case in found["cases"].values():
         for target in case["targets"]:
@@ -34,18 +34,11 @@ def speeds(report: Path) -> str:
     return "\n".join(lines)
 
 
-def pronunciation(results: list[Path]) -> str:
-    """Return one line for each pronunciation result."""
-    lines = []
-    for path in results:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        where = "the papers' test split" if path.stem.endswith("papers") else "words held out as the demo does"
-        lines.append(
-            f"- {where}: phoneme error rate {found['phoneme_error_rate']} %, word error rate "
-            f"{found['word_error_rate']} % on {found['test_words']:,} words, after {found['training_seconds']:.0f} "
-            f"seconds of training on {found['threads']} threads ({found['words_per_second']:,} words/s)."
-        )
-    return "\n".join(lines)
+def demo(printed: Path) -> str:
+    """Return what the demo printed of its training and its score."""
+    lines = printed.read_text(encoding="utf-8").splitlines()
+    told = [line.strip() for line in lines if line.startswith(("Trained on", "On "))]
+    return "> " + "\n> ".join(told) + f"\n\nThe whole output: [{printed.name}](benchmarks/results/{printed.name})."
 
 
 def filled(text: str, name: str, content: str) -> str:
@@ -58,14 +51,13 @@ def filled(text: str, name: str, content: str) -> str:
 
 def main() -> int:
     """Fill in the README and return 0; 1 where there is nothing to fill in."""
-    spoken = sorted(RESULTS.glob("pronunciation*.json"))
-    reports = sorted(set(RESULTS.glob("*.json")) - set(spoken), key=lambda path: path.stat().st_mtime)
+    reports = sorted(RESULTS.glob("*.json"), key=lambda path: path.stat().st_mtime)
     if not reports:
         print("no report in benchmarks/results: run `make bench` first", file=sys.stderr)
         return 1
     readme = ROOT / "README.md"
     text = filled(readme.read_text(encoding="utf-8"), "bench", speeds(reports[-1]))
-    readme.write_text(filled(text, "demo", pronunciation(spoken)), encoding="utf-8")
+    readme.write_text(filled(text, "demo", demo(RESULTS / "demo.txt")), encoding="utf-8")
     return 0
 
 

@@ -1,5 +1,8 @@
 """A part that is registered is tested, unasked."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -120,3 +123,15 @@ def test_a_campaign_fails_with_a_reproduction(capsys):
     assert main(["--cases", "20", "--law", "budget", "--engine", "off"]) == 1
     captured = capsys.readouterr()
     assert "judge('budget', 'off', Case(" in captured.err and "broken" in captured.out
+
+
+def test_importing_the_library_imports_no_tests():
+    code = "import sys, regard; print([m for m in ('regard.testing', 'hypothesis', 'pytest') if m in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
+
+
+def test_only_the_strategies_need_hypothesis():
+    code = "import sys, regard.testing.campaign; print([m for m in ('hypothesis', 'pytest') if m in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"

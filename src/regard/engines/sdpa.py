@@ -22,6 +22,8 @@ from regard.scores.dot_like import DotLike
 
 #: Queries whose mask is a matrix at one time where calls are traced.
 TRACED_STRIP = 512
+#: Queries so few that their scores are made at once: keys are read once, and what is masked is cut out of them.
+FEW = 4
 #: Pairs of one head that a single streaming tile would hold.
 SMALL = 256 * 256
 
@@ -88,10 +90,12 @@ class Sdpa(Engine):
         wants_grad = torch.is_grad_enabled() and any(
             t.requires_grad for t in (problem.query, problem.key, problem.value, *problem.score.tensors())
         )
-        careful = wants_grad and dense.needs_care(problem)
+        few = problem.extent.L <= FEW
+        # torch's kernel can lose visible keys, without a NaN to show for it, where a masked key's score is NaN.
+        careful = dense.needs_care(problem) if wants_grad else not few and not dense.is_finite(problem.key)
         if not careful:
-            outcome = _run(problem)
-            # What is masked shows as NaN where it leaked (0·NaN): looking there costs less than reading the keys.
+            outcome = dense.attend_few(problem) if few and not wants_grad and not problem.dropout_p else _run(problem)
+            # A masked value that leaked shows as NaN (0·NaN): looking there costs less than reading the values.
             if wants_grad or not bool(outcome.output.isnan().any()):
                 return outcome
         clean = replace(problem, key=_finite(problem.key), value=_finite(problem.value))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import cycle, product
 
 from regard import engines
 from regard.engines import Engine
@@ -83,16 +83,24 @@ def combinations(engine: Engine) -> list[tuple[str, str, str]]:
 
 
 def sweep(
-    law: str | Law, engine: str | Engine, score: str | None = None, normalizer: str | None = None
+    law: str | Law,
+    engine: str | Engine,
+    score: str | None = None,
+    normalizer: str | None = None,
+    every_dtype: bool = True,
 ) -> list[Verdict]:
     """Check one law once for every (score, normalizer, dtype) that an engine runs, or those of one score or normalizer.
 
-    Everything else is drawn, always alike.
+    Everything else is drawn, always alike. Without ``every_dtype``, each (score, normalizer) meets one dtype, in turn.
     """
     the_law = LAWS[law] if isinstance(law, str) else law
     the_engine = engines.TABLE[engine] if isinstance(engine, str) else engine
+    among = list(dict.fromkeys(combinations(the_engine)))
+    if not every_dtype:
+        pairs = dict.fromkeys(found[:2] for found in among)
+        among = [(*pair, dtype) for pair, dtype in zip(pairs, cycle(dict.fromkeys(DTYPES))) if (*pair, dtype) in among]
     verdicts = []
-    for i, combination in enumerate(dict.fromkeys(combinations(the_engine))):
+    for i, combination in enumerate(among):
         if score not in (None, combination[0]) or normalizer not in (None, combination[1]):
             continue
         case = draw_for(Dice(i), the_law, the_engine, [combination])

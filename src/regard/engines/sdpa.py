@@ -150,8 +150,8 @@ def _run(problem: Problem) -> Outcome:
     output, lse = _dispatch(problem, query, key, value)
     if lse is not None and form.offset is not None:
         lse = lse + problem.scale * form.offset
-    if dtype not in (torch.float32, torch.float64):
-        lse = None  # of rounded features: not the scores' own
+    if dtype not in (torch.float32, torch.float64) or form.query.dtype != dtype:
+        lse = None  # of features in another precision: not the scores' own
     return Outcome((output if width == V else output[..., :V].contiguous()).to(dtype), lse)
 
 

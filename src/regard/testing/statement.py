@@ -119,8 +119,8 @@ def look(mask: Mask | None, extent: Extent) -> tuple[Array, Array | None]:
         return np.ones(shape, dtype=bool), None
     index = indices(extent, mask)
     seen = mask(*index).expand(shape)
-    bias = mask.bias(*index) if mask.has_bias else None
-    return seen.cpu().numpy(), None if bias is None else bias.detach().double().expand(shape).cpu().numpy()
+    bias = mask.cast(torch.float64).bias(*index) if mask.has_bias else None
+    return seen.cpu().numpy(), None if bias is None else bias.detach().expand(shape).cpu().numpy()
 
 
 def indices(extent: Extent, mask: Mask | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:

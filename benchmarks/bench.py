@@ -10,9 +10,9 @@ from benchmarks import memory
 from benchmarks.check import Checker, Error
 from benchmarks.measure import Limits, Ratio, Timing, interleaved, ratio
 from benchmarks.registry import Call, Case, Contender, Goal, MissingError, Point
-from benchmarks.work import Work
 
 Say = Callable[[str], None]
+LIMIT_NAMES = {"flops": "sgemm rate", "bytes": "copy bandwidth", "": "limit"}
 
 
 @dataclass
@@ -20,10 +20,13 @@ class Row:
     """What one contender did at one point.
 
     ``status`` is ``"ok"``, ``"missing"`` (cannot run here), ``"failed"`` (raised) or ``"wrong"``; ``reason`` says why.
-    Only what is ``"ok"`` was timed.
+    Only what is ``"ok"`` was timed. ``flops`` and ``bytes`` are what its work comes to, ``engine`` what regard chose.
     """
 
     contender: str
+    flops: float = 0.0
+    bytes: float = 0.0
+    engine: str = ""
     status: str = "ok"
     reason: str = ""
     errors: dict[str, Error] = field(default_factory=dict)
@@ -46,8 +49,6 @@ class Table:
 
     point: Point
     checked: str
-    flops: float
-    bytes: float
     rows: list[Row]
 
     def row(self, contender: str) -> Row | None:
@@ -57,12 +58,16 @@ class Table:
 
 @dataclass
 class Verdict:
-    """A goal, and what became of it: ``measured`` None where nothing could be measured."""
+    """A goal, and what became of it: ``measured`` None where nothing could be measured.
+
+    ``share`` of the physical limit, where the goal may be met by that.
+    """
 
     goal: Goal
     text: str
     measured: float | None
     met: bool
+    share: float | None = None
 
 
 @dataclass
@@ -86,24 +91,24 @@ def run(case: Case, limits: Limits, *, rounds: int, floor: float, say: Say, weig
         for row in table.rows:
             if row.status == "ok":
                 _weigh(case, table.point, row)
-    verdicts = [_verdict(case, goal, tables) for goal in case.goals]
+    verdicts = [_verdict(case, goal, tables, limits) for goal in case.goals]
     return Finding(case, limits, tables, verdicts, time.monotonic() - began)
 
 
 def _point(case: Case, point: Point, rounds: int, floor: float, say: Say) -> Table:
-    work = case.build(point)
-    checker = Checker(work, case.tolerance)
-    rows, calls = [], {}
+    ours = Checker(case.build(point), case.tolerance)
+    rows, calls, earlier = [], {}, {}
     for name, contender in case.at(point).items():
-        row, call = _checked(name, contender, work, checker)
+        checker = ours if contender.build is None else Checker(contender.build(point), case.tolerance)
+        row, call = _checked(name, contender, checker)
         rows.append(row)
         if call is not None:
-            calls[name] = call
+            calls[name], earlier[name] = call, checker.seconds
         if row.status != "ok":
             say(f"  {name}: {row.status}: {row.reason}")
-    table = Table(point, checker.share, work.flops(), work.bytes(), rows)
-    del checker
-    timings = interleaved(calls, rounds, floor)
+    table = Table(point, ours.share, rows)
+    del ours, checker
+    timings = interleaved(calls, rounds, floor, earlier)
     base = timings.get(case.baseline)
     for row in rows:
         row.timing = timings.get(row.contender)
@@ -115,9 +120,12 @@ def _point(case: Case, point: Point, rounds: int, floor: float, say: Say) -> Tab
     return table
 
 
-def _checked(name: str, contender: Contender, work: Work, checker: Checker) -> tuple[Row, Call | None]:
-    row = Row(name)
+def _checked(name: str, contender: Contender, checker: Checker) -> tuple[Row, Call | None]:
+    work = checker.work
+    row = Row(name, checker.flops, checker.bytes)
     try:
+        engine = contender.engine(work) if contender.engine else ""
+        row.engine = engine if engine not in name else ""
         call = contender.prepare(work)
         row.errors = checker.errors(call, contender.does)
     except MissingError as error:
@@ -143,7 +151,15 @@ def _weigh(case: Case, point: Point, row: Row) -> None:
         row.peak_reason = str(error)
 
 
-def _verdict(case: Case, goal: Goal, tables: list[Table]) -> Verdict:
+def share(case: Case, limits: Limits, row: Row) -> float | None:
+    """Return the share of the physical limit that a row reached; None where there is none."""
+    if row.timing is None or not case.bound:
+        return None
+    needed, possible = (row.flops, limits.flops) if case.bound == "flops" else (row.bytes, limits.bytes)
+    return needed / row.timing.median / possible
+
+
+def _verdict(case: Case, goal: Goal, tables: list[Table], limits: Limits) -> Verdict:
     against = goal.against or case.baseline
     key = (goal.size, goal.backward, goal.variant)
     table = next((t for t in tables if (t.point.size, t.point.backward, t.point.variant) == key), None)
@@ -153,16 +169,27 @@ def _verdict(case: Case, goal: Goal, tables: list[Table]) -> Verdict:
         "time": f"{what}: at most {goal.limit:g} × the time of {against}",
         "speed": f"{what}: at least {goal.limit:g} × the speed of {against}",
         "overhead": f"{what}: at most {goal.limit:g} µs more than {against}",
+        "backward": f"{what}: the backward pass takes at most {goal.limit:g} × the time of {against}",
+        "seconds": f"{what}: at most {goal.limit:g} s",
         "memory": f"{what}: less than {goal.limit:g} MB beyond the inputs",
     }[goal.kind]
+    if goal.share is not None:
+        text += f", or {goal.share:.0%} of this machine's {LIMIT_NAMES[case.bound]}"
     measured: float | None = None
     if goal.kind == "memory":
         measured = None if row is None or row.peak is None else row.peak / 1e6
-        met = measured is not None and measured < goal.limit
-    else:
-        if row and base and row.timing and base.timing:
-            ours, theirs = row.timing.median, base.timing.median
-            measured = {"time": ours / theirs, "speed": theirs / ours, "overhead": (ours - theirs) * 1e6}[goal.kind]
-        reached = measured is not None and (measured >= goal.limit if goal.kind == "speed" else measured <= goal.limit)
-        met = bool(reached)
-    return Verdict(goal, text, measured, met)
+        return Verdict(goal, text, measured, measured is not None and measured < goal.limit)
+    if goal.kind == "seconds":
+        measured = row.timing.median if row and row.timing else None
+    elif row and base and row.timing and base.timing:
+        ours, theirs = row.timing.median, base.timing.median
+        measured = {
+            "time": ours / theirs,
+            "speed": theirs / ours,
+            "overhead": (ours - theirs) * 1e6,
+            "backward": (ours - theirs) / theirs,
+        }[goal.kind]
+    met = measured is not None and (measured >= goal.limit if goal.kind == "speed" else measured <= goal.limit)
+    reached = share(case, limits, row) if row and goal.share is not None else None
+    met = met or (reached is not None and goal.share is not None and reached >= goal.share)
+    return Verdict(goal, text, measured, met, reached)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,9 @@ class Checker:
 
     def __init__(self, work: Work, tolerance: float) -> None:
         self.work, self.tolerance = work, tolerance
+        self.flops, self.bytes = work.flops(), work.bytes()
+        #: Seconds of the call that was checked last.
+        self.seconds = 0.0
         self.rows = work.rows()
         self.truth = work.expected(self.rows, torch.float64, weights=bool(work.topk))
         self.eager = work.expected(self.rows, work.query.dtype)
@@ -47,9 +51,11 @@ class Checker:
         """Run ``call`` and return the error of each quantity, or of those that it ``does``."""
         dense = self.work.grad
         self.work.grad = torch.zeros_like(dense).index_copy_(2, self.rows, dense[:, :, self.rows])
+        began = time.perf_counter()
         try:
             result = call()
         finally:
+            self.seconds = time.perf_counter() - began
             self.work.grad = dense
         wanted = set(does) or {name for name in self.truth if name != "weights"}
         if lacking := wanted - set(result):

@@ -5,13 +5,29 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
+from torch import Tensor
 
 #: A sample lasts at least this long; shorter calls are repeated within it.
 FLOOR = 0.02
+#: A call that took this long when it was checked is warm.
+LONG = 2.0
+
+
+class Elsewhere(ABC):
+    """A call that is carried out by a fresh process, which tells how long it took and what it held."""
+
+    seconds = 0.0
+    peak = 0
+
+    @abstractmethod
+    def __call__(self) -> dict[str, Tensor]:
+        """Return the result, and set ``seconds`` and ``peak`` (bytes)."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,9 @@ def ratio(over: Timing, under: Timing) -> Ratio:
 
 def sample(call: Callable[[], object], loops: int) -> float:
     """Return the seconds per call of ``loops`` calls."""
+    if isinstance(call, Elsewhere):
+        call()
+        return call.seconds
     began = time.perf_counter()
     for _ in range(loops):
         call()
@@ -53,14 +72,22 @@ def sample(call: Callable[[], object], loops: int) -> float:
 def loops_for(call: Callable[[], object], floor: float = FLOOR) -> int:
     """Return how many calls fill a sample; finding out warms up."""
     loops = 1
+    if isinstance(call, Elsewhere):
+        call()
+        return loops
     while (taken := sample(call, loops) * loops) < floor:
         loops = max(loops * 2, int(loops * floor * 1.2 / taken) if taken else 0)
     return loops
 
 
-def interleaved(calls: dict[str, Callable[[], object]], rounds: int, floor: float = FLOOR) -> dict[str, Timing]:
-    """Time calls in turn, A B A B, after a warm-up of each."""
-    loops = {name: loops_for(call, floor) for name, call in calls.items()}
+def interleaved(
+    calls: Mapping[str, Callable[[], object]],
+    rounds: int,
+    floor: float = FLOOR,
+    earlier: Mapping[str, float] = MappingProxyType({}),
+) -> dict[str, Timing]:
+    """Time calls in turn, A B A B, after a warm-up of each; ``earlier`` tells how long a call took just before."""
+    loops = {name: 1 if earlier.get(name, 0) > LONG else loops_for(call, floor) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     gc.collect()
     gc.disable()

@@ -17,8 +17,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.measure import Elsewhere
 from benchmarks.registry import CASES, MissingError, Point
 
+#: A fresh process is warmed up at this size, where the point is not smaller: threads start, kernels load.
+WARM = 512
 #: Blocks at least this large go back to the system when freed, so that a call cannot live on what was left over.
 BLOCK = 1 << 16
 TIMEOUT = 600.0
@@ -30,17 +33,27 @@ class ChildError(Exception):
 
 def peak_extra(call: Callable[[], object]) -> int:
     """Return the bytes that a call of this process holds at its peak beyond what was held before."""
+    if isinstance(call, Elsewhere):
+        call()
+        return call.peak
     gc.collect()
     _trim()
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
-    except OSError:
+    if not reset():
         return _sampled(call)
-    before = _status("VmRSS")
+    before = status("VmRSS")
     result = call()
-    peak = _status("VmHWM")
+    peak = status("VmHWM")
     del result
     return max(peak - before, 0)
+
+
+def reset() -> bool:
+    """Have this process's high-water mark start again from here; return whether that can be done."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def of_contender(case: str, point: Point, contender: str) -> int:
@@ -91,15 +104,16 @@ def _contender(case_name: str, point: Point, name: str, threads: int) -> int:
     case = CASES[case_name]
     contender = case.contenders[name]
     if contender.compiles:
-        call = contender.prepare(case.build(point))
+        call = contender.prepare(case.work(point, name))
         call()
     else:
-        contender.prepare(case.build(replace(point, size=case.quick)))()  # threads start, kernels load
-        call = contender.prepare(case.build(point))
+        small = replace(point, size=min(point.size, max(case.quick, WARM)))
+        contender.prepare(case.work(small, name))()
+        call = contender.prepare(case.work(point, name))
     return peak_extra(call)
 
 
-def _status(field: str) -> int:
+def status(field: str) -> int:
     """Return a field of this process's status in bytes."""
     found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     if found is None:

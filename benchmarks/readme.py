@@ -1,37 +1,143 @@
 """Write what was measured into the README: ``python -m benchmarks.readme``.
 
 The numbers come from the newest report in benchmarks/results, and from what the demo printed (`make demo | tee
-benchmarks/results/demo.txt`); they are never typed.
+benchmarks/results/demo.txt`); they are never typed. What stands between ``<!-- name -->`` and ``<!-- /name -->`` is
+replaced, within a line or over lines:
+
+``bench``
+    the table of all goals, asked beside measured
+``headline``
+    the table of :data:`HEADLINE`, with the times of both sides
+``growth``
+    the pictures of how costs grow
+``machine``
+    where and when it was measured
+``demo``
+    what the demo printed of its training and its score
+the name of a goal
+    what was measured for it, with its unit; ``name:time`` and ``name:against`` are the two times
 """
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from benchmarks.bench import LIMIT_NAMES
 from benchmarks.machine import ROOT
+from benchmarks.report import seconds
 
 RESULTS = ROOT / "benchmarks" / "results"
-UNITS = {"time": "× the time", "speed": "× faster", "overhead": "µs more", "memory": "MB"}
+UNITS = {"time": "× the time", "speed": "× faster", "overhead": "µs more", "backward": "× the forward", "memory": "MB"}
+#: The goals that a reader sees first.
+HEADLINE = (
+    "additive-eager", "additive-compiled", "additive-backward", "additive-sdpa", "gaussian-keops", "gaussian-cdist",
+    "boxcar", "epanechikov", "window-flex", "window-backward", "documents", "decode", "first-call", "aux",
+)  # fmt: skip
+
+Target = dict[str, Any]
 
 
-def speeds(report: Path) -> str:
-    """Return the table of targets, asked beside measured."""
-    found = json.loads(report.read_text(encoding="utf-8"))
-    machine = found["machine"]
-    lines = [f"{machine['CPU']}, {machine['cores']} cores; {machine['date']}.", ""]
-    lines += ["| what | asked | measured |", "| --- | --- | ---: |"]
-    for case in found["cases"].values():
-        for target in case["targets"]:
-            value, kind = target["measured"], target["goal"]["kind"]
-            digits = 1 if kind in ("overhead", "memory") else 2
-            measured = "not measured" if value is None else f"{value:,.{digits}f} {UNITS[kind]}"
-            if value is not None and not target["met"]:
-                measured = f"**{measured}** (missed)"
-            lines.append(f"| {case['title']} | {target['text']} | {measured} |")
+def value(case: dict[str, Any], target: Target) -> str:
+    """Return what was measured for a goal, with its unit."""
+    measured, kind = target["measured"], target["goal"]["kind"]
+    if measured is None:
+        return "not measured"
+    if kind == "seconds":
+        return seconds(measured)
+    digits = 1 if kind in ("overhead", "memory") or measured >= 10 else 2
+    text = f"{measured:,.{digits}f} {UNITS[kind]}"
+    return text if target["share"] is None else f"{text}, {target['share']:.0%} of {LIMIT_NAMES[case['bound']]}"
+
+
+def _judged(case: dict[str, Any], target: Target) -> str:
+    text = value(case, target)
+    return text if target["met"] or target["measured"] is None else f"**{text}** (missed)"
+
+
+def row(case: dict[str, Any], target: Target, contender: str) -> dict[str, Any] | None:
+    """Return what a contender did at a goal's point."""
+    goal = target["goal"]
+    for point in case["points"]:
+        if all(point[name] == goal[name] for name in ("size", "backward", "variant")):
+            return next((row for row in point["rows"] if row["contender"] == contender), None)
+    return None
+
+
+def took(case: dict[str, Any], target: Target, contender: str) -> str:
+    """Return a contender's time at a goal's point, or why there is none."""
+    found = row(case, target, contender)
+    if found is None:
+        return "not run"
+    if found["timing"] is None:
+        return f"{found['status']}: {found['reason']}".replace("|", "\\|")
+    return seconds(statistics.median(found["timing"]["samples"]))
+
+
+def _goals(found: dict[str, Any]) -> dict[str, tuple[dict[str, Any], Target]]:
+    return {target["goal"]["name"]: (case, target) for case in found["cases"].values() for target in case["targets"]}
+
+
+def _against(case: dict[str, Any], target: Target) -> str:
+    kind = target["goal"]["kind"]
+    return "" if kind in ("seconds", "memory") else target["goal"]["against"] or case["baseline"]
+
+
+def machine(found: dict[str, Any]) -> str:
+    """Return where and when it was measured."""
+    facts = found["machine"]
+    return f"{facts['CPU']}, {facts['cores']} cores; {facts['date']}."
+
+
+def speeds(found: dict[str, Any]) -> str:
+    """Return the table of all goals."""
+    lines = [machine(found), "", "| what | asked | measured |", "| --- | --- | ---: |"]
+    lines += [
+        f"| {case['title']} | {target['text']} | {_judged(case, target)} |" for case, target in _goals(found).values()
+    ]
     return "\n".join(lines)
+
+
+def headline(found: dict[str, Any]) -> str:
+    """Return the table of the goals that matter most, with times."""
+    lines = [
+        machine(found),
+        "",
+        "| what | regard | against | regard is | asked |",
+        "| --- | ---: | --- | ---: | ---: |",
+    ]
+    goals = _goals(found)
+    for name in HEADLINE:
+        if name not in goals:
+            continue
+        case, target = goals[name]
+        goal, other = target["goal"], _against(case, target)
+        what = f"{case['title']}, {goal['size']:,} {case['unit']}"
+        what += f", {goal['variant']}" if goal["variant"] else ""
+        what += ", forward and backward" if goal["backward"] else ""
+        against = f"{other}: {took(case, target, other)}" if other else ""
+        ours = took(case, target, goal["contender"])
+        measured = "" if goal["kind"] == "seconds" and target["met"] else _judged(case, target)
+        lines.append(f"| {what} | {ours} | {against} | {measured} | {_asked(case, goal)} |")
+    return "\n".join(lines)
+
+
+def _asked(case: dict[str, Any], goal: dict[str, Any]) -> str:
+    unit = {"speed": "×", "seconds": "s"}.get(goal["kind"], UNITS.get(goal["kind"], ""))
+    sign = "≥" if goal["kind"] == "speed" else "≤"
+    share = "" if goal["share"] is None else f", or {goal['share']:.0%} of {LIMIT_NAMES[case['bound']]}"
+    return f"{sign} {goal['limit']:g} {unit}{share}"
+
+
+def growth(found: dict[str, Any]) -> str:
+    """Return the pictures of how costs grow."""
+    pictures = [(case["title"], case["picture"]) for case in found["cases"].values() if case["picture"]]
+    return "\n\n".join(f"![{title}](benchmarks/results/{name})" for title, name in pictures)
 
 
 def demo(printed: Path) -> str:
@@ -41,12 +147,37 @@ def demo(printed: Path) -> str:
     return "> " + "\n> ".join(told) + f"\n\nThe whole output: [{printed.name}](benchmarks/results/{printed.name})."
 
 
-def filled(text: str, name: str, content: str) -> str:
-    """Return a text with what stands between the marks of this name replaced."""
-    pattern = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.DOTALL)
-    if not pattern.search(text):
-        raise ValueError(f"README.md has no marks <!-- {name} -->")
-    return pattern.sub(lambda match: f"{match[1]}\n{content}\n{match[2]}", text)
+def contents(found: dict[str, Any], printed: Path) -> dict[str, Callable[[], str]]:
+    """Return what can be filled in, by the name of its mark."""
+    made: dict[str, Callable[[], str]] = {
+        "bench": lambda: speeds(found),
+        "headline": lambda: headline(found),
+        "growth": lambda: growth(found),
+        "machine": lambda: machine(found),
+        "demo": lambda: demo(printed),
+    }
+    for name, (case, target) in _goals(found).items():
+        goal = target["goal"]
+        other = _against(case, target)
+        made[name] = lambda case=case, target=target: value(case, target)
+        made[f"{name}:time"] = lambda case=case, target=target, goal=goal: took(case, target, goal["contender"])
+        if other:
+            made[f"{name}:against"] = lambda case=case, target=target, other=other: took(case, target, other)
+    return made
+
+
+def filled(text: str, made: dict[str, Callable[[], str]]) -> str:
+    """Return a text with what stands between its marks replaced; a mark of no known name is an error."""
+    pattern = re.compile(r"<!-- ([\w:-]+) -->(.*?)<!-- /\1 -->", re.DOTALL)
+
+    def fill(match: re.Match[str]) -> str:
+        name, old = match[1], match[2]
+        if name not in made:
+            raise ValueError(f"README.md has marks <!-- {name} -->, but there is only {', '.join(made)}")
+        new = made[name]()
+        return f"<!-- {name} -->" + (f"\n\n{new}\n\n" if "\n" in old else new) + f"<!-- /{name} -->"
+
+    return pattern.sub(fill, text)
 
 
 def main() -> int:
@@ -55,9 +186,9 @@ def main() -> int:
     if not reports:
         print("no report in benchmarks/results: run `make bench` first", file=sys.stderr)
         return 1
-    readme = ROOT / "README.md"
-    text = filled(readme.read_text(encoding="utf-8"), "bench", speeds(reports[-1]))
-    readme.write_text(filled(text, "demo", demo(RESULTS / "demo.txt")), encoding="utf-8")
+    readme, found = ROOT / "README.md", json.loads(reports[-1].read_text(encoding="utf-8"))
+    made = contents(found, RESULTS / "demo.txt")
+    readme.write_text(filled(readme.read_text(encoding="utf-8"), made), encoding="utf-8")
     return 0
 
 

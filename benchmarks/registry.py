@@ -52,32 +52,50 @@ class Point:
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to do a case's work: ``prepare(work)`` returns the call to time, or raises :class:`MissingError`.
+    """A way to do a case's work.
 
-    ``compiles`` tells that the first call at a size compiles: its memory is measured at the second. ``does`` names the
-    quantities it is asked for; empty for all.
+    Attributes
+    ----------
+    prepare : callable
+        ``prepare(work)`` returns the call to time, or raises :class:`MissingError`.
+    compiles : bool
+        Whether the first call at a size compiles: its memory is measured at the second.
+    does : tuple of str
+        The quantities it is asked for; empty for all.
+    build : callable or None
+        Where it is a yardstick that does other work than the case's: that work, against which it is checked.
+    engine : callable or None
+        ``engine(work)`` names the engine that regard chooses.
     """
 
     prepare: Callable[[Work], Call]
     compiles: bool = False
     does: tuple[str, ...] = ()
+    build: Callable[[Point], Work] | None = None
+    engine: Callable[[Work], str] | None = None
 
 
 @dataclass(frozen=True)
 class Goal:
     """A number that a contender should reach at a point.
 
-    ``time``: at most ``limit`` times the time of ``against``. ``speed``: at least ``limit`` times its speed.
-    ``overhead``: at most ``limit`` µs more than it. ``memory``: less than ``limit`` MB (10⁶ bytes) beyond the inputs.
+    ``time``: at most ``limit`` times the time of ``against``. ``speed``: at least ``limit`` times its speed, or
+    ``share`` of the physical limit where that is given. ``overhead``: at most ``limit`` µs more than it. ``backward``:
+    what is beyond the time of ``against``, which is the forward pass alone, takes at most ``limit`` times that.
+    ``seconds``: at most ``limit`` s. ``memory``: less than ``limit`` MB (10⁶ bytes) beyond the inputs.
+
+    ``name`` is what the README's marks call it.
     """
 
-    kind: Literal["time", "speed", "overhead", "memory"]
+    name: str
+    kind: Literal["time", "speed", "overhead", "backward", "seconds", "memory"]
     limit: float
     size: int
     backward: bool = False
     contender: str = "regard"
     against: str = ""
     variant: str = ""
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +148,10 @@ class Case:
         """Return the contenders that run at a point."""
         return {name: c for name, c in self.contenders.items() if not point.only or name in point.only}
 
+    def work(self, point: Point, contender: str) -> Work:
+        """Return what a contender does at a point."""
+        return (self.contenders[contender].build or self.build)(point)
+
     def shrunk(self) -> Case:
         """Return the same case at its quick size, for a check that everything runs."""
         points = {(p.backward, p.variant): replace(p, size=self.quick, only=(), rounds=None) for p in self.points}
@@ -143,5 +165,8 @@ def register(case: Case) -> Case:
     """Put a case into the table."""
     if case.name in CASES:
         raise ValueError(f"case {case.name} is there already")
+    goals = {goal.name for other in CASES.values() for goal in other.goals}
+    if twice := [goal.name for goal in case.goals if goal.name in goals or goals.add(goal.name)]:
+        raise ValueError(f"case {case.name}: there are goals {twice} already")
     CASES[case.name] = case
     return case

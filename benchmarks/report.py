@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench import Finding, Row, Table, Verdict
+from benchmarks.bench import LIMIT_NAMES, Finding, Row, Table, Verdict, share
 from benchmarks.machine import slug
-from benchmarks.registry import Case
+from benchmarks.plot import plot
+from benchmarks.registry import CASES, Case
 
 LEGEND = """\
 How to read the tables: contenders ran in turn (A B A B) in one process. *time* is the median of the rounds. *speed* is
@@ -17,8 +18,8 @@ the baseline's median over the contender's, with the smallest and largest ratio 
 *memory* is the peak beyond the inputs of one call in a fresh process, output and gradients included. *error* is the
 largest absolute error against float64 of the quantity that is furthest off, and in brackets what the plain formula in
 float32 errs there. *limit* is the share of this machine's sgemm rate that the operations of the visible pairs come to
-(or of its copy bandwidth, the bytes that must be read), measured before each case. Results were checked before anything
-was timed; what is wrong is not timed.
+(or of its copy bandwidth, the bytes that must be read), measured before each case. In brackets behind regard stands the
+engine it chose. Results were checked before anything was timed; what is wrong is not timed.
 """
 
 
@@ -40,15 +41,19 @@ def _verdicts(findings: list[Finding]) -> list[str]:
     for finding in findings:
         for verdict in finding.verdicts:
             met = "met" if verdict.met else "not measured" if verdict.measured is None else "**missed**"
-            lines.append(f"| `{finding.case.name}` | {verdict.text} | {_measured(verdict)} | {met} |")
+            measured = _measured(finding.case, verdict)
+            lines.append(f"| `{finding.case.name}` | {verdict.text} | {measured} | {met} |")
     return lines
 
 
-def _measured(verdict: Verdict) -> str:
+def _measured(case: Case, verdict: Verdict) -> str:
     if verdict.measured is None:
         return "–"
-    unit = {"time": "×", "speed": "×", "overhead": "µs", "memory": "MB"}[verdict.goal.kind]
-    return f"{verdict.measured:,.{2 if unit == '×' else 1}f} {unit}"
+    if verdict.goal.kind == "seconds":
+        return seconds(verdict.measured)
+    unit = {"overhead": "µs", "memory": "MB"}.get(verdict.goal.kind, "×")
+    share = "" if verdict.share is None else f", {verdict.share:.0%} of {LIMIT_NAMES[case.bound]}"
+    return f"{verdict.measured:,.{2 if unit == '×' else 1}f} {unit}{share}"
 
 
 def _finding(finding: Finding, picture: str | None) -> list[str]:
@@ -76,13 +81,13 @@ def _finding(finding: Finding, picture: str | None) -> list[str]:
 
 
 def _row(finding: Finding, table: Table, row: Row) -> str:
-    start = f"| {table.point.label} | {row.contender} |"
+    start = f"| {table.point.label} | {row.contender}{f' ({row.engine})' if row.engine else ''} |"
     if row.status != "ok":
         reason = row.reason.replace("|", "\\|").replace("\n", " ")
         return f"{start} {'**wrong**' if row.status == 'wrong' else row.status}: {reason} | | | {_error(row)} | |"
     assert row.timing is not None
     cells = [seconds(row.timing.median), _speed(row, finding.case), _memory(row), _error(row)]
-    cells.append(_limit(finding, table, row))
+    cells.append(_limit(finding, row))
     return f"{start} {' | '.join(cells)} |"
 
 
@@ -115,16 +120,12 @@ def _error(row: Row) -> str:
     return f"{error.found:.1e} ({error.eager:.1e})" + ("" if name == "output" else f" {name}")
 
 
-def _limit(finding: Finding, table: Table, row: Row) -> str:
-    assert row.timing is not None
-    if finding.case.bound == "flops":
-        return f"{table.flops / row.timing.median / finding.limits.flops:.0%}"
-    if finding.case.bound == "bytes":
-        return f"{table.bytes / row.timing.median / finding.limits.bytes:.0%}"
-    return "–"
+def _limit(finding: Finding, row: Row) -> str:
+    reached = share(finding.case, finding.limits, row)
+    return "–" if reached is None else f"{reached:.0%}"
 
 
-def raw(findings: list[Finding], facts: dict[str, str]) -> dict[str, Any]:
+def raw(findings: list[Finding], facts: dict[str, str], pictures: dict[str, str]) -> dict[str, Any]:
     """Return all numbers, for a machine to read."""
     cases = {}
     for finding in findings:
@@ -133,8 +134,6 @@ def raw(findings: list[Finding], facts: dict[str, str]) -> dict[str, Any]:
             {
                 **asdict(table.point),
                 "checked": table.checked,
-                "flops": table.flops,
-                "bytes": table.bytes,
                 "rows": [asdict(row) for row in table.rows],
             }
             for table in finding.tables
@@ -144,6 +143,8 @@ def raw(findings: list[Finding], facts: dict[str, str]) -> dict[str, Any]:
             "title": case.title,
             "unit": case.unit,
             "baseline": case.baseline,
+            "bound": case.bound,
+            "picture": pictures.get(case.name),
             "limits": asdict(finding.limits),
             "seconds": finding.seconds,
             "points": tables,
@@ -161,41 +162,12 @@ def write(findings: list[Finding], facts: dict[str, str], folder: Path) -> list[
         name = f"{stem}-{finding.case.name}.png"
         if plot(finding, folder / name):
             pictures[finding.case.name] = name
+    if {finding.case.name for finding in findings} == set(CASES):  # a case that is gone leaves its picture
+        for old in set(folder.glob(f"{stem}-*.png")) - {folder / name for name in pictures.values()}:
+            old.unlink()
     text, numbers = folder / f"{stem}.md", folder / f"{stem}.json"
     text.write_text(markdown(findings, facts, pictures), encoding="utf-8")
-    numbers.write_text(json.dumps(raw(findings, facts), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    numbers.write_text(
+        json.dumps(raw(findings, facts, pictures), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     return [text, numbers, *(folder / name for name in pictures.values())]
-
-
-def plot(finding: Finding, path: Path) -> bool:
-    """Draw time and memory over size, where a case has sizes and matplotlib is there; return whether it did."""
-    points = [table.point for table in finding.tables]
-    if len({point.size for point in points}) < 2:
-        return False
-    try:
-        from matplotlib.figure import Figure  # no pyplot: it draws without a display, and keeps no state
-    except ImportError:
-        return False
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    axes = figure.subplots(1, 2)
-    colors = {name: f"C{i}" for i, name in enumerate(finding.case.contenders)}
-    for name, color in colors.items():
-        for backward in (False, True):
-            rows = [(t.point.size, t.row(name)) for t in finding.tables if t.point.backward == backward]
-            label = f"{name}, {'forward + backward' if backward else 'forward'}"
-            style = {"color": color, "linestyle": "--" if backward else "-", "marker": "o", "label": label}
-            times = sorted((size, row.timing.median * 1e3) for size, row in rows if row and row.timing)
-            peaks = sorted((size, row.peak / 2**20) for size, row in rows if row and row.peak)
-            for axis, found in zip(axes, (times, peaks)):
-                if found:
-                    axis.plot(*zip(*found), **style)
-    sizes = sorted({point.size for point in points})
-    for axis, label in zip(axes, ("time [ms]", "peak extra memory [MiB]")):
-        axis.set(xlabel=finding.case.unit, ylabel=label, xscale="log", yscale="log")
-        axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
-    figure.suptitle(finding.case.title, fontsize=10)
-    figure.savefig(path, dpi=120)
-    return True

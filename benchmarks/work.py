@@ -45,6 +45,8 @@ class Work:
         Numbers that the formula holds for each pair.
     pair_flops : float or None
         Operations of a visible pair's forward pass; None for those of a dot product and a read.
+    kernel : str
+        Which of several scores it is, where a case has several.
     """
 
     query: Tensor
@@ -57,6 +59,7 @@ class Work:
     topk: int = 0
     features: int = 1
     pair_flops: float | None = None
+    kernel: str = ""
 
     def __post_init__(self) -> None:
         size = (*self.query.shape[:3], self.value.shape[-1])
@@ -147,5 +150,6 @@ class Work:
         scores = self.scores(query.reshape(B, G, H // G * L, E), key, parameters).reshape(B, H, L, -1)
         if self.visible is not None:
             scores = scores.masked_fill(~self.visible(rows), -torch.inf)
-        alpha = scores.softmax(-1)
+        # A query that may attend to nothing gets zeros.
+        alpha = scores.softmax(-1).masked_fill(scores.isneginf().all(-1, keepdim=True), 0.0)
         return alpha, (alpha.reshape(B, G, H // G * L, -1) @ value).reshape(B, H, L, -1)

@@ -1,5 +1,5 @@
 """The cases; importing this fills :data:`benchmarks.registry.CASES`."""
 
-from benchmarks.cases import dense, masked, observed, scored
+from benchmarks.cases import additive, dense, first, kernels, masked, observed
 
-__all__ = ["dense", "masked", "observed", "scored"]
+__all__ = ["additive", "dense", "first", "kernels", "masked", "observed"]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
-from benchmarks.registry import Call, Contender, MissingError, Result
+from benchmarks.registry import Call, Contender, MissingError, Point, Result
 from benchmarks.work import Work
 
 
@@ -35,18 +35,36 @@ def seeded(*sizes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(size, generator=generator) for size in sizes]
 
 
-def by_regard(options: Callable[[Work], dict[str, Any]] = lambda _: {}) -> Contender:
-    """Return ``regard.attention``; ``options(work)`` makes its further arguments, outside the timed call."""
+def by_regard(
+    options: Callable[[Work], dict[str, Any]] = lambda _: {},
+    *,
+    forward: bool = False,
+    build: Callable[[Point], Work] | None = None,
+) -> Contender:
+    """Return ``regard.attention``; ``options(work)`` makes its further arguments, outside the timed call.
+
+    ``forward`` alone: no gradients, even where the point wants them.
+    """
 
     def prepare(work: Work) -> Call:
         arguments = options(work)
         query, key, value = work.query, work.key, work.value
+        if forward:
+            query, key, value = query.detach(), key.detach(), value.detach()
+            return lambda: {"output": regard.attention(query, key, value, **arguments)}
         return differentiated(work, lambda: regard.attention(query, key, value, **arguments))
 
-    return Contender(prepare)
+    def engine(work: Work) -> str:
+        return regard.explain(work.query, work.key, work.value, **options(work)).engine.name
+
+    return Contender(prepare, does=("output",) if forward else (), build=build, engine=engine)
 
 
-def by_torch(options: Callable[[Work], dict[str, Any]] = lambda work: {"attn_mask": work.dense()}) -> Contender:
+def by_torch(
+    options: Callable[[Work], dict[str, Any]] = lambda work: {"attn_mask": work.dense()},
+    *,
+    build: Callable[[Point], Work] | None = None,
+) -> Contender:
     """Return torch's ``scaled_dot_product_attention``, by default with the mask as a bool matrix made beforehand."""
 
     def prepare(work: Work) -> Call:
@@ -54,7 +72,7 @@ def by_torch(options: Callable[[Work], dict[str, Any]] = lambda work: {"attn_mas
         query, key, value = work.query, work.key, work.value
         return differentiated(work, lambda: F.scaled_dot_product_attention(query, key, value, **arguments))
 
-    return Contender(prepare)
+    return Contender(prepare, build=build)
 
 
 def compiled(work: Work, function: Callable[..., Tensor], *arguments: Any) -> Call:
@@ -62,6 +80,7 @@ def compiled(work: Work, function: Callable[..., Tensor], *arguments: Any) -> Ca
     # Compiled in this process: a pool of compiling processes would outlive a child that measures memory.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     try:
+        torch._dynamo.reset()  # it gives up, silently, after some sizes of one function
         fast = torch.compile(function, dynamic=False)
         call = differentiated(work, lambda: fast(*arguments))
         call()

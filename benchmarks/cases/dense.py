@@ -39,7 +39,7 @@ register(
         baseline=SDPA,
         points=(Point(2048), Point(2048, backward=True)),
         quick=32,
-        goals=(Goal("time", 1.03, 2048), Goal("time", 1.03, 2048, backward=True)),
+        goals=(Goal("plain", "time", 1.03, 2048), Goal("plain-backward", "time", 1.03, 2048, backward=True)),
     )
 )
 
@@ -56,7 +56,7 @@ register(
         baseline=SDPA,
         points=(Point(8), Point(8, backward=True), Point(8, variant="is_causal=True")),
         quick=4,
-        goals=(Goal("overhead", 15, 8),),
+        goals=(Goal("tiny", "overhead", 15, 8),),
         bound="",
     )
 )
@@ -74,6 +74,7 @@ register(
         baseline=SDPA,
         points=(Point(16384),),
         quick=32,
+        goals=(Goal("decode", "speed", 1.3, 16384, share=0.8),),
         bound="bytes",
         notes="The limit is reading keys and values once, at the rate of a copy.",
     )

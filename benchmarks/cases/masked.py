@@ -15,6 +15,7 @@ from regard import masks
 LEFT = 256
 DOCUMENTS = 32
 DENSE, FLEX, WINDOW = "torch SDPA, dense mask", "FlexAttention, compiled", f"causal() & window({LEFT}, 0)"
+FORWARD = "regard, forward alone"
 MADE_BEFORE = "The bool matrix is made before the clock starts; regard's tiling is part of its call."
 
 
@@ -26,6 +27,10 @@ def _window(point: Point) -> Work:
         return ((kv <= q) & (kv >= q - LEFT))[None, None]
 
     return Work(*seeded(*[(1, 8, point.size, 64)] * 3), backward=point.backward, visible=visible)
+
+
+def _window_mask(_: Work) -> dict[str, Any]:
+    return {"attn_mask": masks.causal() & masks.window(LEFT, 0)}
 
 
 def document_ids(size: int) -> Tensor:
@@ -85,20 +90,28 @@ register(
         build=_window,
         contenders={
             DENSE: by_torch(),
-            "regard": by_regard(lambda _: {"attn_mask": masks.causal() & masks.window(LEFT, 0), "engine": "sdpa"}),
+            "regard": by_regard(_window_mask),
+            FORWARD: by_regard(_window_mask, forward=True),
             FLEX: Contender(_flex_window, compiles=True),
         },
         baseline=DENSE,
         points=(
-            *(Point(size, only=(DENSE, "regard")) for size in (1024, 2048, 4096)),
-            Point(8192),
-            Point(16384, only=("regard",)),
-            Point(2048, backward=True, only=(DENSE, "regard")),
-            Point(8192, backward=True),
-            Point(16384, backward=True, only=("regard",)),
+            Point(128, only=(DENSE, "regard")),
+            Point(512, only=(DENSE, "regard")),
+            Point(2048, only=(DENSE, "regard", FLEX)),
+            Point(8192, only=(DENSE, "regard", FLEX)),
+            Point(32768, only=("regard",)),
+            *(Point(size, backward=True, only=(DENSE, "regard")) for size in (128, 512, 2048)),
+            Point(8192, backward=True, rounds=5),
+            Point(32768, backward=True, only=("regard",), rounds=3),
         ),
         quick=320,
-        goals=(Goal("speed", 8, 8192), Goal("speed", 8, 8192, backward=True)),
+        goals=(
+            Goal("window-flex", "speed", 1.2, 8192, against=FLEX),
+            Goal("window-backward", "backward", 2.6, 8192, backward=True, against=FORWARD),
+            Goal("window-dense", "speed", 8, 8192),
+            Goal("window-dense-backward", "speed", 8, 8192, backward=True),
+        ),
         notes=f"{MADE_BEFORE} So are FlexAttention's block mask and its compilation.",
     )
 )
@@ -114,8 +127,9 @@ register(
             "regard": by_regard(lambda work: {"attn_mask": masks.document(document_ids(work.query.shape[2]))}),
         },
         baseline=DENSE,
-        points=(Point(8192), Point(8192, backward=True)),
+        points=(Point(8192), Point(8192, backward=True, rounds=5)),
         quick=160,
+        goals=(Goal("documents", "speed", 15, 8192),),
         notes=MADE_BEFORE,
     )
 )

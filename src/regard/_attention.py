@@ -118,7 +118,7 @@ def attention(
     )  # fmt: skip
     chosen = _plan.choose(problem, engine)
     with _autocast.suspended(query.device.type):
-        outcome = chosen.run(problem)
+        outcome = chosen.run(problem) if return_aux is None else chosen.observe(problem, return_aux)
         output = problem.restore(outcome.output)
         if output.requires_grad and not chosen.twice_differentiable:
             output = _told_about_derivatives(output, chosen.name)

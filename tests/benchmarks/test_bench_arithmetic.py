@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
+import benchmarks.cases  # noqa: F401
 import pytest
 import torch
-from benchmarks import bench, measure, memory, report
+from benchmarks import bench, measure, memory, plot, readme, report
 from benchmarks.__main__ import main
 from benchmarks.machine import slug
 from benchmarks.measure import Limits, Timing, interleaved, loops_for, ratio
-from benchmarks.registry import Case, Contender, Goal, MissingError, Point
+from benchmarks.registry import CASES, Case, Contender, Goal, MissingError, Point, register
 from benchmarks.work import Work
 
 LIMITS = Limits(1e9, 1e9)
@@ -129,34 +132,83 @@ def test_a_wrong_gradient_is_found(quantity: str) -> None:
 
 
 def timed(*seconds: float) -> bench.Row:
-    return bench.Row("regard", timing=Timing(seconds, 1), peak=99_000_000)
+    return bench.Row("regard", flops=5e8, bytes=1.0, timing=Timing(seconds, 1), peak=99_000_000)
 
 
 @pytest.mark.parametrize(
     ("goal", "measured", "met"),
     [
-        (Goal("time", 0.5, 6), 0.5, True),
-        (Goal("time", 0.49, 6), 0.5, False),
-        (Goal("speed", 2, 6), 2.0, True),
-        (Goal("speed", 2.01, 6), 2.0, False),
-        (Goal("overhead", 0, 6), -1e6, True),
-        (Goal("overhead", -1.1e6, 6), -1e6, False),
-        (Goal("memory", 100, 6), 99.0, True),
-        (Goal("memory", 99, 6), 99.0, False),
-        (Goal("speed", 2, 7), None, False),
+        (Goal("g", "time", 0.5, 6), 0.5, True),
+        (Goal("g", "time", 0.49, 6), 0.5, False),
+        (Goal("g", "speed", 2, 6), 2.0, True),
+        (Goal("g", "speed", 2.01, 6), 2.0, False),
+        (Goal("g", "speed", 3, 6, share=0.5), 2.0, True),
+        (Goal("g", "speed", 3, 6, share=0.51), 2.0, False),
+        (Goal("g", "overhead", 0, 6), -1e6, True),
+        (Goal("g", "overhead", -1.1e6, 6), -1e6, False),
+        (Goal("g", "backward", -0.5, 6), -0.5, True),
+        (Goal("g", "backward", -0.51, 6), -0.5, False),
+        (Goal("g", "seconds", 1.0, 6), 1.0, True),
+        (Goal("g", "seconds", 0.99, 6), 1.0, False),
+        (Goal("g", "memory", 100, 6), 99.0, True),
+        (Goal("g", "memory", 99, 6), 99.0, False),
+        (Goal("g", "speed", 2, 7), None, False),
+        (Goal("g", "seconds", 2, 7), None, False),
     ],
 )
 def test_verdicts(goal: Goal, measured: float | None, met: bool) -> None:
     base = bench.Row("base", timing=Timing((2.0, 2.0, 5.0), 1))
-    table = bench.Table(Point(6), "all rows", 1.0, 1.0, [base, timed(0.5, 1.0, 7.0)])
-    verdict = bench._verdict(case_of(goals=(goal,), regard=right), goal, [table])
+    table = bench.Table(Point(6), "all rows", [base, timed(0.5, 1.0, 7.0)])
+    verdict = bench._verdict(case_of(goals=(goal,), regard=right), goal, [table], LIMITS)
     assert (verdict.measured, verdict.met) == (measured, met)
+    assert verdict.share == (None if goal.share is None else 0.5)
 
 
 def test_shares_of_the_limits() -> None:
     finding = run(case_of(regard=right))
-    table = bench.Table(Point(6), "all rows", 5e8, 1.0, [timed(2.0)])
-    assert report._limit(finding, table, table.rows[0]) == "25%"
+    assert report._limit(finding, timed(2.0)) == "25%"
+
+
+def test_a_yardstick_is_checked_against_its_own_work() -> None:
+    def other(point: Point) -> Work:
+        return work_of(Point(2 * point.size))
+
+    case = replace(case_of(), contenders={"base": Contender(right), "other": Contender(right, build=other)})
+    base, yardstick = run(case).tables[0].rows
+    assert (base.status, yardstick.status) == ("ok", "ok")
+    assert yardstick.flops == 4 * base.flops
+    assert case.work(Point(6), "other").query.shape[2] == 12
+
+
+class FarAway(measure.Elsewhere):
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def __call__(self):
+        self.clock.now += 5.0
+        self.clock.calls += "e"
+        self.seconds, self.peak = 0.25, 7 * MIB
+        return {}
+
+
+def test_another_process_tells_its_own_time(clock: Clock) -> None:
+    call = FarAway(clock)
+    assert interleaved({"e": call}, rounds=3)["e"] == Timing((0.25,) * 3, 1)
+    assert clock.calls == "eeee"
+    assert memory.peak_extra(call) == 7 * MIB
+
+
+def test_a_long_call_that_was_checked_is_not_warmed_up_again(clock: Clock) -> None:
+    calls = {"a": clock.call("a", 9.0), "b": clock.call("b", 1.0)}
+    interleaved(calls, rounds=2, earlier={"a": 9.0, "b": 1.0})
+    assert clock.calls == "b" + "abab"
+
+
+def test_the_name_of_a_goal_is_unique() -> None:
+    with pytest.raises(ValueError, match="additive-eager"):
+        register(case_of(goals=(Goal("additive-eager", "speed", 1, 6),), regard=right))
+    with pytest.raises(ValueError, match="twice"):
+        register(case_of(goals=(Goal("twice", "memory", 1, 6), Goal("twice", "memory", 2, 6)), regard=right))
 
 
 def test_work_counts_visible_pairs_and_operations() -> None:
@@ -232,3 +284,43 @@ def test_a_picture_where_there_are_sizes(tmp_path) -> None:
     assert not report.plot(run(case_of()), tmp_path / "none.png")
     assert report.plot(run(case_of((Point(4), Point(8), Point(8, backward=True)), regard=right)), tmp_path / "one.png")
     assert (tmp_path / "one.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(("value", "text"), [(2e-6, "2 µs"), (0.5, "500 ms"), (1.0, "1 s"), (100.0, "100 s")])
+def test_an_axis_has_units(value: float, text: str) -> None:
+    assert plot.measure(value, plot.SECOND) == text
+
+
+def reported() -> dict:
+    case = case_of(goals=(Goal("fast", "speed", 2, 6), Goal("small", "memory", 9e9, 6)), regard=right, gone=absent)
+    facts = {"CPU": "made up", "cores": "2", "date": "today"}
+    return json.loads(json.dumps(report.raw([run(case)], facts, {"made-up": "made-up.png"})))
+
+
+def test_the_readme_is_filled_within_lines_and_over_lines() -> None:
+    found = reported()
+    made = readme.contents(found, Path("none"))
+    text = "a <!-- fast -->0<!-- /fast --> b <!-- other -->\n<!-- growth -->\n<!-- /growth -->\nend"
+    once = readme.filled(text, made)
+    assert "× faster<!-- /fast --> b <!-- other -->" in once
+    assert "<!-- growth -->\n\n![A case](benchmarks/results/made-up.png)\n\n<!-- /growth -->\nend" in once
+    assert readme.filled(once, made) == once
+    assert "| A case | regard at 6, forward: at least 2 × the speed of base |" in made["bench"]()
+    assert made["small"]() == "not measured"
+    assert "s" in made["fast:time"]() and "fast:against" in made
+    with pytest.raises(ValueError, match="unknown"):
+        readme.filled("<!-- unknown --><!-- /unknown -->", made)
+
+
+def test_the_headline_tells_both_times_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readme, "HEADLINE", ("fast",))
+    found = reported()
+    (line,) = [line for line in readme.headline(found).splitlines() if "A case" in line]
+    assert "base: " in line and "≥ 2 ×" in line
+    found["cases"]["made-up"]["targets"][0]["goal"]["against"] = "gone"
+    assert "gone: missing: there is none" in readme.headline(found)
+
+
+def test_the_headline_names_goals() -> None:
+    named = {goal.name for case in CASES.values() for goal in case.goals}
+    assert set(readme.HEADLINE) <= named

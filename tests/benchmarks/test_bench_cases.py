@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import benchmarks.cases  # noqa: F401
 import pytest
 import torch
+from benchmarks.cases.kernels import reach
 from benchmarks.cases.masked import document_ids
 from benchmarks.check import Checker
+from benchmarks.machine import ROOT
 from benchmarks.registry import CASES, Case, Contender, MissingError, Point
 from benchmarks.work import Work
 
-NAMES = ["plain", "tiny", "gqa-decode", "window", "documents", "causal-padding", "aux", "additive-memory", "gaussian"]
+NAMES = [
+    "plain", "tiny", "gqa-decode", "window", "documents", "causal-padding", "aux",
+    "additive", "additive-growth", "additive-memory", "first-call", "gaussian", "compact",
+]  # fmt: skip
 SMALL = [
     pytest.param(case, point, name, id=f"{case.name}-{point.label}-{name}")
     for case in map(Case.shrunk, CASES.values())
@@ -26,7 +34,7 @@ def test_all_cases_are_there() -> None:
 
 @pytest.mark.parametrize(("case", "point", "name"), SMALL)
 def test_contender_is_right(case: Case, point: Point, name: str) -> None:
-    work = case.build(point)
+    work = case.work(point, name)
     contender: Contender = case.contenders[name]
     try:
         call = contender.prepare(work)
@@ -41,10 +49,11 @@ def test_contender_is_right(case: Case, point: Point, name: str) -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_goals_are_about_points_that_are_measured(case: Case) -> None:
     points = {(p.size, p.backward, p.variant): case.at(p) for p in case.points}
+    assert len(points) == len(case.points)
     for goal in case.goals:
         contenders = points[goal.size, goal.backward, goal.variant]
         assert goal.contender in contenders
-        if goal.kind != "memory":
+        if goal.kind not in ("memory", "seconds"):
             assert (goal.against or case.baseline) in contenders
 
 
@@ -80,6 +89,27 @@ def test_plain_formula_is_not_run_where_it_would_not_fit() -> None:
     work = case.build(Point(8192))
     with pytest.raises(MissingError, match=r"17\.2 GB"):
         case.contenders[case.baseline].prepare(work)
+
+
+@pytest.mark.parametrize("size", [2000, 5000])
+def test_compact_kernels_reach_one_percent_and_have_no_pair_on_their_edge(size: int) -> None:
+    work = CASES["compact"].build(Point(size, variant="boxcar"))
+    radius = reach(work.query, work.key)
+    square = torch.cdist(work.query[0, 0].double(), work.key[0, 0].double()).square()
+    assert float((square <= radius**2).double().mean()) == pytest.approx(0.01, rel=0.1)
+    assert float((square / radius**2 - 1).abs().min()) > 1e-4
+
+
+def test_the_first_call_is_timed_before_anything_else_is_loaded() -> None:
+    code = """
+import sys, torch, regard
+loaded = set(sys.modules)
+from benchmarks import memory
+from benchmarks.cases import additive
+more = {name.partition(".")[0] for name in set(sys.modules) - loaded}
+assert more <= {"benchmarks", "decimal", "_decimal", "numbers", "fractions", "statistics", "_statistics"}, more
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_an_unknown_contender_is_an_error() -> None:

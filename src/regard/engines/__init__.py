@@ -1,12 +1,13 @@
 """Engines: how an attention is executed. The table of them, and nothing else."""
 
 from regard.engines.base import Cost, Engine, Outcome
+from regard.engines.fused.engine import Fused
 from regard.engines.reference import Reference
 from regard.engines.sdpa import Sdpa
 from regard.engines.streaming import Streaming
 
 #: Every engine by name. ``auto`` chooses among these.
-TABLE: dict[str, Engine] = {engine.name: engine for engine in (Sdpa(), Streaming(), Reference())}
+TABLE: dict[str, Engine] = {engine.name: engine for engine in (Sdpa(), Fused(), Streaming(), Reference())}
 
 
 def register(engine: Engine) -> Engine:
@@ -15,4 +16,4 @@ def register(engine: Engine) -> Engine:
     return engine
 
 
-__all__ = ["Cost", "Engine", "Outcome", "Reference", "Sdpa", "Streaming", "register"]
+__all__ = ["Cost", "Engine", "Fused", "Outcome", "Reference", "Sdpa", "Streaming", "register"]

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from regard._aux import AuxRequest, TopK
 from regard._problem import Problem
 
 
@@ -22,12 +23,20 @@ class Outcome:
         Natural log-sum-exp of the scores; −inf in an empty row.
     weights, scores : Tensor (B, H, L, S) or None
         From an engine that materializes them.
+    max, entropy : Tensor (B, H, L) or None
+    topk : TopK or None
+    received : Tensor (B, H, S) or None
+        What an engine was asked for and tells from the same pass, as in :class:`regard.Aux`.
     """
 
     output: Tensor
     lse: Tensor | None = None
     weights: Tensor | None = None
     scores: Tensor | None = None
+    max: Tensor | None = None
+    entropy: Tensor | None = None
+    topk: TopK | None = None
+    received: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,10 @@ class Engine(ABC):
     @abstractmethod
     def run(self, problem: Problem) -> Outcome:
         """Execute the problem."""
+
+    def observe(self, problem: Problem, request: AuxRequest) -> Outcome:  # noqa: ARG002
+        """Execute the problem, to the same bits, and tell what comes with it; a second pass finds the rest."""
+        return self.run(problem)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention as torch_attention 
 from regard import masks
 from regard._problem import Problem
 from regard._tracing import is_traced
-from regard.engines import dense, strips
+from regard.engines import care, dense, strips
 from regard.engines.base import Cost, Engine, Outcome
 from regard.engines.tiles import Span, spans
 from regard.masks.base import EMPTY, Mask
@@ -87,9 +87,7 @@ class Sdpa(Engine):
             return _traced(problem)
         if problem.mask is None:
             return _run(problem)
-        wants_grad = torch.is_grad_enabled() and any(
-            t.requires_grad for t in (problem.query, problem.key, problem.value, *problem.score.tensors())
-        )
+        wants_grad = care.wants_grad(problem)
         few = problem.extent.L <= FEW
         # torch's kernel can lose visible keys, without a NaN to show for it, where a masked key's score is NaN.
         careful = dense.needs_care(problem) if wants_grad else not few and not dense.is_finite(problem.key)
@@ -98,30 +96,7 @@ class Sdpa(Engine):
             # A masked value that leaked shows as NaN (0·NaN): looking there costs less than reading the values.
             if wants_grad or not bool(outcome.output.isnan().any()):
                 return outcome
-        clean = replace(problem, key=_finite(problem.key), value=_finite(problem.value))
-        return dense.attend_by_rows(problem) if _sees_bad(problem) else _run(clean)
-
-
-def _finite(tensor: Tensor) -> Tensor:
-    return torch.where(tensor.isfinite(), tensor, 0.0)
-
-
-def _sees_bad(problem: Problem) -> bool:
-    """Whether any query may attend to a key or value that holds something not finite."""
-    extent, mask = problem.extent, problem.mask
-    bad = ~(problem.key.isfinite().all(-1) & problem.value.isfinite().all(-1))  # (B, G, S)
-    kv_idx = bad.any(0).any(0).nonzero().squeeze(-1)
-    if mask is None or not len(kv_idx):
-        return bool(len(kv_idx))
-    bad = bad[:, :, kv_idx].repeat_interleave(extent.H // bad.shape[1], 1).unsqueeze(-2)
-    device = problem.query.device
-    b, h = torch.arange(extent.B, device=device).view(-1, 1, 1, 1), torch.arange(extent.H, device=device).view(-1, 1, 1)
-    step = max((1 << 22) // max(extent.B * extent.H * len(kv_idx), 1), 1)
-    for rows in torch.arange(extent.L, device=device).split(step):
-        visible = mask.visible(b, h, rows.unsqueeze(1), kv_idx)
-        if visible is None or bool((visible & bad).any()):
-            return True
-    return False
+        return dense.attend_by_rows(problem) if care.sees_bad(problem) else _run(care.cleaned(problem))
 
 
 def _is_causal(problem: Problem) -> bool:

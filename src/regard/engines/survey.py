@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from collections.abc import Callable
 
 import torch
@@ -28,6 +30,8 @@ def look(problem: Problem, outcome: Outcome, request: AuxRequest) -> Aux:
 
     ``weights`` and ``scores`` are part of the autograd graph; the other fields are observations, detached from it.
     """
+    if _is_told(outcome, request):
+        return _told(problem, outcome, request)
     materialized = request.weights or request.scores
     whole = materialized or not problem.normalizer.streams or 0 in _sizes(problem) or is_traced(problem.query)
     if outcome.weights is None and whole:  # buffers cannot be written where calls are traced
@@ -38,14 +42,31 @@ def look(problem: Problem, outcome: Outcome, request: AuxRequest) -> Aux:
         else:
             found = _Survey(problem, outcome, request).run()
     topk = found.pop("topk", None)
-    fields = {name: problem.restore(tensor) for name, tensor in found.items() if isinstance(tensor, Tensor)}
+    restored = {name: problem.restore(tensor) for name, tensor in found.items() if isinstance(tensor, Tensor)}
     if request.weights and outcome.weights is not None:
-        fields["weights"] = problem.restore(outcome.weights)
+        restored["weights"] = problem.restore(outcome.weights)
     if request.scores and outcome.scores is not None:
-        fields["scores"] = problem.restore(outcome.scores)
+        restored["scores"] = problem.restore(outcome.scores)
     if isinstance(topk, TopK):
         topk = TopK(problem.restore(topk.weights), problem.restore(topk.indices))
-    return Aux(topk=topk if isinstance(topk, TopK) else None, **fields)
+    return Aux(topk=topk if isinstance(topk, TopK) else None, **restored)
+
+
+def _is_told(outcome: Outcome, request: AuxRequest) -> bool:
+    """Whether the engine told all that is asked for."""
+    names = [f.name for f in fields(AuxRequest)]
+    return all(getattr(outcome, name) is not None for name in names if getattr(request, name))
+
+
+def _told(problem: Problem, outcome: Outcome, request: AuxRequest) -> Aux:
+    found = {f.name: getattr(outcome, f.name) for f in fields(AuxRequest) if getattr(request, f.name)}
+    topk = found.pop("topk", None)
+    if topk is not None:
+        topk = TopK(problem.restore(topk.weights), problem.restore(topk.indices))
+    # Weights and scores are part of the graph, the rest is detached from it.
+    graph = {"weights", "scores"}
+    tensors = {name: problem.restore(t if name in graph else t.detach()) for name, t in found.items()}
+    return Aux(topk=topk, **tensors)
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:
@@ -144,8 +165,8 @@ class _Survey:
         new = tiles.query.new_empty
         self.panel = new(min(PANEL, len(tiles.cols)) if self.k else 1, B, H, min(rows, L), cols)
         self.scratch = new(self.panel.shape[1:])
-        fields = {"lse": request.lse, "max": request.max, "entropy": request.entropy}
-        self.found: dict[str, Tensor] = {name: new(B, H, L) for name, wanted in fields.items() if wanted}
+        asked = {"lse": request.lse, "max": request.max, "entropy": request.entropy}
+        self.found: dict[str, Tensor] = {name: new(B, H, L) for name, wanted in asked.items() if wanted}
         if request.received:
             self.found["received"] = tiles.query.new_zeros(B, H, S)
         self.top, self.keys = new(B, H, L, self.k), new(B, H, L, self.k, dtype=torch.long)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.masks.base import Diagonals, Extent, Mask, Sizes
 from regard.masks.convert import as_mask
+from regard.masks.intervals import Span, intersection, outside, union
 from regard.masks.tiling import Tiling
 
 
@@ -129,6 +130,12 @@ class AndMask(_Node):
                 hi = band[1] if hi is None else min(hi, band[1])
         return lo, hi
 
+    def span(self, extent: Extent, device: torch.device) -> Span | None:
+        """Return the intersection of the spans, if all are known."""
+        found = [mask.span(extent, device) for mask in self.masks if mask.hides]
+        known = [span for span in found if span is not None]
+        return intersection(known) if len(known) == len(found) else None
+
     def __repr__(self) -> str:
         return " & ".join([_wrapped(mask) for mask in self.masks])
 
@@ -152,6 +159,14 @@ class OrMask(_Node):
         """Return the disjunction of the bounds."""
         found = [mask.bounds(tiling) for mask in self.masks]
         return reduce(or_, [some for some, _ in found]), reduce(or_, [every for _, every in found])
+
+    def span(self, extent: Extent, device: torch.device) -> Span | None:
+        """Return the union of the spans, if all are known and it has no gap."""
+        if not self.hides:
+            return None, None
+        found = [mask.span(extent, device) for mask in self.masks]
+        known = [span for span in found if span is not None]
+        return union(known, extent.S, device) if len(known) == len(found) else None
 
     def __repr__(self) -> str:
         return " | ".join([_wrapped(mask) for mask in self.masks])
@@ -183,6 +198,11 @@ class NotMask(Mask):
         """Return the bounds, exchanged."""
         some, every = self.mask.bounds(tiling)
         return ~every, ~some
+
+    def span(self, extent: Extent, device: torch.device) -> Span | None:
+        """Return what the mask's span leaves, if that is on one side of it."""
+        span = self.mask.span(extent, device)
+        return None if span is None else outside(span, extent.S, device)
 
     def fit(self, extent: Extent, device: torch.device) -> Mask:
         """Fit the mask inside."""

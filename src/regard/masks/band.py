@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.masks._checks import as_int
 from regard.masks.aligned import Aligned, Offset, checked
 from regard.masks.base import Diagonals, Extent, Mask
+from regard.masks.intervals import Span
 from regard.masks.tiling import Tiling
 
 
@@ -162,6 +163,16 @@ class Band(Aligned):
         bound = self if self._shift is not None else self.fit(extent, torch.device("cpu"))
         shift = bound._shift if isinstance(bound, Band) and bound._shift else 0
         return None if self.left < 0 else shift - self.left, None if self.right < 0 else shift + self.right
+
+    def span(self, extent: Extent, device: torch.device) -> Span | None:
+        """Return the band's edges in each row."""
+        if not self.hides:
+            return None, None
+        b = torch.arange(extent.B, device=device)[:, None, None]
+        position = self.positions(b, torch.arange(extent.L, device=device)[None, None])
+        # Clamped before 1 is added, which could overflow.
+        stop = None if self.right < 0 else (position + self.right).clamp(max=extent.S - 1) + 1
+        return None if self.left < 0 else position - self.left, stop
 
     def __repr__(self) -> str:
         return self._call() if self.name == "causal" else self._call(self.left, self.right)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard._errors import rejected
 from regard._part import Part
+from regard.masks.intervals import Span, clamped
 
 if TYPE_CHECKING:
     from regard.masks.tiling import Tiling
@@ -48,7 +49,7 @@ class Mask(Part, ABC):
 
     A subclass defines :meth:`visible`, or :meth:`bias` with ``has_bias`` (and ``hides = False`` if it hides
     nothing); everything else has a default. Tensors stored as attributes are found by engines and get
-    gradients. To let engines skip tiles, define :meth:`bounds`.
+    gradients. To let engines skip tiles, define :meth:`bounds`; if a query sees one run of keys, define :meth:`span`.
 
     Examples
     --------
@@ -118,6 +119,45 @@ class Mask(Part, ABC):
     def as_band(self, extent: Extent) -> Diagonals | None:  # noqa: ARG002
         """Return (lo, hi) if the mask is exactly lo ≤ k − q ≤ hi and adds no bias; the band may be empty (lo > hi)."""
         return None
+
+    def span(self, extent: Extent, device: torch.device) -> Span | None:  # noqa: ARG002
+        """Return (start, stop) if each query of the bound mask sees exactly the keys start ≤ k < stop, else None.
+
+        Two int64 tensors (B or 1, H or 1, L or 1) on the device, not clamped to [0, S]; None in place of one is no
+        bound on that side. By default unknown where anything is hidden.
+        """
+        return None if self.hides else (None, None)
+
+    def intervals(self, extent: Extent) -> tuple[Tensor, Tensor] | None:
+        """Return (start, stop) if each query sees exactly the keys start ≤ k < stop, else None.
+
+        It speaks of visibility alone: a bias hides nothing. What is known without looking at a tensor's values stays
+        known under torch.compile and vmap; what needs a look is None there. No L×S matrix is built.
+
+        Parameters
+        ----------
+        extent : Extent
+            The size the mask was bound to by :meth:`bind`.
+
+        Returns
+        -------
+        (Tensor, Tensor) or None
+            int64 with 0 ≤ start ≤ stop ≤ S, each (B or 1, H or 1, L or 1), on the device of the tensors inside, or the
+            CPU. A row that sees nothing has start = stop.
+
+        Examples
+        --------
+        >>> from regard import masks
+        >>> extent = masks.Extent(1, 1, 4, 4)
+        >>> start, stop = masks.window(1, 0).bind(extent, "cpu").intervals(extent)
+        >>> start, stop
+        (tensor([[[0, 0, 1, 2]]]), tensor([[[1, 2, 3, 4]]]))
+        >>> masks.dilated(2).bind(extent, "cpu").intervals(extent) is None
+        True
+        """
+        device = self._device()
+        span = self.span(extent, device)
+        return None if span is None else clamped(span, extent.S, device)
 
     def is_plain_causal(self, extent: Extent) -> bool:
         """Whether the mask is exactly torch's ``is_causal=True`` at this extent: k ≤ q, no bias, nothing else."""

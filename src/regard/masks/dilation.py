@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import final
 
+import torch
 from torch import Tensor
 
 from regard.masks._checks import as_int
 from regard.masks.aligned import Aligned, Offset, checked
-from regard.masks.base import Mask
+from regard.masks.base import Extent, Mask
+from regard.masks.intervals import Span
 from regard.masks.tiling import Tiling
 
 
@@ -74,6 +76,10 @@ class Dilated(Aligned):
         greatest = self.tile_positions(tiling.q_hi) - tiling.k_lo
         some = greatest - greatest % self.step >= least
         return some, some & ((least == greatest) | (self.step == 1))
+
+    def span(self, extent: Extent, device: torch.device) -> Span | None:  # noqa: ARG002
+        """Return all keys for step 1."""
+        return (None, None) if self.step == 1 else None
 
     def __repr__(self) -> str:
         return self._call(self.step)

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from regard._errors import rejected, shape
+from regard._tracing import is_blind
 from regard.masks._checks import int_tensor, lookup
 from regard.masks.base import Extent, Mask, Sizes
+from regard.masks.intervals import Span, constant
 from regard.masks.tiling import Tiling
 
 
@@ -150,6 +152,25 @@ class Documents(Mask):
         k_min, k_max = tiling.over_keys(k_ids, "amin"), tiling.over_keys(k_ids, "amax")
         return _overlap(q_min, q_max, k_min, k_max)
 
+    def span(self, extent: Extent, device: torch.device) -> Span | None:
+        """Return where each query's document is, if the keys of every document that is asked for are neighbours."""
+        if extent.S == 0:
+            return None, constant(0, device)
+        q_ids, k_ids = (torch.atleast_2d(ids.to(torch.int64)) for ids in (self.ids, self._keys))
+        if is_blind(q_ids) or is_blind(k_ids):
+            return None
+        # In a stable order, the keys of a document follow each other, first to last.
+        k_ids, order = k_ids.sort(stable=True)
+        B = max(len(q_ids), len(k_ids)) if extent.B else 0
+        q_ids, k_ids, order = (x.expand(B, -1).contiguous() for x in (q_ids, k_ids, order))
+        first, end = (torch.searchsorted(k_ids, q_ids, right=right) for right in (False, True))
+        counts = end - first
+        start = order.gather(1, first.clamp(max=extent.S - 1))
+        stop = torch.where(counts > 0, order.gather(1, (end - 1).clamp(min=0)) + 1, start)
+        if bool((stop - start != counts).any()):
+            return None
+        return start[:, None], stop[:, None]
+
     def sizes(self) -> Sizes:
         """Return B, L and S of the tensors."""
         B = next((ids.shape[0] for ids in (self.ids, self._keys) if ids.dim() == 2), None)
@@ -184,6 +205,13 @@ class Packed(Mask):
         some, every = _overlap(first, last, k_first, k_last)
         real = self.cu_q.shape[0] - 1  # from here on, it is padding
         return some & (first < real) & (k_first < real), every & (first < real)
+
+    def span(self, extent: Extent, device: torch.device) -> Span | None:
+        """Return where each query's sequence of keys begins and ends."""
+        own = _sequence(self.cu_q, torch.arange(extent.L, device=device))[None, None]
+        edges = torch.nn.functional.pad(self._cu_keys[1:].to(torch.int64), (1, 0))
+        # Past the last sequence of queries both are its end.
+        return edges[own], edges[(own + 1).clamp(max=self.cu_q.shape[0] - 1)]
 
     def sizes(self) -> Sizes:
         """Return the ends of the last sequences."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard._errors import described, rejected, shape
 from regard.masks._checks import as_int, int_tensor, lookup
 from regard.masks.base import Extent, Mask, Sizes
+from regard.masks.intervals import Span, constant
 from regard.masks.tiling import Tiling
 
 
@@ -163,6 +164,13 @@ class FirstKeys(Mask):
             return tiling.k_lo < n, tiling.k_hi < n
         n = self.n[:, None, :, None]
         return tiling.k_lo < tiling.over_queries(n, "amax"), tiling.k_hi < tiling.over_queries(n, "amin")
+
+    def span(self, extent: Extent, device: torch.device) -> Span | None:
+        """Return n as the end."""
+        if not isinstance(self.n, Tensor):
+            return None, constant(min(self.n, extent.S), device)
+        n = self.n.to(torch.int64)
+        return None, n[:, None, None] if n.dim() == 1 else n[:, None]
 
     def sizes(self) -> Sizes:
         """Return B and L of the tensor, and the greatest n for S."""

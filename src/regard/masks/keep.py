@@ -10,6 +10,7 @@ from torch import Tensor
 from regard._errors import described, rejected, shape
 from regard.masks._checks import lookup
 from regard.masks.base import Extent, Mask, Sizes
+from regard.masks.intervals import Span, run
 from regard.masks.tiling import Tiling
 
 
@@ -78,6 +79,10 @@ class KeyPadding(Mask):
         """Return which tiles have a marked key, and which only such."""
         keep = self.keep if self.keep.dim() == 1 else self.keep[:, None, None]
         return tiling.over_keys(keep, "any"), tiling.over_keys(keep, "all")
+
+    def span(self, extent: Extent, device: torch.device) -> Span | None:  # noqa: ARG002
+        """Return where the marked keys are, if they are neighbours."""
+        return run(torch.atleast_2d(self.keep)[:, None, None])
 
     def sizes(self) -> Sizes:
         """Return B and S of the tensor."""

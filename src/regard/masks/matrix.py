@@ -10,6 +10,7 @@ from torch import Tensor
 from regard._errors import described, rejected, shape
 from regard.masks._checks import lookup
 from regard.masks.base import Extent, Mask, Sizes
+from regard.masks.intervals import Span, run
 from regard.masks.tiling import Tiling
 
 _KIND = "be a bool tensor (True = may attend) or a float tensor (added to the score; -inf hides)"
@@ -104,10 +105,20 @@ class Dense(Mask):
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
         """Return which tiles have a visible pair, and which only such; keys are reduced first, then queries."""
-        seen = ~self.values.detach().isneginf() if self.has_bias else self.values
-        seen = seen[(None,) * (4 - seen.dim())]
+        seen = self._seen()
         some = tiling.over_queries(tiling.over_keys(seen, "any"), "any")
         return some, tiling.over_queries(tiling.over_keys(seen, "all"), "all")
+
+    def span(self, extent: Extent, device: torch.device) -> Span | None:  # noqa: ARG002
+        """Return the keys that all queries see, or all keys for some queries; unknown for a matrix of both."""
+        if self.values.shape[-1] == 1:
+            return None, self._seen()[..., 0] * extent.S
+        return run(self._seen()) if self.values.shape[-2] == 1 else None
+
+    def _seen(self) -> Tensor:
+        """Return where a pair is visible: (B or 1, H or 1, L or 1, S or 1)."""
+        seen = ~self.values.detach().isneginf() if self.has_bias else self.values
+        return seen[(None,) * (4 - seen.dim())]
 
     def sizes(self) -> Sizes:
         """Return the tensor's sizes, where not shared."""

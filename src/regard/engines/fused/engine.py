@@ -1,0 +1,212 @@
+"""Engine ``fused``: compiled CPU kernels for scores that torch's kernels do not know, and masks whose shape they do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard import scores
+from regard._aux import AuxRequest, TopK
+from regard._problem import Problem
+from regard._tracing import is_traced
+from regard.engines import care, dense
+from regard.engines.base import Cost, Engine, Outcome
+from regard.engines.fused import differentiable
+from regard.engines.fused.families import KINDS, family_of
+from regard.engines.fused.operators import Traced
+from regard.engines.fused.run import Found, Wants
+from regard.engines.fused.sight import Sight
+from regard.masks.base import Extent, Mask
+from regard.normalizers import Softmax
+from regard.scores import Score
+from regard.scores.distance import Radial
+
+#: Queries whose mask is a matrix at one time where calls are traced.
+TRACED_STRIP = 512
+
+
+class Fused(Engine):
+    """Kernels that go over tiles of scores once, forward and backward, in memory O(L + S), on all threads.
+
+    For the additive and concat scores a pair costs a few operations for each feature and no transcendental; for the
+    Gaussian and the compact kernels, distances in few dimensions, tiles out of reach skipped; for dot products, the
+    pairs that a mask leaves. Kernels are compiled by Numba at their first use and kept in a cache.
+    """
+
+    name = "fused"
+
+    def refusal(self, problem: Problem) -> str | None:
+        if problem.query.device.type != "cpu":
+            return f"its kernels are for the CPU, not for {problem.query.device.type}"
+        if not isinstance(problem.normalizer, Softmax):
+            return f"its kernels know softmax, not {type(problem.normalizer).__name__}"
+        if family_of(problem.score) is None:
+            return f"it has no kernel for {type(problem.score).__name__}"
+        if problem.softcap is not None:
+            return "its kernels know no softcap"
+        if problem.dropout_p:
+            return "its kernels know no dropout"
+        if torch.autograd.forward_ad._current_level >= 0:
+            return "its kernels have no forward-mode derivative (engines 'streaming' and 'reference' have)"
+        return None
+
+    def grows(self, problem: Problem) -> bool:  # noqa: ARG002
+        return False
+
+    def cost(self, problem: Problem) -> Cost:
+        e = problem.extent
+        E, V = problem.query.shape[-1], problem.value.shape[-1]
+        size = torch.finfo(problem.compute_dtype).bits // 8
+        share = 1.0 if problem.mask is None else Sight.of(problem.mask, e).visible_share()
+        ends = (problem.query, problem.key, problem.value)
+        moved = sum(t.numel() * t.element_size() for t in ends)
+        kept = 2 * sum(t.numel() for t in ends) * size
+        flops = e.B * e.H * e.L * e.S * share * (problem.score.pair_flops(E) + 2 * V + 8)
+        return Cost(float(flops), float(moved), float(kept), grows=False)
+
+    def run(self, problem: Problem) -> Outcome:
+        return self._run(problem, Wants())
+
+    def observe(self, problem: Problem, request: AuxRequest) -> Outcome:
+        k = min(request.topk, problem.extent.S)
+        return self._run(problem, Wants(request.max, request.entropy, request.received, k))
+
+    def _run(self, problem: Problem, wants: Wants) -> Outcome:
+        if 0 in problem.query.shape[:3] or problem.extent.S == 0:
+            return replace(dense.attend(problem), weights=None, scores=None)
+        if is_traced(problem.query):
+            return _traced(problem)
+        if problem.mask is not None and care.wants_grad(problem) and dense.needs_care(problem):
+            return self._careful(problem, wants)
+        outcome = _attend(problem, wants)
+        # A masked value that leaked shows as NaN (0·NaN): looking there costs less than reading the values.
+        if problem.mask is not None and bool(outcome.output.isnan().any()):
+            return self._careful(problem, wants)
+        return outcome
+
+    def _careful(self, problem: Problem, wants: Wants) -> Outcome:
+        return dense.attend_by_rows(problem) if care.sees_bad(problem) else _attend(care.cleaned(problem), wants)
+
+
+@dataclass(frozen=True)
+class _Projected:
+    """A problem's rows as its score compares them, in the compute dtype; weight (H, C)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    weight: Tensor
+    mask: Mask | None
+    family: str
+    kind: int
+
+    @classmethod
+    def of(cls, problem: Problem) -> _Projected:
+        dtype = problem.compute_dtype
+        score = problem.score.cast(dtype)
+        query, key, value = (t.to(dtype) for t in (problem.query, problem.key, problem.value))
+        query, key = score.project(query, key)
+        H = query.shape[1]
+        if score.per_head:
+            key, value = (t.repeat_interleave(H // t.shape[1], 1) for t in (key, value))
+        mask = None if problem.mask is None else problem.mask.cast(dtype)
+        family = family_of(score)
+        assert family is not None
+        return cls(query, key, value, _weight(score, query), mask, family, KINDS.get(type(score), 0))
+
+
+def _weight(score: Score, query: Tensor) -> Tensor:
+    """Return what the kernels read of a score's tensors, for each head."""
+    H, C = query.shape[1], query.shape[-1]
+    if isinstance(score, (scores.Additive, scores.Concat)):
+        return score.w_v.expand(H, C)
+    if isinstance(score, Radial):
+        width = score.width
+        return width.expand(H, C) if isinstance(width, Tensor) else query.new_full((H, C), width)
+    return query.new_empty(H, 0)
+
+
+def _attend(problem: Problem, wants: Wants) -> Outcome:
+    rows = _Projected.of(problem)
+    plan = differentiable.Plan(rows.family, rows.kind, problem.scale, Sight.of(rows.mask, problem.extent), wants)
+    found = differentiable.attend(plan, rows.query, rows.key, rows.value, rows.weight)
+    return _outcome(problem, found)
+
+
+def _traced(problem: Problem) -> Outcome:
+    """Run where values cannot be looked at: the mask as intervals, or as a matrix for a strip of queries at a time."""
+    rows, extent = _Projected.of(problem), problem.extent
+    mask, constants = rows.mask, (rows.family, rows.kind, problem.scale)
+    if mask is None:
+        output, peak, total = Traced.apply(rows.query, rows.key, rows.value, rows.weight, None, None, None, *constants)
+        return Outcome(output.to(problem.query.dtype), _lse(peak, total))
+    spans = None if mask.has_bias else mask.intervals(extent)
+    if spans is not None:
+        rows = _cleared(rows, _keys_in(*spans, extent))
+        output, peak, total = Traced.apply(rows.query, rows.key, rows.value, rows.weight, *spans, None, *constants)
+        return Outcome(output.to(problem.query.dtype), _lse(peak, total))
+    strips = [slice(first, first + TRACED_STRIP) for first in range(0, extent.L, TRACED_STRIP)]
+    added = [_matrix(mask, extent, strip, rows.query) for strip in strips]
+    seen = torch.stack([(matrix > -torch.inf).any(-2) for matrix in added]).any(0)
+    rows = _cleared(rows, seen)
+    parts = [
+        Traced.apply(rows.query[:, :, strip], rows.key, rows.value, rows.weight, None, None, matrix, *constants)
+        for strip, matrix in zip(strips, added)
+    ]
+    output, peak, total = (torch.cat(each, 2) for each in zip(*parts))
+    return Outcome(output.to(problem.query.dtype), _lse(peak, total))
+
+
+def _keys_in(start: Tensor, stop: Tensor, extent: Extent) -> Tensor:
+    """Return which keys (b, h, S) lie in the interval of any row."""
+    start, stop = torch.broadcast_tensors(start, stop)
+    one = (start < stop).to(torch.int64)
+    counts = one.new_zeros(*start.shape[:2], extent.S + 1)
+    return counts.scatter_add(-1, start, one).scatter_add(-1, stop, -one).cumsum(-1)[..., : extent.S] > 0
+
+
+def _cleared(rows: _Projected, seen: Tensor) -> _Projected:
+    """Return the rows with zeros in place of keys and values that no query sees."""
+    B, G, S, _ = rows.key.shape
+    seen = seen.expand(B, rows.query.shape[1], S).reshape(B, G, -1, S).any(2).unsqueeze(-1)
+    return replace(rows, key=torch.where(seen, rows.key, 0.0), value=torch.where(seen, rows.value, 0.0))
+
+
+def _matrix(mask: Mask, extent: Extent, strip: slice, like: Tensor) -> Tensor:
+    """Return what a mask adds to the scores of a strip of queries: (b, h, rows, S), −inf where masked."""
+    b, h = torch.arange(extent.B).view(-1, 1, 1, 1), torch.arange(extent.H).view(-1, 1, 1)
+    q_idx, kv_idx = torch.arange(extent.L)[strip].unsqueeze(1), torch.arange(extent.S)
+    bias = mask.bias(b, h, q_idx, kv_idx) if mask.has_bias else None
+    added = like.new_zeros(()) if bias is None else bias.to(like.dtype)
+    visible = mask.visible(b, h, q_idx, kv_idx)
+    if visible is not None:
+        added = torch.where(visible, added, -torch.inf)
+    added = added[(None,) * (4 - added.dim())]
+    return added.expand(*added.shape[:2], q_idx.shape[0], extent.S)
+
+
+def _lse(peak: Tensor, total: Tensor) -> Tensor:
+    empty = total == 0
+    return torch.where(empty, -torch.inf, peak + torch.where(empty, 1.0, total).log())
+
+
+def _outcome(problem: Problem, found: Found) -> Outcome:
+    """Return what was found in terms of log-weights."""
+    empty = found.total == 0
+    log_total = torch.where(empty, 1.0, found.total).log()
+    entropy = None if found.entropy is None else torch.where(empty, 0.0, log_total - found.entropy / found.total)
+    topk = None
+    if found.best is not None and found.best_key is not None:
+        powers = found.best if found.direct else (found.best - found.peak.unsqueeze(-1)).exp()
+        weights = torch.where(found.best_key < 0, 0.0, powers / found.total.unsqueeze(-1))
+        topk = TopK(weights, found.best_key)
+    return Outcome(
+        found.output.to(problem.query.dtype),
+        _lse(found.peak, found.total),
+        max=found.top.log() if found.direct and found.top is not None else found.top,
+        entropy=entropy,
+        topk=topk,
+        received=None if found.received is None else found.received.view(*problem.query.shape[:2], -1),
+    )

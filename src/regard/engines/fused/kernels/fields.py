@@ -1,0 +1,37 @@
+"""The arguments of a kernel: one array of integers (addresses, sizes, strides) and one of reals, by name."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+#: Keys that a tile has at most: the distance of the rows of an array whose lanes are keys.
+TILE = 512
+#: Values or features that a chunk has: the distance of the rows of an array whose lanes are these.
+CHUNK = 64
+#: Queries that a block has at most, and that are calculated together.
+BLOCK, GROUP = 64, 4
+#: Every row of lanes is a multiple of this long.
+PAD = 16
+
+_NAMES = (
+    # What the rows are compared by, up to three forms of it, and the class of each row: see the families.
+    "query query_small query_raw query_class",
+    "key key_small key_raw key_class",
+    "weight weight_head mixed kind direct",
+    "value value_lanes",
+    # Results.
+    "output peak total top entropy received best best_key",
+    # Of the backward pass.
+    "grad delta d_query d_key d_value d_weight d_added",
+    # The mask: an interval of keys for each row, or segments of one block with what is added to their scores.
+    "start stop interval_b interval_h interval_r",
+    "segments segment_count added added_b added_h added_r has_added",
+    # Sizes; a work item is a block of rows of one head.
+    "H G L S C V K rows tile first last block head_first kv_first",
+    # Where the parts of the scratch memory begin.
+    "scratch at_key at_value at_score at_weight at_state at_output at_rows at_d_key at_d_value at_d_score at_d_query",
+)
+
+FIELDS = tuple(" ".join(_NAMES).split())
+#: The place of each argument: ``args[F.query]``.
+F = namedtuple("F", FIELDS)(*range(len(FIELDS)))  # type: ignore[call-arg]

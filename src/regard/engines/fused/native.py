@@ -1,0 +1,468 @@
+"""Kernels as machine code: compiled by Numba once, kept in a cache of our own, loaded again without Numba.
+
+Numba has a cache too, but reading it takes Numba itself, which is 0.2 s of imports. Here a kernel that was compiled
+before is an object file, and LLVM's linker (``llvmlite.binding``) puts it into the process in a few milliseconds.
+
+What a kernel must observe, since nothing of Python is left in its code; each is checked when a kernel is compiled:
+
+* It cannot raise. Helpers are compiled with ``error_model="numpy"``, steps of ranges and slices are constants.
+* It cannot allocate: no new arrays and no array expressions such as ``a + b``; views of arguments are free.
+* Outside itself it calls memcpy and its kin and the C library's mathematics, `SYMBOLS`, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib
+import json
+import os
+import re
+import stat
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from regard.engines.fused.kernels._kernel import TYPES
+
+_MATH: Final = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "copysign", "cos", "cosh", "erf"),
+    *(
+        "erfc",
+        "exp",
+        "exp2",
+        "exp10",
+        "expm1",
+        "fabs",
+        "floor",
+        "fma",
+        "fmax",
+        "fmin",
+        "fmod",
+        "hypot",
+        "lgamma",
+        "log",
+    ),
+    *("log10", "log1p", "log2", "nearbyint", "pow", "rint", "round", "roundeven", "sin", "sincos", "sinh", "sqrt"),
+    *("tan", "tanh", "tgamma", "trunc"),
+)
+#: The C library's functions that compiled code may call; any other name fails the link instead of being searched for.
+SYMBOLS: Final = (
+    *("memcpy", "memmove", "memset", "bzero", "__bzero", "memset_pattern16"),
+    *_MATH,
+    *(f"{name}f" for name in _MATH),
+)
+
+#: What the wrapper calls should a kernel raise. It exists nowhere: LLVM removes the call where it can prove that the
+#: kernel never raises, and otherwise the link fails.
+RAISED: Final = "regard_kernel_raised"
+
+#: Per type of an argument: what LLVM calls it and how ctypes passes it, for float32 and for float64.
+_LLVM_TYPES: Final = {
+    "real*": ("ptr", "ptr"),
+    "int*": ("ptr", "ptr"),
+    "byte*": ("ptr", "ptr"),
+    "real": ("float", "double"),
+    "int": ("i64", "i64"),
+}
+_C_TYPES: Final[dict[str, tuple[type[Any], type[Any]]]] = {
+    "real*": (ctypes.c_void_p, ctypes.c_void_p),
+    "int*": (ctypes.c_void_p, ctypes.c_void_p),
+    "byte*": (ctypes.c_void_p, ctypes.c_void_p),
+    "real": (ctypes.c_float, ctypes.c_double),
+    "int": (ctypes.c_int64, ctypes.c_int64),
+}
+_DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
+
+_FASTMATH: Final = {"contract", "nsz", "reassoc"}  # sums may be reordered; NaN and infinity stay what they are
+
+Function = Callable[..., None]
+
+
+class BuildError(RuntimeError):
+    """A kernel that cannot become machine code on its own; a mistake in the kernel, never in a user's call."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """One kernel as machine code for this CPU."""
+
+    signature: tuple[str, ...]
+    symbol: str
+    object: bytes
+
+
+def load(name: str, dtype: torch.dtype) -> Function:
+    """
+    Return a kernel of ``kernels/`` as a function of pointers and numbers.
+
+    Parameters
+    ----------
+    name : str
+        ``"module.function"``, the function being marked with ``@kernel``.
+    dtype : {torch.float32, torch.float64}
+        What "real" stands for in the kernel's signature.
+
+    Returns
+    -------
+    Callable
+        Takes ``tensor.data_ptr()`` for pointers, ints and floats for scalars. It runs without the GIL and checks
+        nothing. The same object for each call with the same arguments, in every thread.
+
+    Raises
+    ------
+    BuildError
+        Where the kernel can raise, allocates, or calls what `SYMBOLS` does not list.
+    """
+    return _kernels.load(name, dtype)
+
+
+class Kernels:
+    """
+    The kernels of one package.
+
+    Parameters
+    ----------
+    package : str
+        The package's full name. It is imported only when a kernel must be compiled.
+    folder : Path
+        Where its files are. A change in any of them invalidates all machine code, as kernels share helpers.
+    """
+
+    def __init__(self, package: str, folder: Path) -> None:
+        self.package = package
+        self.folder = folder
+        self._loaded: dict[tuple[str, torch.dtype], Function] = {}
+
+    def load(self, name: str, dtype: torch.dtype) -> Function:
+        """Return a kernel, as `load` does."""
+        function = self._loaded.get((name, dtype))
+        if function is not None:
+            return function
+        assert dtype in _DTYPES, f"a kernel's dtype must be float32 or float64, got {dtype} instead"
+        with _lock:
+            if (name, dtype) not in self._loaded:
+                self._loaded[name, dtype] = self._make(name, dtype)
+            return self._loaded[name, dtype]
+
+    def _make(self, name: str, dtype: torch.dtype) -> Function:
+        entry = _Entry(name, _DTYPES[dtype], self.key)
+        code = entry.read()
+        if code is not None:
+            with suppress(RuntimeError):  # it does not link: compile again
+                return _linked(code, dtype)
+        code = self._compiled(name, dtype)
+        try:
+            function = _linked(code, dtype)
+        except RuntimeError as error:
+            raise BuildError(f"{self.package}.{name}: {_why(code)} ({error})") from error
+        if self._digest() == self.key:  # else a file changed since, and the key may not tell what was compiled
+            entry.write(code)
+        return function
+
+    @cached_property
+    def key(self) -> str:
+        """What the machine code depends on, as a hash: the sources, the compiler, the CPU."""
+        return self._digest()
+
+    def _digest(self) -> str:
+        digest = hashlib.sha256(repr((self.package, _compiler(), _machine())).encode())
+        for path in (Path(__file__), *sorted(self.folder.glob("*.py"))):
+            source = path.read_bytes()
+            digest.update(f"{path.name} {len(source)} ".encode() + source)
+        return digest.hexdigest()
+
+    def _compiled(self, name: str, dtype: torch.dtype) -> Code:
+        """Return the machine code of a kernel, made by Numba (which reads it) and LLVM (which writes it)."""
+        module, _, function = name.rpartition(".")
+        source = getattr(importlib.import_module(f"{self.package}.{module}"), function)
+        signature: tuple[str, ...] = source.signature
+        symbol = f"regard_{name.replace('.', '_')}_{_DTYPES[dtype]}"
+        text = _numba_code(source, signature, dtype)
+        return Code(signature, symbol, _target_machine().emit_object(_module(text, signature, dtype, symbol)))
+
+
+# Two threads that ask at once compile once; and a fork waits for a load that is under way, so that no child inherits
+# LLVM in the middle of something. Re-entrant, as compiling may itself fork.
+_lock = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+_kernels = Kernels("regard.engines.fused.kernels", Path(__file__).parent / "kernels")
+
+
+# Compiling: from Python to object code
+
+
+@cache
+def _compiler() -> tuple[str, str]:
+    return version("numba"), version("llvmlite")  # from the packages' metadata: no import
+
+
+@cache
+def _machine() -> tuple[str, str, str]:
+    """Return what code is compiled for, as Numba would choose it: triple, CPU, features."""
+    llvm = _llvm()
+    try:
+        features = llvm.get_host_cpu_features().flatten()
+    except RuntimeError:  # LLVM cannot tell on every system
+        features = ""
+    return llvm.get_process_triple(), llvm.get_host_cpu_name(), features
+
+
+@cache
+def _llvm() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm
+
+
+def _numba_code(source: Function, signature: Sequence[str], dtype: torch.dtype) -> str:
+    """Return a kernel and the helpers it needs as optimized LLVM code."""
+    import numba
+    from numba import types
+
+    njit: Any = numba.njit  # two of the options are not in its annotations
+
+    real = types.float32 if dtype == torch.float32 else types.float64
+    numba_types = {
+        "real*": types.CPointer(real),
+        "int*": types.CPointer(types.int64),
+        "byte*": types.CPointer(types.uint8),
+        "real": real,
+        "int": types.int64,
+    }
+    dispatcher = njit(
+        types.void(*(numba_types[type] for type in signature)),
+        error_model="numpy",
+        fastmath=_FASTMATH,
+        boundscheck=False,
+        no_cpython_wrapper=True,  # wrappers call Python; ours is three lines of LLVM
+        no_cfunc_wrapper=True,
+    )(source)
+    text: str = dispatcher.inspect_llvm(dispatcher.signatures[0])
+    return text
+
+
+def _target_machine() -> Any:
+    """Return LLVM's code generator with the settings of Numba's."""
+    triple, cpu, features = _machine()
+    return (
+        _llvm()
+        .Target.from_triple(triple)
+        .create_target_machine(
+            cpu=cpu,
+            features=features,
+            opt=3,
+            # Static code on x86, where the large code model that "jitdefault" means there reaches any address.
+            reloc="static" if re.match(r"x86|i[3-6]86", triple) else "default",
+            codemodel="jitdefault",
+            jit=True,
+        )
+    )
+
+
+def _module(text: str, signature: Sequence[str], dtype: torch.dtype, symbol: str) -> Any:
+    """Return Numba's code as an LLVM module with one visible function, ``void symbol(arguments)``."""
+    llvm = _llvm()
+    module = llvm.parse_assembly(_with_wrapper(_without_counts(text), signature, dtype, symbol))
+    module.verify()
+    for definition in (*module.functions, *module.global_variables):
+        if not definition.is_declaration and definition.name != symbol:
+            definition.linkage = "internal"  # so that what nobody needs goes away
+    # Numba has optimized already. These passes join kernel and wrapper, prove that nothing raises, and clear away.
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_always_inliner_pass()
+    passes.add_ipsccp_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_simplify_cfg_pass()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.add_strip_dead_prototype_pass()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    passes.run(module, llvm.create_pass_builder(_target_machine(), options))
+    return module
+
+
+def _without_counts(text: str) -> str:
+    """Return LLVM code whose reference counting does nothing, as nothing that a kernel can hold is counted."""
+    text = re.sub(r"^define [^\n]*@(NRT_(?:in|de)cref)\(.*?^}", r"declare void @\1(ptr)", text, flags=re.M | re.S)
+    return re.sub(
+        r"^declare [^\n]*@(NRT_(?:in|de)cref)\([^\n]*",
+        r"define internal void @\1(ptr %0) alwaysinline { ret void }",
+        text,
+        flags=re.M,
+    )
+
+
+def _with_wrapper(text: str, signature: Sequence[str], dtype: torch.dtype, symbol: str) -> str:
+    """Return LLVM code with a function `symbol` added that calls the kernel as C calls a function.
+
+    Numba's functions take two pointers before the arguments, for the result and for an exception, and return a status.
+    """
+    # Of a module's functions that are visible from outside, one is the kernel; helpers are "linkonce_odr".
+    kernels = re.findall(
+        r"^define (?!linkonce_odr|internal|private|available)[^\n]*?@([\w.$]+|\"[^\"\n]+\")\(", text, re.M
+    )
+    assert len(kernels) == 1, f"one function of Numba's must be the kernel, got {kernels} instead"
+    types = [_LLVM_TYPES[type][dtype == torch.float64] for type in signature]
+    parameters = ", ".join(f"{type} %a{i}" for i, type in enumerate(types))
+    arguments = "".join(f", {type} %a{i}" for i, type in enumerate(types))
+    return f"""{text}
+declare void @{RAISED}(ptr) noreturn
+define void @{symbol}({parameters}) {{
+  %result = alloca ptr
+  %exception = alloca ptr
+  %status = call i32 @{kernels[0]}(ptr %result, ptr %exception{arguments}) alwaysinline
+  %raised = icmp ne i32 %status, 0
+  br i1 %raised, label %bad, label %good
+bad:
+  call void @{RAISED}(ptr %exception)
+  unreachable
+good:
+  ret void
+}}
+"""
+
+
+def _why(code: Code) -> str:
+    """Return why object code does not link; the names it needs are in it as text, whatever its format."""
+    names = sorted({name.decode() for name in re.findall(rb"NRT_\w+|numba_\w+|Py[A-Z_]\w+", code.object)})
+    reasons = [f"not allocate nor call Python, got {', '.join(names)}"] if names else []
+    if RAISED.encode() in code.object:
+        # Numba keeps exceptions as pickles; those that cannot occur are gone by now.
+        found = re.findall(rb"builtins\x94\x8c.(\w+)\x94\x93\x94(?:\x8c.([ -~]*))?", code.object, re.DOTALL)
+        raised = sorted({f"{kind.decode()}({message.decode()})" for kind, message in found})
+        reasons.append(f"not raise {', '.join(raised)} (divide with error_model='numpy', keep steps constant)")
+    return f"a kernel must {', and '.join(reasons) or 'call only what SYMBOLS lists'}"
+
+
+# Linking: from object code to a function
+
+
+@cache
+def _linker() -> tuple[Any, dict[str, int]]:
+    """Return LLVM's linker and the addresses it may use.
+
+    ORC rather than MCJIT: to MCJIT a missing symbol is a reason to abort the process, to ORC one to raise.
+    """
+    llvm = _llvm()
+    linker = llvm.create_lljit_compiler(use_jit_link=sys.platform != "win32", suppress_errors=True)
+    addresses = {name: llvm.address_of_symbol(name) for name in SYMBOLS}
+    return linker, {name: address for name, address in addresses.items() if address}
+
+
+_libraries = count()
+
+
+def _linked(code: Code, dtype: torch.dtype) -> Function:
+    """Return machine code as a function; raise RuntimeError where it is no object file or needs unknown symbols."""
+    linker, addresses = _linker()
+    builder = _llvm().JITLibraryBuilder().add_object_img(code.object).export_symbol(code.symbol)
+    for name, address in addresses.items():
+        builder.import_symbol(name, address)
+    library = builder.link(linker, f"{code.symbol}.{next(_libraries)}")
+    address = library[code.symbol]
+    library.detach()  # else the code goes when `library` does
+    c_types = (_C_TYPES[type][dtype == torch.float64] for type in code.signature)
+    return ctypes.CFUNCTYPE(None, *c_types)(address)  # ctypes releases the GIL
+
+
+# The cache: one file per kernel and dtype
+
+
+class _Entry:
+    """The file of one kernel: a line of JSON, then the object code. Every failure means that there is no file."""
+
+    def __init__(self, name: str, dtype: str, key: str) -> None:
+        self.family = f"{name}-{dtype}-"
+        self.key = key
+
+    @property
+    def file(self) -> str:
+        return f"{self.family}{self.key[:32]}.kernel"
+
+    def read(self) -> Code | None:
+        try:
+            with (_directory() / self.file).open("rb") as file:
+                if not _is_private(os.fstat(file.fileno())):
+                    return None
+                head, code = json.loads(file.readline()), file.read()
+            if (head["kernel"], head["key"]) != (self.family, self.key):
+                return None
+            if head["sha256"] != hashlib.sha256(code).hexdigest():
+                return None
+            signature = tuple(head["signature"])
+            return Code(signature, str(head["symbol"]), code) if set(signature) <= TYPES else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, code: Code) -> None:
+        """Keep the code under a name that appears when the file is complete, and drop what it replaces."""
+        head = {
+            "kernel": self.family,
+            "key": self.key,
+            "signature": code.signature,
+            "symbol": code.symbol,
+            "sha256": hashlib.sha256(code.object).hexdigest(),
+        }
+        with suppress(OSError):
+            directory = _directory(make=True)
+            number, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=directory)  # mode 0o600
+            try:
+                with os.fdopen(number, "wb") as file:
+                    file.write(json.dumps(head).encode() + b"\n" + code.object)
+                Path(temporary).replace(directory / self.file)
+            except BaseException:
+                with suppress(OSError):
+                    Path(temporary).unlink()
+                raise
+            for path in directory.glob(f"{self.family}*.kernel"):
+                if path.name != self.file:
+                    with suppress(OSError):
+                        path.unlink()
+
+
+def _directory(make: bool = False) -> Path:
+    """Return the folder of machine code; raise OSError where there is none or it must not be trusted."""
+    directory = _root() / "kernels"
+    if make:
+        directory.parent.parent.mkdir(parents=True, exist_ok=True)
+        directory.parent.mkdir(mode=0o700, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+    if not _is_private(directory.stat()):
+        raise PermissionError(f"{directory} can be written by others, who could put machine code there")
+    return directory
+
+
+def _is_private(status: os.stat_result) -> bool:
+    """Return whether only this user can have written what has this status."""
+    if sys.platform == "win32":  # the folders of a user's profile are private there, and modes say nothing
+        return True
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _root() -> Path:
+    """Return where regard caches: $REGARD_CACHE_DIR, $XDG_CACHE_HOME/regard, or the platform's usual place."""
+    if chosen := os.environ.get("REGARD_CACHE_DIR"):
+        return Path(chosen).absolute()
+    if (shared := os.environ.get("XDG_CACHE_HOME")) and Path(shared).is_absolute():
+        return Path(shared) / "regard"
+    if sys.platform == "win32" and (local := os.environ.get("LOCALAPPDATA")):
+        return Path(local) / "regard" / "cache"
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise FileNotFoundError("no home folder") from error
+    return home / ("Library/Caches/regard" if sys.platform == "darwin" else ".cache/regard")

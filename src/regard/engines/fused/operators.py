@@ -1,0 +1,177 @@
+"""The kernels as operators of ``torch.library``: opaque to compilers, exporters and transforms.
+
+Where calls are traced there is no Python between the operators, so what a mask says comes as tensors: an interval of
+keys for each row, or what is added to each score. ``weight`` (H, C) is what :func:`rows_of` takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.engines.fused import run
+from regard.engines.fused.families import rows_of
+from regard.engines.fused.run import Found, Wants
+from regard.engines.fused.sight import Sight
+from regard.masks.base import Extent
+
+
+def _sight(query: Tensor, key: Tensor, start: Tensor | None, stop: Tensor | None, added: Tensor | None) -> Sight:
+    extent = Extent(*query.shape[:3], key.shape[2])
+    if start is None or stop is None:
+        return Sight(extent, added=None if added is None else added.contiguous())
+    return Sight.between(extent, start, stop)
+
+
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    start: Tensor | None,
+    stop: Tensor | None,
+    added: Tensor | None,
+    family: str,
+    kind: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return output (B, H, L, V), and peak and total (B, H, L) of :class:`Found`."""
+    sight = _sight(query, key, start, stop, added)
+    rows = rows_of(family, query, key, weight, scale, kind, sight.plain)
+    found = run.forward(rows, value.contiguous(), sight, Wants())
+    return found.output, found.peak, found.total
+
+
+def _forward_shapes(query, key, value, weight, start, stop, added, family, kind, scale):  # type: ignore[no-untyped-def]  # noqa: ARG001
+    shape = query.shape[:3]
+    return query.new_empty(*shape, value.shape[-1]), query.new_empty(shape), query.new_empty(shape)
+
+
+def _backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    start: Tensor | None,
+    stop: Tensor | None,
+    added: Tensor | None,
+    output: Tensor,
+    peak: Tensor,
+    total: Tensor,
+    family: str,
+    kind: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients to query, key, value, weight and added (empty where there is none)."""
+    sight = _sight(query, key, start, stop, added)
+    rows = rows_of(family, query, key, weight, scale, kind, sight.plain)
+    found = Found(output.contiguous(), peak.contiguous(), total.contiguous())
+    pulled = run.backward(rows, value.contiguous(), sight, found, grad, [], [added is not None])
+    d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], scale)
+    d_added = value.new_empty(0) if added is None else pulled.added[0]
+    assert d_added is not None
+    return d_query.contiguous(), d_key.contiguous(), pulled.value, d_weight.contiguous(), d_added
+
+
+def _backward_shapes(grad, query, key, value, weight, start, stop, added, output, peak, total, family, kind, scale):  # type: ignore[no-untyped-def]  # noqa: ARG001
+    like = torch.empty_like
+    plain = torch.contiguous_format
+    d_added = value.new_empty(0) if added is None else like(added, memory_format=plain)
+    return *(like(t, memory_format=plain) for t in (query, key, value, weight)), d_added
+
+
+def _fold(tensor: Tensor | None, dim: int | None, count: int, heads: int) -> Tensor | None:
+    """Make a batch of (B, heads, ...) tensors, or one for all, heads of one tensor: (B, count · heads, ...)."""
+    if tensor is None:
+        return None
+    if dim is None:
+        if tensor.shape[1] == 1 != heads:
+            return tensor
+        return tensor.repeat(1, count, *[1] * (tensor.dim() - 2))
+    moved = tensor.movedim(dim, 1)  # (B, N, heads or 1, ...)
+    return moved.expand(-1, -1, heads, *moved.shape[3:]).flatten(1, 2)
+
+
+def _fold_weight(weight: Tensor, dim: int | None, count: int) -> Tensor:
+    return weight.repeat(count, 1) if dim is None else weight.movedim(dim, 0).flatten(0, 1)
+
+
+def _unfold(tensor: Tensor, count: int) -> Tensor:
+    return tensor.unflatten(1, (count, -1))
+
+
+def _heads(tensor: Tensor, dim: int | None) -> int:
+    return tensor.shape[1] if dim is None else tensor.movedim(dim, 0).shape[2]
+
+
+def _forward_batch(info, in_dims, query, key, value, weight, start, stop, added, family, kind, scale):  # type: ignore[no-untyped-def]
+    N, H, G = info.batch_size, _heads(query, in_dims[0]), _heads(key, in_dims[1])
+    rows = [_fold(t, d, N, n) for t, d, n in zip((query, key, value), in_dims, (H, G, G))]
+    hidden = [_fold(t, d, N, H) for t, d in zip((start, stop, added), in_dims[4:7])]
+    folded = _fold_weight(weight, in_dims[3], N)
+    output, peak, total = fused_forward(*rows, folded, *hidden, family, kind, scale)
+    return tuple(_unfold(t, N) for t in (output, peak, total)), (1, 1, 1)
+
+
+def _backward_batch(info, in_dims, grad, query, key, value, weight, start, stop, added, output, peak, total, family, kind, scale):  # type: ignore[no-untyped-def]
+    N, H, G = info.batch_size, _heads(query, in_dims[1]), _heads(key, in_dims[2])
+    ends: Sequence[Tensor | None] = [
+        _fold(t, d, N, n) for t, d, n in zip((grad, query, key, value), in_dims, (H, H, G, G))
+    ]
+    folded = _fold_weight(weight, in_dims[4], N)
+    hidden = [_fold(t, d, N, H) for t, d in zip((start, stop), in_dims[5:7])]
+    if added is not None:  # its gradient is wanted for each of the batch
+        each = added.unsqueeze(0).expand(N, *added.shape) if in_dims[7] is None else added.movedim(in_dims[7], 0)
+        hidden.append(each.expand(-1, -1, H, *each.shape[3:]).movedim(0, 1).flatten(1, 2))
+        shared = each.shape[2] == 1 != H
+    else:
+        hidden.append(None)
+        shared = False
+    found = [_fold(t, d, N, H) for t, d in zip((output, peak, total), in_dims[8:11])]
+    d_query, d_key, d_value, d_weight, d_added = fused_backward(*ends, folded, *hidden, *found, family, kind, scale)
+    rows = [_unfold(t, N) for t in (d_query, d_key, d_value)]
+    d_weight = d_weight.unflatten(0, (N, -1))
+    if added is None:
+        return (*rows, d_weight, d_added), (1, 1, 1, 0, None)
+    d_added = _unfold(d_added, N)
+    d_added = d_added.sum(2, keepdim=True) if shared else d_added
+    return (*rows, d_weight, d_added), (1, 1, 1, 0, 1)
+
+
+def _defined(name: str, function: Any, shapes: Any, batch: Any) -> Any:
+    """Define an operator. Not by ``custom_op``, whose autograd no transform of ``torch.func`` can pass."""
+    torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
+    torch.library.impl(name, "cpu", function)
+    torch.library.register_fake(name, shapes)
+    torch.library.register_vmap(name, batch)
+    return getattr(torch.ops.regard, name.split("::")[1])
+
+
+fused_forward = _defined("regard::fused_forward", _forward, _forward_shapes, _forward_batch)
+fused_backward = _defined("regard::fused_backward", _backward, _backward_shapes, _backward_batch)
+
+
+class Traced(torch.autograd.Function):
+    """:func:`fused_forward` with its gradient, for every transform of ``torch.func`` and for compilers."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        return fused_forward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        *tensors, ctx.family, ctx.kind, ctx.scale = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.mark_non_differentiable(*output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Any:
+        found = fused_backward(grad, *ctx.saved_tensors, ctx.family, ctx.kind, ctx.scale)
+        d_query, d_key, d_value, d_weight, d_added = found
+        return d_query, d_key, d_value, d_weight, None, None, d_added if ctx.needs_input_grad[6] else None, *[None] * 3

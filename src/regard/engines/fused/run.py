@@ -1,0 +1,344 @@
+"""Running the kernels: scratch memory, shares of the work for each thread, and sums over them."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from regard.engines.fused import native, pool
+from regard.engines.fused.families import Gradients, Rows
+from regard.engines.fused.kernels.fields import BLOCK, CHUNK, FIELDS, GROUP, PAD, TILE
+from regard.engines.fused.sight import Sight, Unit
+
+#: Numbers of keys and values that a tile should hold, so that it stays in a core's cache.
+TILE_NUMBERS = 48 * 1024
+#: Shares of the work for each thread: enough that a late thread does not hold up the others.
+SHARES = 4
+#: Values fewer than this are read with keys as lanes.
+FEW_VALUES = 12
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What a forward pass should tell beside the output."""
+
+    top: bool = False
+    entropy: bool = False
+    received: bool = False
+    k: int = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a forward pass yields: output (B, H, L, V) and statistics (B, H, L).
+
+    Weights are ``exp(score − peak) / total``, or ``kernel weight / total`` for rows that are direct.
+    """
+
+    output: Tensor
+    peak: Tensor
+    total: Tensor
+    top: Tensor | None = None
+    entropy: Tensor | None = None
+    received: Tensor | None = None
+    best: Tensor | None = None
+    best_key: Tensor | None = None
+    direct: bool = False
+
+
+@dataclass
+class Share:
+    """Units that one task runs in turn, with sums of its own for the heads ``heads`` and key heads ``kv_heads``."""
+
+    units: list[Unit]
+    heads: range
+    kv_heads: range
+    sums: dict[str, Tensor] = field(default_factory=dict)
+
+
+def shares(sight: Sight, groups: int, rows: int) -> list[Share]:
+    """Cut the work into shares of about equal cost; the same for the same problem and number of threads."""
+    units = sight.units(rows)
+    blocks = -(-sight.extent.L // rows)
+    threads = torch.get_num_threads()
+    count = min(threads * SHARES if threads > 1 else 1, len(units))
+    whole = sum(unit.cost for unit in units)
+    found: list[list[Unit]] = [[]]
+    done = 0.0
+    for unit in units:
+        if found[-1] and done >= whole * len(found) / count:
+            found.append([])
+        found[-1].append(unit)
+        done += unit.cost
+    return [_share(part, sight, groups, blocks) for part in found if part]
+
+
+def _share(units: list[Unit], sight: Sight, groups: int, blocks: int) -> Share:
+    if units[0].segments is None:  # consecutive items become one
+        units = [Unit(units[0].first, units[-1].last, 0.0)]
+        heads = range(units[0].first // blocks, (units[0].last - 1) // blocks + 1)
+    else:
+        heads = range(min(unit.first for unit in units), max(unit.last for unit in units))
+    H = sight.extent.H
+    R = H // groups
+    first, last = (head // H * groups + head % H // R for head in (heads[0], heads[-1]))
+    return Share(units, heads, range(first, last + 1))
+
+
+def _padded(count: int) -> int:
+    return -(-count // PAD) * PAD
+
+
+def _tile(rows: Rows, V: int, S: int) -> int:
+    """Return how many keys a tile has."""
+    if rows.numbers.get("kind"):
+        return min(128, _padded(S))  # small tiles are skipped more often
+    fit = TILE_NUMBERS // max(rows.planes * rows.width + V, 1) // PAD * PAD
+    return max(min(TILE, fit, _padded(S)), 4 * PAD if S > 4 * PAD else PAD)
+
+
+class _Memory:
+    """The parts of one task's scratch memory."""
+
+    def __init__(self, sizes: dict[str, int], dtype: torch.dtype) -> None:
+        self.places: dict[str, int] = {}
+        place = 0
+        for name, size in sizes.items():
+            self.places[f"at_{name}"] = place
+            place += _padded(size)
+        self.size, self.dtype = place, dtype
+
+    def new(self) -> Tensor:
+        return torch.empty(self.size, dtype=self.dtype)
+
+
+def _sizes(rows: Rows, V: int, backward: bool, value_lanes: bool) -> dict[str, int]:
+    C = rows.width
+    v_chunks, c_chunks = -(-V // CHUNK), -(-C // CHUNK)
+    spare = 4 * CHUNK
+    key = rows.planes * C * TILE + TILE + 2 * C
+    common = {"score": (2 * GROUP + 1) * TILE, "weight": GROUP * TILE}
+    if not backward:
+        value = v_chunks * TILE * CHUNK + spare if value_lanes else V * TILE
+        return common | {"key": key, "value": value, "state": 4 * BLOCK, "output": max(v_chunks, 1) * BLOCK * CHUNK}
+    linear = rows.family == "dot"
+    sides = c_chunks * BLOCK * CHUNK if linear else 0
+    return common | {
+        "key": key + (c_chunks * TILE * CHUNK + spare if linear else 0),
+        "value": V * TILE,
+        "state": v_chunks * BLOCK * CHUNK,
+        "output": v_chunks * TILE * CHUNK + spare,
+        "rows": sides,
+        "d_key": c_chunks * TILE * CHUNK + spare if linear else C * TILE,
+        "d_score": GROUP * TILE,
+        "d_query": sides,
+    }
+
+
+class _Call:
+    """The arguments of a kernel, by name; tensors give their addresses."""
+
+    def __init__(self, rows: Rows, sight: Sight, value: Tensor, numbers: dict[str, int]) -> None:
+        extent = sight.extent
+        V, S = value.shape[-1], extent.S
+        self.values = dict.fromkeys(FIELDS, 0)
+        self.values |= {"H": extent.H, "G": value.shape[1], "L": extent.L, "S": S, "C": rows.width, "V": V}
+        self.values |= {"rows": BLOCK, "tile": _tile(rows, V, S), "value": value.data_ptr()}
+        self.values |= rows.numbers | sight.numbers | numbers
+        self.values |= {name: tensor.data_ptr() for name, tensor in rows.arrays.items()}
+        if sight.start is not None and sight.stop is not None:
+            self.values |= {"start": sight.start.data_ptr(), "stop": sight.stop.data_ptr()}
+        self.real = (ctypes.c_double if value.dtype == torch.float64 else ctypes.c_float)(rows.scale)
+        self.function = native.load(f"{rows.family}.{'backward' if numbers.get('grad') else 'forward'}", value.dtype)
+
+    def __call__(self, **changes: int) -> None:
+        array = (ctypes.c_int64 * len(FIELDS))(*(self.values | changes).values())
+        self.function(ctypes.addressof(array), ctypes.addressof(self.real))
+
+
+def _added_fields(sight: Sight, unit: Unit, added: Tensor) -> dict[str, int]:
+    """Return where the kernels find what is added: as if for the whole problem, counted from the unit's part."""
+    b, h, row, _ = (0 if n == 1 else step for n, step in zip(added.shape, added.stride()))
+    H = sight.extent.H
+    single = unit.last - unit.first == 1 and unit.segments is not None
+    base = (unit.first // H * b + unit.first % H * h) if single else 0
+    if unit.segments is not None:
+        base += unit.block * BLOCK * row
+    address = added.data_ptr() - base * added.element_size()
+    return {"added": address, "added_b": b, "added_h": h, "added_r": row, "has_added": 1}
+
+
+def _unit_fields(unit: Unit) -> dict[str, int]:
+    fields = {"first": unit.first, "last": unit.last}
+    if unit.segments is not None:
+        fields |= {"block": unit.block, "segments": unit.segments.data_ptr(), "segment_count": len(unit.segments)}
+    return fields
+
+
+def forward(rows: Rows, value: Tensor, sight: Sight, wants: Wants) -> Found:
+    """Run the forward kernel over all of a problem; value (B, G, S, V) contiguous, in the rows' dtype."""
+    extent, dtype = sight.extent, value.dtype
+    B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
+    new = value.new_empty
+    found = Found(
+        new(B, H, L, V),
+        new(B, H, L),
+        new(B, H, L),
+        new(B, H, L) if wants.top else None,
+        new(B, H, L) if wants.entropy else None,
+        value.new_zeros(B * H, S) if wants.received else None,
+        value.new_full((B, H, L, wants.k), 0.0 if rows.is_direct else -math.inf) if wants.k else None,
+        torch.full((B, H, L, wants.k), -1) if wants.k else None,
+        rows.is_direct,
+    )
+    value_lanes = V >= FEW_VALUES
+    numbers = {"K": wants.k, "value_lanes": int(value_lanes)}
+    fields = ("output", "peak", "total", "top", "entropy", "best", "best_key")
+    tensors = {name: getattr(found, name) for name in fields}
+    call = _Call(rows, sight, value, numbers | {n: t.data_ptr() for n, t in tensors.items() if t is not None})
+    memory = _Memory(_sizes(rows, V, False, value_lanes), dtype)
+    parts = shares(sight, value.shape[1], BLOCK)
+
+    def task(share: Share) -> Callable[[], None]:
+        def run() -> None:
+            scratch = memory.new()
+            common = {"scratch": scratch.data_ptr(), "head_first": share.heads[0], **memory.places}
+            if wants.received:
+                share.sums["received"] = value.new_zeros(len(share.heads), S)
+                common["received"] = share.sums["received"].data_ptr()
+            for unit in share.units:
+                added = sight.added if sight.added is not None else sight.added_to(unit, dtype)
+                extra = {} if added is None else _added_fields(sight, unit, added)
+                call(**common, **_unit_fields(unit), **extra)
+
+        return run
+
+    with torch.no_grad():
+        pool.run([_quiet(task(share)) for share in parts])
+    if found.received is not None:
+        for share in parts:
+            found.received[share.heads[0] : share.heads[-1] + 1] += share.sums["received"]
+    return found
+
+
+def _quiet(task: Callable[[], None]) -> Callable[[], None]:
+    """Return the task with autograd off, which is a thread's own setting."""
+
+    def run() -> None:
+        with torch.no_grad():
+            task()
+
+    return run
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What a backward pass yields."""
+
+    rows: Gradients
+    value: Tensor
+    added: list[Tensor | None]
+
+
+def backward(
+    rows: Rows, value: Tensor, sight: Sight, found: Found, grad: Tensor, mask_tensors: list[Tensor], wanted: list[bool]
+) -> Pulled:
+    """Run the backward kernel; ``mask_tensors`` are those of the mask, of which ``wanted`` get gradients."""
+    extent, dtype = sight.extent, value.dtype
+    B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
+    G, C, linear = value.shape[1], rows.width, rows.family == "dot"
+    grad = grad.contiguous()
+    delta = (grad * found.output).sum(-1).contiguous()
+    d_query = value.new_zeros(B, H, L, C)
+    numbers = {"grad": grad.data_ptr(), "delta": delta.data_ptr(), "d_query": d_query.data_ptr()}
+    numbers |= {"peak": found.peak.data_ptr(), "total": found.total.data_ptr()}
+    call = _Call(rows, sight, value, numbers)
+    memory = _Memory(_sizes(rows, V, True, False), dtype)
+    parts = shares(sight, G, BLOCK)
+    key_shape = (S, C) if linear else (C, S)
+    d_added = None if sight.added is None or not any(wanted) else torch.zeros_like(sight.added)
+
+    def task(share: Share) -> Callable[[], None]:
+        def run() -> None:
+            scratch = memory.new()
+            share.sums |= {
+                "d_key": value.new_zeros(len(share.kv_heads), *key_shape),
+                "d_value": value.new_zeros(len(share.kv_heads), S, V),
+                "d_weight": value.new_zeros(len(share.heads), 2 * C),
+            }
+            common = {"scratch": scratch.data_ptr(), "head_first": share.heads[0], "kv_first": share.kv_heads[0]}
+            common |= memory.places | {name: tensor.data_ptr() for name, tensor in share.sums.items()}
+            for unit in share.units:
+                _backward_unit(call, common, sight, unit, dtype, mask_tensors, wanted, d_added, share)
+
+        return run
+
+    pool.run([_quiet(task(share)) for share in parts])
+    d_key, d_value = value.new_zeros(B * G, *key_shape), value.new_zeros(B * G, S, V)
+    d_weight = value.new_zeros(B * H, 2 * C)
+    masks: list[Tensor | None] = [None] * len(mask_tensors)
+    for share in parts:
+        kv, heads = (slice(r[0], r[-1] + 1) for r in (share.kv_heads, share.heads))
+        d_key[kv] += share.sums["d_key"]
+        d_value[kv] += share.sums["d_value"]
+        d_weight[heads] += share.sums["d_weight"]
+        for i, _ in enumerate(mask_tensors):
+            if f"mask{i}" in share.sums:
+                part, total = share.sums[f"mask{i}"], masks[i]
+                masks[i] = part if total is None else total + part
+    if d_added is not None:
+        masks = [d_added]
+    gradients = Gradients(d_query, d_key.view(B, G, *key_shape), d_weight.view(B, H, 2 * C))
+    return Pulled(gradients, d_value.view(B, G, S, V), masks)
+
+
+def _backward_unit(
+    call: _Call,
+    common: dict[str, int],
+    sight: Sight,
+    unit: Unit,
+    dtype: torch.dtype,
+    tensors: list[Tensor],
+    wanted: list[bool],
+    d_added: Tensor | None,
+    share: Share,
+) -> None:
+    """Run one unit, and take the gradient of what it adds to scores on to the mask's tensors."""
+    if sight.added is not None:
+        extra = _added_fields(sight, unit, sight.added)
+        if d_added is not None:
+            extra["d_added"] = d_added.data_ptr()
+        call(**common, **_unit_fields(unit), **extra)
+        return
+    if not any(wanted) or sight.mask is None:
+        added = sight.added_to(unit, dtype)
+        call(**common, **_unit_fields(unit), **({} if added is None else _added_fields(sight, unit, added)))
+        return
+    with torch.enable_grad():
+        leaves = [t.detach().requires_grad_() if want else t.detach() for t, want in zip(tensors, wanted)]
+        added = sight.added_to(unit, dtype, sight.mask.with_tensors(leaves))
+        if added is None:
+            call(**common, **_unit_fields(unit))
+            return
+        # Dimensions in which the bias does not vary are summed by the kernel.
+        shape = [n if step or n == 1 else 1 for n, step in zip(added.shape, added.stride())]
+        compact = added[tuple(slice(0, n) for n in shape)]
+    target = torch.zeros(compact.shape, dtype=dtype)
+    values = compact.detach().contiguous()
+    extra = _added_fields(sight, unit, values)
+    extra["d_added"] = target.data_ptr() - (values.data_ptr() - extra["added"])
+    call(**common, **_unit_fields(unit), **extra)
+    if not compact.requires_grad:
+        return
+    found = torch.autograd.grad(compact, [t for t in leaves if t.requires_grad], target, allow_unused=True)
+    places = [i for i, want in enumerate(wanted) if want]
+    for i, gradient in zip(places, found):
+        if gradient is not None:
+            name = f"mask{i}"
+            share.sums[name] = gradient if name not in share.sums else share.sums[name] + gradient
+

@@ -1,0 +1,161 @@
+"""What a mask means to the kernels: an interval of keys for each row, or for each block of rows the tiles it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from regard.engines.fused.kernels.fields import BLOCK
+from regard.masks.base import EMPTY, FULL, Extent, Mask
+
+#: Keys by which a mask that is no interval is classified.
+KEYS = 128
+#: Numbers that are added to scores in one call at most, where heads can be taken one by one.
+LARGEST = 1 << 22
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Rows of work for one call of a kernel.
+
+    ``first`` and ``last`` count blocks of all heads, or heads where ``block`` names the only block meant. ``segments``
+    (n, 3) are then start, stop and column of what is added, and ``columns`` the keys of these columns.
+    """
+
+    first: int
+    last: int
+    cost: float
+    block: int = 0
+    segments: Tensor | None = None
+    columns: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the queries of a problem see.
+
+    Attributes
+    ----------
+    start, stop : Tensor (B or 1, H or 1, L or 1), int64, or None
+        The interval of each row; None where there is no mask, or it is no interval.
+    mask : Mask or None
+        What is evaluated for each block; None where intervals tell everything.
+    """
+
+    extent: Extent
+    start: Tensor | None = None
+    stop: Tensor | None = None
+    mask: Mask | None = None
+    added: Tensor | None = None
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, mask: Mask | None, extent: Extent) -> Sight:
+        """Return what a bound mask lets be seen."""
+        if mask is None:
+            return cls(extent)
+        spans = None if mask.has_bias else mask.intervals(extent)
+        return cls(extent, mask=mask) if spans is None else cls.between(extent, *spans)
+
+    @classmethod
+    def between(cls, extent: Extent, start: Tensor, stop: Tensor, added: Tensor | None = None) -> Sight:
+        """Return the sight of intervals."""
+        start, stop = (t.contiguous() for t in torch.broadcast_tensors(start, stop))
+        strides = [0 if n == 1 else step for n, step in zip(start.shape, start.stride())]
+        return cls(extent, start, stop, None, added, dict(zip(("interval_b", "interval_h", "interval_r"), strides)))
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing finite is added to any score."""
+        return self.added is None and (self.mask is None or not self.mask.has_bias)
+
+    def visible_share(self) -> float:
+        """Return about which share of pairs is visible."""
+        extent = self.extent
+        if self.start is not None and self.stop is not None:
+            return float((self.stop - self.start).double().mean()) / max(extent.S, 1) if self.start.numel() else 0.0
+        if self.mask is None:
+            return 1.0
+        kinds = self.mask.tiles(extent, BLOCK, KEYS, device="cpu")
+        return float((kinds != EMPTY).double().mean()) if kinds.numel() else 0.0
+
+    def units(self, rows: int) -> list[Unit]:
+        """Return all work, in the order of heads: what goes into one call of a kernel can be cut no finer."""
+        if self.mask is not None:
+            return list(self._evaluated())
+        B, H, L, S = self.extent.B, self.extent.H, self.extent.L, self.extent.S
+        blocks = -(-L // rows)
+        if self.start is None or self.stop is None:
+            return [Unit(item, item + 1, float(S)) for item in range(B * H * blocks)]
+        # Visible pairs of each block, and something for its own sake.
+        width = (self.stop - self.start).expand(-1, -1, L).double()
+        padded = torch.nn.functional.pad(width, (0, blocks * rows - L)).unflatten(-1, (blocks, rows)).sum(-1)
+        costs = (padded / rows + 16).expand(B, H, blocks).flatten().tolist()
+        return [Unit(item, item + 1, cost) for item, cost in enumerate(costs)]
+
+    def _evaluated(self) -> Iterator[Unit]:
+        assert self.mask is not None
+        extent, biased = self.extent, self.mask.has_bias
+        kinds = self.mask.tiles(extent, BLOCK, KEYS, device="cpu")
+        by_head = kinds.shape[0] > 1 or kinds.shape[1] > 1 or self._is_large()
+        table = kinds.expand(extent.B, extent.H, -1, -1).flatten(0, 1) if by_head else kinds[0]
+        for index, by_block in enumerate(table.tolist()):
+            heads = (index, index + 1) if by_head else (0, extent.B * extent.H)
+            for block, line in enumerate(by_block):
+                segments, columns = _segments(line, extent.S, biased)
+                if segments:
+                    cost = float((heads[1] - heads[0]) * sum(stop - start for start, stop, _ in segments) + 64)
+                    keys = torch.cat([torch.arange(*span) for span in columns]) if columns else None
+                    yield Unit(*heads, cost, block, torch.tensor(segments), keys)
+                else:  # rows that see nothing still get their zeros
+                    yield Unit(*heads, 1.0, block, torch.tensor([[0, 0, -1]]))
+
+    def _is_large(self) -> bool:
+        """Whether a block's bias for all heads at once would be large."""
+        return self.extent.B * self.extent.H * min(BLOCK, self.extent.L) * self.extent.S > LARGEST
+
+    def added_to(self, unit: Unit, dtype: torch.dtype, mask: Mask | None = None) -> Tensor | None:
+        """Return what is added to the scores of a unit's segments, (b, h, rows, columns), −inf where masked.
+
+        ``mask`` stands in for the own one, so that a gradient can be taken to its tensors.
+        """
+        mask = self.mask if mask is None else mask
+        if unit.columns is None or mask is None:
+            return None
+        H, L = self.extent.H, self.extent.L
+        if unit.last - unit.first == 1:
+            b, h = torch.tensor([unit.first // H]), torch.tensor([unit.first % H])
+        else:
+            b, h = torch.arange(self.extent.B), torch.arange(H)
+        q_idx = torch.arange(unit.block * BLOCK, min((unit.block + 1) * BLOCK, L)).unsqueeze(1)
+        index = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx, unit.columns
+        added = mask.bias(*index) if mask.has_bias else None
+        added = torch.zeros((), dtype=dtype) if added is None else added.to(dtype)
+        visible = mask.visible(*index)
+        if visible is not None:
+            added = torch.where(visible, added, -torch.inf)
+        added = added[(None,) * (4 - added.dim())]
+        return added.expand(*added.shape[:2], len(q_idx), len(unit.columns))
+
+
+def _segments(line: list[int], S: int, biased: bool) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
+    """Return start, stop and column of each run of tiles that a block sees, and the keys of the columns."""
+    segments: list[tuple[int, int, int]] = []
+    columns: list[tuple[int, int]] = []
+    place = first = 0
+    while first < len(line):
+        last = first + 1
+        while last < len(line) and line[last] == line[first]:
+            last += 1
+        start, stop = first * KEYS, min(last * KEYS, S)
+        if line[first] == FULL and not biased:
+            segments.append((start, stop, -1))
+        elif line[first] != EMPTY:
+            segments.append((start, stop, place))
+            columns.append((start, stop))
+            place += stop - start
+        first = last
+    return segments, columns

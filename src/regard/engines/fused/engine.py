@@ -13,7 +13,7 @@ from regard._problem import Problem
 from regard._tracing import is_traced
 from regard.engines import care, dense
 from regard.engines.base import Cost, Engine, Outcome
-from regard.engines.fused import differentiable
+from regard.engines.fused import differentiable, order
 from regard.engines.fused.families import KINDS, family_of
 from regard.engines.fused.operators import Traced
 from regard.engines.fused.run import Found, Wants
@@ -23,6 +23,8 @@ from regard.normalizers import Softmax
 from regard.scores import Score
 from regard.scores.distance import Radial
 
+#: Keys from which on points are brought into an order for compact kernels.
+ORDERED = 512
 #: Queries whose mask is a matrix at one time where calls are traced.
 TRACED_STRIP = 512
 
@@ -67,13 +69,13 @@ class Fused(Engine):
         return Cost(float(flops), float(moved), float(kept), grows=False)
 
     def run(self, problem: Problem) -> Outcome:
-        return self._run(problem, Wants())
+        return self._run(problem, None)
 
     def observe(self, problem: Problem, request: AuxRequest) -> Outcome:
         k = min(request.topk, problem.extent.S)
         return self._run(problem, Wants(request.max, request.entropy, request.received, k))
 
-    def _run(self, problem: Problem, wants: Wants) -> Outcome:
+    def _run(self, problem: Problem, wants: Wants | None) -> Outcome:
         if 0 in problem.query.shape[:3] or problem.extent.S == 0:
             return replace(dense.attend(problem), weights=None, scores=None)
         if is_traced(problem.query):
@@ -82,11 +84,11 @@ class Fused(Engine):
             return self._careful(problem, wants)
         outcome = _attend(problem, wants)
         # A masked value that leaked shows as NaN (0·NaN): looking there costs less than reading the values.
-        if problem.mask is not None and bool(outcome.output.isnan().any()):
+        if problem.mask is not None and bool(outcome.output.sum().isnan()):
             return self._careful(problem, wants)
         return outcome
 
-    def _careful(self, problem: Problem, wants: Wants) -> Outcome:
+    def _careful(self, problem: Problem, wants: Wants | None) -> Outcome:
         return dense.attend_by_rows(problem) if care.sees_bad(problem) else _attend(care.cleaned(problem), wants)
 
 
@@ -128,11 +130,33 @@ def _weight(score: Score, query: Tensor) -> Tensor:
     return query.new_empty(H, 0)
 
 
-def _attend(problem: Problem, wants: Wants) -> Outcome:
+def _attend(problem: Problem, wants: Wants | None) -> Outcome:
     rows = _Projected.of(problem)
-    plan = differentiable.Plan(rows.family, rows.kind, problem.scale, Sight.of(rows.mask, problem.extent), wants)
+    plan = differentiable.Plan(rows.family, rows.kind, problem.scale, Sight.of(rows.mask, problem.extent), wants or Wants())
+    if rows.kind and plan.sight.everything and problem.extent.S > ORDERED:
+        return _outcome(problem, _attend_in_order(plan, rows))
     found = differentiable.attend(plan, rows.query, rows.key, rows.value, rows.weight)
-    return _outcome(problem, found)
+    return Outcome(found.output.to(problem.query.dtype)) if wants is None else _outcome(problem, found)
+
+
+def _attend_in_order(plan: differentiable.Plan, rows: _Projected) -> Found:
+    """Run on points whose neighbours stand together: of compact kernels, most tiles are then out of reach."""
+    width = rows.weight[0].detach()
+    q_order, k_order = order.nearby(rows.query / width, rows.key / width)
+    query, key, value = (order.take(t, o) for t, o in ((rows.query, q_order), (rows.key, k_order), (rows.value, k_order)))
+    found = differentiable.attend(plan, query, key, value, rows.weight)
+    back = order.inverse(q_order)
+    names = ("output", "peak", "total", "top", "entropy", "best", "best_key")
+    by_row = {name: order.take(t, back) for name in names if (t := getattr(found, name)) is not None}
+    R = rows.query.shape[1] // rows.key.shape[1]
+    by_head = k_order.repeat_interleave(R, 1)
+    if "best_key" in by_row:
+        keys = by_row["best_key"]
+        named = torch.take_along_dim(by_head, keys.clamp(min=0).flatten(2), 2).view_as(keys)
+        by_row["best_key"] = torch.where(keys < 0, -1, named)
+    if found.received is not None:
+        by_row["received"] = order.take(found.received.view(by_head.shape), order.inverse(by_head)).flatten(0, 1)
+    return replace(found, **by_row)
 
 
 def _traced(problem: Problem) -> Outcome:

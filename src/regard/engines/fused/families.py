@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from regard import scores
+from regard.engines.fused import pool
+from regard.engines.fused.call import Call
+from regard.engines.fused.kernels.fields import PAD
 from regard.scores import Score
 from regard.scores.distance import Radial
 from regard.scores.dot_like import DotLike
@@ -16,6 +20,8 @@ from regard.scores.dot_like import DotLike
 #: The additive score: features up to here lose precision to exponentials; beyond, four denominators overflow.
 SMALL = 0.5
 LARGE = {torch.float32: 5.5, torch.float64: 44.0}
+#: Numbers that one task prepares at least.
+PREPARED = 1 << 14
 KINDS = {scores.Gaussian: 0, scores.Boxcar: 1, scores.Triangular: 2, scores.Epanechikov: 3}
 
 
@@ -44,7 +50,7 @@ class Rows:
     numbers : dict of str to int
         The same for flags.
     scale : float
-        What a kernel multiplies its scores by; 1 where that is done already.
+        What the kernels multiply scores by; 1 where a weight holds it already.
     """
 
     family: str
@@ -61,7 +67,7 @@ class Rows:
     @property
     def planes(self) -> int:
         """Forms of a tile of keys that are packed."""
-        return 3 if self.numbers.get("mixed") else 1
+        return 2 if self.numbers.get("mixed", 0) & 1 else 1
 
 
 def is_direct(kind: int, scale: float, plain: bool) -> bool:
@@ -76,8 +82,8 @@ def rows_of(family: str, query: Tensor, key: Tensor, weight: Tensor, scale: floa
     to the scores.
     """
     if family == "dot":
-        arrays = {"query": (query * scale).contiguous(), "key": key.mT.contiguous(), "key_raw": key.contiguous()}
-        return Rows(family, query.shape[-1], arrays)
+        arrays = {"query": query.contiguous(), "key": key.mT.contiguous(), "key_raw": key.contiguous()}
+        return Rows(family, query.shape[-1], arrays, {}, scale)
     if family == "radial":
         inverse = 1 / weight.contiguous()
         arrays = {"query": query.contiguous(), "key": key.mT.contiguous(), "weight": inverse}
@@ -87,27 +93,46 @@ def rows_of(family: str, query: Tensor, key: Tensor, weight: Tensor, scale: floa
 
 
 def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
-    extra = -query.shape[-1] % 4
-    if extra:
-        query, key, weight = (pad(t, (0, extra)) for t in (query, key, weight))
-    limit = LARGE[query.dtype]
-    classes = [_classes(t, limit) for t in (query, key)]
-    mixed = any(not bool((c == 1).all()) for c in classes)
-    raw = query.contiguous(), key.mT.contiguous()
-    powers = [torch.exp(2 * (t.clamp(-limit, limit) if mixed else t)) for t in raw]
-    arrays = {"query": powers[0], "key": powers[1], "weight": weight.contiguous()}
-    numbers = {"weight_head": query.shape[-1], "mixed": int(mixed)}
-    if mixed:
-        small = [t.clamp(-SMALL, SMALL).tanh() for t in raw]
-        arrays |= {"query_small": small[0], "key_small": small[1], "query_raw": raw[0], "key_raw": raw[1]}
-        arrays |= {"query_class": classes[0], "key_class": classes[1]}
-    return Rows("additive", query.shape[-1], arrays, numbers)
+    query, key = query.contiguous(), key.contiguous()
+    width = -(-query.shape[-1] // 4) * 4
+    (powers_q, classes_q, tasks_q), (powers_k, classes_k, tasks_k) = _powers(query, width, True), _powers(key, width, False)
+    pool.run([*tasks_q, *tasks_k])
+    extra = (0, width - query.shape[-1])
+    arrays = {"query": powers_q, "key": powers_k, "weight": pad(weight, extra).contiguous()}
+    (low_q, high_q), (low_k, high_k) = ((int(t.min()), int(t.max())) for t in (classes_q, classes_k))
+    has_small, has_raw = max(low_q, low_k) == 0, max(high_q, high_k) == 2
+    if has_small or has_raw:
+        arrays |= {"query_class": classes_q, "key_class": classes_k}
+    if has_small:
+        small = [pad(t, extra).clamp(-SMALL, SMALL).tanh() for t in (query, key)]
+        arrays |= {"query_small": small[0], "key_small": small[1].mT.contiguous()}
+    if has_raw:
+        arrays |= {"query_raw": pad(query, extra).contiguous(), "key_raw": pad(key, extra).contiguous()}
+    mixed = has_small + 2 * has_raw
+    return Rows("additive", width, arrays, {"weight_head": width, "mixed": mixed})
 
 
-def _classes(rows: Tensor, limit: float) -> Tensor:
-    """Return 0, 1 or 2 for each row: small features, ordinary ones, and some that exponentials cannot hold."""
-    largest = rows.abs().amax(-1) if rows.shape[-1] else rows.new_zeros(rows.shape[:-1])
-    return ((largest > SMALL).to(torch.uint8) + (~(largest <= limit)).to(torch.uint8)).contiguous()
+def _powers(rows: Tensor, width: int, as_they_come: bool) -> tuple[Tensor, Tensor, list[pool.Task]]:
+    """Return room for the exponentials of twice the features, keys as lanes unless as they come, and for the class of
+    each row, and the tasks that fill it.
+    """
+    B, H, N, C = rows.shape
+    powers = rows.new_empty((B, H, N, width) if as_they_come else (B, H, width, N))
+    classes = torch.empty(B, H, N, dtype=torch.uint8)
+    call = Call("additive.prepare", rows.dtype, LARGE[rows.dtype])
+    call.values |= {"query": rows.data_ptr(), "output": powers.data_ptr(), "query_class": classes.data_ptr()}
+    call.values |= {"C": C, "V": width, "S": max(N, 1), "direct": int(as_they_come)}
+    # A task begins at the start of a head or a whole number of groups into it.
+    step = -(-N // PAD) * PAD if N * width < PREPARED else PREPARED // width // PAD * PAD + PAD
+    spans = [(h * N + n, h * N + min(n + step, N)) for h in range(B * H) for n in range(0, N, step)]
+    share = max(-(-len(spans) // (2 * torch.get_num_threads())), 1)
+
+    def task(part: list[tuple[int, int]]) -> None:
+        scratch = torch.empty(PAD * width, dtype=rows.dtype)
+        for first, last in part:
+            call(first=first, last=last, scratch=scratch.data_ptr())
+
+    return powers, classes, [partial(task, spans[i : i + share]) for i in range(0, len(spans), share)]
 
 
 @dataclass(frozen=True)
@@ -121,7 +146,7 @@ class Gradients:
     def finished(self, rows: Rows, width: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients to projected query, key and weight (H, C): with the factors that kernels leave out."""
         if rows.family == "dot":
-            return self.query * scale, self.key, self.weight.new_zeros(self.weight.shape[1], 0)
+            return self.query * scale, self.key * scale, self.weight.new_zeros(self.weight.shape[1], 0)
         weight = rows.arrays["weight"]
         by_query = weight.unsqueeze(1)  # (H, 1, C)
         by_key = by_query[:: weight.shape[0] // self.key.shape[1]]  # the same for the query heads of a key head

@@ -1,80 +1,117 @@
-"""A pool of threads for kernels, which run without the GIL."""
+"""Running tasks on threads: those of torch's own OpenMP team where it can be found, else a pool of Python's.
+
+A thread of torch's team spins for some milliseconds after each of torch's operations. Threads of our own would share
+a core with it and lose what they were to win; its own threads are awake already.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
 
+Task = Callable[[], None]
+
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
+_forked = False
 
 
-def _forget() -> None:
-    """Begin anew in a forked child: the parent's threads do not exist there, and its lock may be held."""
-    global _lock, _pool
-    _lock, _pool = threading.Lock(), None
+def _begin_anew() -> None:
+    """Forget, in a forked child, the parent's threads: they do not exist there, and its lock may be held."""
+    global _lock, _pool, _forked
+    _lock, _pool, _forked = threading.Lock(), None, True
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
-def _threads() -> ThreadPoolExecutor:
-    global _pool
-    with _lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(max(os.cpu_count() or 1, 1), thread_name_prefix="regard")
-        return _pool
-
-
-def run(tasks: Sequence[Callable[[], None]]) -> None:
+def run(tasks: Sequence[Task]) -> None:
     """Run tasks on ``torch.get_num_threads()`` threads, the caller's among them; the first error is raised.
 
     An error or a keyboard interrupt lets the tasks that have begun come to their end, since they write to memory
     that is about to be freed, and begins no other.
     """
-    helpers = min(torch.get_num_threads(), len(tasks)) - 1
-    if helpers < 1:
-        for task in tasks:
-            task()
-        return
-    remaining = list(reversed(tasks))  # pop() of a list is atomic
+    remaining = list(reversed(tasks))
+    errors: list[BaseException] = []
 
     def work() -> None:
-        while remaining:
-            try:
-                task = remaining.pop()
-            except IndexError:
-                return
-            try:
-                task()
-            except BaseException:
-                remaining.clear()
+        try:
+            while remaining:
+                remaining.pop()()
+        except IndexError:
+            if remaining:
                 raise
+        except BaseException as error:
+            remaining.clear()
+            errors.append(error)
 
-    futures = [_threads().submit(work) for _ in range(helpers)]
-    try:
+    threads = min(torch.get_num_threads(), len(tasks))
+    if threads < 2:
         work()
-    finally:
-        remaining.clear() if futures is None else None
-        _join(futures, remaining)
-    for future in futures:
-        future.result()
+    else:
+        team = None if _forked else _team()  # a team does not survive a fork
+        if team is None:
+            _on_pool(work, threads, remaining, errors)
+        else:
+            _on_team(team, work, threads, errors)
+    if errors:
+        raise errors[0]
 
 
-def _join(futures: list, remaining: list) -> None:  # type: ignore[type-arg]
-    """Wait for the other threads; an interrupt meanwhile is raised after they have stopped."""
-    interrupt: BaseException | None = None
+_Body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def _on_team(team: Any, work: Task, threads: int, errors: list[BaseException]) -> None:
+    def body(_: int | None) -> None:
+        try:
+            work()
+        except BaseException as error:  # an interrupt between two statements of work()
+            errors.append(error)
+
+    team(_Body(body), None, threads, 0)
+
+
+@cache
+def _team() -> Any:
+    """Return the function of torch's OpenMP library that runs a function on all threads of its team, or None."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    paths = sorted(set(re.findall(r"(/\S*/lib(?:gomp|omp|iomp5)[^/\s]*\.so[^/\s]*)$", maps, re.MULTILINE)))
+    home = str(Path(torch.__file__).parent)
+    for path in sorted(paths, key=lambda path: not path.startswith(home)):  # another package may bring its own
+        try:
+            function = ctypes.CDLL(path).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        function.argtypes = (_Body, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        function.restype = None
+        return function
+    return None
+
+
+def _on_pool(work: Task, threads: int, remaining: list[Task], errors: list[BaseException]) -> None:
+    global _pool
+    with _lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(max(os.cpu_count() or 1, 1), thread_name_prefix="regard")
+        helpers = [_pool.submit(work) for _ in range(threads - 1)]
+    work()
     while True:
         try:
-            wait(futures)
-            break
+            wait(helpers)
+            return
         except KeyboardInterrupt as error:
-            interrupt = error
             remaining.clear()
-    if interrupt is not None:
-        raise interrupt
+            errors.append(error)

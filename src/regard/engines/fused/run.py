@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from regard.engines.fused import native, pool
+from regard.engines.fused import pool
+from regard.engines.fused.call import Call
 from regard.engines.fused.families import Gradients, Rows
-from regard.engines.fused.kernels.fields import BLOCK, CHUNK, FIELDS, GROUP, PAD, TILE
+from regard.engines.fused.kernels.fields import BLOCK, CHUNK, GROUP, PAD, TILE
+from regard.engines.fused.order import boxes
 from regard.engines.fused.sight import Sight, Unit
 
 #: Numbers of keys and values that a tile should hold, so that it stays in a core's cache.
-TILE_NUMBERS = 48 * 1024
-#: Shares of the work for each thread: enough that a late thread does not hold up the others.
-SHARES = 4
+TILE_NUMBERS = 96 * 1024
+#: Shares of the work for each thread: enough that a late thread does not hold up the others; fewer for gradients of
+#: few heads, as each share has sums of its own for the keys of its heads.
+SHARES, FEW_SHARES = 8, 2
+#: Keys of a tile where tiles can be out of reach.
+NEAR_TILE = 64
 #: Values fewer than this are read with keys as lanes.
 FEW_VALUES = 12
+#: Bytes of a scratch buffer that is kept for the next call.
+KEPT = 4 << 20
+#: Buffers that nobody uses, by size.
+_spare: dict[int, list[Tensor]] = {}
 
 
 @dataclass(frozen=True)
@@ -61,33 +70,34 @@ class Share:
     sums: dict[str, Tensor] = field(default_factory=dict)
 
 
-def shares(sight: Sight, groups: int, rows: int) -> list[Share]:
+def shares(sight: Sight, groups: int, backward: bool = False) -> list[Share]:
     """Cut the work into shares of about equal cost; the same for the same problem and number of threads."""
-    units = sight.units(rows)
-    blocks = -(-sight.extent.L // rows)
-    threads = torch.get_num_threads()
-    count = min(threads * SHARES if threads > 1 else 1, len(units))
-    whole = sum(unit.cost for unit in units)
-    found: list[list[Unit]] = [[]]
-    done = 0.0
-    for unit in units:
-        if found[-1] and done >= whole * len(found) / count:
-            found.append([])
-        found[-1].append(unit)
-        done += unit.cost
-    return [_share(part, sight, groups, blocks) for part in found if part]
+    extent, threads = sight.extent, torch.get_num_threads()
+    few = backward and extent.B * groups < threads * SHARES
+    count = threads * (FEW_SHARES if few else SHARES) if threads > 1 else 1
+    H, blocks = extent.H, -(-extent.L // BLOCK)
+
+    def share(units: list[Unit], heads: range) -> Share:
+        first, last = (head // H * groups + head % H // (H // groups) for head in (heads[0], heads[-1]))
+        return Share(units, heads, range(first, last + 1))
+
+    if sight.mask is None:
+        costs = sight.costs(BLOCK)
+        whole = extent.B * H * blocks
+        cuts = [whole * i // count for i in range(count + 1)] if costs is None else _cuts(costs, count)
+        spans = [(first, last) for first, last in zip(cuts, cuts[1:]) if first < last]
+        return [share([Unit(*span)], range(span[0] // blocks, (span[1] - 1) // blocks + 1)) for span in spans]
+    units = sight.units()
+    cuts = _cuts(torch.tensor([unit.cost for unit in units], dtype=torch.float64), count)
+    parts = [units[first:last] for first, last in zip(cuts, cuts[1:]) if first < last]
+    return [share(part, range(min(u.first for u in part), max(u.last for u in part))) for part in parts]
 
 
-def _share(units: list[Unit], sight: Sight, groups: int, blocks: int) -> Share:
-    if units[0].segments is None:  # consecutive items become one
-        units = [Unit(units[0].first, units[-1].last, 0.0)]
-        heads = range(units[0].first // blocks, (units[0].last - 1) // blocks + 1)
-    else:
-        heads = range(min(unit.first for unit in units), max(unit.last for unit in units))
-    H = sight.extent.H
-    R = H // groups
-    first, last = (head // H * groups + head % H // R for head in (heads[0], heads[-1]))
-    return Share(units, heads, range(first, last + 1))
+def _cuts(costs: Tensor, count: int) -> list[int]:
+    """Return where a row of costs is to be cut into ``count`` parts, with its two ends."""
+    done = costs.cumsum(0)
+    at = done[-1] * torch.arange(1, count, dtype=done.dtype) / count
+    return [0, *torch.searchsorted(done, at).tolist(), len(costs)]
 
 
 def _padded(count: int) -> int:
@@ -97,7 +107,7 @@ def _padded(count: int) -> int:
 def _tile(rows: Rows, V: int, S: int) -> int:
     """Return how many keys a tile has."""
     if rows.numbers.get("kind"):
-        return min(128, _padded(S))  # small tiles are skipped more often
+        return min(NEAR_TILE, _padded(S))  # small tiles are skipped more often
     fit = TILE_NUMBERS // max(rows.planes * rows.width + V, 1) // PAD * PAD
     return max(min(TILE, fit, _padded(S)), 4 * PAD if S > 4 * PAD else PAD)
 
@@ -113,16 +123,28 @@ class _Memory:
             place += _padded(size)
         self.size, self.dtype = place, dtype
 
-    def new(self) -> Tensor:
-        return torch.empty(self.size, dtype=self.dtype)
+    @contextmanager
+    def lent(self) -> Iterator[int]:
+        """Lend the address of scratch memory; what was used before is used again, as its pages are there already."""
+        size = 1 << (self.size * self.dtype.itemsize + 64).bit_length()
+        spare = _spare.setdefault(size, [])
+        try:
+            buffer = spare.pop()
+        except IndexError:
+            buffer = torch.empty(size, dtype=torch.uint8)
+        try:
+            yield -(-buffer.data_ptr() // 64) * 64
+        finally:
+            if size <= KEPT and len(spare) < torch.get_num_threads():
+                spare.append(buffer)
 
 
 def _sizes(rows: Rows, V: int, backward: bool, value_lanes: bool) -> dict[str, int]:
     C = rows.width
     v_chunks, c_chunks = -(-V // CHUNK), -(-C // CHUNK)
     spare = 4 * CHUNK
-    key = rows.planes * C * TILE + TILE + 2 * C
-    common = {"score": (2 * GROUP + 1) * TILE, "weight": GROUP * TILE}
+    key = rows.planes * C * TILE + TILE + (4 + 2 * BLOCK // GROUP) * C
+    common = {"score": (2 * GROUP + 1) * TILE, "weight": GROUP * TILE, "query": GROUP * C, "partial": GROUP * CHUNK}
     if not backward:
         value = v_chunks * TILE * CHUNK + spare if value_lanes else V * TILE
         return common | {"key": key, "value": value, "state": 4 * BLOCK, "output": max(v_chunks, 1) * BLOCK * CHUNK}
@@ -140,25 +162,23 @@ def _sizes(rows: Rows, V: int, backward: bool, value_lanes: bool) -> dict[str, i
     }
 
 
-class _Call:
-    """The arguments of a kernel, by name; tensors give their addresses."""
+class _Call(Call):
+    """A forward or backward kernel on a problem."""
 
     def __init__(self, rows: Rows, sight: Sight, value: Tensor, numbers: dict[str, int]) -> None:
+        super().__init__(f"{rows.family}.{'backward' if numbers.get('grad') else 'forward'}", value.dtype, rows.scale)
         extent = sight.extent
         V, S = value.shape[-1], extent.S
-        self.values = dict.fromkeys(FIELDS, 0)
+        tile = _tile(rows, V, S)
         self.values |= {"H": extent.H, "G": value.shape[1], "L": extent.L, "S": S, "C": rows.width, "V": V}
-        self.values |= {"rows": BLOCK, "tile": _tile(rows, V, S), "value": value.data_ptr()}
+        self.values |= {"rows": BLOCK, "tile": tile, "value": value.data_ptr()}
         self.values |= rows.numbers | sight.numbers | numbers
         self.values |= {name: tensor.data_ptr() for name, tensor in rows.arrays.items()}
         if sight.start is not None and sight.stop is not None:
             self.values |= {"start": sight.start.data_ptr(), "stop": sight.stop.data_ptr()}
-        self.real = (ctypes.c_double if value.dtype == torch.float64 else ctypes.c_float)(rows.scale)
-        self.function = native.load(f"{rows.family}.{'backward' if numbers.get('grad') else 'forward'}", value.dtype)
-
-    def __call__(self, **changes: int) -> None:
-        array = (ctypes.c_int64 * len(FIELDS))(*(self.values | changes).values())
-        self.function(ctypes.addressof(array), ctypes.addressof(self.real))
+        if sight.everything and rows.numbers.get("kind"):
+            self.boxes = boxes(rows.arrays["key"].mT, tile)
+            self.values["boxes"] = self.boxes.data_ptr()
 
 
 def _added_fields(sight: Sight, unit: Unit, added: Tensor) -> dict[str, int]:
@@ -202,19 +222,19 @@ def forward(rows: Rows, value: Tensor, sight: Sight, wants: Wants) -> Found:
     tensors = {name: getattr(found, name) for name in fields}
     call = _Call(rows, sight, value, numbers | {n: t.data_ptr() for n, t in tensors.items() if t is not None})
     memory = _Memory(_sizes(rows, V, False, value_lanes), dtype)
-    parts = shares(sight, value.shape[1], BLOCK)
+    parts = shares(sight, value.shape[1])
 
     def task(share: Share) -> Callable[[], None]:
         def run() -> None:
-            scratch = memory.new()
-            common = {"scratch": scratch.data_ptr(), "head_first": share.heads[0], **memory.places}
+            common = {"head_first": share.heads[0], **memory.places}
             if wants.received:
                 share.sums["received"] = value.new_zeros(len(share.heads), S)
                 common["received"] = share.sums["received"].data_ptr()
-            for unit in share.units:
-                added = sight.added if sight.added is not None else sight.added_to(unit, dtype)
-                extra = {} if added is None else _added_fields(sight, unit, added)
-                call(**common, **_unit_fields(unit), **extra)
+            with memory.lent() as scratch:
+                for unit in share.units:
+                    added = sight.added if sight.added is not None else sight.added_to(unit, dtype)
+                    extra = {} if added is None else _added_fields(sight, unit, added)
+                    call(scratch=scratch, **common, **_unit_fields(unit), **extra)
 
         return run
 
@@ -259,22 +279,23 @@ def backward(
     numbers |= {"peak": found.peak.data_ptr(), "total": found.total.data_ptr()}
     call = _Call(rows, sight, value, numbers)
     memory = _Memory(_sizes(rows, V, True, False), dtype)
-    parts = shares(sight, G, BLOCK)
+    parts = shares(sight, G, backward=True)
     key_shape = (S, C) if linear else (C, S)
     d_added = None if sight.added is None or not any(wanted) else torch.zeros_like(sight.added)
 
     def task(share: Share) -> Callable[[], None]:
         def run() -> None:
-            scratch = memory.new()
             share.sums |= {
                 "d_key": value.new_zeros(len(share.kv_heads), *key_shape),
                 "d_value": value.new_zeros(len(share.kv_heads), S, V),
                 "d_weight": value.new_zeros(len(share.heads), 2 * C),
             }
-            common = {"scratch": scratch.data_ptr(), "head_first": share.heads[0], "kv_first": share.kv_heads[0]}
+            common = {"head_first": share.heads[0], "kv_first": share.kv_heads[0]}
             common |= memory.places | {name: tensor.data_ptr() for name, tensor in share.sums.items()}
-            for unit in share.units:
-                _backward_unit(call, common, sight, unit, dtype, mask_tensors, wanted, d_added, share)
+            with memory.lent() as scratch:
+                common["scratch"] = scratch
+                for unit in share.units:
+                    _backward_unit(call, common, sight, unit, dtype, mask_tensors, wanted, d_added, share)
 
         return run
 

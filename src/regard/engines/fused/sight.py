@@ -27,7 +27,7 @@ class Unit:
 
     first: int
     last: int
-    cost: float
+    cost: float = 0.0
     block: int = 0
     segments: Tensor | None = None
     columns: Tensor | None = None
@@ -68,6 +68,11 @@ class Sight:
         return cls(extent, start, stop, None, added, dict(zip(("interval_b", "interval_h", "interval_r"), strides)))
 
     @property
+    def everything(self) -> bool:
+        """Whether every query sees every key."""
+        return self.start is None and self.mask is None and self.added is None
+
+    @property
     def plain(self) -> bool:
         """Whether nothing finite is added to any score."""
         return self.added is None and (self.mask is None or not self.mask.has_bias)
@@ -82,19 +87,20 @@ class Sight:
         kinds = self.mask.tiles(extent, BLOCK, KEYS, device="cpu")
         return float((kinds != EMPTY).double().mean()) if kinds.numel() else 0.0
 
-    def units(self, rows: int) -> list[Unit]:
-        """Return all work, in the order of heads: what goes into one call of a kernel can be cut no finer."""
-        if self.mask is not None:
-            return list(self._evaluated())
-        B, H, L, S = self.extent.B, self.extent.H, self.extent.L, self.extent.S
+    def costs(self, rows: int) -> Tensor | None:
+        """Return about how much each block of ``rows`` queries costs, (B · H · blocks,); None where all cost the same."""
+        B, H, L = self.extent.B, self.extent.H, self.extent.L
         blocks = -(-L // rows)
         if self.start is None or self.stop is None:
-            return [Unit(item, item + 1, float(S)) for item in range(B * H * blocks)]
-        # Visible pairs of each block, and something for its own sake.
+            return None
+        # Visible pairs, and something for each block's own sake.
         width = (self.stop - self.start).expand(-1, -1, L).double()
         padded = torch.nn.functional.pad(width, (0, blocks * rows - L)).unflatten(-1, (blocks, rows)).sum(-1)
-        costs = (padded / rows + 16).expand(B, H, blocks).flatten().tolist()
-        return [Unit(item, item + 1, cost) for item, cost in enumerate(costs)]
+        return (padded / rows + 16).expand(B, H, blocks).flatten()
+
+    def units(self) -> list[Unit]:
+        """Return all work where the mask is evaluated, block by block."""
+        return list(self._evaluated())
 
     def _evaluated(self) -> Iterator[Unit]:
         assert self.mask is not None

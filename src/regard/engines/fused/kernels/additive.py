@@ -15,65 +15,106 @@ from __future__ import annotations
 from numba import njit
 
 from regard.engines.fused.kernels._kernel import kernel
-from regard.engines.fused.kernels.basics import FAST, address, at, byte_address, fill, number, pack_rows, tanh
-from regard.engines.fused.kernels.fields import GROUP, TILE, F
-from regard.engines.fused.kernels.passes import backward_pass, forward_pass, padded
+from regard.engines.fused.kernels.basics import FAST, address, at, byte_address, exp, fill, maximum, number, pack_rows, tanh
+from regard.engines.fused.kernels.fields import GROUP, PAD, TILE, F
+from regard.engines.fused.kernels.passes import backward_pass, forward_pass, kv_head, padded
 
 #: Classes of rows, the larger of two deciding; SMALL only where both are.
 SMALL, NORMAL, RAW = 0, 1, 2
+#: What ``mixed`` says: pairs of SMALL rows may occur, RAW rows may occur.
+WITH_SMALL, WITH_RAW = 1, 2
 
 
 @njit(**FAST)
-def pack(a, x, kv, t0, n, k):
-    """Pack a tile of keys in each form that is needed, and the keys' classes; features are a multiple of four."""
+def pack(a, x, head, kv, r0, r1, t0, n, k):
+    """Pack a tile of keys, in the SMALL form too where pairs of such may occur, and the keys' classes."""
     C, S = a[F.C], a[F.S]
     plane = C * TILE
     pack_rows(at(address(a[F.key], x), kv * C * S + t0), S, C, n, k, TILE, padded(n))
     if a[F.mixed] != 0:
-        pack_rows(at(address(a[F.key_small], x), kv * C * S + t0), S, C, n, at(k, plane), TILE, padded(n))
-        pack_rows(at(address(a[F.key_raw], x), kv * C * S + t0), S, C, n, at(k, 2 * plane), TILE, padded(n))
-        classes, source = at(k, 3 * plane), at(byte_address(a[F.key_class]), kv * S + t0)
+        classes, source = at(k, plane), at(byte_address(a[F.key_class]), kv * S + t0)
         for j in range(n):
             classes[j] = number(source[j], x)
         fill(at(classes, n), padded(n) - n, number(float(NORMAL), x))
+    if a[F.mixed] & WITH_SMALL != 0:
+        pack_rows(at(address(a[F.key_small], x), kv * C * S + t0), S, C, n, at(k, plane + TILE), TILE, padded(n))
+    return True
 
 
 @njit(**FAST)
-def normal4(s, k, q, row, w, C, lanes):
-    """Write ``Σ w tanh`` of four rows, ``row`` features apart; the last may stand in for missing ones (row 0)."""
-    for i in range(GROUP):
-        fill(at(s, i * TILE), lanes, number(0.0, s))
-    s0, s1, s2, s3 = at(s, 0), at(s, TILE), at(s, 2 * TILE), at(s, 3 * TILE)
-    one = number(1.0, s)
-    total = number(0.0, s)
+def powers(source, C, limit, target, width):
+    """Write ``e^{2x}`` of a row, filled up to ``width`` features with those of 0; return its class."""
+    one, two, largest = number(1.0, source), number(2.0, source), number(0.0, source)
+    for c in range(C):
+        value = source[c]
+        largest = maximum(largest, abs(value))
+        value = limit if value > limit else value
+        value = -limit if value < -limit else value
+        target[c] = exp(two * value)
+    for c in range(C, width):
+        target[c] = one
+    if not largest <= limit:
+        return RAW
+    return NORMAL if largest > number(0.5, source) else SMALL
+
+
+@kernel("int*", "real*")
+def prepare(a, x):
+    """Bring rows into the NORMAL form, as they come or keys as lanes, and tell the class of each.
+
+    ``query`` are rows of C features, in heads of S rows, ``output`` is for rows of V features, ``best`` for whole
+    groups of rows meanwhile; ``direct`` asks for rows as they come.
+    """
+    C, V, S = a[F.C], a[F.V], a[F.S]
+    source, target, group = address(a[F.query], x), address(a[F.output], x), address(a[F.scratch], x)
+    classes = byte_address(a[F.query_class])
+    for first in range(a[F.first], a[F.last], PAD):
+        last = min(first + PAD, a[F.last])
+        for row in range(first, last):
+            place = at(target, row * V) if a[F.direct] != 0 else at(group, (row - first) * V)
+            classes[row] = powers(at(source, row * C), C, x[0], place, V)
+        if a[F.direct] == 0:
+            head, place = first // S, first % S
+            for c in range(V):
+                lanes = at(target, (head * V + c) * S + place)
+                for row in range(last - first):
+                    lanes[row] = group[row * V + c]
+
+
+@njit(**FAST)
+def normal2(s, k, q, row, w, C, lanes):
+    """Write ``Σ w tanh`` of two rows."""
+    one, minus_two = number(1.0, s), number(-2.0, s)
+    s0, s1 = at(s, 0), at(s, TILE)
+    fill(s0, lanes, number(0.0, s))
+    fill(s1, lanes, number(0.0, s))
     for c in range(0, C, 4):
-        e, f, g, h = at(q, c), at(q, c + row), at(q, c + 2 * row), at(q, c + 3 * row)
+        e, f = at(q, c), at(q, c + row)
         e0, e1, e2, e3 = e[0], e[1], e[2], e[3]
         f0, f1, f2, f3 = f[0], f[1], f[2], f[3]
-        g0, g1, g2, g3 = g[0], g[1], g[2], g[3]
-        h0, h1, h2, h3 = h[0], h[1], h[2], h[3]
         w0, w1, w2, w3 = w[c], w[c + 1], w[c + 2], w[c + 3]
-        total += (w0 + w1) + (w2 + w3)
+        half = number(0.5, s) * ((w0 + w1) + (w2 + w3))  # taken off each step: sums stay small
         k0, k1, k2, k3 = at(k, c * TILE), at(k, (c + 1) * TILE), at(k, (c + 2) * TILE), at(k, (c + 3) * TILE)
         for j in range(lanes):
             b0, b1, b2, b3 = k0[j], k1[j], k2[j], k3[j]
             d0, d1, d2, d3 = one + e0 * b0, one + e1 * b1, one + e2 * b2, one + e3 * b3
             u, v = d0 * d1, d2 * d3
-            s0[j] += ((w0 * d1 + w1 * d0) * v + (w2 * d3 + w3 * d2) * u) / (u * v)
+            p = u * v
+            s0[j] += ((w0 * d1 + w1 * d0) * v + (w2 * d3 + w3 * d2) * u - half * p) / p
             d0, d1, d2, d3 = one + f0 * b0, one + f1 * b1, one + f2 * b2, one + f3 * b3
             u, v = d0 * d1, d2 * d3
-            s1[j] += ((w0 * d1 + w1 * d0) * v + (w2 * d3 + w3 * d2) * u) / (u * v)
-            d0, d1, d2, d3 = one + g0 * b0, one + g1 * b1, one + g2 * b2, one + g3 * b3
-            u, v = d0 * d1, d2 * d3
-            s2[j] += ((w0 * d1 + w1 * d0) * v + (w2 * d3 + w3 * d2) * u) / (u * v)
-            d0, d1, d2, d3 = one + h0 * b0, one + h1 * b1, one + h2 * b2, one + h3 * b3
-            u, v = d0 * d1, d2 * d3
-            s3[j] += ((w0 * d1 + w1 * d0) * v + (w2 * d3 + w3 * d2) * u) / (u * v)
-    two = number(2.0, s)
-    for i in range(GROUP):
-        si = at(s, i * TILE)
-        for j in range(lanes):
-            si[j] = total - two * si[j]
+            p = u * v
+            s1[j] += ((w0 * d1 + w1 * d0) * v + (w2 * d3 + w3 * d2) * u - half * p) / p
+    for j in range(lanes):
+        s0[j] *= minus_two
+        s1[j] *= minus_two
+
+
+@njit(**FAST)
+def normal4(s, k, q, row, w, C, lanes):
+    """Write ``Σ w tanh`` of four rows, ``row`` features apart; the last may stand in for missing ones (row 0)."""
+    for r in range(0, GROUP, 2):
+        normal2(at(s, r * TILE), k, at(q, r * row), row, w, C, lanes)
 
 
 @njit(**FAST)
@@ -94,33 +135,20 @@ def small1(s, k, q, w, C, lanes):
 
 
 @njit(**FAST)
-def raw1(s, k, q, w, C, lanes):
-    """Write ``Σ w tanh(a + b)`` of one row."""
-    fill(s, lanes, number(0.0, s))
+def raw_pair(q, k, w, C):
+    """Return ``Σ w tanh(a + b)`` of one pair."""
+    total = number(0.0, q)
     for c in range(C):
-        qc, wc, kc = q[c], w[c], at(k, c * TILE)
-        for j in range(lanes):
-            s[j] += wc * tanh(qc + kc[j])
+        total += w[c] * tanh(q[c] + k[c])
+    return total
 
 
 @njit(**FAST)
-def choose(s, other, classes, own, wanted, lanes):
-    """Take the scores of ``other`` where the class of the pair is ``wanted``."""
-    mark = number(wanted + 0.0, s)
-    mine = number(own + 0.0, s)
+def choose_small(s, other, classes, lanes):
+    """Take the scores of ``other`` for SMALL keys."""
+    small = number(float(SMALL), s)
     for j in range(lanes):
-        larger = classes[j] if classes[j] > mine else mine
-        s[j] = other[j] if larger == mark else s[j]
-
-
-@njit(**FAST)
-def holds(classes, wanted, lanes):
-    """Whether any key is of a class."""
-    mark = number(wanted + 0.0, classes)
-    found = number(0.0, classes)
-    for j in range(lanes):
-        found += number(1.0, classes) if classes[j] == mark else number(0.0, classes)
-    return found > number(0.0, classes)
+        s[j] = other[j] if classes[j] == small else s[j]
 
 
 @njit(**FAST)
@@ -130,7 +158,7 @@ def weights_of(a, x, head):
 
 
 @njit(**FAST)
-def compare(a, x, head, row, last, j0, lanes, k, s):
+def compare(a, x, head, row, last, t0, j0, lanes, k, s):
     """Write the scores of four rows."""
     C, L = a[F.C], a[F.L]
     w = weights_of(a, x, head)
@@ -143,19 +171,20 @@ def compare(a, x, head, row, last, j0, lanes, k, s):
             one_normal(at(s, i * TILE + j0), at(k, j0), at(address(a[F.query], x), place + i * C), w, C, lanes)
     if a[F.mixed] == 0:
         return True
-    other, classes = at(s, GROUP * TILE), at(k, 3 * C * TILE + j0)
-    any_raw, any_small = holds(classes, RAW, lanes), holds(classes, SMALL, lanes)
+    other, classes = at(s, GROUP * TILE), at(k, C * TILE + j0)
+    raw = number(float(RAW), x)
     for i in range(count):
         own = byte_address(a[F.query_class])[head * L + row + i]
         si = at(s, i * TILE + j0)
-        if own == SMALL and any_small:
-            q = at(address(a[F.query_small], x), place + i * C)
-            small1(other, at(k, C * TILE + j0), q, w, C, lanes)
-            choose(si, other, classes, own, SMALL, lanes)
-        if own == RAW or any_raw:
+        if own == SMALL and a[F.mixed] & WITH_SMALL != 0:
+            small1(other, at(k, (C + 1) * TILE + j0), at(address(a[F.query_small], x), place + i * C), w, C, lanes)
+            choose_small(si, other, classes, lanes)
+        if a[F.mixed] & WITH_RAW != 0:
             q = at(address(a[F.query_raw], x), place + i * C)
-            raw1(other, at(k, 2 * C * TILE + j0), q, w, C, lanes)
-            choose(si, other, classes, own, RAW, lanes)
+            keys = at(address(a[F.key_raw], x), (kv_head(a, head) * a[F.S] + t0 + j0) * C)
+            for j in range(min(lanes, a[F.S] - t0 - j0)):
+                if own == RAW or classes[j] == raw:
+                    si[j] = raw_pair(q, at(keys, j * C), w, C)
     return True
 
 
@@ -163,18 +192,19 @@ def compare(a, x, head, row, last, j0, lanes, k, s):
 def one_normal(s, k, q, w, C, lanes):
     """Write ``Σ w tanh`` of one row."""
     fill(s, lanes, number(0.0, s))
-    one, two, total = number(1.0, s), number(2.0, s), number(0.0, s)
+    one, minus_two = number(1.0, s), number(-2.0, s)
     for c in range(0, C, 4):
         e0, e1, e2, e3 = q[c], q[c + 1], q[c + 2], q[c + 3]
         w0, w1, w2, w3 = w[c], w[c + 1], w[c + 2], w[c + 3]
-        total += (w0 + w1) + (w2 + w3)
+        half = number(0.5, s) * ((w0 + w1) + (w2 + w3))  # taken off each step: sums stay small
         k0, k1, k2, k3 = at(k, c * TILE), at(k, (c + 1) * TILE), at(k, (c + 2) * TILE), at(k, (c + 3) * TILE)
         for j in range(lanes):
             d0, d1, d2, d3 = one + e0 * k0[j], one + e1 * k1[j], one + e2 * k2[j], one + e3 * k3[j]
             u, v = d0 * d1, d2 * d3
-            s[j] += ((w0 * d1 + w1 * d0) * v + (w2 * d3 + w3 * d2) * u) / (u * v)
+            p = u * v
+            s[j] += ((w0 * d1 + w1 * d0) * v + (w2 * d3 + w3 * d2) * u - half * p) / p
     for j in range(lanes):
-        s[j] = total - two * s[j]
+        s[j] *= minus_two
 
 
 @njit(**FAST)
@@ -223,60 +253,78 @@ def pull_normal(ds, k, q, C, lanes, dq, dk, dw):
 
 
 @njit(**FAST)
-def tangents(t, c, normal, small, raw, k, classes, own, C, lanes):
-    """Write tanh(a + b) of one feature of one row, in the form that each pair asks for."""
-    one, two = number(1.0, t), number(2.0, t)
-    kn, ks, kr = at(k, c * TILE), at(k, (C + c) * TILE), at(k, (2 * C + c) * TILE)
-    qn, qs, qr = normal[c], small[c], raw[c]
-    mine, is_small, is_raw = number(own + 0.0, t), number(float(SMALL), t), number(float(RAW), t)
-    for j in range(lanes):
-        larger = classes[j] if classes[j] > mine else mine
-        plain = one - two / (one + qn * kn[j])
-        near = (qs + ks[j]) / (one + qs * ks[j])
-        value = near if larger == is_small else plain
-        t[j] = tanh(qr + kr[j]) if larger == is_raw else value
+def pull_small(ds, k, q, C, lanes, dq, dk, dw):
+    """Add ``Σ ds (1 − tanh²) / 4`` to dq and dk, and ``Σ ds tanh`` to dw, for one row of SMALL pairs."""
+    one, quarter = number(1.0, ds), number(0.25, ds)
+    for c in range(C):
+        qc, kc, g = q[c], at(k, c * TILE), at(dk, c * TILE)
+        x, y = number(0.0, ds), number(0.0, ds)
+        for j in range(lanes):
+            t = (qc + kc[j]) / (one + qc * kc[j])
+            h = quarter * ds[j] * (one - t) * (one + t)
+            g[j] += h
+            x += h
+            y += ds[j] * t
+        dq[c] += x
+        dw[c] += y
 
 
 @njit(**FAST)
-def pull_mixed(ds, t, g, lanes):
-    """Add ``Σ ds (1 − t²) / 4`` to g; return the sums of that and of ``ds t``."""
-    zero, one, quarter = number(0.0, ds), number(1.0, ds), number(0.25, ds)
-    x, y = zero, zero
-    for j in range(lanes):
-        h = quarter * ds[j] * (one - t[j]) * (one + t[j])
-        g[j] += h
-        x += h
-        y += ds[j] * t[j]
-    return x, y
+def pull_raw(ds, q, k, C, t, dq, dk, dw):
+    """Add the same for one pair; dk goes on to the next feature in steps of TILE."""
+    one, quarter = number(1.0, ds), number(0.25, ds)
+    for c in range(C):
+        t[c] = tanh(q[c] + k[c])
+    for c in range(C):
+        h = quarter * ds * (one - t[c]) * (one + t[c])
+        dq[c] += h
+        dw[c] += ds * t[c]
+        dk[c * TILE] += h
 
 
 @njit(**FAST)
-def pull(a, x, head, row, last, j0, lanes, k, s, ds, dq, dk, dw):
+def separate(ds, classes, wanted, lanes, target):
+    """Copy the gradients of pairs with keys of a class, zeros elsewhere."""
+    mark, zero = number(wanted + 0.0, ds), number(0.0, ds)
+    for j in range(lanes):
+        target[j] = ds[j] if classes[j] == mark else zero
+
+
+@njit(**FAST)
+def pull(a, x, head, row, last, t0, j0, lanes, k, s, ds, dq, dk, dw):
     """Take the gradient of four rows' scores to queries and keys (less a factor 4 w), and to the weights.
 
-    ``dw`` holds C sums of ``ds tanh`` and, where rows are not mixed, C more of ``ds (1 − tanh) / 2``.
+    ``dw`` holds C sums of ``ds tanh``, or of ``ds`` where C more hold those of ``ds (1 − tanh) / 2``.
     """
-    C, L = a[F.C], a[F.L]
+    C, L, mixed = a[F.C], a[F.L], a[F.mixed]
     place = (head * L + row) * C
+    zero, raw = number(0.0, x), number(float(RAW), x)
+    classes, other = at(k, C * TILE + j0), at(s, GROUP * TILE)
     for i in range(min(GROUP, last - row + 1)):
         dsi, dqi = at(ds, i * TILE + j0), at(dq, i * C)
-        normal = at(address(a[F.query], x), place + i * C)
-        if a[F.mixed] == 0:
-            pull_normal(dsi, at(k, j0), normal, C, lanes, dqi, at(dk, j0), at(dw, C))
-            total = number(0.0, x)
+        own = byte_address(a[F.query_class])[head * L + row + i] if mixed != 0 else NORMAL
+        if mixed & WITH_RAW != 0:
+            q = at(address(a[F.query_raw], x), place + i * C)
+            keys = at(address(a[F.key_raw], x), (kv_head(a, head) * a[F.S] + t0 + j0) * C)
+            t = at(address(a[F.scratch], x), a[F.at_query])
+            for j in range(lanes):
+                if dsi[j] != zero and (own == RAW or classes[j] == raw):
+                    pull_raw(dsi[j], q, at(keys, j * C), C, t, dqi, at(dk, j0 + j), dw)
+                    dsi[j] = zero
+        if own == SMALL and mixed & WITH_SMALL != 0:
+            separate(dsi, classes, SMALL, lanes, other)
+            q = at(address(a[F.query_small], x), place + i * C)
+            pull_small(other, at(k, (C + 1) * TILE + j0), q, C, lanes, dqi, at(dk, j0), dw)
+            separate(dsi, classes, NORMAL, lanes, other)
+            dsi = other
+        if own != RAW:
+            q = at(address(a[F.query], x), place + i * C)
+            pull_normal(dsi, at(k, j0), q, C, lanes, dqi, at(dk, j0), at(dw, C))
+            total = zero
             for j in range(lanes):
                 total += dsi[j]
             for c in range(C):
                 dw[c] += total
-            continue
-        own = byte_address(a[F.query_class])[head * L + row + i]
-        small, raw = at(address(a[F.query_small], x), place + i * C), at(address(a[F.query_raw], x), place + i * C)
-        t = at(s, GROUP * TILE)
-        for c in range(C):
-            tangents(t, c, normal, small, raw, at(k, j0), at(k, 3 * C * TILE + j0), own, C, lanes)
-            dq_c, dw_c = pull_mixed(dsi, t, at(dk, c * TILE + j0), lanes)
-            dqi[c] += dq_c
-            dw[c] += dw_c
 
 
 _forward, _scores = forward_pass(pack, compare)

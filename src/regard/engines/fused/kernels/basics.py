@@ -103,6 +103,18 @@ def floor(typingctx, x):
     return x(x), codegen
 
 
+@intrinsic
+def maximum(typingctx, x, y):
+    """Return the larger number, NaN if either is; its reduction over a loop vectorizes, which a comparison's does not."""
+
+    def codegen(context, builder, signature, args):
+        kind = args[0].type
+        function = builder.module.declare_intrinsic("llvm.maximum", [kind], ir.FunctionType(kind, [kind, kind]))
+        return builder.call(function, args)
+
+    return x(x, x), codegen
+
+
 def _polynomial(degree, coefficient, name):
     """Return a function Σ coefficient(k) xᵏ by Horner's rule, its terms written out."""
     body = repr(float(coefficient(degree)))

@@ -6,35 +6,38 @@ from numba import njit
 
 from regard.engines.fused.kernels._kernel import kernel
 from regard.engines.fused.kernels.basics import FAST, address, at, fill, number, pack_rows
-from regard.engines.fused.kernels.fields import TILE, F
+from regard.engines.fused.kernels.fields import GROUP, TILE, F
 from regard.engines.fused.kernels.linear import update_keys, update_keys_by_one
 from regard.engines.fused.kernels.passes import backward_pass, forward_pass, padded
 
 
 @njit(**FAST)
-def pack(a, x, kv, t0, n, k):
+def pack(a, x, head, kv, r0, r1, t0, n, k):
     """Pack the features of a tile of keys, keys as lanes."""
     C, S = a[F.C], a[F.S]
     pack_rows(at(address(a[F.key], x), kv * C * S + t0), S, C, n, k, TILE, padded(n))
+    return True
 
 
 @njit(**FAST)
-def compare(a, x, head, row, last, j0, lanes, k, s):
-    """Write the dot products of four rows; queries come scaled."""
-    C, L = a[F.C], a[F.L]
-    for i in range(4):
+def compare(a, x, head, row, last, t0, j0, lanes, k, s):
+    """Write the dot products of four rows, scaled."""
+    C, L, scale = a[F.C], a[F.L], x[0]
+    for i in range(GROUP):
         fill(at(s, i * TILE + j0), lanes, number(0.0, x))
-    # The last group may have fewer rows: the last one stands in.
-    step = C if row + 3 <= last else 0
-    query = at(address(a[F.query], x), (head * L + row) * C)
+    count = min(GROUP, last - row + 1)
+    source = at(address(a[F.query], x), (head * L + row) * C)
+    query = at(address(a[F.scratch], x), a[F.at_query])
+    for i in range(count * C):
+        query[i] = scale * source[i]
     whole = C // 4 * 4
-    if step:
+    if count == GROUP:
         for c in range(0, whole, 4):
             update_keys(at(s, j0), at(k, c * TILE + j0), at(query, c), C, 1, lanes)
         for c in range(whole, C):
             update_keys_by_one(at(s, j0), at(k, c * TILE + j0), at(query, c), C, lanes)
         return True
-    for i in range(last - row + 1):
+    for i in range(count):
         one_row(at(s, i * TILE + j0), at(k, j0), at(query, i * C), C, lanes)
     return True
 
@@ -49,7 +52,7 @@ def one_row(s, k, query, C, lanes):
 
 
 @njit(**FAST)
-def pull(a, x, head, row, last, j0, lanes, k, s, ds, dq, dk, dw):
+def pull(a, x, head, row, last, t0, j0, lanes, k, s, ds, dq, dk, dw):
     """Nothing: the backward pass knows the derivative of a product."""
 
 

@@ -17,7 +17,7 @@ _NAMES = (
     # What the rows are compared by, up to three forms of it, and the class of each row: see the families.
     "query query_small query_raw query_class",
     "key key_small key_raw key_class",
-    "weight weight_head mixed kind direct",
+    "weight weight_head mixed kind direct boxes",
     "value value_lanes",
     # Results.
     "output peak total top entropy received best best_key",
@@ -29,7 +29,7 @@ _NAMES = (
     # Sizes; a work item is a block of rows of one head.
     "H G L S C V K rows tile first last block head_first kv_first",
     # Where the parts of the scratch memory begin.
-    "scratch at_key at_value at_score at_weight at_state at_output at_rows at_d_key at_d_value at_d_score at_d_query",
+    "scratch at_query at_partial at_key at_value at_score at_weight at_state at_output at_rows at_d_key at_d_value at_d_score at_d_query",
 )
 
 FIELDS = tuple(" ".join(_NAMES).split())

@@ -7,8 +7,11 @@ from numba import njit
 from regard.engines.fused.kernels.basics import FAST, at, number
 from regard.engines.fused.kernels.fields import CHUNK, TILE
 
+#: Groups of four rows that are summed up before they are added to the rest.
+PARTIAL = 32
 
-def _update(distance):
+
+def _update(distance, constant=0):
     @njit(**FAST)
     def update(y, x, c, c_row, c_col, lanes):
         """Add ``Σ_n c[m, n] · x_n`` to y_m, for four rows y_m and four rows x_n; c[m, n] is c[m·c_row + n·c_col]."""
@@ -19,7 +22,7 @@ def _update(distance):
         d0, d1, d2, d3 = d[0], d[c_col], d[2 * c_col], d[3 * c_col]
         e0, e1, e2, e3 = e[0], e[c_col], e[2 * c_col], e[3 * c_col]
         f0, f1, f2, f3 = f[0], f[c_col], f[2 * c_col], f[3 * c_col]
-        for j in range(lanes):
+        for j in range(constant if constant else lanes):
             a0, a1, a2, a3 = x0[j], x1[j], x2[j], x3[j]
             y0[j] += c0 * a0 + c1 * a1 + c2 * a2 + c3 * a3
             y1[j] += d0 * a0 + d1 * a1 + d2 * a2 + d3 * a3
@@ -31,8 +34,43 @@ def _update(distance):
 
 #: Rows of keys: scores from features, and the gradient of weights from values.
 update_keys = _update(TILE)
-#: Rows of values or features: the read, and gradients of rows.
-update_lanes = _update(CHUNK)
+_by_64, _by_32, _by_16 = (_update(CHUNK, lanes) for lanes in (64, 32, 16))
+
+
+@njit(**FAST)
+def update_lanes(y, y_step, x, x_step, c, c_row, c_col, c_step, steps, lanes):
+    """Update rows of values or features ``steps`` times, y, x and c moving on; a constant number of lanes unrolls."""
+    done = 0
+    for _ in range(lanes // 64):
+        for i in range(steps):
+            _by_64(at(y, i * y_step + done), at(x, i * x_step + done), at(c, i * c_step), c_row, c_col, 64)
+        done += 64
+    if lanes - done >= 32:
+        for i in range(steps):
+            _by_32(at(y, i * y_step + done), at(x, i * x_step + done), at(c, i * c_step), c_row, c_col, 32)
+        done += 32
+    if lanes - done >= 16:
+        for i in range(steps):
+            _by_16(at(y, i * y_step + done), at(x, i * x_step + done), at(c, i * c_step), c_row, c_col, 16)
+
+
+@njit(**FAST)
+def contract_lanes(y, x, c, steps, lanes, partial):
+    """Add ``Σ_j c[m, j] · x_j`` to four rows y_m, for 4 · ``steps`` rows x_j; c[m, j] is c[m·TILE + j].
+
+    Partial sums of a few rows each keep the error of a long sum small.
+    """
+    for first in range(0, steps, PARTIAL):
+        for m in range(4):
+            row = at(partial, m * CHUNK)
+            for i in range(lanes):
+                row[i] = number(0.0, y)
+        count = min(PARTIAL, steps - first)
+        update_lanes(partial, 0, at(x, 4 * first * CHUNK), 4 * CHUNK, at(c, 4 * first), TILE, 1, 4, count, lanes)
+        for m in range(4):
+            row, target = at(partial, m * CHUNK), at(y, m * CHUNK)
+            for i in range(lanes):
+                target[i] += row[i]
 
 
 @njit(**FAST)

@@ -1,6 +1,7 @@
 """The forward and the backward pass over tiles, for any family of scores.
 
-A family gives three functions: ``pack`` brings a tile of keys into scratch memory, ``compare`` writes the scores of
+A family gives three functions: ``pack`` brings a tile of keys into scratch memory, if a block of rows can be in reach
+of it, ``compare`` writes the scores of
 four queries and these keys (or, where ``direct``, their weights), ``pull`` takes the gradient of scores back to rows.
 
 Work items are blocks of queries of one head. For a block, tiles of keys pass by; the softmax is online.
@@ -12,10 +13,10 @@ import math
 
 from numba import njit
 
-from regard.engines.fused.kernels.basics import FAST, add_rows, address, at, byte_address, exp, fill, log, number
+from regard.engines.fused.kernels.basics import FAST, add_rows, address, at, byte_address, exp, fill, log, maximum, number
 from regard.engines.fused.kernels.basics import pack_rows
 from regard.engines.fused.kernels.fields import BLOCK, CHUNK, GROUP, PAD, TILE, F
-from regard.engines.fused.kernels.linear import contract, update_keys, update_keys_by_one, update_lanes
+from regard.engines.fused.kernels.linear import contract, contract_lanes, update_keys, update_keys_by_one, update_lanes
 
 
 @njit(**FAST)
@@ -94,7 +95,7 @@ def row_max(s, j0, j1):
     """Return the largest of a row's scores."""
     peak = -number(math.inf, s)
     for j in range(j0, j1):
-        peak = s[j] if s[j] > peak else peak
+        peak = maximum(peak, s[j])
     return peak
 
 
@@ -169,8 +170,8 @@ def read(a, x, rows4, j0, j1, p, v, o):
     for c in range(0, V, CHUNK):
         lanes = padded(min(CHUNK, V - c))
         y, values = at(o, (c // CHUNK * BLOCK + rows4) * CHUNK), at(v, c // CHUNK * TILE * CHUNK)
-        for j in range(j0, j1, 4):
-            update_lanes(y, at(values, j * CHUNK), at(p, j), TILE, 1, lanes)
+        partial = at(address(a[F.scratch], x), a[F.at_partial])
+        contract_lanes(y, at(values, j0 * CHUNK), at(p, j0), (j1 - j0 + 3) // 4, lanes, partial)
 
 
 @njit(**FAST)
@@ -216,16 +217,20 @@ def forward_pass(pack, compare):
         j0, j1 = group_range(a, head, row, min(row + GROUP - 1, last), t0, n)
         if j1 <= j0:
             return 0, 0
-        if not compare(a, x, head, row, last, j0, padded(j1 - j0), k, s):
+        if not compare(a, x, head, row, last, t0, j0, padded(j1 - j0), k, s):
             return 0, 0
         hidden = number(0.0, x) if a[F.direct] != 0 else -number(math.inf, x)
-        for i in range(GROUP):
-            hide(a, x, head, min(row + i, last), t0, j0, j1, at(s, i * TILE), added_col, hidden)
+        if a[F.start] != 0 or a[F.has_added] != 0:
+            for i in range(GROUP):
+                hide(a, x, head, min(row + i, last), t0, j0, j1, at(s, i * TILE), added_col, hidden)
         return j0, j1
 
     @njit(**FAST)
     def tile_weights(a, x, r0, r1, g, t0, j0, j1, head, s, p, state, o):
-        """Turn scores into weights relative to each row's maximum so far, and bring the row's state up to date."""
+        """Turn scores into weights relative to each row's maximum so far, and bring the row's state up to date.
+
+        Weights that come directly stay where they are.
+        """
         L, K, V = a[F.L], a[F.K], a[F.V]
         m, l, e, top = state, at(state, BLOCK), at(state, 2 * BLOCK), at(state, 3 * BLOCK)
         zero, minus = number(0.0, x), -number(math.inf, x)
@@ -233,6 +238,12 @@ def forward_pass(pack, compare):
         for i in range(GROUP):
             row = g * GROUP + i
             si, pi = at(s, i * TILE), at(p, i * TILE)
+            if a[F.direct] != 0 and a[F.top] == 0 and a[F.entropy] == 0 and K == 0:
+                total = sum_of(si, j0, j1)
+                l[row] += total
+                seen = seen or total > zero
+                fill(at(si, j1), padded(j1 - j0) - (j1 - j0), zero)
+                continue
             peak = row_max(si, j0, j1)
             if r0 + row < r1 and K > 0:
                 place = (head * L + r0 + row) * K
@@ -242,12 +253,11 @@ def forward_pass(pack, compare):
                     keep_best(si, j0, j1, t0, best, keys, K)
             top[row] = peak if peak > top[row] else top[row]
             if a[F.direct] != 0:
-                for j in range(j0, j1):
-                    pi[j] = si[j]
                 l[row] += sum_of(si, j0, j1)
                 seen = seen or peak > zero
                 if a[F.entropy] != 0:
                     e[row] += direct_logs(si, j0, j1)
+                fill(at(si, j1), padded(j1 - j0) - (j1 - j0), zero)
             else:
                 if peak > m[row]:
                     factor = exp(m[row] - peak)
@@ -268,7 +278,7 @@ def forward_pass(pack, compare):
                     fill(at(pi, j0), j1 - j0, zero)
                     for j in range(j0, j1):
                         l[row] = si[j] if si[j] != si[j] else l[row]
-            fill(at(pi, j1), padded(j1 - j0) - (j1 - j0), zero)
+                fill(at(pi, j1), padded(j1 - j0) - (j1 - j0), zero)
         return seen
 
     @njit(**FAST)
@@ -283,7 +293,8 @@ def forward_pass(pack, compare):
             for tile_index in range(tiles_in(start, stop, tile)):
                 t0 = start + tile_index * tile
                 n = min(tile, stop - t0)
-                pack(a, x, kv_head(a, head), t0, n, k)
+                if not pack(a, x, head, kv_head(a, head), r0, r1, t0, n, k):
+                    continue
                 for g in range((r1 - r0 + GROUP - 1) // GROUP):
                     j0, j1 = tile_scores(a, x, head, r0, r1, g, t0, n, col + t0 - start if col >= 0 else -1, k, s)
                     for i in range(min(GROUP, r1 - r0 - g * GROUP)):
@@ -337,7 +348,8 @@ def forward_pass(pack, compare):
                     t0 = start + tile_index * tile
                     n = min(tile, stop - t0)
                     kv = kv_head(a, head)
-                    pack(a, x, kv, t0, n, k)
+                    if not pack(a, x, head, kv, r0, r1, t0, n, k):
+                        continue
                     packed = False
                     for g in range((r1 - r0 + GROUP - 1) // GROUP):
                         j0, j1 = tile_scores(a, x, head, r0, r1, g, t0, n, col + t0 - start if col >= 0 else -1, k, s)
@@ -346,7 +358,7 @@ def forward_pass(pack, compare):
                         if not packed:
                             pack_values(a, x, kv, t0, n, v)
                             packed = True
-                        read(a, x, g * GROUP, j0, j1, p, v, o)
+                        read(a, x, g * GROUP, j0, j1, s if a[F.direct] != 0 else p, v, o)
             finish(a, x, head, r0, r1, state, o)
             if a[F.received] != 0:
                 received(a, x, head, r0, r1, k, s, state)
@@ -414,19 +426,19 @@ def backward_pass(pack, tile_scores, pull, linear):
             lanes = padded(min(CHUNK, V - c))
             x = at(grads, (c // CHUNK * BLOCK + row) * CHUNK)
             y = at(dv, c // CHUNK * TILE * CHUNK)
-            for j in range(j0, j1, 4):
-                update_lanes(at(y, j * CHUNK), x, at(p, j), 1, TILE, lanes)
+            update_lanes(at(y, j0 * CHUNK), 4 * CHUNK, x, 0, at(p, j0), 1, TILE, 4, (j1 - j0 + 3) // 4, lanes)
 
     @njit(**FAST)
-    def pull_rows(a, row, j0, j1, ds, keys, queries, dq, dk):
+    def pull_rows(a, x, row, j0, j1, ds, keys, queries, dq, dk):
         """Take the gradient of four rows' dot products to queries and keys."""
         C = a[F.C]
+        partial = at(address(a[F.scratch], x), a[F.at_partial])
         for c in range(0, C, CHUNK):
             lanes = padded(min(CHUNK, C - c))
             rows, tile = c // CHUNK * BLOCK * CHUNK + row * CHUNK, c // CHUNK * TILE * CHUNK
-            for j in range(j0, j1, 4):
-                update_lanes(at(dq, rows), at(keys, tile + j * CHUNK), at(ds, j), TILE, 1, lanes)
-                update_lanes(at(dk, tile + j * CHUNK), at(queries, rows), at(ds, j), 1, TILE, lanes)
+            steps, first = (j1 - j0 + 3) // 4, tile + j0 * CHUNK
+            contract_lanes(at(dq, rows), at(keys, first), at(ds, j0), steps, lanes, partial)
+            update_lanes(at(dk, first), 4 * CHUNK, at(queries, rows), 0, at(ds, j0), 1, TILE, 4, steps, lanes)
 
     def backward(a, x):
         scratch = address(a[F.scratch], x)
@@ -454,7 +466,8 @@ def backward_pass(pack, tile_scores, pull, linear):
                 for tile_index in range(tiles_in(start, stop, tile)):
                     t0 = start + tile_index * tile
                     n = min(tile, stop - t0)
-                    pack(a, x, kv, t0, n, k)
+                    if not pack(a, x, head, kv, r0, r1, t0, n, k):
+                        continue
                     keys = at(k, C * TILE)
                     used = False
                     for g in range((r1 - r0 + GROUP - 1) // GROUP):
@@ -495,11 +508,11 @@ def backward_pass(pack, tile_scores, pull, linear):
                         score_gradients(a, x, head, row, r1 - 1, t0, j0, j1, p, dp, added_col)
                         pull_values(a, g * GROUP, j0, j1, p, grads, dv)
                         if linear:
-                            pull_rows(a, g * GROUP, j0, j1, dp, keys, rows_, dq, dk)
+                            pull_rows(a, x, g * GROUP, j0, j1, dp, keys, rows_, dq, dk)
                         else:
                             d_query = at(address(a[F.d_query], x), (head * L + row) * C)
                             d_weight = at(address(a[F.d_weight], x), (head - a[F.head_first]) * 2 * C)
-                            pull(a, x, head, row, r1 - 1, j0, lanes, k, s, dp, d_query, dk, d_weight)
+                            pull(a, x, head, row, r1 - 1, t0, j0, lanes, k, s, dp, d_query, dk, d_weight)
                     if not used:
                         continue
                     add_lanes(dv, TILE, n, V, at(address(a[F.d_value], x), (mine * S + t0) * V), V)

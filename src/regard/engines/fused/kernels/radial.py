@@ -8,47 +8,76 @@ from numba import njit
 
 from regard.engines.fused.kernels._kernel import kernel
 from regard.engines.fused.kernels.basics import FAST, address, at, log, number, pack_rows
-from regard.engines.fused.kernels.fields import GROUP, TILE, F
+from regard.engines.fused.kernels.fields import BLOCK, GROUP, TILE, F
 from regard.engines.fused.kernels.passes import backward_pass, forward_pass, padded
 
 GAUSSIAN, BOXCAR, TRIANGULAR, EPANECHIKOV = 0, 1, 2, 3
 
 
 @njit(**FAST)
-def pack(a, x, kv, t0, n, k):
-    """Pack the features of a tile of keys, keys as lanes, and the box around them."""
-    C, S = a[F.C], a[F.S]
+def pack(a, x, head, kv, r0, r1, t0, n, k):
+    """Pack the features of a tile of keys, keys as lanes, and the box around them; not if it is out of reach."""
+    C, S, L, tile, kind = a[F.C], a[F.S], a[F.L], a[F.tile], a[F.kind]
+    if kind != GAUSSIAN:
+        box = at(k, C * TILE)
+        inverse = at(address(a[F.weight], x), head % a[F.H] * a[F.weight_head])
+        if a[F.boxes] != 0:
+            if t0 == 0:  # a block begins: the boxes around all of its rows, and around each group
+                rows = at(address(a[F.query], x), (head * L + r0) * C)
+                box_of(rows, r1 - r0, C, at(box, 2 * C))
+                for g in range((r1 - r0 + GROUP - 1) // GROUP):
+                    count = min(GROUP, r1 - r0 - g * GROUP)
+                    box_of(at(rows, g * GROUP * C), count, C, at(box, (4 + 2 * g) * C))
+            near = at(address(a[F.boxes], x), (kv * ((S + tile - 1) // tile) + t0 // tile) * 2 * C)
+            for c in range(2 * C):
+                box[c] = near[c]
+            if not in_reach(C, at(box, 2 * C), box, inverse):
+                return False
+        else:
+            box_of_lanes(at(address(a[F.key], x), kv * C * S + t0), S, n, C, box)
     pack_rows(at(address(a[F.key], x), kv * C * S + t0), S, C, n, k, TILE, padded(n))
-    if a[F.kind] == GAUSSIAN:
-        return
-    low, high = at(k, C * TILE), at(k, C * TILE + C)
-    for c in range(C):
-        row = at(k, c * TILE)
-        least, most = number(math.inf, x), -number(math.inf, x)
-        for j in range(n):
-            least = row[j] if row[j] < least else least
-            most = row[j] if row[j] > most else most
-        low[c], high[c] = least, most
+    return True
 
 
 @njit(**FAST)
-def in_reach(C, rows, row, count, low, high, inverse):
-    """Whether the box around some rows comes within one width of the box around the keys."""
-    zero = number(0.0, low)
+def box_of(rows, count, C, box):
+    """Write the least and then the largest of each feature of some rows; what is no number counts for nothing."""
+    for c in range(C):
+        least, most = number(math.inf, box), -number(math.inf, box)
+        for i in range(count):
+            value = rows[i * C + c]
+            least = value if value < least else least
+            most = value if value > most else most
+        box[c], box[C + c] = least, most
+
+
+@njit(**FAST)
+def box_of_lanes(keys, row, n, C, box):
+    """Write the same of keys whose features are ``row`` apart."""
+    for c in range(C):
+        least, most = number(math.inf, box), -number(math.inf, box)
+        for j in range(n):
+            value = keys[c * row + j]
+            least = value if value < least else least
+            most = value if value > most else most
+        box[c], box[C + c] = least, most
+
+
+@njit(**FAST)
+def in_reach(C, one, other, inverse):
+    """Whether two boxes come within one width of each other."""
+    zero = number(0.0, one)
     square = zero
     for c in range(C):
-        least, most = rows[c], rows[c]
-        for i in range(1, count):
-            least, most = min(least, rows[i * row + c]), max(most, rows[i * row + c])
-        gap = max(max(low[c] - most, least - high[c]), zero) * inverse[c]
+        gap = max(max(other[c] - one[C + c], one[c] - other[C + c]), zero) * inverse[c]
         square += gap * gap
-    return square <= number(1.001, low)  # a little more than one, so that rounding excludes nothing
+    return square <= number(1.001, one)  # a little more than one, so that rounding excludes nothing
 
 
-def _squares(count, first):
+def _distances(count, first):
     @njit(**FAST)
-    def squares(s, k, q, inverse, lanes):
-        """Set s to (or add to it) the squared distance in a few features."""
+    def distances(s, k, q, inverse, lanes):
+        """Set s to (or add to it) the squared distance in up to three features."""
         q0, i0, k0 = q[0], inverse[0], at(k, 0)
         q1, i1, k1 = (q[1], inverse[1], at(k, TILE)) if count > 1 else (q0, i0, k0)
         q2, i2, k2 = (q[2], inverse[2], at(k, 2 * TILE)) if count > 2 else (q0, i0, k0)
@@ -63,11 +92,11 @@ def _squares(count, first):
                 total += d * d
             s[j] = total if first else s[j] + total
 
-    return squares
+    return distances
 
 
-_first1, _first2, _first3 = (_squares(n, True) for n in (1, 2, 3))
-_more1, _more2, _more3 = (_squares(n, False) for n in (1, 2, 3))
+_first1, _first2, _first3 = (_distances(n, True) for n in (1, 2, 3))
+_more1, _more2, _more3 = (_distances(n, False) for n in (1, 2, 3))
 
 
 @njit(**FAST)
@@ -92,10 +121,13 @@ def square_distances(s, k, q, inverse, C, lanes):
 
 
 @njit(**FAST)
-def kernel_weights(s, kind, lanes):
-    """Replace squared distances by kernel weights, 0 beyond reach."""
+def weigh(s, kind, half, lanes):
+    """Replace squared distances by the Gaussian's scores, or by a compact kernel's weights, 0 beyond reach."""
     zero, one = number(0.0, s), number(1.0, s)
-    if kind == BOXCAR:
+    if kind == GAUSSIAN:
+        for j in range(lanes):
+            s[j] = half * s[j]
+    elif kind == BOXCAR:
         for j in range(lanes):
             s[j] = one if s[j] <= one else zero
     elif kind == TRIANGULAR:
@@ -106,32 +138,96 @@ def kernel_weights(s, kind, lanes):
             s[j] = one - s[j] if s[j] < one else zero
 
 
+def _near(count, kind):
+    @njit(**FAST)
+    def near(s, k, q, inverse, lanes):
+        """Write the compact kernel's weights in up to three features."""
+        q0, i0, k0 = q[0], inverse[0], at(k, 0)
+        q1, i1, k1 = (q[1], inverse[1], at(k, TILE)) if count > 1 else (q0, i0, k0)
+        q2, i2, k2 = (q[2], inverse[2], at(k, 2 * TILE)) if count > 2 else (q0, i0, k0)
+        zero, one = number(0.0, s), number(1.0, s)
+        for j in range(lanes):
+            d = (q0 - k0[j]) * i0
+            total = d * d
+            if count > 1:
+                d = (q1 - k1[j]) * i1
+                total += d * d
+            if count > 2:
+                d = (q2 - k2[j]) * i2
+                total += d * d
+            if kind == BOXCAR:
+                s[j] = one if total <= one else zero
+            elif kind == TRIANGULAR:
+                s[j] = one - math.sqrt(total) if total < one else zero
+            else:
+                s[j] = one - total if total < one else zero
+
+    return near
+
+
+_boxcar1, _boxcar2, _boxcar3 = (_near(n, BOXCAR) for n in (1, 2, 3))
+_triangular1, _triangular2, _triangular3 = (_near(n, TRIANGULAR) for n in (1, 2, 3))
+_epanechikov1, _epanechikov2, _epanechikov3 = (_near(n, EPANECHIKOV) for n in (1, 2, 3))
+
+
 @njit(**FAST)
-def compare(a, x, head, row, last, j0, lanes, k, s):
+def near_weights(s, k, q, inverse, C, kind, lanes):
+    """Write the weights of a compact kernel in one, two or three features, in one go."""
+    if kind == BOXCAR:
+        if C == 3:
+            _boxcar3(s, k, q, inverse, lanes)
+        elif C == 2:
+            _boxcar2(s, k, q, inverse, lanes)
+        else:
+            _boxcar1(s, k, q, inverse, lanes)
+    elif kind == TRIANGULAR:
+        if C == 3:
+            _triangular3(s, k, q, inverse, lanes)
+        elif C == 2:
+            _triangular2(s, k, q, inverse, lanes)
+        else:
+            _triangular1(s, k, q, inverse, lanes)
+    elif C == 3:
+        _epanechikov3(s, k, q, inverse, lanes)
+    elif C == 2:
+        _epanechikov2(s, k, q, inverse, lanes)
+    else:
+        _epanechikov1(s, k, q, inverse, lanes)
+
+
+@njit(**FAST)
+def compare(a, x, head, row, last, t0, j0, lanes, k, s):
     """Write the scores of four rows, or their kernel weights; answer False where no key is in reach."""
     C, L, kind, scale = a[F.C], a[F.L], a[F.kind], x[0]
     inverse = at(address(a[F.weight], x), head % a[F.H] * a[F.weight_head])
     count = min(GROUP, last - row + 1)
     query = at(address(a[F.query], x), (head * L + row) * C)
-    if kind != GAUSSIAN and not in_reach(C, query, C, count, at(k, C * TILE), at(k, C * TILE + C), inverse):
-        return False
+    if kind != GAUSSIAN:
+        box = at(k, C * TILE)
+        mine = at(box, (4 + 2 * (row % BLOCK // GROUP)) * C)
+        if a[F.boxes] == 0:
+            box_of(query, count, C, mine)
+        if not in_reach(C, mine, box, inverse):
+            return False
     half = number(-0.5, x) * scale
-    zero, minus = number(0.0, x), -number(math.inf, x)
+    zero, one, minus = number(0.0, x), number(1.0, x), -number(math.inf, x)
+    if a[F.direct] != 0 and a[F.grad] == 0 and 0 < C <= 3:
+        for i in range(GROUP):
+            q = at(query, min(i, count - 1) * C)
+            near_weights(at(s, i * TILE + j0), at(k, j0), q, inverse, C, kind, lanes)
+        return True
     for i in range(GROUP):
         si = at(s, i * TILE + j0)
         square_distances(si, at(k, j0), at(query, min(i, count - 1) * C), inverse, C, lanes)
-        if kind == GAUSSIAN:
+        if a[F.grad] != 0 and kind != GAUSSIAN:  # the backward pass needs them again
+            squares = at(s, (GROUP + i) * TILE + j0)
             for j in range(lanes):
-                si[j] = half * si[j]
-            continue
-        squares = at(s, (GROUP + i) * TILE + j0)
-        for j in range(lanes):
-            squares[j] = si[j]
-        kernel_weights(si, kind, lanes)
-        if a[F.direct] == 0:
+                squares[j] = si[j]
+        weigh(si, kind, half, lanes)
+        if a[F.direct] == 0 and kind != GAUSSIAN:
             for j in range(lanes):
                 inside = si[j] > zero
-                value = log(si[j] if inside else number(1.0, x))
+                value = log(si[j] if inside else one)
                 si[j] = scale * value if inside else minus
     return True
 
@@ -172,7 +268,7 @@ def pull_feature(ds, k, q, inverse, dk, lanes):
 
 
 @njit(**FAST)
-def pull(a, x, head, row, last, j0, lanes, k, s, ds, dq, dk, dw):
+def pull(a, x, head, row, last, t0, j0, lanes, k, s, ds, dq, dk, dw):
     """Take the gradient of four rows' scores to queries and keys, less a factor 2 / width, and to the width."""
     C, L = a[F.C], a[F.L]
     inverse = at(address(a[F.weight], x), head % a[F.H] * a[F.weight_head])

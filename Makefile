@@ -31,6 +31,9 @@ $(BENCH_READY): $(READY)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
 	touch $@
 
+costs: $(READY)
+	$(BIN)/python -m benchmarks.costs
+
 bench: $(BENCH_READY)
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.readme

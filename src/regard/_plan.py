@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from regard import engines
 from regard._errors import described, rejected, unknown_name
 from regard._problem import Problem
-from regard.engines import Cost, Engine
+from regard._tracing import is_blind
+from regard.engines import Cost, Engine, costs
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,20 @@ def choose(problem: Problem, engine: object) -> Engine:
         if refusal is not None:
             raise rejected("attention", "engine", "be able to run this call", f"{named.name!r}: {refusal}")
         return named
-    growing: Engine | None = None
-    for candidate in engines.TABLE.values():  # in order of preference
-        if candidate.refusal(problem) is None:
-            if not candidate.grows(problem):
-                return candidate
-            growing = growing or candidate
-    assert growing is not None, "the reference engine runs everything"
-    return growing
+    able = [candidate for candidate in engines.TABLE.values() if candidate.refusal(problem) is None]
+    flat = [candidate for candidate in able if not candidate.grows(problem)]
+    if len(flat) < 2:
+        return (flat or able)[0]  # the reference engine runs everything
+    times = _seconds(flat, problem)
+    return engines.TABLE[min(times, key=times.__getitem__)] if times else flat[0]  # their order, where nothing is known
+
+
+def _seconds(candidates: list[Engine], problem: Problem) -> dict[str, float]:
+    """Return how long each engine should take, of those of which it is known."""
+    if problem.query.device.type != "cpu" or is_blind(problem.query):
+        return {}
+    found = {candidate.name: costs.seconds(candidate.name, problem) for candidate in candidates}
+    return {name: time for name, time in found.items() if time is not None}
 
 
 def plan(problem: Problem, engine: object) -> Plan:
@@ -100,7 +107,11 @@ def plan(problem: Problem, engine: object) -> Plan:
         elif other.grows(problem) and not chosen.grows(problem):
             others[other.name] = "would not: its workspace grows with L×S"
         else:
-            others[other.name] = f"would not: {chosen.name} is faster here"
+            times = _seconds([chosen, other], problem)
+            if len(times) == 2:
+                others[other.name] = f"would not: {times[other.name] / times[chosen.name]:.2g}× the time"
+            else:
+                others[other.name] = f"would not: {chosen.name} comes first here"
     return Plan(chosen, chosen.cost(problem), others, _describe(problem))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,11 +12,15 @@ from torch import Tensor
 from regard import _autocast, _checks, masks, scores
 from regard._errors import described, rejected, shape, unknown_name
 from regard._part import Part
-from regard.masks.base import Extent, Mask
+from regard._tracing import is_blind
+from regard.masks.base import EMPTY, Extent, Mask
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.normalizers.base import Normalizer
 from regard.scores.base import TABLE as SCORES
 from regard.scores.base import Score
+
+#: The side of the tiles by which the visible share of a mask that is no interval is measured.
+SHARE_TILE = 128
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,18 @@ class Problem:
     def compute_dtype(self) -> torch.dtype:
         """The dtype to calculate in: float32 for narrower inputs."""
         return self.query.dtype if self.query.dtype == torch.float64 else torch.float32
+
+    @cached_property
+    def visible_share(self) -> float:
+        """About which share of the pairs may meet; 1 where values cannot be looked at."""
+        extent = self.extent
+        if self.mask is None or is_blind(self.query) or not self.mask.hides or 0 in (*self.query.shape[:3], extent.S):
+            return 1.0
+        spans = self.mask.intervals(extent)
+        if spans is not None:
+            return float((spans[1] - spans[0]).double().mean()) / extent.S
+        kinds = self.mask.tiles(extent, SHARE_TILE, SHARE_TILE)
+        return float((kinds != EMPTY).double().mean())
 
     def restore(self, tensor: Tensor) -> Tensor:
         """Return a (B, H, ...) result in the caller's leading dimensions."""

@@ -15,7 +15,7 @@ from regard._tracing import is_traced
 from regard.engines import care, dense, strips
 from regard.engines.base import Cost, Engine, Outcome
 from regard.engines.tiles import Span, spans
-from regard.masks.base import EMPTY, Mask
+from regard.masks.base import Mask
 from regard.normalizers import Softmax
 from regard.scores import DotForm, Score
 from regard.scores.dot_like import DotLike
@@ -73,7 +73,7 @@ class Sdpa(Engine):
             if isinstance(mask, masks.Dense):
                 mask_bytes = float(sum(t.numel() * t.element_size() for t in mask.tensors()))
             else:
-                share = _share(problem)
+                share = problem.visible_share
                 work = float(strips.STRIP * strips.BLOCK * strips.MASKED_RUN * size * (H if mask.has_bias else 1))
         ends = (problem.query, problem.key, problem.value)
         moved = sum(t.numel() * t.element_size() for t in ends) + mask_bytes
@@ -101,16 +101,6 @@ class Sdpa(Engine):
 
 def _is_causal(problem: Problem) -> bool:
     return problem.mask is not None and problem.mask.is_plain_causal(problem.extent)
-
-
-def _share(problem: Problem) -> float:
-    """Return the share of pairs in tiles that are not empty."""
-    if problem.mask is None:
-        return 1.0
-    if is_traced(problem.query):
-        return 0.5 if _is_causal(problem) else 1.0
-    kinds = problem.mask.tiles(problem.extent, strips.STRIP, strips.BLOCK)
-    return float((kinds != EMPTY).double().mean()) if kinds.numel() else 0.0
 
 
 def _run(problem: Problem) -> Outcome:

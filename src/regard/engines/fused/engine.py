@@ -61,11 +61,10 @@ class Fused(Engine):
         e = problem.extent
         E, V = problem.query.shape[-1], problem.value.shape[-1]
         size = torch.finfo(problem.compute_dtype).bits // 8
-        share = 1.0 if problem.mask is None else Sight.of(problem.mask, e).visible_share()
         ends = (problem.query, problem.key, problem.value)
         moved = sum(t.numel() * t.element_size() for t in ends)
         kept = 2 * sum(t.numel() for t in ends) * size
-        flops = e.B * e.H * e.L * e.S * share * (problem.score.pair_flops(E) + 2 * V + 8)
+        flops = e.B * e.H * e.L * e.S * problem.visible_share * (problem.score.pair_flops(E) + 2 * V + 8)
         return Cost(float(flops), float(moved), float(kept), grows=False)
 
     def run(self, problem: Problem) -> Outcome:

@@ -77,16 +77,6 @@ class Sight:
         """Whether nothing finite is added to any score."""
         return self.added is None and (self.mask is None or not self.mask.has_bias)
 
-    def visible_share(self) -> float:
-        """Return about which share of pairs is visible."""
-        extent = self.extent
-        if self.start is not None and self.stop is not None:
-            return float((self.stop - self.start).double().mean()) / max(extent.S, 1) if self.start.numel() else 0.0
-        if self.mask is None:
-            return 1.0
-        kinds = self.mask.tiles(extent, BLOCK, KEYS, device="cpu")
-        return float((kinds != EMPTY).double().mean()) if kinds.numel() else 0.0
-
     def costs(self, rows: int) -> Tensor | None:
         """Return about how much each block of ``rows`` queries costs, (B · H · blocks,); None where all cost the same."""
         B, H, L = self.extent.B, self.extent.H, self.extent.L

@@ -1,0 +1,152 @@
+"""Fit what ``engine="auto"`` chooses by: ``python -m benchmarks.costs`` writes ``src/regard/engines/costs.json``."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import regard
+from benchmarks.machine import facts
+from benchmarks.measure import loops_for, sample
+from regard import _problem, masks, scores
+from regard.engines import TABLE, costs
+
+TARGET = Path(costs.__file__).with_name("costs.json")
+#: Pairs times features beyond which a call would take too long to measure.
+LARGEST = 2.5e9
+#: Seconds that a sample lasts at least, and samples of each call.
+FLOOR, SAMPLES = 0.004, 3
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One call to measure."""
+
+    score: str
+    mask: str
+    L: int
+    S: int
+    H: int
+    C: int
+    V: int
+    backward: bool
+
+
+def settings() -> Iterator[Setting]:
+    """Yield the grid."""
+    lengths = ((8, 8), (64, 64), (1, 512), (256, 256), (1024, 1024), (64, 2048), (4096, 4096))
+    for score, mask, (L, S), backward in itertools.product(
+        ("dot", "additive", "gaussian", "compact"), ("all", "structure", "bias", "matrix"), lengths, (False, True)
+    ):
+        widths = {"dot": ((16, 16), (64, 64), (128, 128), (64, 256)), "additive": ((16, 64), (64, 16), (128, 64))}
+        for C, V in widths.get(score, ((1, 1), (3, 1), (3, 64), (16, 16), (64, 64))):
+            H = 8 if score == "dot" else 1
+            if H * L * S * max(C, V) <= LARGEST / (4 if score != "dot" else 1):
+                yield Setting(score, mask, L, S, H, C, V, backward)
+
+
+def made(s: Setting) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a call's arguments."""
+    generator = torch.Generator().manual_seed(0)
+
+    def new(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).requires_grad_(s.backward)
+
+    ends = new(1, s.H, s.L, s.C), new(1, s.H, s.S, s.C), new(1, s.H, s.S, s.V)
+    score: scores.Score | None = None
+    if s.score == "additive":
+        score = scores.Additive(new(s.C))
+    elif s.score != "dot":
+        score = scores.Gaussian(1.0) if s.score == "gaussian" else scores.Epanechikov(1.5 * s.C**0.5)
+    window = masks.window(s.S // 4, 0, align="lower_right")
+    mask = {
+        "all": None,
+        "structure": masks.causal(align="lower_right") & window,
+        "bias": masks.causal(align="lower_right") & masks.alibi(torch.rand(s.H, generator=generator), align="lower_right"),
+        "matrix": masks.dense(torch.rand(s.L, s.S, generator=generator) < 0.5),
+    }[s.mask]
+    return ends, {"attn_mask": mask, "score": score}
+
+
+def measured(s: Setting) -> Iterator[tuple[str, tuple[float, ...], float]]:
+    """Yield the lane, the terms and the seconds of a call for every engine that runs it, sampled in turn."""
+    ends, options = made(s)
+    mask = options["attn_mask"]
+    problem = _problem.build(*ends, mask, 0.0, False, None, False, options["score"], "softmax", None)
+    calls: dict[str, Callable[[], object]] = {}
+    for name, engine in TABLE.items():
+        if engine.refusal(problem) is None and not engine.grows(problem):
+            calls[name] = _call(ends, {**options, "engine": name}, s.backward)
+    best = dict.fromkeys(calls, float("inf"))
+    loops: dict[str, int] = {}
+    for name, call in calls.items():
+        call()  # compiles
+        loops[name] = loops_for(call, FLOOR)
+    for _ in range(SAMPLES):
+        for name, call in calls.items():
+            best[name] = min(best[name], sample(call, loops[name]))
+    for name, seconds in best.items():
+        yield costs.lane(name, problem), costs.terms(problem), seconds
+
+
+def _call(ends: tuple[Any, ...], options: dict[str, Any], backward: bool) -> Callable[[], object]:
+    if not backward:
+        return lambda: regard.attention(*ends, **options)
+    score = options["score"]
+    leaves = [*ends, *([t for t in score.tensors() if t.requires_grad] if score else [])]
+    return lambda: torch.autograd.grad(regard.attention(*ends, **options).sum(), leaves, allow_unused=True)
+
+
+def fitted(rows: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[float]:
+    """Return the rates, none negative, whose relative errors are least in squares."""
+    a = np.array(rows) / np.array(seconds)[:, None]
+    active = list(range(a.shape[1]))
+    while True:
+        found = np.linalg.lstsq(a[:, active], np.ones(len(a)), rcond=None)[0]
+        if (found >= 0).all():
+            break
+        del active[int(found.argmin())]
+    rates = np.zeros(a.shape[1])
+    rates[active] = found
+    return [float(f"{rate:.3g}") for rate in rates]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, fit, write, and tell how good the fit is."""
+    parser = argparse.ArgumentParser("python -m benchmarks.costs", description=__doc__)
+    parser.add_argument("--share", type=float, default=1.0, help="measure this share of the grid only")
+    parser.add_argument("--out", type=Path, default=TARGET, help="where to write")
+    options = parser.parse_args(argv)
+    grid = [s for s in settings() if random.Random(repr(s)).random() < options.share]
+    rows: defaultdict[str, list[tuple[float, ...]]] = defaultdict(list)
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    began = time.monotonic()
+    for i, setting in enumerate(grid):
+        print(f"\r{i + 1} of {len(grid)}: {setting}".ljust(140)[:140], end="", file=sys.stderr)
+        for lane, terms, seconds in measured(setting):
+            rows[lane].append(terms)
+            times[lane].append(seconds)
+    lanes = {lane: fitted(rows[lane], times[lane]) for lane in sorted(rows)}
+    for lane, rates in lanes.items():
+        ratios = np.array(rows[lane]) @ np.array(rates) / np.array(times[lane])
+        print(f"{lane:36} {len(ratios):3} calls, predicted / measured {ratios.min():.2f} to {ratios.max():.2f}")
+    where = facts() | {"command": "python -m benchmarks.costs", "took": f"{(time.monotonic() - began) / 60:.1f} minutes"}
+    body = {"machine": where, "terms": costs.TERMS, "lanes": lanes}
+    options.out.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

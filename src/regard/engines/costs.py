@@ -1,0 +1,72 @@
+"""How long each engine takes: a model fitted on measurements, by which ``engine="auto"`` chooses on a CPU.
+
+``costs.json`` holds, for each lane (engine, family of scores, kind of mask, with or without a backward pass), the
+seconds that each of :data:`TERMS` costs. ``python -m benchmarks.costs`` measures and writes it anew.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+
+import torch
+
+from regard import masks, scores
+from regard._problem import Problem
+from regard.scores.distance import Radial
+from regard.scores.dot_like import DotLike
+
+#: What costs time: the call, each visible pair, its features, its values, and each number of the inputs.
+TERMS = ("call", "pairs", "pairs·features", "pairs·values", "numbers")
+
+
+def family(problem: Problem) -> str:
+    """Return what kind of score a problem has."""
+    score = problem.score
+    if isinstance(score, (scores.Additive, scores.Concat)):
+        return "additive"
+    if isinstance(score, scores.Gaussian):
+        return "gaussian"
+    if isinstance(score, Radial):
+        return "compact"
+    return "dot" if isinstance(score, DotLike) else "other"
+
+
+def lane(engine: str, problem: Problem) -> str:
+    """Return the name under which a call's costs are kept."""
+    mask = problem.mask
+    if mask is None:
+        kind = "all"
+    elif isinstance(mask, masks.Dense):
+        kind = "matrix"
+    else:
+        kind = "bias" if mask.has_bias else "structure"
+    ends = (problem.query, problem.key, problem.value, *problem.score.tensors())
+    backward = torch.is_grad_enabled() and any(t.requires_grad for t in ends)
+    return f"{engine}/{family(problem)}/{kind}/{'backward' if backward else 'forward'}"
+
+
+def terms(problem: Problem) -> tuple[float, ...]:
+    """Return how much there is of each of :data:`TERMS`."""
+    e = problem.extent
+    C, V = problem.query.shape[-1], problem.value.shape[-1]
+    if family(problem) == "additive":
+        C = problem.score.tensors()[0].shape[-1]  # w_v: as many features are compared
+    pairs = e.B * e.H * e.L * e.S * problem.visible_share
+    numbers = e.B * (e.H * e.L * (C + V) + problem.key.shape[1] * e.S * (C + V))
+    return 1.0, pairs, pairs * C, pairs * V, float(numbers)
+
+
+@cache
+def table() -> dict[str, list[float]]:
+    """Return the seconds of each lane's terms."""
+    return dict(json.loads(files("regard.engines").joinpath("costs.json").read_text(encoding="utf-8"))["lanes"])
+
+
+def seconds(engine: str, problem: Problem) -> float | None:
+    """Return how long a call should take, None where nothing like it was measured."""
+    rates = table().get(lane(engine, problem))
+    if rates is None:
+        return None
+    return sum(rate * amount for rate, amount in zip(rates, terms(problem)))

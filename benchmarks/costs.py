@@ -74,7 +74,8 @@ def made(s: Setting) -> tuple[tuple[Any, ...], dict[str, Any]]:
     mask = {
         "all": None,
         "structure": masks.causal(align="lower_right") & window,
-        "bias": masks.causal(align="lower_right") & masks.alibi(torch.rand(s.H, generator=generator), align="lower_right"),
+        "bias": masks.causal(align="lower_right")
+        & masks.alibi(torch.rand(s.H, generator=generator), align="lower_right"),
         "matrix": masks.dense(torch.rand(s.L, s.S, generator=generator) < 0.5),
     }[s.mask]
     return ends, {"attn_mask": mask, "score": score}
@@ -142,7 +143,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for lane, rates in lanes.items():
         ratios = np.array(rows[lane]) @ np.array(rates) / np.array(times[lane])
         print(f"{lane:36} {len(ratios):3} calls, predicted / measured {ratios.min():.2f} to {ratios.max():.2f}")
-    where = facts() | {"command": "python -m benchmarks.costs", "took": f"{(time.monotonic() - began) / 60:.1f} minutes"}
+    where = facts() | {
+        "command": "python -m benchmarks.costs",
+        "took": f"{(time.monotonic() - began) / 60:.1f} minutes",
+    }
     body = {"machine": where, "terms": costs.TERMS, "lanes": lanes}
     options.out.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0

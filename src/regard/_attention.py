@@ -124,7 +124,7 @@ def attention(
             output = _told_about_derivatives(output, chosen.name)
         if return_aux is None:
             return output
-        return output, survey.look(problem, outcome, return_aux)
+        return output, survey.look(problem, outcome, return_aux, _plan.observer(problem, return_aux))
 
 
 def explain(
@@ -152,7 +152,7 @@ def explain(
     >>> import torch, regard
     >>> q = torch.randn(1, 8, 128, 64)
     >>> regard.explain(q, q, q, score="gaussian").engine.name
-    'sdpa'
+    'fused'
     >>> print(regard.explain(q, q, q, normalizer="sparsemax"))
     attention of B 1, H 8, L 128, S 128, E 64, V 64, torch.float32: score ScaledDot(), normalizer Sparsemax()
       engine     streaming
@@ -160,6 +160,7 @@ def explain(
       reads      768 KiB
       workspace  3.52 MiB, does not grow with L×S
       not sdpa: cannot: torch's kernels know softmax, not Sparsemax
+      not fused: cannot: its kernels know softmax, not Sparsemax
       not reference: would not: its workspace grows with L×S
     """
     _checks.request(return_aux)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from regard import engines
+from regard._aux import AuxRequest
 from regard._errors import described, rejected, unknown_name
 from regard._problem import Problem
-from regard._tracing import is_blind
+from regard._tracing import is_blind, is_traced
 from regard.engines import Cost, Engine, costs
 
 
@@ -89,6 +90,15 @@ def _seconds(candidates: list[Engine], problem: Problem) -> dict[str, float]:
         return {}
     found = {candidate.name: costs.seconds(candidate.name, problem) for candidate in candidates}
     return {name: time for name, time in found.items() if time is not None}
+
+
+def observer(problem: Problem, request: AuxRequest) -> Engine | None:
+    """Return an engine that tells all that is asked for beside the output; None where none does, or calls are traced."""
+    asked = {f.name for f in fields(AuxRequest) if getattr(request, f.name)}
+    if is_traced(problem.query):
+        return None
+    able = (engine for engine in engines.TABLE.values() if asked <= engine.tells)
+    return next((engine for engine in able if engine.refusal(problem) is None), None)
 
 
 def plan(problem: Problem, engine: object) -> Plan:

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from regard.engines.fused import native
+from regard.engines.fused import native, store
 from regard.engines.fused.native import BuildError, Function, Kernels
+from regard.engines.fused.store import Code, Entry
 
 pytest.importorskip("numba")
 
@@ -122,7 +123,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     compiled = Kernels._compiled
 
-    def counted(self: Kernels, name: str, dtype: torch.dtype) -> native.Code:
+    def counted(self: Kernels, name: str, dtype: torch.dtype) -> Code:
         seen.append(name)
         return compiled(self, name, dtype)
 
@@ -226,8 +227,8 @@ def test_a_damaged_file_is_replaced(kernels: Kernels, cache: Path, damage: str) 
 def test_code_that_does_not_link_is_replaced(kernels: Kernels, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the file is whole, and its hash is right, but it is no object file."""
     dot(kernels)
-    junk = native.Code(("real*", "real*", "int"), "regard_sums_dot_float32", b"junk" * 99)
-    native._Entry("sums.dot", "float32", kernels.key).write(junk)
+    junk = Code(("real*", "real*", "int"), "regard_sums_dot_float32", b"junk" * 99)
+    Entry("sums.dot", "float32", kernels.key).write(junk)
     seen = compilations(monkeypatch)
     assert dot(again(kernels)) == DOT
     assert seen == ["sums.dot"]
@@ -291,11 +292,11 @@ def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.delenv("REGARD_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert native._root() == tmp_path / ".cache" / "regard"
+    assert store.root() == tmp_path / ".cache" / "regard"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert native._root() == tmp_path / "xdg" / "regard"
+    assert store.root() == tmp_path / "xdg" / "regard"
     monkeypatch.setenv("REGARD_CACHE_DIR", str(tmp_path / "chosen"))
-    assert native._root() == tmp_path / "chosen"
+    assert store.root() == tmp_path / "chosen"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes say nothing there")

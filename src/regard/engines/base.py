@@ -67,6 +67,8 @@ class Engine(ABC):
     name: ClassVar[str]
     #: Whether the backward pass knows a row through its log-sum-exp alone, whose rounding its gradients then carry.
     keeps_lse: ClassVar[bool] = False
+    #: The fields of :class:`regard.Aux` that :meth:`observe` tells from the pass that makes the output.
+    tells: ClassVar[frozenset[str]] = frozenset()
     #: Whether second derivatives and forward-mode work.
     twice_differentiable: ClassVar[bool] = False
 

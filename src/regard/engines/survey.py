@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from collections.abc import Callable
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from regard._aux import Aux, AuxRequest, TopK
 from regard._problem import Problem
 from regard._tracing import is_traced
 from regard.engines import dense
-from regard.engines.base import Outcome
+from regard.engines.base import Engine, Outcome
 from regard.engines.tiles import TILE_SIDE, Span, Tiles, tile_shape
 from regard.normalizers.base import Statistic
 
@@ -25,11 +24,15 @@ PANEL = 4
 FLOOR = -1e6
 
 
-def look(problem: Problem, outcome: Outcome, request: AuxRequest) -> Aux:
+def look(problem: Problem, outcome: Outcome, request: AuxRequest, observer: Engine | None = None) -> Aux:
     """Return the fields asked for, in the caller's leading dimensions.
 
-    ``weights`` and ``scores`` are part of the autograd graph; the other fields are observations, detached from it.
+    What the outcome does not tell is found in a second pass: by ``observer``, an engine that tells all of it without
+    reading values, or else in plain torch. ``weights`` and ``scores`` are part of the autograd graph; the other fields are observations, detached from it.
     """
+    if not _is_told(outcome, request) and observer is not None:
+        with torch.no_grad():
+            outcome = observer.observe(replace(problem, value=problem.value[..., :0]), request)
     if _is_told(outcome, request):
         return _told(problem, outcome, request)
     materialized = request.weights or request.scores

@@ -1,8 +1,9 @@
-"""Engine ``fused``: compiled CPU kernels for scores that torch's kernels do not know, and masks whose shape they do not."""
+"""Engine ``fused``: compiled CPU kernels for scores that torch's do not know, and masks whose shape they do not."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ class Fused(Engine):
     """
 
     name = "fused"
+    tells = frozenset(("lse", "max", "entropy", "topk", "received"))
 
     def refusal(self, problem: Problem) -> str | None:
         if problem.query.device.type != "cpu":
@@ -131,7 +133,9 @@ def _weight(score: Score, query: Tensor) -> Tensor:
 
 def _attend(problem: Problem, wants: Wants | None) -> Outcome:
     rows = _Projected.of(problem)
-    plan = differentiable.Plan(rows.family, rows.kind, problem.scale, Sight.of(rows.mask, problem.extent), wants or Wants())
+    plan = differentiable.Plan(
+        rows.family, rows.kind, problem.scale, Sight.of(rows.mask, problem.extent), wants or Wants()
+    )
     if rows.kind and plan.sight.everything and problem.extent.S > ORDERED:
         return _outcome(problem, _attend_in_order(plan, rows))
     found = differentiable.attend(plan, rows.query, rows.key, rows.value, rows.weight)
@@ -142,11 +146,13 @@ def _attend_in_order(plan: differentiable.Plan, rows: _Projected) -> Found:
     """Run on points whose neighbours stand together: of compact kernels, most tiles are then out of reach."""
     width = rows.weight[0].detach()
     q_order, k_order = order.nearby(rows.query / width, rows.key / width)
-    query, key, value = (order.take(t, o) for t, o in ((rows.query, q_order), (rows.key, k_order), (rows.value, k_order)))
+    query, key, value = (
+        order.take(t, o) for t, o in ((rows.query, q_order), (rows.key, k_order), (rows.value, k_order))
+    )
     found = differentiable.attend(plan, query, key, value, rows.weight)
     back = order.inverse(q_order)
     names = ("output", "peak", "total", "top", "entropy", "best", "best_key")
-    by_row = {name: order.take(t, back) for name in names if (t := getattr(found, name)) is not None}
+    by_row: dict[str, Any] = {name: order.take(t, back) for name in names if (t := getattr(found, name)) is not None}
     R = rows.query.shape[1] // rows.key.shape[1]
     by_head = k_order.repeat_interleave(R, 1)
     if "best_key" in by_row:

@@ -14,7 +14,6 @@ from regard.engines.fused import pool
 from regard.engines.fused.call import Call
 from regard.engines.fused.kernels.fields import PAD
 from regard.scores import Score
-from regard.scores.distance import Radial
 from regard.scores.dot_like import DotLike
 
 #: The additive score: features up to here lose precision to exponentials; beyond, four denominators overflow.
@@ -22,7 +21,8 @@ SMALL = 0.5
 LARGE = {torch.float32: 5.5, torch.float64: 44.0}
 #: Numbers that one task prepares at least.
 PREPARED = 1 << 14
-KINDS = {scores.Gaussian: 0, scores.Boxcar: 1, scores.Triangular: 2, scores.Epanechikov: 3}
+#: The number by which the kernels know a radial score; 0, which is no compact kernel, for all others.
+KINDS: dict[type[Score], int] = {scores.Gaussian: 0, scores.Boxcar: 1, scores.Triangular: 2, scores.Epanechikov: 3}
 
 
 def family_of(score: Score) -> str | None:
@@ -95,7 +95,10 @@ def rows_of(family: str, query: Tensor, key: Tensor, weight: Tensor, scale: floa
 def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
     query, key = query.contiguous(), key.contiguous()
     width = -(-query.shape[-1] // 4) * 4
-    (powers_q, classes_q, tasks_q), (powers_k, classes_k, tasks_k) = _powers(query, width, True), _powers(key, width, False)
+    (powers_q, classes_q, tasks_q), (powers_k, classes_k, tasks_k) = (
+        _powers(query, width, True),
+        _powers(key, width, False),
+    )
     pool.run([*tasks_q, *tasks_k])
     extra = (0, width - query.shape[-1])
     arrays = {"query": powers_q, "key": powers_k, "weight": pad(weight, extra).contiguous()}
@@ -113,9 +116,7 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
 
 
 def _powers(rows: Tensor, width: int, as_they_come: bool) -> tuple[Tensor, Tensor, list[pool.Task]]:
-    """Return room for the exponentials of twice the features, keys as lanes unless as they come, and for the class of
-    each row, and the tasks that fill it.
-    """
+    """Return room for e^{2x} of the features (lanes, unless as they come) and for rows' classes, and what fills it."""
     B, H, N, C = rows.shape
     powers = rows.new_empty((B, H, N, width) if as_they_come else (B, H, width, N))
     classes = torch.empty(B, H, N, dtype=torch.uint8)

@@ -15,16 +15,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib
-import json
 import os
 import re
-import stat
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import version
 from itertools import count
@@ -33,28 +29,14 @@ from typing import Any, Final
 
 import torch
 
-from regard.engines.fused.kernels._kernel import TYPES
+from regard.engines.fused import store
+from regard.engines.fused.store import Code, Entry
 
 _MATH: Final = (
     *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "copysign", "cos", "cosh", "erf"),
-    *(
-        "erfc",
-        "exp",
-        "exp2",
-        "exp10",
-        "expm1",
-        "fabs",
-        "floor",
-        "fma",
-        "fmax",
-        "fmin",
-        "fmod",
-        "hypot",
-        "lgamma",
-        "log",
-    ),
-    *("log10", "log1p", "log2", "nearbyint", "pow", "rint", "round", "roundeven", "sin", "sincos", "sinh", "sqrt"),
-    *("tan", "tanh", "tgamma", "trunc"),
+    *("erfc", "exp", "exp2", "exp10", "expm1", "fabs", "floor", "fma", "fmax", "fmin", "fmod", "hypot", "lgamma"),
+    *("log", "log10", "log1p", "log2", "nearbyint", "pow", "rint", "round", "roundeven", "sin", "sincos", "sinh"),
+    *("sqrt", "tan", "tanh", "tgamma", "trunc"),
 )
 #: The C library's functions that compiled code may call; any other name fails the link instead of being searched for.
 SYMBOLS: Final = (
@@ -91,15 +73,6 @@ Function = Callable[..., None]
 
 class BuildError(RuntimeError):
     """A kernel that cannot become machine code on its own; a mistake in the kernel, never in a user's call."""
-
-
-@dataclass(frozen=True)
-class Code:
-    """One kernel as machine code for this CPU."""
-
-    signature: tuple[str, ...]
-    symbol: str
-    object: bytes
 
 
 def load(name: str, dtype: torch.dtype) -> Function:
@@ -156,7 +129,7 @@ class Kernels:
             return self._loaded[name, dtype]
 
     def _make(self, name: str, dtype: torch.dtype) -> Function:
-        entry = _Entry(name, _DTYPES[dtype], self.key)
+        entry = Entry(name, _DTYPES[dtype], self.key)
         code = entry.read()
         if code is not None:
             with suppress(RuntimeError):  # it does not link: compile again
@@ -177,7 +150,7 @@ class Kernels:
 
     def _digest(self) -> str:
         digest = hashlib.sha256(repr((self.package, _compiler(), _machine())).encode())
-        for path in (Path(__file__), *sorted(self.folder.glob("*.py"))):
+        for path in (Path(__file__), Path(store.__file__), *sorted(self.folder.glob("*.py"))):
             source = path.read_bytes()
             digest.update(f"{path.name} {len(source)} ".encode() + source)
         return digest.hexdigest()
@@ -377,92 +350,3 @@ def _linked(code: Code, dtype: torch.dtype) -> Function:
     library.detach()  # else the code goes when `library` does
     c_types = (_C_TYPES[type][dtype == torch.float64] for type in code.signature)
     return ctypes.CFUNCTYPE(None, *c_types)(address)  # ctypes releases the GIL
-
-
-# The cache: one file per kernel and dtype
-
-
-class _Entry:
-    """The file of one kernel: a line of JSON, then the object code. Every failure means that there is no file."""
-
-    def __init__(self, name: str, dtype: str, key: str) -> None:
-        self.family = f"{name}-{dtype}-"
-        self.key = key
-
-    @property
-    def file(self) -> str:
-        return f"{self.family}{self.key[:32]}.kernel"
-
-    def read(self) -> Code | None:
-        try:
-            with (_directory() / self.file).open("rb") as file:
-                if not _is_private(os.fstat(file.fileno())):
-                    return None
-                head, code = json.loads(file.readline()), file.read()
-            if (head["kernel"], head["key"]) != (self.family, self.key):
-                return None
-            if head["sha256"] != hashlib.sha256(code).hexdigest():
-                return None
-            signature = tuple(head["signature"])
-            return Code(signature, str(head["symbol"]), code) if set(signature) <= TYPES else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def write(self, code: Code) -> None:
-        """Keep the code under a name that appears when the file is complete, and drop what it replaces."""
-        head = {
-            "kernel": self.family,
-            "key": self.key,
-            "signature": code.signature,
-            "symbol": code.symbol,
-            "sha256": hashlib.sha256(code.object).hexdigest(),
-        }
-        with suppress(OSError):
-            directory = _directory(make=True)
-            number, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=directory)  # mode 0o600
-            try:
-                with os.fdopen(number, "wb") as file:
-                    file.write(json.dumps(head).encode() + b"\n" + code.object)
-                Path(temporary).replace(directory / self.file)
-            except BaseException:
-                with suppress(OSError):
-                    Path(temporary).unlink()
-                raise
-            for path in directory.glob(f"{self.family}*.kernel"):
-                if path.name != self.file:
-                    with suppress(OSError):
-                        path.unlink()
-
-
-def _directory(make: bool = False) -> Path:
-    """Return the folder of machine code; raise OSError where there is none or it must not be trusted."""
-    directory = _root() / "kernels"
-    if make:
-        directory.parent.parent.mkdir(parents=True, exist_ok=True)
-        directory.parent.mkdir(mode=0o700, exist_ok=True)
-        directory.mkdir(mode=0o700, exist_ok=True)
-    if not _is_private(directory.stat()):
-        raise PermissionError(f"{directory} can be written by others, who could put machine code there")
-    return directory
-
-
-def _is_private(status: os.stat_result) -> bool:
-    """Return whether only this user can have written what has this status."""
-    if sys.platform == "win32":  # the folders of a user's profile are private there, and modes say nothing
-        return True
-    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _root() -> Path:
-    """Return where regard caches: $REGARD_CACHE_DIR, $XDG_CACHE_HOME/regard, or the platform's usual place."""
-    if chosen := os.environ.get("REGARD_CACHE_DIR"):
-        return Path(chosen).absolute()
-    if (shared := os.environ.get("XDG_CACHE_HOME")) and Path(shared).is_absolute():
-        return Path(shared) / "regard"
-    if sys.platform == "win32" and (local := os.environ.get("LOCALAPPDATA")):
-        return Path(local) / "regard" / "cache"
-    try:
-        home = Path.home()
-    except RuntimeError as error:
-        raise FileNotFoundError("no home folder") from error
-    return home / ("Library/Caches/regard" if sys.platform == "darwin" else ".cache/regard")

@@ -20,7 +20,8 @@ from regard.masks.base import Extent
 
 
 def _sight(query: Tensor, key: Tensor, start: Tensor | None, stop: Tensor | None, added: Tensor | None) -> Sight:
-    extent = Extent(*query.shape[:3], key.shape[2])
+    B, H, L, _ = query.shape
+    extent = Extent(B, H, L, key.shape[2])
     if start is None or stop is None:
         return Sight(extent, added=None if added is None else added.contiguous())
     return Sight.between(extent, start, stop)
@@ -117,7 +118,9 @@ def _forward_batch(info, in_dims, query, key, value, weight, start, stop, added,
     return tuple(_unfold(t, N) for t in (output, peak, total)), (1, 1, 1)
 
 
-def _backward_batch(info, in_dims, grad, query, key, value, weight, start, stop, added, output, peak, total, family, kind, scale):  # type: ignore[no-untyped-def]
+def _backward_batch(  # type: ignore[no-untyped-def]
+    info, in_dims, grad, query, key, value, weight, start, stop, added, output, peak, total, family, kind, scale
+):
     N, H, G = info.batch_size, _heads(query, in_dims[1]), _heads(key, in_dims[2])
     ends: Sequence[Tensor | None] = [
         _fold(t, d, N, n) for t, d, n in zip((grad, query, key, value), in_dims, (H, H, G, G))

@@ -63,7 +63,7 @@ def inverse(order: Tensor) -> Tensor:
 
 def boxes(key: Tensor, tile: int) -> Tensor:
     """Return the box around each tile of keys (B, G, S, C): (B, G, tiles, 2 · C), the least and the largest."""
-    B, G, S, C = key.shape
+    S = key.shape[2]
     padded = torch.nn.functional.pad(key, (0, 0, 0, -S % tile), value=torch.nan).unflatten(2, (-1, tile))
     low = torch.where(padded.isnan(), torch.inf, padded).amin(3)
     high = torch.where(padded.isnan(), -torch.inf, padded).amax(3)

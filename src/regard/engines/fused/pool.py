@@ -102,7 +102,7 @@ def _team() -> Any:
 
 
 def _on_pool(work: Task, threads: int, remaining: list[Task], errors: list[BaseException]) -> None:
-    global _pool
+    global _pool  # noqa: PLW0603 (made at the first use, one for the process)
     with _lock:
         if _pool is None:
             _pool = ThreadPoolExecutor(max(os.cpu_count() or 1, 1), thread_name_prefix="regard")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -34,7 +35,15 @@ _spare: dict[int, list[Tensor]] = {}
 
 @dataclass(frozen=True)
 class Wants:
-    """What a forward pass should tell beside the output."""
+    """What a forward pass should tell beside the output.
+
+    Attributes
+    ----------
+    top, entropy, received : bool
+        The largest score and the entropy of each row, the sum of weights of each key.
+    k : int
+        How many of a row's best keys, 0 for none.
+    """
 
     top: bool = False
     entropy: bool = False
@@ -44,9 +53,25 @@ class Wants:
 
 @dataclass(frozen=True)
 class Found:
-    """What a forward pass yields: output (B, H, L, V) and statistics (B, H, L).
+    """What a forward pass yields; what was not asked for is None.
 
     Weights are ``exp(score − peak) / total``, or ``kernel weight / total`` for rows that are direct.
+
+    Attributes
+    ----------
+    output : Tensor (B, H, L, V)
+    peak, total : Tensor (B, H, L)
+        A row's largest score and the sum of its weights relative to that; a total of 0 where a row sees nothing.
+    top : Tensor (B, H, L), or None
+        The largest score.
+    entropy : Tensor (B, H, L), or None
+        ``Σ w log w`` of the weights w before they are divided by the total.
+    received : Tensor (B · H, S), or None
+        The weights that each key received.
+    best, best_key : Tensor (B, H, L, k), or None
+        The largest scores and their keys, −1 where there are fewer.
+    direct : bool
+        Whether ``top`` and ``best`` are kernel weights instead of scores, and the peak is 0.
     """
 
     output: Tensor
@@ -85,11 +110,11 @@ def shares(sight: Sight, groups: int, backward: bool = False) -> list[Share]:
         costs = sight.costs(BLOCK)
         whole = extent.B * H * blocks
         cuts = [whole * i // count for i in range(count + 1)] if costs is None else _cuts(costs, count)
-        spans = [(first, last) for first, last in zip(cuts, cuts[1:]) if first < last]
+        spans = [(first, last) for first, last in pairwise(cuts) if first < last]
         return [share([Unit(*span)], range(span[0] // blocks, (span[1] - 1) // blocks + 1)) for span in spans]
     units = sight.units()
     cuts = _cuts(torch.tensor([unit.cost for unit in units], dtype=torch.float64), count)
-    parts = [units[first:last] for first, last in zip(cuts, cuts[1:]) if first < last]
+    parts = [units[first:last] for first, last in pairwise(cuts) if first < last]
     return [share(part, range(min(u.first for u in part), max(u.last for u in part))) for part in parts]
 
 
@@ -258,7 +283,16 @@ def _quiet(task: Callable[[], None]) -> Callable[[], None]:
 
 @dataclass(frozen=True)
 class Pulled:
-    """What a backward pass yields."""
+    """What a backward pass yields.
+
+    Attributes
+    ----------
+    rows : Gradients
+        Those of the compared rows.
+    value : Tensor (B, G, S, V)
+    added : list of Tensor or None
+        Those of the mask's tensors.
+    """
 
     rows: Gradients
     value: Tensor
@@ -362,4 +396,3 @@ def _backward_unit(
         if gradient is not None:
             name = f"mask{i}"
             share.sums[name] = gradient if name not in share.sums else share.sums[name] + gradient
-

@@ -22,7 +22,8 @@ class Unit:
     """Rows of work for one call of a kernel.
 
     ``first`` and ``last`` count blocks of all heads, or heads where ``block`` names the only block meant. ``segments``
-    (n, 3) are then start, stop and column of what is added, and ``columns`` the keys of these columns.
+    (n, 3) are then start, stop and column of what is added, and ``columns`` the keys of these columns. ``cost`` is
+    about the visible pairs.
     """
 
     first: int
@@ -39,10 +40,15 @@ class Sight:
 
     Attributes
     ----------
+    extent : Extent
     start, stop : Tensor (B or 1, H or 1, L or 1), int64, or None
         The interval of each row; None where there is no mask, or it is no interval.
     mask : Mask or None
         What is evaluated for each block; None where intervals tell everything.
+    added : Tensor (B or 1, H or 1, L, S), or None
+        What is added to every score, where calls are traced; −inf where masked.
+    numbers : dict of str to int
+        The strides of the intervals, by the name of the kernels' argument.
     """
 
     extent: Extent
@@ -78,7 +84,7 @@ class Sight:
         return self.added is None and (self.mask is None or not self.mask.has_bias)
 
     def costs(self, rows: int) -> Tensor | None:
-        """Return about how much each block of ``rows`` queries costs, (B · H · blocks,); None where all cost the same."""
+        """Return about what each block of ``rows`` queries costs, (B · H · blocks,); None where all cost the same."""
         B, H, L = self.extent.B, self.extent.H, self.extent.L
         blocks = -(-L // rows)
         if self.start is None or self.stop is None:

@@ -15,9 +15,22 @@ from __future__ import annotations
 from numba import njit
 
 from regard.engines.fused.kernels._kernel import kernel
-from regard.engines.fused.kernels.basics import FAST, address, at, byte_address, exp, fill, maximum, number, pack_rows, tanh
+from regard.engines.fused.kernels.backward import backward_pass
+from regard.engines.fused.kernels.basics import (
+    FAST,
+    address,
+    at,
+    byte_address,
+    exp,
+    fill,
+    maximum,
+    number,
+    pack_rows,
+    tanh,
+)
 from regard.engines.fused.kernels.fields import GROUP, PAD, TILE, F
-from regard.engines.fused.kernels.passes import backward_pass, forward_pass, kv_head, padded
+from regard.engines.fused.kernels.forward import forward_pass
+from regard.engines.fused.kernels.tiles import kv_head, padded, scores_of_tiles
 
 #: Classes of rows, the larger of two deciding; SMALL only where both are.
 SMALL, NORMAL, RAW = 0, 1, 2
@@ -327,6 +340,6 @@ def pull(a, x, head, row, last, t0, j0, lanes, k, s, ds, dq, dk, dw):
                 dw[c] += total
 
 
-_forward, _scores = forward_pass(pack, compare)
-forward = kernel("int*", "real*")(_forward)
+_scores = scores_of_tiles(compare)
+forward = kernel("int*", "real*")(forward_pass(pack, _scores))
 backward = kernel("int*", "real*")(backward_pass(pack, _scores, pull, False))

@@ -72,9 +72,7 @@ def power_of_two(typingctx, n):
         whole, bias, shift = _bits(n)
         small = builder.fptosi(args[0], ir.IntType(32))  # AVX2 converts to 32 bits alone
         wide = small if n == types.float32 else builder.sext(small, whole)
-        return builder.bitcast(
-            builder.shl(builder.add(wide, whole(bias)), whole(shift)), context.get_value_type(n)
-        )
+        return builder.bitcast(builder.shl(builder.add(wide, whole(bias)), whole(shift)), context.get_value_type(n))
 
     return n(n), codegen
 
@@ -105,7 +103,7 @@ def floor(typingctx, x):
 
 @intrinsic
 def maximum(typingctx, x, y):
-    """Return the larger number, NaN if either is; its reduction over a loop vectorizes, which a comparison's does not."""
+    """Return the larger number, NaN if either is; unlike a comparison, it vectorizes as a reduction over a loop."""
 
     def codegen(context, builder, signature, args):
         kind = args[0].type

@@ -5,10 +5,12 @@ from __future__ import annotations
 from numba import njit
 
 from regard.engines.fused.kernels._kernel import kernel
+from regard.engines.fused.kernels.backward import backward_pass
 from regard.engines.fused.kernels.basics import FAST, address, at, fill, number, pack_rows
 from regard.engines.fused.kernels.fields import GROUP, TILE, F
+from regard.engines.fused.kernels.forward import forward_pass
 from regard.engines.fused.kernels.linear import update_keys, update_keys_by_one
-from regard.engines.fused.kernels.passes import backward_pass, forward_pass, padded
+from regard.engines.fused.kernels.tiles import padded, scores_of_tiles
 
 
 @njit(**FAST)
@@ -56,6 +58,6 @@ def pull(a, x, head, row, last, t0, j0, lanes, k, s, ds, dq, dk, dw):
     """Nothing: the backward pass knows the derivative of a product."""
 
 
-_forward, _scores = forward_pass(pack, compare)
-forward = kernel("int*", "real*")(_forward)
+_scores = scores_of_tiles(compare)
+forward = kernel("int*", "real*")(forward_pass(pack, _scores))
 backward = kernel("int*", "real*")(backward_pass(pack, _scores, pull, True))

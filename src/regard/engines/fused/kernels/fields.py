@@ -29,7 +29,8 @@ _NAMES = (
     # Sizes; a work item is a block of rows of one head.
     "H G L S C V K rows tile first last block head_first kv_first",
     # Where the parts of the scratch memory begin.
-    "scratch at_query at_partial at_key at_value at_score at_weight at_state at_output at_rows at_d_key at_d_value at_d_score at_d_query",
+    "scratch at_query at_partial at_key at_value at_score at_weight at_state at_output",
+    "at_rows at_d_key at_d_value at_d_score at_d_query",
 )
 
 FIELDS = tuple(" ".join(_NAMES).split())

@@ -7,9 +7,11 @@ import math
 from numba import njit
 
 from regard.engines.fused.kernels._kernel import kernel
+from regard.engines.fused.kernels.backward import backward_pass
 from regard.engines.fused.kernels.basics import FAST, address, at, log, number, pack_rows
 from regard.engines.fused.kernels.fields import BLOCK, GROUP, TILE, F
-from regard.engines.fused.kernels.passes import backward_pass, forward_pass, padded
+from regard.engines.fused.kernels.forward import forward_pass
+from regard.engines.fused.kernels.tiles import padded, scores_of_tiles
 
 GAUSSIAN, BOXCAR, TRIANGULAR, EPANECHIKOV = 0, 1, 2, 3
 
@@ -69,7 +71,7 @@ def in_reach(C, one, other, inverse):
     zero = number(0.0, one)
     square = zero
     for c in range(C):
-        gap = max(max(other[c] - one[C + c], one[c] - other[C + c]), zero) * inverse[c]
+        gap = max(max(other[c] - one[C + c], one[c] - other[C + c]), zero) * inverse[c]  # noqa: PLW3301
         square += gap * gap
     return square <= number(1.001, one)  # a little more than one, so that rounding excludes nothing
 
@@ -283,6 +285,6 @@ def pull(a, x, head, row, last, t0, j0, lanes, k, s, ds, dq, dk, dw):
             dw[c] += dw_c
 
 
-_forward, _scores = forward_pass(pack, compare)
-forward = kernel("int*", "real*")(_forward)
+_scores = scores_of_tiles(compare)
+forward = kernel("int*", "real*")(forward_pass(pack, _scores))
 backward = kernel("int*", "real*")(backward_pass(pack, _scores, pull, False))

@@ -1,0 +1,222 @@
+"""Engine fused under compilers, exporters and transforms, its derivatives, and the plans that name it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from engine_calls import normal
+from torch import Tensor, nn
+
+import regard
+from regard import masks, scores
+from regard.engines.fused import operators
+
+F64 = torch.float64
+E = 4
+
+
+def additive(dtype: torch.dtype = torch.float32) -> scores.Additive:
+    return scores.Additive(normal(E, seed=5, dtype=dtype))
+
+
+MADE: dict[str, Callable[[], dict[str, Any]]] = {
+    "plain": lambda: {"score": additive()},
+    "causal": lambda: {"score": additive(), "is_causal": True},
+    "padding": lambda: {"score": additive(), "attn_mask": masks.padding(torch.tensor([50, 0]))},
+    "alibi": lambda: {"score": additive(), "attn_mask": masks.alibi(2, align="upper_left") & masks.causal("upper_left")},
+    "dense": lambda: {"score": additive(), "attn_mask": normal(70, 75, seed=6) > 0},
+    "bias": lambda: {"score": additive(), "attn_mask": normal(1, 2, 70, 75, seed=6)},
+    "gaussian": lambda: {"score": "gaussian", "is_causal": True},
+    "dot": lambda: {"attn_mask": masks.dilated(3, align="upper_left")},
+    "epanechikov": lambda: {"score": scores.Epanechikov(2.5)},
+}
+
+
+def leaves(dtype: torch.dtype = torch.float32, L: int = 70, S: int = 75) -> list[Tensor]:
+    sizes = (2, 2, L, E), (2, 2, S, E), (2, 2, S, 3)
+    return [normal(*size, seed=i, dtype=dtype).requires_grad_() for i, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", MADE)
+def test_compiled(name: str, backend: str) -> None:
+    torch._dynamo.reset()
+    named = MADE[name]()
+
+    def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return regard.attention(query, key, value, **named, engine="fused")
+
+    args = leaves()
+    right, found = call(*args), torch.compile(call, fullgraph=True, backend=backend)(*args)
+    torch.testing.assert_close(found, right)
+    upstream = normal(*right.shape, seed=7)
+    for a, b in zip(torch.autograd.grad(found, args, upstream), torch.autograd.grad(right, args, upstream)):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_gradients_to_parameters() -> None:
+    torch._dynamo.reset()
+    w_v, bias = normal(2, E, seed=5).requires_grad_(), normal(1, 2, 70, 75, seed=6).requires_grad_()
+    args = [t.detach() for t in leaves()]
+
+    def call(w_v: Tensor, bias: Tensor) -> Tensor:
+        return regard.attention(*args, bias, score=scores.Additive(w_v), engine="fused")
+
+    right, found = call(w_v, bias), torch.compile(call, fullgraph=True, backend="aot_eager")(w_v, bias)
+    for a, b in zip(*(torch.autograd.grad(t.square().sum(), (w_v, bias)) for t in (found, right))):
+        assert b.abs().sum() > 0
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+class Attend(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w_v = nn.Parameter(normal(E))
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        score = scores.Additive(self.w_v)
+        return regard.attention(query, key, value, is_causal=True, score=score, engine="fused")
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_exported(strict: bool) -> None:
+    torch._dynamo.reset()
+    module, args = Attend(), tuple(t.detach() for t in leaves())
+    exported = torch.export.export(module, args, strict=strict)
+    assert "fused_forward" in str(exported.graph)
+    torch.testing.assert_close(exported.module()(*args), module(*args))
+    other = tuple(t * 2 for t in args)
+    torch.testing.assert_close(exported.module()(*other), module(*other))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_vmap_and_grad(name: str) -> None:
+    named, args = MADE[name](), [torch.stack((t.detach(), 2 * t.detach(), t.detach() + 1)) for t in leaves()]
+
+    def call(*one: Tensor) -> Tensor:
+        return regard.attention(*one, **named, engine="fused")
+
+    def loss(*one: Tensor) -> Tensor:
+        return call(*one).square().sum()
+
+    found = torch.func.vmap(call)(*args)
+    torch.testing.assert_close(found, torch.stack([call(*one) for one in zip(*args)]))
+    shared = torch.func.vmap(call, in_dims=(0, None, None))(args[0], args[1][0], args[2][0])
+    torch.testing.assert_close(shared, torch.stack([call(q, args[1][0], args[2][0]) for q in args[0]]))
+    gradients = torch.func.vmap(torch.func.grad(loss, (0, 1, 2)))(*args)
+    for i, one in enumerate(zip(*args)):
+        plain = [t.clone().requires_grad_() for t in one]
+        for a, b in zip(gradients, torch.autograd.grad(loss(*plain), plain)):
+            torch.testing.assert_close(a[i], b, rtol=1e-4, atol=1e-4)
+
+
+def test_vmap_over_parameters() -> None:
+    args = [t.detach() for t in leaves()]
+    weights, bias = normal(3, E, seed=5), normal(3, 70, 75, seed=6)
+
+    def call(w_v: Tensor, added: Tensor) -> Tensor:
+        return regard.attention(*args, added, score=scores.Additive(w_v), engine="fused").square().sum()
+
+    found = torch.func.vmap(torch.func.grad(call, (0, 1)))(weights, bias)
+    for i in range(3):
+        parts = weights[i].clone().requires_grad_(), bias[i].clone().requires_grad_()
+        for a, b in zip(found, torch.autograd.grad(call(*parts), parts)):
+            torch.testing.assert_close(a[i], b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["additive", "radial", "dot"])
+@pytest.mark.parametrize("seen", ["all", "interval", "added"])
+def test_operators_keep_their_promises(family: str, seen: str) -> None:
+    query, key, value = (t.detach() for t in leaves(L=9, S=10))
+    weight = {"additive": normal(2, E), "radial": torch.ones(2, E), "dot": torch.empty(2, 0)}[family]
+    start = stop = added = None
+    if seen == "interval":
+        start, stop = torch.zeros(1, 1, 9, dtype=torch.int64), torch.arange(9).view(1, 1, 9)
+    if seen == "added":
+        added = normal(1, 2, 9, 10)
+    rest = (family, 0, 0.5)
+    ends = (query, key, value, weight, start, stop, added)
+    torch.library.opcheck(operators.fused_forward.default, (*ends, *rest))
+    output, peak, total = operators.fused_forward(*ends, *rest)
+    torch.library.opcheck(operators.fused_backward.default, (normal(*output.shape), *ends, output, peak, total, *rest))
+
+
+CHECKED: dict[str, Callable[[Tensor], dict[str, Any]]] = {
+    "additive": lambda w: {"score": scores.Additive(w), "attn_mask": masks.window(3, 1, align="upper_left")},
+    "concat": lambda w: {"score": scores.Concat(w, normal(E, 2 * E, dtype=F64)), "is_causal": True},
+    "gaussian": lambda w: {"score": scores.Gaussian(w.abs() + 0.5), "attn_mask": masks.padding(torch.tensor([5, 0]))},
+    "epanechikov": lambda w: {"score": scores.Epanechikov(w.abs() + 4.0), "is_causal": True},
+    "triangular": lambda w: {"score": scores.Triangular(w.abs() + 4.0), "attn_mask": masks.dilated(2, align="upper_left")},
+    "general": lambda w: {"score": scores.General(w.diag()), "attn_mask": masks.sinks(3)},
+    "cosine": lambda w: {"score": scores.Cosine(w[:1].exp()), "attn_mask": masks.alibi(2, align="upper_left")},
+    "bias": lambda w: {"attn_mask": masks.dense(w.view(1, 1, 1, E).repeat(1, 1, 6, 2)[..., :7]) & masks.causal("upper_left")},
+    "relative": lambda w: {"attn_mask": masks.relative(w[:3].expand(2, 3), align="upper_left")},
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_gradients_are_those_of_finite_differences(name: str) -> None:
+    args, weight = leaves(F64, 6, 7), normal(E, seed=9, dtype=F64).requires_grad_()
+
+    def call(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+        return regard.attention(query, key, value, **CHECKED[name](weight), engine="fused")
+
+    assert torch.autograd.gradcheck(call, (*args, weight))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_second_derivatives_name_engines_that_have_them(name: str) -> None:
+    args = leaves()
+    output = regard.attention(*args, **MADE[name](), engine="fused")
+    with pytest.raises(RuntimeError, match=r"engine 'fused' has no second derivative .*'streaming' or .*'reference'"):
+        torch.autograd.grad(output.sum(), args, create_graph=True)
+    torch.autograd.grad(output.sum(), args)  # the first is still to be had
+
+
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        ({"normalizer": "sparsemax"}, "its kernels know softmax, not Sparsemax"),
+        ({"softcap": 2.0}, "its kernels know no softcap"),
+        ({"dropout_p": 0.5}, "its kernels know no dropout"),
+        ({"score": lambda s, *_: s}, "it has no kernel for ScoreMod"),
+    ],
+)
+def test_refusals(named: dict[str, Any], reason: str) -> None:
+    args = leaves()
+    with pytest.raises(ValueError, match=rf"engine must be able to run this call, got .*'fused': {reason}"):
+        regard.attention(*args, **named, engine="fused")
+    assert regard.explain(*args, **named).others["fused"] == f"cannot: {reason}"
+
+
+def test_forward_mode_is_refused() -> None:
+    args = tuple(t.detach() for t in leaves())
+    with pytest.raises(ValueError, match=r"no forward-mode derivative .engines 'streaming' and 'reference' have"):
+        torch.func.jvp(lambda *t: regard.attention(*t, score=additive(), engine="fused"), args, args)
+    torch.func.jvp(lambda *t: regard.attention(*t, score=additive()), args, args)  # auto finds one that can
+
+
+# Plans ----------------------------------------------------------------------------------------------------------------
+
+
+def test_auto_takes_it_where_it_is_fastest() -> None:
+    long, heads, tiny = normal(1, 1, 2048, 64), normal(1, 8, 2048, 64), normal(1, 1, 3, 2)
+    assert regard.explain(long, long, long, score=scores.Additive(normal(64))).engine.name == "fused"
+    local = masks.causal() & masks.window(128, 0)
+    assert regard.explain(heads, heads, heads, local).engine.name == "fused"
+    assert regard.explain(heads, heads, heads).engine.name == "sdpa"
+    assert regard.explain(tiny, tiny, tiny, score=scores.Additive(normal(2))).engine.name in ("streaming", "fused")
+
+
+def test_a_plan_tells_how_much_slower_others_are() -> None:
+    long = normal(1, 1, 2048, 64)
+    told = str(regard.explain(long, long, long, score=scores.Additive(normal(64))))
+    assert "engine     fused" in told
+    assert "does not grow with L×S" in told
+    times = [line for line in told.split("\n") if line.startswith("  not streaming: would not: ")]
+    assert len(times) == 1
+    assert times[0].endswith("× the time")
+    assert float(times[0].split()[-3].rstrip("×")) > 1

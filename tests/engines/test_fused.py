@@ -208,7 +208,7 @@ def judge(
     # Float64 has no better oracle: its error is float32's, in proportion to their precision.
     sized = F32 if dtype == F64 else dtype
     errors = dict.fromkeys(right, 0.0)
-    for neighbour in range(2):
+    for neighbour in range(2 if shape[3] * shape[4] > 10_000 else 8):  # a small problem may be lucky
         base = call(sized, True, *rest, "reference", scale, neighbour)[0]
         eager = call(sized, False, *rest, "reference", scale, neighbour)[0]
         errors = {name: max(errors[name], off(eager[name], base[name])) for name in errors}
@@ -473,7 +473,9 @@ def test_a_nan_that_is_seen_shows_as_it_does_in_eager(score: str, mask: str, whe
         return [output, *torch.autograd.grad(output.sum(), leaves)]
 
     for name, a, b in zip(NAMES, run("fused"), run("reference")):
-        if where == 0 and mask != "none" and name in ("d key", "d value"):
+        if score == "triangular":  # nor over rows that are out of a kernel's reach
+            assert (b.isnan() | ~a.isnan()).all(), name
+        elif where == 0 and mask != "none" and name in ("d key", "d value"):
             # Eager spreads a row's NaN over the gradients of keys that it does not see; it need not be spread so far.
             assert (b.isnan().any(-1) | ~a.isnan().any(-1)).all(), name
             assert torch.equal(a[:, :, :66].isnan(), b[:, :, :66].isnan()), name

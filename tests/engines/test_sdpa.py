@@ -13,7 +13,7 @@ from torch import Tensor
 import regard
 from regard import masks
 from regard.engines import sdpa as module
-from regard.engines import strips, tiles
+from regard.engines import care, strips, tiles
 
 L, S, B, H = 23, 29, 2, 4
 
@@ -266,9 +266,12 @@ def test_decoding_pays_no_second_pass_over_its_cache(monkeypatch: pytest.MonkeyP
     query, key, value = (t.detach() for t in inputs(B, H, H, 1, S))
     offset = torch.tensor([12, 28])
     right = regard.attention(query, key, value, masks.causal(offset=offset), engine="reference")
-    monkeypatch.setattr(module, "_finite", forbidden)
+    monkeypatch.setattr(care, "cleaned", forbidden)
+    monkeypatch.setattr(care, "sees_bad", forbidden)
     monkeypatch.setattr(module.dense, "needs_care", forbidden)
-    torch.testing.assert_close(regard.attention(query, key, value, masks.causal(offset=offset)), right)
+    for engine in ("sdpa", "fused"):
+        found = regard.attention(query, key, value, masks.causal(offset=offset), engine=engine)
+        torch.testing.assert_close(found, right)
 
 
 def test_auto_is_not_slower_than_it_says(small_strips: Callable[..., None]) -> None:

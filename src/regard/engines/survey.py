@@ -30,7 +30,7 @@ def look(problem: Problem, outcome: Outcome, request: AuxRequest, observer: Engi
     What the outcome does not tell is found in a second pass: by ``observer``, an engine that tells all of it without
     reading values, or else in plain torch. ``weights`` and ``scores`` are part of the autograd graph; the other fields are observations, detached from it.
     """
-    if not _is_told(outcome, request) and observer is not None:
+    if observer is not None and outcome.weights is None and not _is_told(outcome, request):
         with torch.no_grad():
             outcome = observer.observe(replace(problem, value=problem.value[..., :0]), request)
     if _is_told(outcome, request):

@@ -205,8 +205,8 @@ def _cleared(rows: _Projected, seen: Tensor) -> _Projected:
 
 def _matrix(mask: Mask, extent: Extent, strip: slice, like: Tensor) -> Tensor:
     """Return what a mask adds to the scores of a strip of queries: (b, h, rows, S), −inf where masked."""
-    b, h = torch.arange(extent.B).view(-1, 1, 1, 1), torch.arange(extent.H).view(-1, 1, 1)
-    q_idx, kv_idx = torch.arange(extent.L)[strip].unsqueeze(1), torch.arange(extent.S)
+    b, h, q_idx, kv_idx = (torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S))
+    b, h, q_idx = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx[strip].unsqueeze(1)
     bias = mask.bias(b, h, q_idx, kv_idx) if mask.has_bias else None
     added = like.new_zeros(()) if bias is None else bias.to(like.dtype)
     visible = mask.visible(b, h, q_idx, kv_idx)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,7 +19,7 @@ from regard.scores.dot_like import DotLike
 
 #: The additive score: features up to here lose precision to exponentials; beyond, four denominators overflow.
 SMALL = 0.5
-LARGE = {torch.float32: 5.5, torch.float64: 44.0}
+LARGE = {torch.float32: 5.4, torch.float64: 44.0}
 #: Numbers that one task prepares at least.
 PREPARED = 1 << 14
 #: The number by which the kernels know a radial score; 0, which is no compact kernel, for all others.
@@ -50,7 +51,7 @@ class Rows:
     numbers : dict of str to int
         The same for flags.
     scale : float
-        What the kernels multiply scores by; 1 where a weight holds it already.
+        What the kernels multiply scores by.
     """
 
     family: str
@@ -101,7 +102,10 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
     )
     pool.run([*tasks_q, *tasks_k])
     extra = (0, width - query.shape[-1])
-    arrays = {"query": powers_q, "key": powers_k, "weight": pad(weight, extra).contiguous()}
+    # Divided by a power of two, which rounds nothing: the kernels take weights up to 1.
+    largest = float(weight.abs().amax()) if weight.numel() else 1.0
+    unit = 2.0 ** min(max(math.frexp(largest)[1], -100), 126)
+    arrays = {"query": powers_q, "key": powers_k, "weight": pad(weight / unit, extra).contiguous()}
     (low_q, high_q), (low_k, high_k) = ((int(t.min()), int(t.max())) for t in (classes_q, classes_k))
     has_small, has_raw = max(low_q, low_k) == 0, max(high_q, high_k) == 2
     if has_small or has_raw:
@@ -112,14 +116,14 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
     if has_raw:
         arrays |= {"query_raw": pad(query, extra).contiguous(), "key_raw": pad(key, extra).contiguous()}
     mixed = has_small + 2 * has_raw
-    return Rows("additive", width, arrays, {"weight_head": width, "mixed": mixed})
+    return Rows("additive", width, arrays, {"weight_head": width, "mixed": mixed}, unit)
 
 
 def _powers(rows: Tensor, width: int, as_they_come: bool) -> tuple[Tensor, Tensor, list[pool.Task]]:
     """Return room for e^{2x} of the features (lanes, unless as they come) and for rows' classes, and what fills it."""
     B, H, N, C = rows.shape
     powers = rows.new_empty((B, H, N, width) if as_they_come else (B, H, width, N))
-    classes = torch.empty(B, H, N, dtype=torch.uint8)
+    classes = torch.empty(B, H, N, dtype=torch.uint8, device="cpu")
     call = Call("additive.prepare", rows.dtype, LARGE[rows.dtype])
     call.values |= {"query": rows.data_ptr(), "output": powers.data_ptr(), "query_class": classes.data_ptr()}
     call.values |= {"C": C, "V": width, "S": max(N, 1), "direct": int(as_they_come)}
@@ -129,7 +133,7 @@ def _powers(rows: Tensor, width: int, as_they_come: bool) -> tuple[Tensor, Tenso
     share = max(-(-len(spans) // (2 * torch.get_num_threads())), 1)
 
     def task(part: list[tuple[int, int]]) -> None:
-        scratch = torch.empty(PAD * width, dtype=rows.dtype)
+        scratch = torch.empty(PAD * width, dtype=rows.dtype, device="cpu")
         for first, last in part:
             call(first=first, last=last, scratch=scratch.data_ptr())
 
@@ -156,5 +160,6 @@ class Gradients:
             d_weight = -2 * weight * self.weight[..., :C].sum(0)
             return self.query * (2 * by_query), self.key.mT * (2 * by_key), d_weight
         d_weight = scale * (self.weight[..., :C] - 2 * self.weight[..., C:]).sum(0)
-        d_query, d_key = self.query * (4 * by_query), self.key.mT * (4 * by_key)
+        factor = 4 * rows.scale
+        d_query, d_key = self.query * (factor * by_query), self.key.mT * (factor * by_key)
         return d_query[..., :width], d_key[..., :width], d_weight[..., :width]

@@ -14,7 +14,7 @@ AXES, BITS = 3, 10
 @cache
 def _spread(axes: int) -> Tensor:
     """Return for every coordinate its bits ``axes`` places apart."""
-    steps = torch.arange(1 << BITS)
+    steps = torch.arange(1 << BITS, device="cpu")
     bits = [(steps >> bit & 1) << bit * axes for bit in range(BITS)]
     return torch.stack(bits).sum(0).to(torch.int32)
 
@@ -50,14 +50,14 @@ def _order(points: Tensor, low: Tensor, extent: Tensor) -> Tensor:
 def take(rows: Tensor, order: Tensor) -> Tensor:
     """Return rows (B, H, N, ...) in an order (B, H, N)."""
     B, H, N = order.shape
-    first = torch.arange(0, B * H * N, max(N, 1)).view(B, H, 1)
+    first = torch.arange(0, B * H * N, max(N, 1), device="cpu").view(B, H, 1)
     flat = rows.expand(B, H, *rows.shape[2:]).reshape(B * H * N, *rows.shape[3:])
     return flat.index_select(0, (order + first).flatten()).view(B, H, N, *rows.shape[3:])
 
 
 def inverse(order: Tensor) -> Tensor:
     """Return the order that undoes another."""
-    places = torch.arange(order.shape[-1]).expand_as(order)
+    places = torch.arange(order.shape[-1], device="cpu").expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, places)
 
 

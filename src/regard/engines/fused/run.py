@@ -113,7 +113,7 @@ def shares(sight: Sight, groups: int, backward: bool = False) -> list[Share]:
         spans = [(first, last) for first, last in pairwise(cuts) if first < last]
         return [share([Unit(*span)], range(span[0] // blocks, (span[1] - 1) // blocks + 1)) for span in spans]
     units = sight.units()
-    cuts = _cuts(torch.tensor([unit.cost for unit in units], dtype=torch.float64), count)
+    cuts = _cuts(torch.tensor([unit.cost for unit in units], dtype=torch.float64, device="cpu"), count)
     parts = [units[first:last] for first, last in pairwise(cuts) if first < last]
     return [share(part, range(min(u.first for u in part), max(u.last for u in part))) for part in parts]
 
@@ -121,7 +121,7 @@ def shares(sight: Sight, groups: int, backward: bool = False) -> list[Share]:
 def _cuts(costs: Tensor, count: int) -> list[int]:
     """Return where a row of costs is to be cut into ``count`` parts, with its two ends."""
     done = costs.cumsum(0)
-    at = done[-1] * torch.arange(1, count, dtype=done.dtype) / count
+    at = done[-1] * torch.arange(1, count, dtype=done.dtype, device="cpu") / count
     return [0, *torch.searchsorted(done, at).tolist(), len(costs)]
 
 
@@ -156,7 +156,7 @@ class _Memory:
         try:
             buffer = spare.pop()
         except IndexError:
-            buffer = torch.empty(size, dtype=torch.uint8)
+            buffer = torch.empty(size, dtype=torch.uint8, device="cpu")
         try:
             yield -(-buffer.data_ptr() // 64) * 64
         finally:
@@ -238,7 +238,7 @@ def forward(rows: Rows, value: Tensor, sight: Sight, wants: Wants) -> Found:
         new(B, H, L) if wants.entropy else None,
         value.new_zeros(B * H, S) if wants.received else None,
         value.new_full((B, H, L, wants.k), 0.0 if rows.is_direct else -math.inf) if wants.k else None,
-        torch.full((B, H, L, wants.k), -1) if wants.k else None,
+        torch.full((B, H, L, wants.k), -1, device="cpu") if wants.k else None,
         rows.is_direct,
     )
     value_lanes = V >= FEW_VALUES
@@ -383,7 +383,7 @@ def _backward_unit(
         # Dimensions in which the bias does not vary are summed by the kernel.
         shape = [n if step or n == 1 else 1 for n, step in zip(added.shape, added.stride())]
         compact = added[tuple(slice(0, n) for n in shape)]
-    target = torch.zeros(compact.shape, dtype=dtype)
+    target = torch.zeros(compact.shape, dtype=dtype, device="cpu")
     values = compact.detach().contiguous()
     extra = _added_fields(sight, unit, values)
     extra["d_added"] = target.data_ptr() - (values.data_ptr() - extra["added"])

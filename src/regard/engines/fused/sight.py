@@ -110,10 +110,10 @@ class Sight:
                 segments, columns = _segments(line, extent.S, biased)
                 if segments:
                     cost = float((heads[1] - heads[0]) * sum(stop - start for start, stop, _ in segments) + 64)
-                    keys = torch.cat([torch.arange(*span) for span in columns]) if columns else None
-                    yield Unit(*heads, cost, block, torch.tensor(segments), keys)
+                    keys = torch.cat([torch.arange(*span, device="cpu") for span in columns]) if columns else None
+                    yield Unit(*heads, cost, block, torch.tensor(segments, device="cpu"), keys)
                 else:  # rows that see nothing still get their zeros
-                    yield Unit(*heads, 1.0, block, torch.tensor([[0, 0, -1]]))
+                    yield Unit(*heads, 1.0, block, torch.tensor([[0, 0, -1]], device="cpu"))
 
     def _is_large(self) -> bool:
         """Whether a block's bias for all heads at once would be large."""
@@ -129,13 +129,13 @@ class Sight:
             return None
         H, L = self.extent.H, self.extent.L
         if unit.last - unit.first == 1:
-            b, h = torch.tensor([unit.first // H]), torch.tensor([unit.first % H])
+            b, h = (torch.tensor([index], device="cpu") for index in divmod(unit.first, H))
         else:
-            b, h = torch.arange(self.extent.B), torch.arange(H)
-        q_idx = torch.arange(unit.block * BLOCK, min((unit.block + 1) * BLOCK, L)).unsqueeze(1)
+            b, h = (torch.arange(n, device="cpu") for n in (self.extent.B, H))
+        q_idx = torch.arange(unit.block * BLOCK, min((unit.block + 1) * BLOCK, L), device="cpu").unsqueeze(1)
         index = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx, unit.columns
         added = mask.bias(*index) if mask.has_bias else None
-        added = torch.zeros((), dtype=dtype) if added is None else added.to(dtype)
+        added = torch.zeros((), dtype=dtype, device="cpu") if added is None else added.to(dtype)
         visible = mask.visible(*index)
         if visible is not None:
             added = torch.where(visible, added, -torch.inf)

@@ -95,9 +95,9 @@ def prepare(a, x):
 
 
 @njit(**FAST)
-def normal2(s, k, q, row, w, C, lanes):
+def normal2(s, k, q, row, w, scale, C, lanes):
     """Write ``Σ w tanh`` of two rows."""
-    one, minus_two = number(1.0, s), number(-2.0, s)
+    one, factor = number(1.0, s), number(-2.0, s) * scale
     s0, s1 = at(s, 0), at(s, TILE)
     fill(s0, lanes, number(0.0, s))
     fill(s1, lanes, number(0.0, s))
@@ -119,19 +119,22 @@ def normal2(s, k, q, row, w, C, lanes):
             p = u * v
             s1[j] += ((w0 * d1 + w1 * d0) * v + (w2 * d3 + w3 * d2) * u - half * p) / p
     for j in range(lanes):
-        s0[j] *= minus_two
-        s1[j] *= minus_two
+        s0[j] *= factor
+        s1[j] *= factor
 
 
 @njit(**FAST)
-def normal4(s, k, q, row, w, C, lanes):
-    """Write ``Σ w tanh`` of four rows, ``row`` features apart; the last may stand in for missing ones (row 0)."""
+def normal4(s, k, q, row, w, scale, C, lanes):
+    """Write ``scale Σ w tanh`` of four rows, ``row`` features apart; one may stand in for all (row 0).
+
+    No weight is larger than 1: what their sum multiplies must not overflow either.
+    """
     for r in range(0, GROUP, 2):
-        normal2(at(s, r * TILE), k, at(q, r * row), row, w, C, lanes)
+        normal2(at(s, r * TILE), k, at(q, r * row), row, w, scale, C, lanes)
 
 
 @njit(**FAST)
-def small1(s, k, q, w, C, lanes):
+def small1(s, k, q, w, scale, C, lanes):
     """Write ``Σ w tanh`` of one row by the tangents of its features and those of the keys."""
     fill(s, lanes, number(0.0, s))
     one = number(1.0, s)
@@ -145,6 +148,8 @@ def small1(s, k, q, w, C, lanes):
             n0, n1, n2, n3 = w0 * (q0 + b0), w1 * (q1 + b1), w2 * (q2 + b2), w3 * (q3 + b3)
             u, v = d0 * d1, d2 * d3
             s[j] += ((n0 * d1 + n1 * d0) * v + (n2 * d3 + n3 * d2) * u) / (u * v)
+    for j in range(lanes):
+        s[j] *= scale
 
 
 @njit(**FAST)
@@ -177,11 +182,11 @@ def compare(a, x, head, row, last, t0, j0, lanes, k, s):
     w = weights_of(a, x, head)
     place = (head * L + row) * C
     step = C if row + GROUP - 1 <= last else 0
-    normal4(at(s, j0), at(k, j0), at(address(a[F.query], x), place), step, w, C, lanes)
+    normal4(at(s, j0), at(k, j0), at(address(a[F.query], x), place), step, w, x[0], C, lanes)
     count = min(GROUP, last - row + 1)
     if step == 0:
         for i in range(1, count):
-            one_normal(at(s, i * TILE + j0), at(k, j0), at(address(a[F.query], x), place + i * C), w, C, lanes)
+            one_normal(at(s, i * TILE + j0), at(k, j0), at(address(a[F.query], x), place + i * C), w, x[0], C, lanes)
     if a[F.mixed] == 0:
         return True
     other, classes = at(s, GROUP * TILE), at(k, C * TILE + j0)
@@ -190,22 +195,22 @@ def compare(a, x, head, row, last, t0, j0, lanes, k, s):
         own = byte_address(a[F.query_class])[head * L + row + i]
         si = at(s, i * TILE + j0)
         if own == SMALL and a[F.mixed] & WITH_SMALL != 0:
-            small1(other, at(k, (C + 1) * TILE + j0), at(address(a[F.query_small], x), place + i * C), w, C, lanes)
+            small1(other, at(k, (C + 1) * TILE + j0), at(address(a[F.query_small], x), place + i * C), w, x[0], C, lanes)
             choose_small(si, other, classes, lanes)
         if a[F.mixed] & WITH_RAW != 0:
             q = at(address(a[F.query_raw], x), place + i * C)
             keys = at(address(a[F.key_raw], x), (kv_head(a, head) * a[F.S] + t0 + j0) * C)
             for j in range(min(lanes, a[F.S] - t0 - j0)):
                 if own == RAW or classes[j] == raw:
-                    si[j] = raw_pair(q, at(keys, j * C), w, C)
+                    si[j] = x[0] * raw_pair(q, at(keys, j * C), w, C)
     return True
 
 
 @njit(**FAST)
-def one_normal(s, k, q, w, C, lanes):
+def one_normal(s, k, q, w, scale, C, lanes):
     """Write ``Σ w tanh`` of one row."""
     fill(s, lanes, number(0.0, s))
-    one, minus_two = number(1.0, s), number(-2.0, s)
+    one, factor = number(1.0, s), number(-2.0, s) * scale
     for c in range(0, C, 4):
         e0, e1, e2, e3 = q[c], q[c + 1], q[c + 2], q[c + 3]
         w0, w1, w2, w3 = w[c], w[c + 1], w[c + 2], w[c + 3]
@@ -217,7 +222,7 @@ def one_normal(s, k, q, w, C, lanes):
             p = u * v
             s[j] += ((w0 * d1 + w1 * d0) * v + (w2 * d3 + w3 * d2) * u - half * p) / p
     for j in range(lanes):
-        s[j] *= minus_two
+        s[j] *= factor
 
 
 @njit(**FAST)

@@ -50,6 +50,10 @@ class AuxRequest:
             raise rejected("AuxRequest", "topk", "be an int of at least 0", self.topk)
 
 
+#: The names of the fields, which a compiler cannot ask a class for.
+FIELDS = tuple(field.name for field in fields(AuxRequest))
+
+
 @dataclass(frozen=True)
 class TopK:
     """The largest weights of each row: ``weights`` (..., H, L, k) and key ``indices`` (..., H, L, k), −1 where none."""

@@ -28,9 +28,8 @@ class Part:
         """Return a copy in which each tensor ``t`` of :meth:`tensors` is ``function(t)``, called in that order."""
         twin = copy.copy(self)
         for name, value in vars(self).items():
-            new = _mapped(value, function)
-            if new is not value:
-                twin.__dict__[name] = new
+            if _holds_parts(value):
+                twin.__dict__[name] = _mapped(value, function)
         return twin
 
     def cast(self, dtype: torch.dtype) -> Self:
@@ -62,10 +61,15 @@ def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         return function(value)
     if isinstance(value, Part):
         return value.map_tensors(function)
-    if isinstance(value, tuple) and value:
-        items = tuple(_mapped(item, function) for item in value)
-        return items if any(a is not b for a, b in zip(items, value)) else value
+    if _holds_parts(value):
+        return tuple(_mapped(item, function) for item in value)
     return value
+
+
+def _holds_parts(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(_holds_parts(item) for item in value)
+    return isinstance(value, (Tensor, Part))
 
 
 def _brief(value: Any) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from regard import engines
-from regard._aux import AuxRequest
+from regard._aux import FIELDS, AuxRequest
 from regard._errors import described, rejected, unknown_name
 from regard._problem import Problem
 from regard._tracing import is_blind, is_traced
@@ -93,8 +93,8 @@ def _seconds(candidates: list[Engine], problem: Problem) -> dict[str, float]:
 
 
 def observer(problem: Problem, request: AuxRequest) -> Engine | None:
-    """Return an engine that tells all that is asked for beside the output; None where none does, or calls are traced."""
-    asked = {f.name for f in fields(AuxRequest) if getattr(request, f.name)}
+    """Return an engine that tells all that is asked for; None where none does, or calls are traced."""
+    asked = {name for name in FIELDS if getattr(request, name)}
     if is_traced(problem.query):
         return None
     able = (engine for engine in engines.TABLE.values() if asked <= engine.tells)

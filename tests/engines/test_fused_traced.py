@@ -26,7 +26,10 @@ MADE: dict[str, Callable[[], dict[str, Any]]] = {
     "plain": lambda: {"score": additive()},
     "causal": lambda: {"score": additive(), "is_causal": True},
     "padding": lambda: {"score": additive(), "attn_mask": masks.padding(torch.tensor([50, 0]))},
-    "alibi": lambda: {"score": additive(), "attn_mask": masks.alibi(2, align="upper_left") & masks.causal("upper_left")},
+    "alibi": lambda: {
+        "score": additive(),
+        "attn_mask": masks.alibi(2, align="upper_left") & masks.causal("upper_left"),
+    },
     "dense": lambda: {"score": additive(), "attn_mask": normal(70, 75, seed=6) > 0},
     "bias": lambda: {"score": additive(), "attn_mask": normal(1, 2, 70, 75, seed=6)},
     "gaussian": lambda: {"score": "gaussian", "is_causal": True},
@@ -180,10 +183,15 @@ CHECKED: dict[str, Callable[[Tensor], dict[str, Any]]] = {
     "concat": lambda w: {"score": scores.Concat(w, normal(E, 2 * E, dtype=F64)), "is_causal": True},
     "gaussian": lambda w: {"score": scores.Gaussian(w.abs() + 0.5), "attn_mask": masks.padding(torch.tensor([5, 0]))},
     "epanechikov": lambda w: {"score": scores.Epanechikov(w.abs() + 4.0), "is_causal": True},
-    "triangular": lambda w: {"score": scores.Triangular(w.abs() + 4.0), "attn_mask": masks.dilated(2, align="upper_left")},
+    "triangular": lambda w: {
+        "score": scores.Triangular(w.abs() + 4.0),
+        "attn_mask": masks.dilated(2, align="upper_left"),
+    },
     "general": lambda w: {"score": scores.General(w.diag()), "attn_mask": masks.sinks(3)},
     "cosine": lambda w: {"score": scores.Cosine(w[:1].exp()), "attn_mask": masks.alibi(2, align="upper_left")},
-    "bias": lambda w: {"attn_mask": masks.dense(w.view(1, 1, 1, E).repeat(1, 1, 6, 2)[..., :7]) & masks.causal("upper_left")},
+    "bias": lambda w: {
+        "attn_mask": masks.dense(w.view(1, 1, 1, E).repeat(1, 1, 6, 2)[..., :7]) & masks.causal("upper_left")
+    },
     "relative": lambda w: {"attn_mask": masks.relative(w[:3].expand(2, 3), align="upper_left")},
 }
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import regard
 from regard import masks
-from regard.engines import sdpa as module
 from regard.engines import care, strips, tiles
+from regard.engines import sdpa as module
 
 L, S, B, H = 23, 29, 2, 4
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from regard._aux import Aux, AuxRequest, TopK
+from regard._aux import FIELDS, Aux, AuxRequest, TopK
 from regard._problem import Problem
 from regard._tracing import is_traced
 from regard.engines import dense
@@ -28,7 +28,8 @@ def look(problem: Problem, outcome: Outcome, request: AuxRequest, observer: Engi
     """Return the fields asked for, in the caller's leading dimensions.
 
     What the outcome does not tell is found in a second pass: by ``observer``, an engine that tells all of it without
-    reading values, or else in plain torch. ``weights`` and ``scores`` are part of the autograd graph; the other fields are observations, detached from it.
+    reading values, or else in plain torch. ``weights`` and ``scores`` are part of the autograd graph; the other fields
+    are observations, detached from it.
     """
     if observer is not None and outcome.weights is None and not _is_told(outcome, request):
         with torch.no_grad():
@@ -57,12 +58,11 @@ def look(problem: Problem, outcome: Outcome, request: AuxRequest, observer: Engi
 
 def _is_told(outcome: Outcome, request: AuxRequest) -> bool:
     """Whether the engine told all that is asked for."""
-    names = [f.name for f in fields(AuxRequest)]
-    return all(getattr(outcome, name) is not None for name in names if getattr(request, name))
+    return all(getattr(outcome, name) is not None for name in FIELDS if getattr(request, name))
 
 
 def _told(problem: Problem, outcome: Outcome, request: AuxRequest) -> Aux:
-    found = {f.name: getattr(outcome, f.name) for f in fields(AuxRequest) if getattr(request, f.name)}
+    found = {name: getattr(outcome, name) for name in FIELDS if getattr(request, name)}
     topk = found.pop("topk", None)
     if topk is not None:
         topk = TopK(problem.restore(topk.weights), problem.restore(topk.indices))

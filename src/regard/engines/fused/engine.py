@@ -16,7 +16,7 @@ from regard.engines import care, dense
 from regard.engines.base import Cost, Engine, Outcome
 from regard.engines.fused import differentiable, order
 from regard.engines.fused.families import KINDS, family_of
-from regard.engines.fused.operators import Traced
+from regard.engines.fused.operators import Traced, fused_forward
 from regard.engines.fused.run import Found, Wants
 from regard.engines.fused.sight import Sight
 from regard.masks.base import Extent, Mask
@@ -168,20 +168,21 @@ def _traced(problem: Problem) -> Outcome:
     """Run where values cannot be looked at: the mask as intervals, or as a matrix for a strip of queries at a time."""
     rows, extent = _Projected.of(problem), problem.extent
     mask, constants = rows.mask, (rows.family, rows.kind, problem.scale)
+    attend = Traced.apply if care.wants_grad(problem) else fused_forward
     if mask is None:
-        output, peak, total = Traced.apply(rows.query, rows.key, rows.value, rows.weight, None, None, None, *constants)
+        output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, None, None, None, *constants)
         return Outcome(output.to(problem.query.dtype), _lse(peak, total))
     spans = None if mask.has_bias else mask.intervals(extent)
     if spans is not None:
         rows = _cleared(rows, _keys_in(*spans, extent))
-        output, peak, total = Traced.apply(rows.query, rows.key, rows.value, rows.weight, *spans, None, *constants)
+        output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, *spans, None, *constants)
         return Outcome(output.to(problem.query.dtype), _lse(peak, total))
     strips = [slice(first, first + TRACED_STRIP) for first in range(0, extent.L, TRACED_STRIP)]
     added = [_matrix(mask, extent, strip, rows.query) for strip in strips]
     seen = torch.stack([(matrix > -torch.inf).any(-2) for matrix in added]).any(0)
     rows = _cleared(rows, seen)
     parts = [
-        Traced.apply(rows.query[:, :, strip], rows.key, rows.value, rows.weight, None, None, matrix, *constants)
+        attend(rows.query[:, :, strip], rows.key, rows.value, rows.weight, None, None, matrix, *constants)
         for strip, matrix in zip(strips, added)
     ]
     output, peak, total = (torch.cat(each, 2) for each in zip(*parts))

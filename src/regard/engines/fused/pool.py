@@ -47,10 +47,11 @@ def run(tasks: Sequence[Task]) -> None:
     def work() -> None:
         try:
             while remaining:
-                remaining.pop()()
-        except IndexError:
-            if remaining:
-                raise
+                try:
+                    task = remaining.pop()
+                except IndexError:  # another thread took the last one
+                    return
+                task()
         except BaseException as error:
             remaining.clear()
             errors.append(error)

@@ -195,7 +195,9 @@ def compare(a, x, head, row, last, t0, j0, lanes, k, s):
         own = byte_address(a[F.query_class])[head * L + row + i]
         si = at(s, i * TILE + j0)
         if own == SMALL and a[F.mixed] & WITH_SMALL != 0:
-            small1(other, at(k, (C + 1) * TILE + j0), at(address(a[F.query_small], x), place + i * C), w, x[0], C, lanes)
+            small1(
+                other, at(k, (C + 1) * TILE + j0), at(address(a[F.query_small], x), place + i * C), w, x[0], C, lanes
+            )
             choose_small(si, other, classes, lanes)
         if a[F.mixed] & WITH_RAW != 0:
             q = at(address(a[F.query_raw], x), place + i * C)

@@ -99,7 +99,7 @@ def measured(s: Setting) -> Iterator[tuple[str, tuple[float, ...], float]]:
         for name, call in calls.items():
             best[name] = min(best[name], sample(call, loops[name]))
     for name, seconds in best.items():
-        yield costs.lane(name, problem), costs.terms(problem), seconds
+        yield f"{name}/{costs.lane(problem)}", costs.terms(problem), seconds
 
 
 def _call(ends: tuple[Any, ...], options: dict[str, Any], backward: bool) -> Callable[[], object]:

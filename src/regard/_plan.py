@@ -88,8 +88,7 @@ def _seconds(candidates: list[Engine], problem: Problem) -> dict[str, float]:
     """Return how long each engine should take, of those of which it is known."""
     if problem.query.device.type != "cpu" or is_blind(problem.query):
         return {}
-    found = {candidate.name: costs.seconds(candidate.name, problem) for candidate in candidates}
-    return {name: time for name, time in found.items() if time is not None}
+    return costs.seconds([candidate.name for candidate in candidates], problem)
 
 
 def observer(problem: Problem, request: AuxRequest) -> Engine | None:

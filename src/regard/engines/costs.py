@@ -20,6 +20,9 @@ from regard.scores.dot_like import DotLike
 #: What costs time: the call, each visible pair, its features, its values, and each number of the inputs.
 TERMS = ("call", "pairs", "pairs·features", "pairs·values", "numbers")
 
+#: Pairs times features and values up to which looking at the mask would cost more than it could tell.
+SMALL = 1 << 17
+
 
 def family(problem: Problem) -> str:
     """Return what kind of score a problem has."""
@@ -33,8 +36,8 @@ def family(problem: Problem) -> str:
     return "dot" if isinstance(score, DotLike) else "other"
 
 
-def lane(engine: str, problem: Problem) -> str:
-    """Return the name under which a call's costs are kept."""
+def lane(problem: Problem) -> str:
+    """Return under which name, below the engine's, a call's costs are kept."""
     mask = problem.mask
     if mask is None:
         kind = "all"
@@ -44,7 +47,7 @@ def lane(engine: str, problem: Problem) -> str:
         kind = "bias" if mask.has_bias else "structure"
     ends = (problem.query, problem.key, problem.value, *problem.score.tensors())
     backward = torch.is_grad_enabled() and any(t.requires_grad for t in ends)
-    return f"{engine}/{family(problem)}/{kind}/{'backward' if backward else 'forward'}"
+    return f"{family(problem)}/{kind}/{'backward' if backward else 'forward'}"
 
 
 def terms(problem: Problem) -> tuple[float, ...]:
@@ -53,7 +56,9 @@ def terms(problem: Problem) -> tuple[float, ...]:
     C, V = problem.query.shape[-1], problem.value.shape[-1]
     if family(problem) == "additive":
         C = problem.score.tensors()[0].shape[-1]  # w_v: as many features are compared
-    pairs = e.B * e.H * e.L * e.S * problem.visible_share
+    pairs = float(e.B * e.H * e.L * e.S)
+    if pairs * (C + V) > SMALL:
+        pairs *= problem.visible_share
     numbers = e.B * (e.H * e.L * (C + V) + problem.key.shape[1] * e.S * (C + V))
     return 1.0, pairs, pairs * C, pairs * V, float(numbers)
 
@@ -64,9 +69,9 @@ def table() -> dict[str, list[float]]:
     return dict(json.loads(files("regard.engines").joinpath("costs.json").read_text(encoding="utf-8"))["lanes"])
 
 
-def seconds(engine: str, problem: Problem) -> float | None:
-    """Return how long a call should take, None where nothing like it was measured."""
-    rates = table().get(lane(engine, problem))
-    if rates is None:
-        return None
-    return sum(rate * amount for rate, amount in zip(rates, terms(problem)))
+def seconds(names: list[str], problem: Problem) -> dict[str, float]:
+    """Return how long a call should take on each of these engines, of those that something like it was measured on."""
+    place = lane(problem)
+    rates = {name: found for name in names if (found := table().get(f"{name}/{place}")) is not None}
+    amounts = terms(problem) if rates else ()
+    return {name: sum(rate * amount for rate, amount in zip(found, amounts)) for name, found in rates.items()}

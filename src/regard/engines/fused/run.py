@@ -24,7 +24,7 @@ TILE_NUMBERS = 96 * 1024
 #: few heads, as each share has sums of its own for the keys of its heads.
 SHARES, FEW_SHARES = 8, 2
 #: Keys of a tile where tiles can be out of reach.
-NEAR_TILE = 64
+NEAR_TILE = 128
 #: Values fewer than this are read with keys as lanes.
 FEW_VALUES = 12
 #: Bytes of a scratch buffer that is kept for the next call.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.engines.fused import run
-from regard.engines.fused.families import is_direct, rows_of
+from regard.engines.fused.families import Rows, is_direct, rows_of
 from regard.engines.fused.run import Found, Wants
 from regard.engines.fused.sight import Sight
 
@@ -44,19 +44,19 @@ class Fused(torch.autograd.Function):
         rows = rows_of(plan.family, query, key, weight, plan.scale, plan.kind, plan.sight.plain)
         found = run.forward(rows, value, plan.sight, plan.wants)
         statistics = [t for t in (found.peak, found.total, *_optional(found)) if t is not None]
-        ctx.plan = plan
+        ctx.plan, ctx.rows = plan, rows  # made of the inputs, as large as they are, and needed again
         ctx.save_for_backward(query, key, value, weight, found.output, found.peak, found.total, *tensors)
         ctx.mark_non_differentiable(*statistics)
         return found.output, *statistics
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, weight, output, peak, total, *tensors = ctx.saved_tensors
+        query, _key, value, _weight, output, peak, total, *tensors = ctx.saved_tensors
         plan, wanted = ctx.plan, list(ctx.needs_input_grad[5:])
         sight = plan.sight
         if sight.mask is not None:
             sight = replace(sight, mask=sight.mask.with_tensors(tensors))
-        rows = rows_of(plan.family, query, key, weight, plan.scale, plan.kind, sight.plain)
+        rows: Rows = ctx.rows
         pulled = run.backward(rows, value, sight, Found(output, peak, total), grad, tensors, wanted)
         d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], plan.scale)
         masks = [g if want else None for g, want in zip(pulled.added, wanted)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -316,14 +317,21 @@ def backward(
     parts = shares(sight, G, backward=True)
     key_shape = (S, C) if linear else (C, S)
     d_added = None if sight.added is None or not any(wanted) else torch.zeros_like(sight.added)
+    totals = {
+        "d_key": value.new_zeros(B * G, *key_shape),
+        "d_value": value.new_zeros(B * G, S, V),
+        "d_weight": value.new_zeros(B * H, 2 * C),
+    }
+    # A share adds to the totals themselves, but for heads that it has in common with another.
+    shared_by = Counter(head for part in parts for head in part.kv_heads)
+    common_heads = {head for head, count in shared_by.items() if count > 1}
 
     def task(share: Share) -> Callable[[], None]:
         def run() -> None:
-            share.sums |= {
-                "d_key": value.new_zeros(len(share.kv_heads), *key_shape),
-                "d_value": value.new_zeros(len(share.kv_heads), S, V),
-                "d_weight": value.new_zeros(len(share.heads), 2 * C),
-            }
+            places = {"d_key": share.kv_heads, "d_value": share.kv_heads, "d_weight": share.heads}
+            share.sums |= {name: totals[name][r[0] : r[-1] + 1] for name, r in places.items()}
+            if not common_heads.isdisjoint(share.kv_heads):
+                share.sums |= {name: torch.zeros_like(share.sums[name]) for name in totals}
             common = {"head_first": share.heads[0], "kv_first": share.kv_heads[0]}
             common |= memory.places | {name: tensor.data_ptr() for name, tensor in share.sums.items()}
             with memory.lent() as scratch:
@@ -333,23 +341,25 @@ def backward(
 
         return run
 
-    pool.run([_quiet(task(share)) for share in parts])
-    d_key, d_value = value.new_zeros(B * G, *key_shape), value.new_zeros(B * G, S, V)
-    d_weight = value.new_zeros(B * H, 2 * C)
+    tasks = [_quiet(task(share)) for share in parts]
+    if d_added is not None and d_added.shape[:2] != (B, H):
+        for each in tasks:  # heads add to the same numbers
+            each()
+    else:
+        pool.run(tasks)
     masks: list[Tensor | None] = [None] * len(mask_tensors)
     for share in parts:
-        kv, heads = (slice(r[0], r[-1] + 1) for r in (share.kv_heads, share.heads))
-        d_key[kv] += share.sums["d_key"]
-        d_value[kv] += share.sums["d_value"]
-        d_weight[heads] += share.sums["d_weight"]
+        if not common_heads.isdisjoint(share.kv_heads):
+            for name, places in (("d_key", share.kv_heads), ("d_value", share.kv_heads), ("d_weight", share.heads)):
+                totals[name][places[0] : places[-1] + 1] += share.sums[name]
         for i, _ in enumerate(mask_tensors):
             if f"mask{i}" in share.sums:
                 part, total = share.sums[f"mask{i}"], masks[i]
                 masks[i] = part if total is None else total + part
     if d_added is not None:
         masks = [d_added]
-    gradients = Gradients(d_query, d_key.view(B, G, *key_shape), d_weight.view(B, H, 2 * C))
-    return Pulled(gradients, d_value.view(B, G, S, V), masks)
+    d_key, d_weight = totals["d_key"].view(B, G, *key_shape), totals["d_weight"].view(B, H, 2 * C)
+    return Pulled(Gradients(d_query, d_key, d_weight), totals["d_value"].view(B, G, S, V), masks)
 
 
 def _backward_unit(

@@ -149,9 +149,12 @@ class Gradients:
     weight: Tensor
 
     def finished(self, rows: Rows, width: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients to projected query, key and weight (H, C): with the factors that kernels leave out."""
+        """Return the gradients to projected query, key and weight (H, C): with the factors that kernels leave out.
+
+        The sums are changed in place where they can be: nobody else holds them.
+        """
         if rows.family == "dot":
-            return self.query * scale, self.key * scale, self.weight.new_zeros(self.weight.shape[1], 0)
+            return self.query.mul_(scale), self.key.mul_(scale), self.weight.new_zeros(self.weight.shape[1], 0)
         weight = rows.arrays["weight"]
         by_query = weight.unsqueeze(1)  # (H, 1, C)
         by_key = by_query[:: weight.shape[0] // self.key.shape[1]]  # the same for the query heads of a key head

@@ -6,8 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,13 +16,11 @@ from regard.engines.fused.call import Call
 from regard.engines.fused.families import Gradients, Rows
 from regard.engines.fused.kernels.fields import BLOCK, CHUNK, GROUP, PAD, TILE
 from regard.engines.fused.order import boxes
+from regard.engines.fused.shares import Share, shares
 from regard.engines.fused.sight import Sight, Unit
 
 #: Numbers of keys and values that a tile should hold, so that it stays in a core's cache.
 TILE_NUMBERS = 96 * 1024
-#: Shares of the work for each thread: enough that a late thread does not hold up the others; fewer for gradients of
-#: few heads, as each share has sums of its own for the keys of its heads.
-SHARES, FEW_SHARES = 8, 2
 #: Keys of a tile where tiles can be out of reach.
 NEAR_TILE = 128
 #: Values fewer than this are read with keys as lanes.
@@ -84,46 +81,6 @@ class Found:
     best: Tensor | None = None
     best_key: Tensor | None = None
     direct: bool = False
-
-
-@dataclass
-class Share:
-    """Units that one task runs in turn, with sums of its own for the heads ``heads`` and key heads ``kv_heads``."""
-
-    units: list[Unit]
-    heads: range
-    kv_heads: range
-    sums: dict[str, Tensor] = field(default_factory=dict)
-
-
-def shares(sight: Sight, groups: int, backward: bool = False) -> list[Share]:
-    """Cut the work into shares of about equal cost; the same for the same problem and number of threads."""
-    extent, threads = sight.extent, torch.get_num_threads()
-    few = backward and extent.B * groups < threads * SHARES
-    count = threads * (FEW_SHARES if few else SHARES) if threads > 1 else 1
-    H, blocks = extent.H, -(-extent.L // BLOCK)
-
-    def share(units: list[Unit], heads: range) -> Share:
-        first, last = (head // H * groups + head % H // (H // groups) for head in (heads[0], heads[-1]))
-        return Share(units, heads, range(first, last + 1))
-
-    if sight.mask is None:
-        costs = sight.costs(BLOCK)
-        whole = extent.B * H * blocks
-        cuts = [whole * i // count for i in range(count + 1)] if costs is None else _cuts(costs, count)
-        spans = [(first, last) for first, last in pairwise(cuts) if first < last]
-        return [share([Unit(*span)], range(span[0] // blocks, (span[1] - 1) // blocks + 1)) for span in spans]
-    units = sight.units()
-    cuts = _cuts(torch.tensor([unit.cost for unit in units], dtype=torch.float64, device="cpu"), count)
-    parts = [units[first:last] for first, last in pairwise(cuts) if first < last]
-    return [share(part, range(min(u.first for u in part), max(u.last for u in part))) for part in parts]
-
-
-def _cuts(costs: Tensor, count: int) -> list[int]:
-    """Return where a row of costs is to be cut into ``count`` parts, with its two ends."""
-    done = costs.cumsum(0)
-    at = done[-1] * torch.arange(1, count, dtype=done.dtype, device="cpu") / count
-    return [0, *torch.searchsorted(done, at).tolist(), len(costs)]
 
 
 def _padded(count: int) -> int:

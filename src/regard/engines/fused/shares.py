@@ -1,0 +1,56 @@
+"""How the work is cut into shares for the threads: by the problem and the number of threads alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from regard.engines.fused.kernels.fields import BLOCK
+from regard.engines.fused.sight import Sight, Unit
+
+#: Shares of the work for each thread: enough that a late thread does not hold up the others; fewer for gradients of
+#: few heads, as each share has sums of its own for the keys of its heads.
+SHARES, FEW_SHARES = 8, 2
+
+
+@dataclass
+class Share:
+    """Units that one task runs in turn, with sums of its own for the heads ``heads`` and key heads ``kv_heads``."""
+
+    units: list[Unit]
+    heads: range
+    kv_heads: range
+    sums: dict[str, Tensor] = field(default_factory=dict)
+
+
+def shares(sight: Sight, groups: int, backward: bool = False) -> list[Share]:
+    """Cut the work into shares of about equal cost; the same for the same problem and number of threads."""
+    extent, threads = sight.extent, torch.get_num_threads()
+    few = backward and extent.B * groups < threads * SHARES
+    count = threads * (FEW_SHARES if few else SHARES) if threads > 1 else 1
+    H, blocks = extent.H, -(-extent.L // BLOCK)
+
+    def share(units: list[Unit], heads: range) -> Share:
+        first, last = (head // H * groups + head % H // (H // groups) for head in (heads[0], heads[-1]))
+        return Share(units, heads, range(first, last + 1))
+
+    if sight.mask is None:
+        costs = sight.costs(BLOCK)
+        whole = extent.B * H * blocks
+        cuts = [whole * i // count for i in range(count + 1)] if costs is None else _cuts(costs, count)
+        spans = [(first, last) for first, last in pairwise(cuts) if first < last]
+        return [share([Unit(*span)], range(span[0] // blocks, (span[1] - 1) // blocks + 1)) for span in spans]
+    units = sight.units()
+    cuts = _cuts(torch.tensor([unit.cost for unit in units], dtype=torch.float64, device="cpu"), count)
+    parts = [units[first:last] for first, last in pairwise(cuts) if first < last]
+    return [share(part, range(min(u.first for u in part), max(u.last for u in part))) for part in parts]
+
+
+def _cuts(costs: Tensor, count: int) -> list[int]:
+    """Return where a row of costs is to be cut into ``count`` parts, with its two ends."""
+    done = costs.cumsum(0)
+    at = done[-1] * torch.arange(1, count, dtype=done.dtype, device="cpu") / count
+    return [0, *torch.searchsorted(done, at).tolist(), len(costs)]

@@ -175,7 +175,9 @@ def test_operators_keep_their_promises(family: str, seen: str) -> None:
     ends = (query, key, value, weight, start, stop, added)
     torch.library.opcheck(operators.fused_forward.default, (*ends, *rest))
     output, peak, total = operators.fused_forward(*ends, *rest)
-    torch.library.opcheck(operators.fused_backward.default, (normal(*output.shape), *ends, output, peak, total, *rest))
+    torch.library.opcheck(
+        operators.fused_backward.default, (normal(*output.shape), *ends, output, peak, total, added is not None, *rest)
+    )
 
 
 CHECKED: dict[str, Callable[[Tensor], dict[str, Any]]] = {

@@ -10,10 +10,9 @@ import json
 from functools import cache
 from importlib.resources import files
 
-import torch
-
 from regard import masks, scores
 from regard._problem import Problem
+from regard.engines import care
 from regard.scores.distance import Radial
 from regard.scores.dot_like import DotLike
 
@@ -45,9 +44,7 @@ def lane(problem: Problem) -> str:
         kind = "matrix"
     else:
         kind = "bias" if mask.has_bias else "structure"
-    ends = (problem.query, problem.key, problem.value, *problem.score.tensors())
-    backward = torch.is_grad_enabled() and any(t.requires_grad for t in ends)
-    return f"{family(problem)}/{kind}/{'backward' if backward else 'forward'}"
+    return f"{family(problem)}/{kind}/{'backward' if care.wants_grad(problem) else 'forward'}"
 
 
 def terms(problem: Problem) -> tuple[float, ...]:

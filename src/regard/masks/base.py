@@ -79,6 +79,27 @@ class Mask(Part, ABC):
         """
         return None
 
+    def matrix(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return what is added to the scores of these pairs, −inf where they may not meet.
+
+        Parameters
+        ----------
+        b, h, q_idx, kv_idx : Tensor (B, 1, 1, 1), (H, 1, 1), (l, 1) and (s,)
+        dtype : torch.dtype
+
+        Returns
+        -------
+        Tensor (B or 1, H or 1, l, s)
+            Of stride 0 where it does not vary with a query or key.
+        """
+        bias = self.bias(b, h, q_idx, kv_idx) if self.has_bias else None
+        added = torch.zeros((), dtype=dtype, device=kv_idx.device) if bias is None else bias.to(dtype)
+        visible = self.visible(b, h, q_idx, kv_idx)
+        if visible is not None:
+            added = torch.where(visible, added, -torch.inf)
+        added = added[(None,) * (4 - added.dim())]
+        return added.expand(*added.shape[:2], len(q_idx), len(kv_idx))
+
     @property
     def has_bias(self) -> bool:
         """Whether :meth:`bias` has an answer."""

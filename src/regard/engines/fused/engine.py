@@ -136,7 +136,7 @@ def _attend(problem: Problem, wants: Wants | None) -> Outcome:
     plan = differentiable.Plan(
         rows.family, rows.kind, problem.scale, Sight.of(rows.mask, problem.extent), wants or Wants()
     )
-    if rows.kind and plan.sight.everything and problem.extent.S > ORDERED:
+    if rows.kind and plan.sight.everything and problem.extent.S > ORDERED and rows.query.shape[-1]:
         return _outcome(problem, _attend_in_order(plan, rows))
     found = differentiable.attend(plan, rows.query, rows.key, rows.value, rows.weight)
     return Outcome(found.output.to(problem.query.dtype)) if wants is None else _outcome(problem, found)
@@ -177,8 +177,10 @@ def _traced(problem: Problem) -> Outcome:
         rows = _cleared(rows, _keys_in(*spans, extent))
         output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, *spans, None, *constants)
         return Outcome(output.to(problem.query.dtype), _lse(peak, total))
+    b, h, q_idx, kv_idx = (torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S))
+    b, h, q_idx = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1)
     strips = [slice(first, first + TRACED_STRIP) for first in range(0, extent.L, TRACED_STRIP)]
-    added = [_matrix(mask, extent, strip, rows.query) for strip in strips]
+    added = [mask.matrix(b, h, q_idx[strip], kv_idx, rows.query.dtype) for strip in strips]
     seen = torch.stack([(matrix > -torch.inf).any(-2) for matrix in added]).any(0)
     rows = _cleared(rows, seen)
     parts = [
@@ -202,19 +204,6 @@ def _cleared(rows: _Projected, seen: Tensor) -> _Projected:
     B, G, S, _ = rows.key.shape
     seen = seen.expand(B, rows.query.shape[1], S).reshape(B, G, -1, S).any(2).unsqueeze(-1)
     return replace(rows, key=torch.where(seen, rows.key, 0.0), value=torch.where(seen, rows.value, 0.0))
-
-
-def _matrix(mask: Mask, extent: Extent, strip: slice, like: Tensor) -> Tensor:
-    """Return what a mask adds to the scores of a strip of queries: (b, h, rows, S), −inf where masked."""
-    b, h, q_idx, kv_idx = (torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S))
-    b, h, q_idx = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx[strip].unsqueeze(1)
-    bias = mask.bias(b, h, q_idx, kv_idx) if mask.has_bias else None
-    added = like.new_zeros(()) if bias is None else bias.to(like.dtype)
-    visible = mask.visible(b, h, q_idx, kv_idx)
-    if visible is not None:
-        added = torch.where(visible, added, -torch.inf)
-    added = added[(None,) * (4 - added.dim())]
-    return added.expand(*added.shape[:2], q_idx.shape[0], extent.S)
 
 
 def _lse(peak: Tensor, total: Tensor) -> Tensor:

@@ -13,17 +13,21 @@ from torch.nn.functional import pad
 from regard import scores
 from regard.engines.fused import pool
 from regard.engines.fused.call import Call
-from regard.engines.fused.kernels.fields import PAD
+from regard.engines.fused.kernels.fields import BOXCAR, EPANECHIKOV, GAUSSIAN, PAD, SMALL_FEATURE, TRIANGULAR
 from regard.scores import Score
 from regard.scores.dot_like import DotLike
 
-#: The additive score: features up to here lose precision to exponentials; beyond, four denominators overflow.
-SMALL = 0.5
+#: The additive score: beyond features of this size, four denominators overflow.
 LARGE = {torch.float32: 5.4, torch.float64: 44.0}
 #: Numbers that one task prepares at least.
 PREPARED = 1 << 14
-#: The number by which the kernels know a radial score; 0, which is no compact kernel, for all others.
-KINDS: dict[type[Score], int] = {scores.Gaussian: 0, scores.Boxcar: 1, scores.Triangular: 2, scores.Epanechikov: 3}
+#: The number by which the kernels know a radial score; that of the Gaussian, which is not compact, for all others.
+KINDS: dict[type[Score], int] = {
+    scores.Gaussian: GAUSSIAN,
+    scores.Boxcar: BOXCAR,
+    scores.Triangular: TRIANGULAR,
+    scores.Epanechikov: EPANECHIKOV,
+}
 
 
 def family_of(score: Score) -> str | None:
@@ -73,7 +77,7 @@ class Rows:
 
 def is_direct(kind: int, scale: float, plain: bool) -> bool:
     """Whether a compact kernel's weights are found without their logarithms."""
-    return plain and kind != 0 and scale == 1.0
+    return plain and kind != GAUSSIAN and scale == 1.0
 
 
 def rows_of(family: str, query: Tensor, key: Tensor, weight: Tensor, scale: float, kind: int, plain: bool) -> Rows:
@@ -103,7 +107,7 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
     pool.run([*tasks_q, *tasks_k])
     extra = (0, width - query.shape[-1])
     # Divided by a power of two, which rounds nothing: the kernels take weights up to 1.
-    largest = float(weight.abs().amax()) if weight.numel() else 1.0
+    largest = float(weight.detach().abs().amax()) if weight.numel() else 1.0
     unit = 2.0 ** min(max(math.frexp(largest)[1], -100), 126)
     arrays = {"query": powers_q, "key": powers_k, "weight": pad(weight / unit, extra).contiguous()}
     (low_q, high_q), (low_k, high_k) = ((int(t.min()), int(t.max())) for t in (classes_q, classes_k))
@@ -111,7 +115,7 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
     if has_small or has_raw:
         arrays |= {"query_class": classes_q, "key_class": classes_k}
     if has_small:
-        small = [pad(t, extra).clamp(-SMALL, SMALL).tanh() for t in (query, key)]
+        small = [pad(t, extra).clamp(-SMALL_FEATURE, SMALL_FEATURE).tanh() for t in (query, key)]
         arrays |= {"query_small": small[0], "key_small": small[1].mT.contiguous()}
     if has_raw:
         arrays |= {"query_raw": pad(query, extra).contiguous(), "key_raw": pad(key, extra).contiguous()}

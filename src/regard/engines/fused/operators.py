@@ -63,25 +63,27 @@ def _backward(
     output: Tensor,
     peak: Tensor,
     total: Tensor,
+    wants_added: bool,
     family: str,
     kind: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients to query, key, value, weight and added (empty where there is none)."""
+    """Return the gradients to query, key, value, weight and added (empty where it is not wanted)."""
     sight = _sight(query, key, start, stop, added)
     rows = rows_of(family, query, key, weight, scale, kind, sight.plain)
     found = Found(output.contiguous(), peak.contiguous(), total.contiguous())
-    pulled = run.backward(rows, value.contiguous(), sight, found, grad, [], [added is not None])
+    pulled = run.backward(rows, value.contiguous(), sight, found, grad, [], [wants_added])
     d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], scale)
-    d_added = value.new_empty(0) if added is None else pulled.added[0]
+    d_added = pulled.added[0] if wants_added else value.new_empty(0)
     assert d_added is not None
     return d_query.contiguous(), d_key.contiguous(), pulled.value, d_weight.contiguous(), d_added
 
 
-def _backward_shapes(grad, query, key, value, weight, start, stop, added, output, peak, total, family, kind, scale):  # type: ignore[no-untyped-def]  # noqa: ARG001
+def _backward_shapes(grad, query, key, value, weight, start, stop, added, *rest):  # type: ignore[no-untyped-def]  # noqa: ARG001
+    wants_added = rest[3]
     like = torch.empty_like
     plain = torch.contiguous_format
-    d_added = value.new_empty(0) if added is None else like(added, memory_format=plain)
+    d_added = like(added, memory_format=plain) if wants_added else value.new_empty(0)
     return *(like(t, memory_format=plain) for t in (query, key, value, weight)), d_added
 
 
@@ -119,7 +121,23 @@ def _forward_batch(info, in_dims, query, key, value, weight, start, stop, added,
 
 
 def _backward_batch(  # type: ignore[no-untyped-def]
-    info, in_dims, grad, query, key, value, weight, start, stop, added, output, peak, total, family, kind, scale
+    info,
+    in_dims,
+    grad,
+    query,
+    key,
+    value,
+    weight,
+    start,
+    stop,
+    added,
+    output,
+    peak,
+    total,
+    wants_added,
+    family,
+    kind,
+    scale,
 ):
     N, H, G = info.batch_size, _heads(query, in_dims[1]), _heads(key, in_dims[2])
     ends: Sequence[Tensor | None] = [
@@ -127,18 +145,20 @@ def _backward_batch(  # type: ignore[no-untyped-def]
     ]
     folded = _fold_weight(weight, in_dims[4], N)
     hidden = [_fold(t, d, N, H) for t, d in zip((start, stop), in_dims[5:7])]
-    if added is not None:  # its gradient is wanted for each of the batch
+    shared = False
+    if wants_added:  # for each of the batch
         each = added.unsqueeze(0).expand(N, *added.shape) if in_dims[7] is None else added.movedim(in_dims[7], 0)
         hidden.append(each.expand(-1, -1, H, *each.shape[3:]).movedim(0, 1).flatten(1, 2))
         shared = each.shape[2] == 1 != H
     else:
-        hidden.append(None)
-        shared = False
+        hidden.append(_fold(added, in_dims[7], N, H))
     found = [_fold(t, d, N, H) for t, d in zip((output, peak, total), in_dims[8:11])]
-    d_query, d_key, d_value, d_weight, d_added = fused_backward(*ends, folded, *hidden, *found, family, kind, scale)
+    d_query, d_key, d_value, d_weight, d_added = fused_backward(
+        *ends, folded, *hidden, *found, wants_added, family, kind, scale
+    )
     rows = [_unfold(t, N) for t in (d_query, d_key, d_value)]
     d_weight = d_weight.unflatten(0, (N, -1))
-    if added is None:
+    if not wants_added:
         return (*rows, d_weight, d_added), (1, 1, 1, 0, None)
     d_added = _unfold(d_added, N)
     d_added = d_added.sum(2, keepdim=True) if shared else d_added
@@ -175,6 +195,7 @@ class Traced(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Any:
-        found = fused_backward(grad, *ctx.saved_tensors, ctx.family, ctx.kind, ctx.scale)
+        wants_added = ctx.needs_input_grad[6]
+        found = fused_backward(grad, *ctx.saved_tensors, wants_added, ctx.family, ctx.kind, ctx.scale)
         d_query, d_key, d_value, d_weight, d_added = found
-        return d_query, d_key, d_value, d_weight, None, None, d_added if ctx.needs_input_grad[6] else None, *[None] * 3
+        return d_query, d_key, d_value, d_weight, None, None, d_added if wants_added else None, *[None] * 3

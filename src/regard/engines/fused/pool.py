@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -107,8 +107,14 @@ def _on_pool(work: Task, threads: int, remaining: list[Task], errors: list[BaseE
     with _lock:
         if _pool is None:
             _pool = ThreadPoolExecutor(max(os.cpu_count() or 1, 1), thread_name_prefix="regard")
-        helpers = [_pool.submit(work) for _ in range(threads - 1)]
-    work()
+        pool = _pool
+    helpers: list[Future[None]] = []
+    try:
+        helpers += (pool.submit(work) for _ in range(threads - 1))
+        work()
+    except KeyboardInterrupt as error:  # between two statements
+        remaining.clear()
+        errors.append(error)
     while True:
         try:
             wait(helpers)

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.engines.fused import pool
 from regard.engines.fused.call import Call
 from regard.engines.fused.families import Gradients, Rows
-from regard.engines.fused.kernels.fields import BLOCK, CHUNK, GROUP, PAD, TILE
+from regard.engines.fused.kernels.fields import BAND, BLOCK, CHUNK, GROUP, PAD, TILE
 from regard.engines.fused.order import boxes
 from regard.engines.fused.shares import Share, shares
 from regard.engines.fused.sight import Sight, Unit
@@ -127,10 +127,16 @@ def _sizes(rows: Rows, V: int, backward: bool, value_lanes: bool) -> dict[str, i
     v_chunks, c_chunks = -(-V // CHUNK), -(-C // CHUNK)
     spare = 4 * CHUNK
     key = rows.planes * C * TILE + TILE + (4 + 2 * BLOCK // GROUP) * C
-    common = {"score": (2 * GROUP + 1) * TILE, "weight": GROUP * TILE, "query": GROUP * C, "partial": GROUP * CHUNK}
+    common = {"score": (2 * GROUP + 1) * TILE, "query": GROUP * C}
     if not backward:
         value = v_chunks * TILE * CHUNK + spare if value_lanes else V * TILE
-        return common | {"key": key, "value": value, "state": 4 * BLOCK, "output": max(v_chunks, 1) * BLOCK * CHUNK}
+        return common | {
+            "key": key,
+            "weight": GROUP * TILE,
+            "value": value,
+            "state": 4 * BLOCK,
+            "output": max(v_chunks, 1) * BLOCK * CHUNK,
+        }
     linear = rows.family == "dot"
     sides = c_chunks * BLOCK * CHUNK if linear else 0
     return common | {
@@ -140,21 +146,23 @@ def _sizes(rows: Rows, V: int, backward: bool, value_lanes: bool) -> dict[str, i
         "output": v_chunks * TILE * CHUNK + spare,
         "rows": sides,
         "d_key": c_chunks * TILE * CHUNK + spare if linear else C * TILE,
-        "d_score": GROUP * TILE,
+        "weight": BAND * TILE,
+        "d_score": BAND * TILE,
         "d_query": sides,
+        "delta": BLOCK,
     }
 
 
 class _Call(Call):
     """A forward or backward kernel on a problem."""
 
-    def __init__(self, rows: Rows, sight: Sight, value: Tensor, numbers: dict[str, int]) -> None:
-        super().__init__(f"{rows.family}.{'backward' if numbers.get('grad') else 'forward'}", value.dtype, rows.scale)
+    def __init__(self, name: str, rows: Rows, sight: Sight, value: Tensor, numbers: dict[str, int]) -> None:
+        super().__init__(f"{rows.family}.{name}", value.dtype, rows.scale)
         extent = sight.extent
         V, S = value.shape[-1], extent.S
         tile = _tile(rows, V, S)
         self.values |= {"H": extent.H, "G": value.shape[1], "L": extent.L, "S": S, "C": rows.width, "V": V}
-        self.values |= {"rows": BLOCK, "tile": tile, "value": value.data_ptr()}
+        self.values |= {"tile": tile, "value": value.data_ptr()}
         self.values |= rows.numbers | sight.numbers | numbers
         self.values |= {name: tensor.data_ptr() for name, tensor in rows.arrays.items()}
         if sight.start is not None and sight.stop is not None:
@@ -203,7 +211,9 @@ def forward(rows: Rows, value: Tensor, sight: Sight, wants: Wants) -> Found:
     numbers = {"K": wants.k, "value_lanes": int(value_lanes)}
     fields = ("output", "peak", "total", "top", "entropy", "best", "best_key")
     tensors = {name: getattr(found, name) for name in fields}
-    call = _Call(rows, sight, value, numbers | {n: t.data_ptr() for n, t in tensors.items() if t is not None})
+    call = _Call(
+        "forward", rows, sight, value, numbers | {n: t.data_ptr() for n, t in tensors.items() if t is not None}
+    )
     memory = _Memory(_sizes(rows, V, False, value_lanes), dtype)
     parts = shares(sight, value.shape[1])
 
@@ -265,11 +275,13 @@ def backward(
     B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
     G, C, linear = value.shape[1], rows.width, rows.family == "dot"
     grad = grad.contiguous()
-    delta = (grad * found.output).sum(-1).contiguous()
-    d_query = value.new_zeros(B, H, L, C)
-    numbers = {"grad": grad.data_ptr(), "delta": delta.data_ptr(), "d_query": d_query.data_ptr()}
+    # Dot products' gradients to queries are written once, others added to.
+    d_query = (value.new_empty if linear else value.new_zeros)(B, H, L, C)
+    numbers = {"grad": grad.data_ptr(), "output": found.output.data_ptr(), "d_query": d_query.data_ptr()}
+    value_keys = value.mT.contiguous()
+    numbers |= {"value_keys": value_keys.data_ptr()}
     numbers |= {"peak": found.peak.data_ptr(), "total": found.total.data_ptr()}
-    call = _Call(rows, sight, value, numbers)
+    call = _Call("backward", rows, sight, value, numbers)
     memory = _Memory(_sizes(rows, V, True, False), dtype)
     parts = shares(sight, G, backward=True)
     key_shape = (S, C) if linear else (C, S)

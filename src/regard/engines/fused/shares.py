@@ -38,12 +38,12 @@ def shares(sight: Sight, groups: int, backward: bool = False) -> list[Share]:
         return Share(units, heads, range(first, last + 1))
 
     if sight.mask is None:
-        costs = sight.costs(BLOCK)
+        costs = sight.costs()
         whole = extent.B * H * blocks
         cuts = [whole * i // count for i in range(count + 1)] if costs is None else _cuts(costs, count)
         spans = [(first, last) for first, last in pairwise(cuts) if first < last]
         return [share([Unit(*span)], range(span[0] // blocks, (span[1] - 1) // blocks + 1)) for span in spans]
-    units = sight.units()
+    units = list(sight.units())
     cuts = _cuts(torch.tensor([unit.cost for unit in units], dtype=torch.float64, device="cpu"), count)
     parts = [units[first:last] for first, last in pairwise(cuts) if first < last]
     return [share(part, range(min(u.first for u in part), max(u.last for u in part))) for part in parts]

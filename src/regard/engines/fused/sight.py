@@ -67,11 +67,11 @@ class Sight:
         return cls(extent, mask=mask) if spans is None else cls.between(extent, *spans)
 
     @classmethod
-    def between(cls, extent: Extent, start: Tensor, stop: Tensor, added: Tensor | None = None) -> Sight:
+    def between(cls, extent: Extent, start: Tensor, stop: Tensor) -> Sight:
         """Return the sight of intervals."""
         start, stop = (t.contiguous() for t in torch.broadcast_tensors(start, stop))
         strides = [0 if n == 1 else step for n, step in zip(start.shape, start.stride())]
-        return cls(extent, start, stop, None, added, dict(zip(("interval_b", "interval_h", "interval_r"), strides)))
+        return cls(extent, start, stop, numbers=dict(zip(("interval_b", "interval_h", "interval_r"), strides)))
 
     @property
     def everything(self) -> bool:
@@ -83,22 +83,19 @@ class Sight:
         """Whether nothing finite is added to any score."""
         return self.added is None and (self.mask is None or not self.mask.has_bias)
 
-    def costs(self, rows: int) -> Tensor | None:
-        """Return about what each block of ``rows`` queries costs, (B · H · blocks,); None where all cost the same."""
+    def costs(self) -> Tensor | None:
+        """Return about what each block of queries costs, (B · H · blocks,); None where all cost the same."""
         B, H, L = self.extent.B, self.extent.H, self.extent.L
-        blocks = -(-L // rows)
+        blocks = -(-L // BLOCK)
         if self.start is None or self.stop is None:
             return None
         # Visible pairs, and something for each block's own sake.
         width = (self.stop - self.start).expand(-1, -1, L).double()
-        padded = torch.nn.functional.pad(width, (0, blocks * rows - L)).unflatten(-1, (blocks, rows)).sum(-1)
-        return (padded / rows + 16).expand(B, H, blocks).flatten()
+        padded = torch.nn.functional.pad(width, (0, blocks * BLOCK - L)).unflatten(-1, (blocks, BLOCK)).sum(-1)
+        return (padded / BLOCK + 16).expand(B, H, blocks).flatten()
 
-    def units(self) -> list[Unit]:
-        """Return all work where the mask is evaluated, block by block."""
-        return list(self._evaluated())
-
-    def _evaluated(self) -> Iterator[Unit]:
+    def units(self) -> Iterator[Unit]:
+        """Yield all work where the mask is evaluated, block by block."""
         assert self.mask is not None
         extent, biased = self.extent, self.mask.has_bias
         kinds = self.mask.tiles(extent, BLOCK, KEYS, device="cpu")
@@ -133,14 +130,7 @@ class Sight:
         else:
             b, h = (torch.arange(n, device="cpu") for n in (self.extent.B, H))
         q_idx = torch.arange(unit.block * BLOCK, min((unit.block + 1) * BLOCK, L), device="cpu").unsqueeze(1)
-        index = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx, unit.columns
-        added = mask.bias(*index) if mask.has_bias else None
-        added = torch.zeros((), dtype=dtype, device="cpu") if added is None else added.to(dtype)
-        visible = mask.visible(*index)
-        if visible is not None:
-            added = torch.where(visible, added, -torch.inf)
-        added = added[(None,) * (4 - added.dim())]
-        return added.expand(*added.shape[:2], len(q_idx), len(unit.columns))
+        return mask.matrix(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx, unit.columns, dtype)
 
 
 def _segments(line: list[int], S: int, biased: bool) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:

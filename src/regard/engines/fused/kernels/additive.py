@@ -28,7 +28,7 @@ from regard.engines.fused.kernels.basics import (
     pack_rows,
     tanh,
 )
-from regard.engines.fused.kernels.fields import GROUP, PAD, TILE, F
+from regard.engines.fused.kernels.fields import GROUP, PAD, SMALL_FEATURE, TILE, F
 from regard.engines.fused.kernels.forward import forward_pass
 from regard.engines.fused.kernels.tiles import kv_head, padded, scores_of_tiles
 
@@ -68,14 +68,14 @@ def powers(source, C, limit, target, width):
         target[c] = one
     if not largest <= limit:
         return RAW
-    return NORMAL if largest > number(0.5, source) else SMALL
+    return NORMAL if largest > number(SMALL_FEATURE, source) else SMALL
 
 
 @kernel("int*", "real*")
 def prepare(a, x):
     """Bring rows into the NORMAL form, as they come or keys as lanes, and tell the class of each.
 
-    ``query`` are rows of C features, in heads of S rows, ``output`` is for rows of V features, ``best`` for whole
+    ``query`` are rows of C features, in heads of S rows, ``output`` is for rows of V features, ``scratch`` for whole
     groups of rows meanwhile; ``direct`` asks for rows as they come.
     """
     C, V, S = a[F.C], a[F.V], a[F.S]
@@ -349,4 +349,4 @@ def pull(a, x, head, row, last, t0, j0, lanes, k, s, ds, dq, dk, dw):
 
 _scores = scores_of_tiles(compare)
 forward = kernel("int*", "real*")(forward_pass(pack, _scores))
-backward = kernel("int*", "real*")(backward_pass(pack, _scores, pull, False))
+backward = kernel("int*", "real*")(backward_pass(pack, _scores, pull))

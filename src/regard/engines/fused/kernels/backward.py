@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from numba import njit
 
-from regard.engines.fused.kernels.basics import FAST, add_rows, address, at, exp, fill, number
-from regard.engines.fused.kernels.fields import BLOCK, CHUNK, GROUP, TILE, F
-from regard.engines.fused.kernels.linear import contract_lanes, update_keys, update_keys_by_one, update_lanes
-from regard.engines.fused.kernels.tiles import add_lanes, kv_head, pack_lanes, padded, segment, tiles_in
+from regard.engines.fused.kernels.basics import FAST, add_rows, address, at, exp, fill, number, pack_rows
+from regard.engines.fused.kernels.fields import BAND, BLOCK, CHUNK, GROUP, TILE, F
+from regard.engines.fused.kernels.linear import product, product_of_one
+from regard.engines.fused.kernels.tiles import (
+    add_lanes,
+    group_range,
+    kv_head,
+    pack_lanes,
+    padded,
+    segment,
+    tiles_in,
+    unpack_lanes,
+)
 
 
 @njit(**FAST)
@@ -30,42 +39,28 @@ def row_weights(a, x, head, row, j0, j1, s, p, alive):
 
 
 @njit(**FAST)
-def weight_gradients(a, x, place, step, j0, lanes, v, dp):
-    """Write what the gradient of four rows of output is to their weights: ``grad · value``."""
+def weight_gradients(a, x, place, count, j0, lanes, v, dp):
+    """Write what the gradient of a group's output, ``count`` rows, is to their weights: ``grad · value``."""
     V = a[F.V]
     grad = at(address(a[F.grad], x), place * V)
     for i in range(GROUP):
         fill(at(dp, i * TILE + j0), lanes, number(0.0, x))
-    whole = V // 4 * 4
-    for c in range(0, whole, 4):
-        update_keys(at(dp, j0), at(v, c * TILE + j0), at(grad, c), step * V, 1, lanes)
-    for c in range(whole, V):
-        update_keys_by_one(at(dp, j0), at(v, c * TILE + j0), at(grad, c), step * V, lanes)
+    if count == GROUP:
+        product(at(dp, j0), TILE, at(v, j0), TILE, grad, V, 1, V, lanes)
+        return
+    for i in range(count):
+        product_of_one(at(dp, i * TILE + j0), TILE, at(v, j0), TILE, at(grad, i * V), V, 1, V, lanes)
 
 
 @njit(**FAST)
-def one_row_gradient(a, x, place, j0, lanes, v, dp):
-    """Write ``grad · value`` of one row."""
-    V = a[F.V]
-    grad = at(address(a[F.grad], x), place * V)
-    row = at(dp, j0)
-    fill(row, lanes, number(0.0, x))
-    for c in range(V):
-        g, value = grad[c], at(v, c * TILE + j0)
-        for j in range(lanes):
-            row[j] += g * value[j]
-
-
-@njit(**FAST)
-def score_gradients(a, x, head, row, last, j0, j1, p, dp, col):
-    """Replace d weight by d score in four rows, and hand it to the bias where it wants it."""
+def score_gradients(a, x, head, row, last, j0, j1, p, dp, delta, col):
+    """Replace d weight by d score in four rows, and hand it to the bias where it wants it; delta is by row."""
     zero = number(0.0, x)
     for i in range(GROUP):
         pi, di = at(p, i * TILE), at(dp, i * TILE)
         place = min(row + i, last)
-        delta = address(a[F.delta], x)[head * a[F.L] + place]
         for j in range(j0, j1):
-            di[j] = pi[j] * (di[j] - delta) if pi[j] != zero else zero
+            di[j] = pi[j] * (di[j] - delta[i]) if pi[j] != zero else zero
         fill(at(di, j1), padded(j1 - j0) - (j1 - j0), zero)
         if a[F.d_added] != 0 and col >= 0 and row + i <= last:
             b, h = head // a[F.H], head % a[F.H]
@@ -76,31 +71,106 @@ def score_gradients(a, x, head, row, last, j0, j1, p, dp, col):
 
 
 @njit(**FAST)
-def pull_values(a, row, j0, j1, p, grads, dv):
-    """Add four rows' weights times the gradients of their output to the values' gradient."""
-    V = a[F.V]
-    for c in range(0, V, CHUNK):
-        lanes = padded(min(CHUNK, V - c))
-        x = at(grads, (c // CHUNK * BLOCK + row) * CHUNK)
-        y = at(dv, c // CHUNK * TILE * CHUNK)
-        update_lanes(at(y, j0 * CHUNK), 4 * CHUNK, x, 0, at(p, j0), 1, TILE, 4, (j1 - j0 + 3) // 4, lanes)
+def clear_outside(rows, b0, b1, j0, j1):
+    """Set four rows to zero in the range of a band that is not their own."""
+    zero = number(0.0, rows)
+    for i in range(GROUP):
+        fill(at(rows, i * TILE + b0), j0 - b0, zero)
+        fill(at(rows, i * TILE + j1), b1 - j1, zero)
 
 
 @njit(**FAST)
-def pull_rows(a, x, row, j0, j1, ds, keys, queries, dq, dk):
-    """Take the gradient of four rows' dot products to queries and keys."""
-    C = a[F.C]
-    partial = at(address(a[F.scratch], x), a[F.at_partial])
-    for c in range(0, C, CHUNK):
-        lanes = padded(min(CHUNK, C - c))
-        rows, tile = c // CHUNK * BLOCK * CHUNK + row * CHUNK, c // CHUNK * TILE * CHUNK
-        steps, first = (j1 - j0 + 3) // 4, tile + j0 * CHUNK
-        contract_lanes(at(dq, rows), at(keys, first), at(ds, j0), steps, lanes, partial)
-        update_lanes(at(dk, first), 4 * CHUNK, at(queries, rows), 0, at(ds, j0), 1, TILE, 4, steps, lanes)
+def pull_band(width, row, count, b0, b1, factors, rows, gradient):
+    """Add a band's factors, ``count`` rows of them for keys, times as many rows of a block to the keys' gradient."""
+    for c in range(0, width, CHUNK):
+        lanes = padded(min(CHUNK, width - c))
+        x = at(rows, (c // CHUNK * BLOCK + row) * CHUNK)
+        y = at(gradient, c // CHUNK * TILE * CHUNK)
+        for j in range(b0, b1, GROUP):
+            product(at(y, j * CHUNK), CHUNK, x, CHUNK, at(factors, j), 1, TILE, count, lanes)
 
 
-def backward_pass(pack, tile_scores, pull, linear):
-    """Return the backward kernel of a family; ``linear`` where the score is a dot product, whose pull is known."""
+@njit(**FAST)
+def pull_queries(width, row, j0, j1, ds, keys, dq):
+    """Add the gradient of four rows' dot products to queries."""
+    for c in range(0, width, CHUNK):
+        lanes = padded(min(CHUNK, width - c))
+        y, x = at(dq, (c // CHUNK * BLOCK + row) * CHUNK), at(keys, (c // CHUNK * TILE + j0) * CHUNK)
+        product(y, CHUNK, x, CHUNK, at(ds, j0), TILE, 1, j1 - j0, lanes)
+
+
+def backward_pass(pack, tile_scores, pull):
+    """Return the backward kernel of a family; ``pull`` is None where the score is a dot product."""
+    linear = pull is None
+
+    @njit(**FAST)
+    def begin_block(a, x, head, r0, r1, delta, grads, rows, dq):
+        """Pack what the keys' gradients are sums of: the gradients of a block's output, and its queries.
+
+        ``delta`` is each row's ``grad · output``, the mean of what the gradient is to its weights.
+        """
+        V, C, zero = a[F.V], a[F.C], number(0.0, x)
+        fill(delta, BLOCK, zero)
+        for i in range(r1 - r0):
+            place = (head * a[F.L] + r0 + i) * V
+            grad, output = at(address(a[F.grad], x), place), at(address(a[F.output], x), place)
+            for c in range(V):
+                delta[i] += grad[c] * output[c]
+        fill(grads, (V + CHUNK - 1) // CHUNK * BLOCK * CHUNK, zero)
+        pack_lanes(at(address(a[F.grad], x), (head * a[F.L] + r0) * V), V, r1 - r0, V, grads, BLOCK)
+        if linear:
+            fill(rows, (C + CHUNK - 1) // CHUNK * BLOCK * CHUNK, zero)
+            fill(dq, (C + CHUNK - 1) // CHUNK * BLOCK * CHUNK, zero)
+            pack_lanes(at(address(a[F.query], x), (head * a[F.L] + r0) * C), C, r1 - r0, C, rows, BLOCK)
+
+    @njit(**FAST)
+    def begin_tile(a, x, kv, t0, n, v, keys, dk, dv):
+        """Pack a tile's values, keys as lanes, and clear the gradients of its keys and values."""
+        V, S, C, zero = a[F.V], a[F.S], a[F.C], number(0.0, x)
+        height = padded(n)
+        pack_rows(at(address(a[F.value_keys], x), kv * V * S + t0), S, V, n, v, TILE, height)
+        for c in range(0, V, CHUNK):
+            fill(at(dv, c // CHUNK * TILE * CHUNK), height * CHUNK, zero)
+        if linear:
+            pack_lanes(at(address(a[F.key_raw], x), (kv * S + t0) * C), C, n, C, keys, TILE)
+            for c in range(0, C, CHUNK):
+                fill(at(dk, c // CHUNK * TILE * CHUNK), height * CHUNK, zero)
+        else:
+            for c in range(C):
+                fill(at(dk, c * TILE), height, zero)
+
+    @njit(**FAST)
+    def end_tile(a, x, mine, t0, n, dk, dv):
+        """Add the gradients of a tile's keys and values to all keys' and values'."""
+        V, S, C = a[F.V], a[F.S], a[F.C]
+        add_lanes(dv, TILE, n, V, at(address(a[F.d_value], x), (mine * S + t0) * V), V)
+        if linear:
+            add_lanes(dk, TILE, n, C, at(address(a[F.d_key], x), (mine * S + t0) * C), C)
+        else:
+            add_rows(dk, TILE, C, n, at(address(a[F.d_key], x), mine * C * S + t0), S)
+
+    @njit(**FAST)
+    def group(a, x, head, r0, r1, g, t0, n, col, b0, b1, k, s, v, keys, p, ds, delta, dq, dk):
+        """Write the weights of four rows and the gradients of their scores, and pull these back to queries."""
+        j0, j1 = tile_scores(a, x, head, r0, r1, g, t0, n, col, k, s)
+        if j1 <= j0:
+            clear_outside(p, b0, b1, b1, b1)
+            clear_outside(ds, b0, b1, b1, b1)
+            return
+        row, last = r0 + g * GROUP, r1 - 1
+        lanes = padded(j1 - j0)
+        for i in range(GROUP):
+            row_weights(a, x, head, min(row + i, last), j0, j1, at(s, i * TILE), at(p, i * TILE), row + i <= last)
+        weight_gradients(a, x, head * a[F.L] + row, min(GROUP, r1 - row), j0, lanes, v, ds)
+        score_gradients(a, x, head, row, last, j0, j1, p, ds, at(delta, g * GROUP), col)
+        clear_outside(p, b0, b1, j0, min(j0 + lanes, b1))
+        if linear:
+            clear_outside(ds, b0, b1, j0, min(j0 + lanes, b1))
+            pull_queries(a[F.C], g * GROUP, j0, j1, ds, keys, dq)
+        else:
+            d_query = at(address(a[F.d_query], x), (head * a[F.L] + row) * a[F.C])
+            d_weight = at(address(a[F.d_weight], x), (head - a[F.head_first]) * 2 * a[F.C])
+            pull(a, x, head, row, last, t0, j0, lanes, k, s, ds, d_query, dk, d_weight)
 
     def backward(a, x):
         scratch = address(a[F.scratch], x)
@@ -111,28 +181,22 @@ def backward_pass(pack, tile_scores, pull, linear):
             at(scratch, a[F.at_weight]),
         )
         grads, dv = at(scratch, a[F.at_state]), at(scratch, a[F.at_output])
-        rows_, dk, dp, dq = (
+        rows, dk, ds, dq = (
             at(scratch, a[F.at_rows]),
             at(scratch, a[F.at_d_key]),
             at(scratch, a[F.at_d_score]),
             at(scratch, a[F.at_d_query]),
         )
-        L, S, C, V, tile, rows = a[F.L], a[F.S], a[F.C], a[F.V], a[F.tile], a[F.rows]
-        zero = number(0.0, x)
-        blocks = 1 if a[F.segment_count] != 0 else (L + rows - 1) // rows
-        v_chunks, c_chunks = (V + CHUNK - 1) // CHUNK, (C + CHUNK - 1) // CHUNK
+        delta = at(scratch, a[F.at_delta])
+        L, C, V, tile = a[F.L], a[F.C], a[F.V], a[F.tile]
+        keys = at(k, C * TILE)
+        blocks = 1 if a[F.segment_count] != 0 else (L + BLOCK - 1) // BLOCK
         for item in range(a[F.first], a[F.last]):
             head, block = item // blocks, a[F.block] + item % blocks
-            r0 = block * rows
-            r1 = min(L, r0 + rows)
+            r0 = block * BLOCK
+            r1 = min(L, r0 + BLOCK)
             kv = kv_head(a, head)
-            mine = kv - a[F.kv_first]
-            fill(grads, v_chunks * BLOCK * CHUNK, zero)
-            pack_lanes(at(address(a[F.grad], x), (head * L + r0) * V), V, r1 - r0, V, grads, BLOCK)
-            if linear:
-                fill(rows_, c_chunks * BLOCK * CHUNK, zero)
-                fill(dq, c_chunks * BLOCK * CHUNK, zero)
-                pack_lanes(at(address(a[F.query], x), (head * L + r0) * C), C, r1 - r0, C, rows_, BLOCK)
+            begin_block(a, x, head, r0, r1, delta, grads, rows, dq)
             for index in range(max(a[F.segment_count], 1)):
                 start, stop, col = segment(a, head, r0, r1, index)
                 for tile_index in range(tiles_in(start, stop, tile)):
@@ -140,61 +204,22 @@ def backward_pass(pack, tile_scores, pull, linear):
                     n = min(tile, stop - t0)
                     if not pack(a, x, head, kv, r0, r1, t0, n, k):
                         continue
-                    keys = at(k, C * TILE)
-                    used = False
-                    for g in range((r1 - r0 + GROUP - 1) // GROUP):
-                        row = r0 + g * GROUP
-                        added_col = col + t0 - start if col >= 0 else -1
-                        j0, j1 = tile_scores(a, x, head, r0, r1, g, t0, n, added_col, k, s)
-                        if j1 <= j0:
+                    begin_tile(a, x, kv, t0, n, v, keys, dk, dv)
+                    tile_col = col + t0 - start if col >= 0 else -1
+                    for first in range(0, r1 - r0, BAND):
+                        count = min(BAND, (r1 - r0 - first + GROUP - 1) // GROUP * GROUP)
+                        b0, b1 = group_range(a, head, r0 + first, min(r0 + first + count, r1) - 1, t0, n)
+                        if b1 <= b0:
                             continue
-                        if not used:
-                            used = True
-                            height = padded(n)
-                            source = at(address(a[F.value], x), (kv * S + t0) * V)
-                            for c in range(V):
-                                vc = at(v, c * TILE)
-                                for j in range(n):
-                                    vc[j] = source[j * V + c]
-                                fill(at(vc, n), height - n, zero)
-                            for c in range(0, V, CHUNK):
-                                fill(at(dv, c // CHUNK * TILE * CHUNK), (n + 4) * CHUNK, zero)
-                            if linear:
-                                source = at(address(a[F.key_raw], x), (kv * S + t0) * C)
-                                pack_lanes(source, C, n, C, keys, TILE)
-                                for c in range(0, C, CHUNK):
-                                    fill(at(keys, (c // CHUNK * TILE + n) * CHUNK), (-n % 4) * CHUNK, zero)
-                                    fill(at(dk, c // CHUNK * TILE * CHUNK), (n + 4) * CHUNK, zero)
-                            else:
-                                for c in range(C):
-                                    fill(at(dk, c * TILE), height, zero)
-                        lanes = padded(j1 - j0)
-                        step = 1 if row + GROUP <= r1 else 0
-                        for i in range(GROUP):
-                            alive = row + i < r1
-                            row_weights(
-                                a, x, head, min(row + i, r1 - 1), j0, j1, at(s, i * TILE), at(p, i * TILE), alive
-                            )
-                        weight_gradients(a, x, head * L + row, step, j0, lanes, v, dp)
-                        if step == 0:
-                            for i in range(1, r1 - row):
-                                one_row_gradient(a, x, head * L + row + i, j0, lanes, v, at(dp, i * TILE))
-                        score_gradients(a, x, head, row, r1 - 1, j0, j1, p, dp, added_col)
-                        pull_values(a, g * GROUP, j0, j1, p, grads, dv)
+                        b1 = b0 + padded(b1 - b0)
+                        for i in range(0, count, GROUP):
+                            g, pi, di = (first + i) // GROUP, at(p, i * TILE), at(ds, i * TILE)
+                            group(a, x, head, r0, r1, g, t0, n, tile_col, b0, b1, k, s, v, keys, pi, di, delta, dq, dk)
+                        pull_band(V, first, count, b0, b1, p, grads, dv)
                         if linear:
-                            pull_rows(a, x, g * GROUP, j0, j1, dp, keys, rows_, dq, dk)
-                        else:
-                            d_query = at(address(a[F.d_query], x), (head * L + row) * C)
-                            d_weight = at(address(a[F.d_weight], x), (head - a[F.head_first]) * 2 * C)
-                            pull(a, x, head, row, r1 - 1, t0, j0, lanes, k, s, dp, d_query, dk, d_weight)
-                    if not used:
-                        continue
-                    add_lanes(dv, TILE, n, V, at(address(a[F.d_value], x), (mine * S + t0) * V), V)
-                    if linear:
-                        add_lanes(dk, TILE, n, C, at(address(a[F.d_key], x), (mine * S + t0) * C), C)
-                    else:
-                        add_rows(dk, TILE, C, n, at(address(a[F.d_key], x), mine * C * S + t0), S)
+                            pull_band(C, first, count, b0, b1, ds, rows, dk)
+                    end_tile(a, x, kv - a[F.kv_first], t0, n, dk, dv)
             if linear:
-                add_lanes(dq, BLOCK, r1 - r0, C, at(address(a[F.d_query], x), (head * L + r0) * C), C)
+                unpack_lanes(dq, BLOCK, r1 - r0, C, at(address(a[F.d_query], x), (head * L + r0) * C), C)
 
     return backward

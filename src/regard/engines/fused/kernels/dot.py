@@ -9,7 +9,7 @@ from regard.engines.fused.kernels.backward import backward_pass
 from regard.engines.fused.kernels.basics import FAST, address, at, fill, number, pack_rows
 from regard.engines.fused.kernels.fields import GROUP, TILE, F
 from regard.engines.fused.kernels.forward import forward_pass
-from regard.engines.fused.kernels.linear import update_keys, update_keys_by_one
+from regard.engines.fused.kernels.linear import product, product_of_one
 from regard.engines.fused.kernels.tiles import padded, scores_of_tiles
 
 
@@ -32,32 +32,14 @@ def compare(a, x, head, row, last, t0, j0, lanes, k, s):
     query = at(address(a[F.scratch], x), a[F.at_query])
     for i in range(count * C):
         query[i] = scale * source[i]
-    whole = C // 4 * 4
     if count == GROUP:
-        for c in range(0, whole, 4):
-            update_keys(at(s, j0), at(k, c * TILE + j0), at(query, c), C, 1, lanes)
-        for c in range(whole, C):
-            update_keys_by_one(at(s, j0), at(k, c * TILE + j0), at(query, c), C, lanes)
+        product(at(s, j0), TILE, at(k, j0), TILE, query, C, 1, C, lanes)
         return True
     for i in range(count):
-        one_row(at(s, i * TILE + j0), at(k, j0), at(query, i * C), C, lanes)
+        product_of_one(at(s, i * TILE + j0), TILE, at(k, j0), TILE, at(query, i * C), C, 1, C, lanes)
     return True
-
-
-@njit(**FAST)
-def one_row(s, k, query, C, lanes):
-    """Add the dot products of a single row."""
-    for c in range(C):
-        q, key = query[c], at(k, c * TILE)
-        for j in range(lanes):
-            s[j] += q * key[j]
-
-
-@njit(**FAST)
-def pull(a, x, head, row, last, t0, j0, lanes, k, s, ds, dq, dk, dw):
-    """Nothing: the backward pass knows the derivative of a product."""
 
 
 _scores = scores_of_tiles(compare)
 forward = kernel("int*", "real*")(forward_pass(pack, _scores))
-backward = kernel("int*", "real*")(backward_pass(pack, _scores, pull, True))
+backward = kernel("int*", "real*")(backward_pass(pack, _scores, None))

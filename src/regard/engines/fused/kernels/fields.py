@@ -10,27 +10,34 @@ TILE = 512
 CHUNK = 64
 #: Queries that a block has at most, and that are calculated together.
 BLOCK, GROUP = 64, 4
+#: Queries whose weights the backward pass holds before it sums them up for the keys.
+BAND = 16
 #: Every row of lanes is a multiple of this long.
 PAD = 16
+
+#: Radial scores by the number that ``kind`` holds; all but the Gaussian are compact.
+GAUSSIAN, BOXCAR, TRIANGULAR, EPANECHIKOV = range(4)
+#: The additive score: features up to here lose precision to exponentials.
+SMALL_FEATURE = 0.5
 
 _NAMES = (
     # What the rows are compared by, up to three forms of it, and the class of each row: see the families.
     "query query_small query_raw query_class",
     "key key_small key_raw key_class",
     "weight weight_head mixed kind direct boxes",
-    "value value_lanes",
+    "value value_keys value_lanes",
     # Results.
     "output peak total top entropy received best best_key",
     # Of the backward pass.
-    "grad delta d_query d_key d_value d_weight d_added",
+    "grad d_query d_key d_value d_weight d_added",
     # The mask: an interval of keys for each row, or segments of one block with what is added to their scores.
     "start stop interval_b interval_h interval_r",
     "segments segment_count added added_b added_h added_r has_added",
     # Sizes; a work item is a block of rows of one head.
-    "H G L S C V K rows tile first last block head_first kv_first",
+    "H G L S C V K tile first last block head_first kv_first",
     # Where the parts of the scratch memory begin.
-    "scratch at_query at_partial at_key at_value at_score at_weight at_state at_output",
-    "at_rows at_d_key at_d_value at_d_score at_d_query",
+    "scratch at_query at_key at_value at_score at_weight at_state at_output",
+    "at_rows at_d_key at_d_score at_d_query at_delta",
 )
 
 FIELDS = tuple(" ".join(_NAMES).split())

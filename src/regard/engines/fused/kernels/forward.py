@@ -12,7 +12,7 @@ from numba import njit
 
 from regard.engines.fused.kernels.basics import FAST, address, at, exp, fill, log, maximum, number
 from regard.engines.fused.kernels.fields import BLOCK, CHUNK, GROUP, TILE, F
-from regard.engines.fused.kernels.linear import contract, contract_lanes
+from regard.engines.fused.kernels.linear import contract, product
 from regard.engines.fused.kernels.tiles import kv_head, pack_lanes, padded, segment, tiles_in
 
 
@@ -92,8 +92,7 @@ def read(a, x, rows4, j0, j1, p, v, o):
     for c in range(0, V, CHUNK):
         lanes = padded(min(CHUNK, V - c))
         y, values = at(o, (c // CHUNK * BLOCK + rows4) * CHUNK), at(v, c // CHUNK * TILE * CHUNK)
-        partial = at(address(a[F.scratch], x), a[F.at_partial])
-        contract_lanes(y, at(values, j0 * CHUNK), at(p, j0), (j1 - j0 + 3) // 4, lanes, partial)
+        product(y, CHUNK, at(values, j0 * CHUNK), CHUNK, at(p, j0), TILE, 1, j1 - j0, lanes)
 
 
 @njit(**FAST)
@@ -228,14 +227,14 @@ def forward_pass(pack, tile_scores):
             at(scratch, a[F.at_weight]),
         )
         state, o = at(scratch, a[F.at_state]), at(scratch, a[F.at_output])
-        L, tile, rows = a[F.L], a[F.tile], a[F.rows]
+        L, tile = a[F.L], a[F.tile]
         zero, minus = number(0.0, x), -number(math.inf, x)
-        blocks = 1 if a[F.segment_count] != 0 else (L + rows - 1) // rows
+        blocks = 1 if a[F.segment_count] != 0 else (L + BLOCK - 1) // BLOCK
         chunks = (a[F.V] + CHUNK - 1) // CHUNK
         for item in range(a[F.first], a[F.last]):
             head, block = item // blocks, a[F.block] + item % blocks
-            r0 = block * rows
-            r1 = min(L, r0 + rows)
+            r0 = block * BLOCK
+            r1 = min(L, r0 + BLOCK)
             fill(state, BLOCK, zero if a[F.direct] != 0 else minus)
             fill(at(state, BLOCK), 2 * BLOCK, zero)
             fill(at(state, 3 * BLOCK), BLOCK, zero if a[F.direct] != 0 else minus)

@@ -1,89 +1,129 @@
-"""The two products that everything linear is made of."""
+"""The product that everything linear is made of: its sums stay in registers, which LLVM does not find by itself."""
 
 from __future__ import annotations
 
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
 
 from regard.engines.fused.kernels.basics import FAST, at, number
-from regard.engines.fused.kernels.fields import CHUNK, TILE
+from regard.engines.fused.kernels.fields import TILE
 
-#: Groups of four rows that are summed up before they are added to the rest.
-PARTIAL = 32
+#: Steps that are summed up before they are added to the rest: partial sums keep the error of a long sum small.
+PARTIAL = 128
 
 
-def _update(distance, constant=0):
+def _vector_bytes():
+    from llvmlite import binding
+
+    try:
+        features = binding.get_host_cpu_features()
+    except RuntimeError:  # LLVM cannot tell on every system
+        return 16
+    return 64 if features.get("avx512f") else 32 if features.get("avx2") else 16
+
+
+#: Bytes of a vector register, and how many vectors wide the sums of four rows are: with 32 registers 16, else 8.
+VECTOR = _vector_bytes()
+WIDE = 4 if VECTOR == 64 else 2
+
+
+def _panel(rows, vectors):
+    """Return the product for a number of rows and of vectors of lanes."""
+
+    @intrinsic
+    def panel(typingctx, y, y_row, x, x_row, c, c_row, c_col, steps):
+        kind = y.dtype
+        lanes = VECTOR // (4 if kind == types.float32 else 8)
+
+        def codegen(context, builder, signature, args):
+            y, y_row, x, x_row, c, c_row, c_col, steps = args
+            real, whole = context.get_value_type(kind), ir.IntType(64)
+            vector = ir.VectorType(real, lanes)
+            size = 4 if kind == types.float32 else 8
+
+            def place(base, row, n):
+                return builder.bitcast(builder.gep(base, [builder.add(row, whole(n * lanes))]), vector.as_pointer())
+
+            def splat(value):
+                first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
+                mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+                return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), mask)
+
+            entry = builder.block
+            head = builder.append_basic_block("panel.head")
+            body = builder.append_basic_block("panel.body")
+            done = builder.append_basic_block("panel.done")
+            builder.branch(head)
+            builder.position_at_end(head)
+            t = builder.phi(whole)
+            sums = [[builder.phi(vector) for _ in range(vectors)] for _ in range(rows)]
+            t.add_incoming(whole(0), entry)
+            for line in sums:
+                for each in line:
+                    each.add_incoming(ir.Constant(vector, [0.0] * lanes), entry)
+            builder.cbranch(builder.icmp_signed("<", t, steps), body, done)
+            builder.position_at_end(body)
+            row = builder.mul(t, x_row)
+            values = [builder.load(place(x, row, n), align=size) for n in range(vectors)]
+            column = builder.mul(t, c_col)
+            for m in range(rows):
+                coefficient = builder.load(builder.gep(c, [builder.add(builder.mul(c_row, whole(m)), column)]))
+                wide = splat(coefficient)
+                for n in range(vectors):
+                    term = builder.fmul(wide, values[n], flags=("contract",))
+                    sums[m][n].add_incoming(builder.fadd(sums[m][n], term, flags=("contract",)), body)
+            t.add_incoming(builder.add(t, whole(1)), body)
+            builder.branch(head)
+            builder.position_at_end(done)
+            for m in range(rows):
+                for n in range(vectors):
+                    target = place(y, builder.mul(y_row, whole(m)), n)
+                    builder.store(builder.fadd(builder.load(target, align=size), sums[m][n]), target, align=size)
+            return context.get_dummy_value()
+
+        step = types.int64
+        return types.void(y, step, x, step, c, step, step, step), codegen
+
+    return panel
+
+
+def _width(y):
+    """Return how many lanes a vector has."""
+
+
+@overload(_width, inline="always")
+def _(y):
+    lanes = VECTOR // (4 if y.dtype == types.float32 else 8)
+    return lambda y: lanes  # noqa: ARG005
+
+
+def _product(rows):
+    wide, narrow = _panel(rows, WIDE), _panel(rows, 1)
+
     @njit(**FAST)
-    def update(y, x, c, c_row, c_col, lanes):
-        """Add ``Σ_n c[m, n] · x_n`` to y_m, for four rows y_m and four rows x_n; c[m, n] is c[m·c_row + n·c_col]."""
-        y0, y1, y2, y3 = at(y, 0), at(y, distance), at(y, 2 * distance), at(y, 3 * distance)
-        x0, x1, x2, x3 = at(x, 0), at(x, distance), at(x, 2 * distance), at(x, 3 * distance)
-        d, e, f = at(c, c_row), at(c, 2 * c_row), at(c, 3 * c_row)
-        c0, c1, c2, c3 = c[0], c[c_col], c[2 * c_col], c[3 * c_col]
-        d0, d1, d2, d3 = d[0], d[c_col], d[2 * c_col], d[3 * c_col]
-        e0, e1, e2, e3 = e[0], e[c_col], e[2 * c_col], e[3 * c_col]
-        f0, f1, f2, f3 = f[0], f[c_col], f[2 * c_col], f[3 * c_col]
-        for j in range(constant if constant else lanes):
-            a0, a1, a2, a3 = x0[j], x1[j], x2[j], x3[j]
-            y0[j] += c0 * a0 + c1 * a1 + c2 * a2 + c3 * a3
-            y1[j] += d0 * a0 + d1 * a1 + d2 * a2 + d3 * a3
-            y2[j] += e0 * a0 + e1 * a1 + e2 * a2 + e3 * a3
-            y3[j] += f0 * a0 + f1 * a1 + f2 * a2 + f3 * a3
+    def product(y, y_row, x, x_row, c, c_row, c_col, steps, lanes):
+        """Add ``Σ_n c[m, n] · x_n`` to rows y_m for all ``steps`` n; c[m, n] is c[m·c_row + n·c_col].
 
-    return update
+        ``lanes``, the length of the rows x_n and y_m, is a whole number of vectors.
+        """
+        width = _width(y)
+        for first in range(0, steps, PARTIAL):
+            count = min(PARTIAL, steps - first)
+            source, factors = at(x, first * x_row), at(c, first * c_col)
+            j = 0
+            for _ in range(lanes // (WIDE * width)):
+                wide(at(y, j), y_row, at(source, j), x_row, factors, c_row, c_col, count)
+                j += WIDE * width
+            for _ in range((lanes - j) // width):
+                narrow(at(y, j), y_row, at(source, j), x_row, factors, c_row, c_col, count)
+                j += width
 
-
-#: Rows of keys: scores from features, and the gradient of weights from values.
-update_keys = _update(TILE)
-_by_64, _by_32, _by_16 = (_update(CHUNK, lanes) for lanes in (64, 32, 16))
+    return product
 
 
-@njit(**FAST)
-def update_lanes(y, y_step, x, x_step, c, c_row, c_col, c_step, steps, lanes):
-    """Update rows of values or features ``steps`` times, y, x and c moving on; a constant number of lanes unrolls."""
-    done = 0
-    for _ in range(lanes // 64):
-        for i in range(steps):
-            _by_64(at(y, i * y_step + done), at(x, i * x_step + done), at(c, i * c_step), c_row, c_col, 64)
-        done += 64
-    if lanes - done >= 32:
-        for i in range(steps):
-            _by_32(at(y, i * y_step + done), at(x, i * x_step + done), at(c, i * c_step), c_row, c_col, 32)
-        done += 32
-    if lanes - done >= 16:
-        for i in range(steps):
-            _by_16(at(y, i * y_step + done), at(x, i * x_step + done), at(c, i * c_step), c_row, c_col, 16)
-
-
-@njit(**FAST)
-def contract_lanes(y, x, c, steps, lanes, partial):
-    """Add ``Σ_j c[m, j] · x_j`` to four rows y_m, for 4 · ``steps`` rows x_j; c[m, j] is c[m·TILE + j].
-
-    Partial sums of a few rows each keep the error of a long sum small.
-    """
-    for first in range(0, steps, PARTIAL):
-        for m in range(4):
-            row = at(partial, m * CHUNK)
-            for i in range(lanes):
-                row[i] = number(0.0, y)
-        count = min(PARTIAL, steps - first)
-        update_lanes(partial, 0, at(x, 4 * first * CHUNK), 4 * CHUNK, at(c, 4 * first), TILE, 1, 4, count, lanes)
-        for m in range(4):
-            row, target = at(partial, m * CHUNK), at(y, m * CHUNK)
-            for i in range(lanes):
-                target[i] += row[i]
-
-
-@njit(**FAST)
-def update_keys_by_one(y, x, c, c_row, lanes):
-    """Add ``c[m] · x`` to y_m, for four rows y_m."""
-    y0, y1, y2, y3 = at(y, 0), at(y, TILE), at(y, 2 * TILE), at(y, 3 * TILE)
-    c0, c1, c2, c3 = c[0], c[c_row], c[2 * c_row], c[3 * c_row]
-    for j in range(lanes):
-        a = x[j]
-        y0[j] += c0 * a
-        y1[j] += c1 * a
-        y2[j] += c2 * a
-        y3[j] += c3 * a
+#: For the four rows of a group, and for one that is left.
+product, product_of_one = _product(4), _product(1)
 
 
 @njit(**FAST)

@@ -9,11 +9,14 @@ from numba import njit
 from regard.engines.fused.kernels._kernel import kernel
 from regard.engines.fused.kernels.backward import backward_pass
 from regard.engines.fused.kernels.basics import FAST, address, at, log, number, pack_rows
-from regard.engines.fused.kernels.fields import BLOCK, GROUP, TILE, F
+from regard.engines.fused.kernels.fields import BLOCK, BOXCAR, EPANECHIKOV, GAUSSIAN, GROUP, TILE, TRIANGULAR, F
 from regard.engines.fused.kernels.forward import forward_pass
 from regard.engines.fused.kernels.tiles import padded, scores_of_tiles
 
-GAUSSIAN, BOXCAR, TRIANGULAR, EPANECHIKOV = 0, 1, 2, 3
+#: Features whose squares are summed up before they are added to the rest.
+FEATURES = 12
+#: What ``_pairs`` writes where it is no kernel's weights.
+SQUARES = -1
 
 
 @njit(**FAST)
@@ -26,40 +29,28 @@ def pack(a, x, head, kv, r0, r1, t0, n, k):
         if a[F.boxes] != 0:
             if t0 == 0:  # a block begins: the boxes around all of its rows, and around each group
                 rows = at(address(a[F.query], x), (head * L + r0) * C)
-                box_of(rows, r1 - r0, C, at(box, 2 * C))
+                box_of(rows, C, 1, r1 - r0, C, at(box, 2 * C))
                 for g in range((r1 - r0 + GROUP - 1) // GROUP):
                     count = min(GROUP, r1 - r0 - g * GROUP)
-                    box_of(at(rows, g * GROUP * C), count, C, at(box, (4 + 2 * g) * C))
+                    box_of(at(rows, g * GROUP * C), C, 1, count, C, at(box, (4 + 2 * g) * C))
             near = at(address(a[F.boxes], x), (kv * ((S + tile - 1) // tile) + t0 // tile) * 2 * C)
             for c in range(2 * C):
                 box[c] = near[c]
             if not in_reach(C, at(box, 2 * C), box, inverse):
                 return False
         else:
-            box_of_lanes(at(address(a[F.key], x), kv * C * S + t0), S, n, C, box)
+            box_of(at(address(a[F.key], x), kv * C * S + t0), 1, S, n, C, box)
     pack_rows(at(address(a[F.key], x), kv * C * S + t0), S, C, n, k, TILE, padded(n))
     return True
 
 
 @njit(**FAST)
-def box_of(rows, count, C, box):
-    """Write the least and then the largest of each feature of some rows; what is no number counts for nothing."""
+def box_of(points, step, feature_step, count, C, box):
+    """Write the least and then the largest of each feature of some points; what is no number counts for nothing."""
     for c in range(C):
         least, most = number(math.inf, box), -number(math.inf, box)
         for i in range(count):
-            value = rows[i * C + c]
-            least = value if value < least else least
-            most = value if value > most else most
-        box[c], box[C + c] = least, most
-
-
-@njit(**FAST)
-def box_of_lanes(keys, row, n, C, box):
-    """Write the same of keys whose features are ``row`` apart."""
-    for c in range(C):
-        least, most = number(math.inf, box), -number(math.inf, box)
-        for j in range(n):
-            value = keys[c * row + j]
+            value = points[i * step + c * feature_step]
             least = value if value < least else least
             most = value if value > most else most
         box[c], box[C + c] = least, most
@@ -76,13 +67,14 @@ def in_reach(C, one, other, inverse):
     return square <= number(1.001, one)  # a little more than one, so that rounding excludes nothing
 
 
-def _distances(count, first):
+def _pairs(count, kind, first=True):
     @njit(**FAST)
-    def distances(s, k, q, inverse, lanes):
-        """Set s to (or add to it) the squared distance in up to three features."""
+    def pairs(s, k, q, inverse, lanes):
+        """Write a compact kernel's weights in up to three features, or write or add the squared distance in these."""
         q0, i0, k0 = q[0], inverse[0], at(k, 0)
         q1, i1, k1 = (q[1], inverse[1], at(k, TILE)) if count > 1 else (q0, i0, k0)
         q2, i2, k2 = (q[2], inverse[2], at(k, 2 * TILE)) if count > 2 else (q0, i0, k0)
+        zero, one = number(0.0, s), number(1.0, s)
         for j in range(lanes):
             d = (q0 - k0[j]) * i0
             total = d * d
@@ -92,18 +84,41 @@ def _distances(count, first):
             if count > 2:
                 d = (q2 - k2[j]) * i2
                 total += d * d
-            s[j] = total if first else s[j] + total
+            if kind == BOXCAR:
+                s[j] = one if total <= one else zero
+            elif kind == TRIANGULAR:
+                s[j] = one - math.sqrt(total) if total < one else zero
+            elif kind == EPANECHIKOV:
+                s[j] = one - total if total < one else zero
+            else:
+                s[j] = total if first else s[j] + total
 
-    return distances
+    return pairs
 
 
-_first1, _first2, _first3 = (_distances(n, True) for n in (1, 2, 3))
-_more1, _more2, _more3 = (_distances(n, False) for n in (1, 2, 3))
+_first1, _first2, _first3 = (_pairs(n, SQUARES) for n in (1, 2, 3))
+_more1, _more2, _more3 = (_pairs(n, SQUARES, first=False) for n in (1, 2, 3))
+_boxcar1, _boxcar2, _boxcar3 = (_pairs(n, BOXCAR) for n in (1, 2, 3))
+_triangular1, _triangular2, _triangular3 = (_pairs(n, TRIANGULAR) for n in (1, 2, 3))
+_epanechikov1, _epanechikov2, _epanechikov3 = (_pairs(n, EPANECHIKOV) for n in (1, 2, 3))
 
 
 @njit(**FAST)
-def square_distances(s, k, q, inverse, C, lanes):
-    """Write the squared distances of one row and the keys of a tile, in units of the width."""
+def square_distances(s, partial, k, q, inverse, C, lanes):
+    """Write the squared distances of one row and the keys of a tile, in units of the width.
+
+    Partial sums of a few features each keep the error of a long sum small.
+    """
+    partial_squares(s, k, q, inverse, min(C, FEATURES), lanes)
+    for c in range(FEATURES, C, FEATURES):
+        partial_squares(partial, at(k, c * TILE), at(q, c), at(inverse, c), min(C - c, FEATURES), lanes)
+        for j in range(lanes):
+            s[j] += partial[j]
+
+
+@njit(**FAST)
+def partial_squares(s, k, q, inverse, C, lanes):
+    """Write what some features add to the squared distances."""
     if C >= 3:
         _first3(s, k, q, inverse, lanes)
     elif C == 2:
@@ -138,38 +153,6 @@ def weigh(s, kind, half, lanes):
     else:
         for j in range(lanes):
             s[j] = one - s[j] if s[j] < one else zero
-
-
-def _near(count, kind):
-    @njit(**FAST)
-    def near(s, k, q, inverse, lanes):
-        """Write the compact kernel's weights in up to three features."""
-        q0, i0, k0 = q[0], inverse[0], at(k, 0)
-        q1, i1, k1 = (q[1], inverse[1], at(k, TILE)) if count > 1 else (q0, i0, k0)
-        q2, i2, k2 = (q[2], inverse[2], at(k, 2 * TILE)) if count > 2 else (q0, i0, k0)
-        zero, one = number(0.0, s), number(1.0, s)
-        for j in range(lanes):
-            d = (q0 - k0[j]) * i0
-            total = d * d
-            if count > 1:
-                d = (q1 - k1[j]) * i1
-                total += d * d
-            if count > 2:
-                d = (q2 - k2[j]) * i2
-                total += d * d
-            if kind == BOXCAR:
-                s[j] = one if total <= one else zero
-            elif kind == TRIANGULAR:
-                s[j] = one - math.sqrt(total) if total < one else zero
-            else:
-                s[j] = one - total if total < one else zero
-
-    return near
-
-
-_boxcar1, _boxcar2, _boxcar3 = (_near(n, BOXCAR) for n in (1, 2, 3))
-_triangular1, _triangular2, _triangular3 = (_near(n, TRIANGULAR) for n in (1, 2, 3))
-_epanechikov1, _epanechikov2, _epanechikov3 = (_near(n, EPANECHIKOV) for n in (1, 2, 3))
 
 
 @njit(**FAST)
@@ -208,20 +191,20 @@ def compare(a, x, head, row, last, t0, j0, lanes, k, s):
         box = at(k, C * TILE)
         mine = at(box, (4 + 2 * (row % BLOCK // GROUP)) * C)
         if a[F.boxes] == 0:
-            box_of(query, count, C, mine)
+            box_of(query, C, 1, count, C, mine)
         if not in_reach(C, mine, box, inverse):
             return False
     half = number(-0.5, x) * scale
     zero, one, minus = number(0.0, x), number(1.0, x), -number(math.inf, x)
-    if a[F.direct] != 0 and a[F.grad] == 0 and 0 < C <= 3:
+    if a[F.direct] != 0 and a[F.d_query] == 0 and 0 < C <= 3:
         for i in range(GROUP):
             q = at(query, min(i, count - 1) * C)
             near_weights(at(s, i * TILE + j0), at(k, j0), q, inverse, C, kind, lanes)
         return True
     for i in range(GROUP):
         si = at(s, i * TILE + j0)
-        square_distances(si, at(k, j0), at(query, min(i, count - 1) * C), inverse, C, lanes)
-        if a[F.grad] != 0 and kind != GAUSSIAN:  # the backward pass needs them again
+        square_distances(si, at(s, 2 * GROUP * TILE), at(k, j0), at(query, min(i, count - 1) * C), inverse, C, lanes)
+        if a[F.d_query] != 0 and kind != GAUSSIAN:  # the backward pass needs them again
             squares = at(s, (GROUP + i) * TILE + j0)
             for j in range(lanes):
                 squares[j] = si[j]
@@ -287,4 +270,4 @@ def pull(a, x, head, row, last, t0, j0, lanes, k, s, ds, dq, dk, dw):
 
 _scores = scores_of_tiles(compare)
 forward = kernel("int*", "real*")(forward_pass(pack, _scores))
-backward = kernel("int*", "real*")(backward_pass(pack, _scores, pull, False))
+backward = kernel("int*", "real*")(backward_pass(pack, _scores, pull))

@@ -101,6 +101,14 @@ def pack_lanes(source, source_row, rows, width, target, height):
 
 
 @njit(**FAST)
+def unpack_lanes(source, height, rows, width, target, target_row):
+    """Copy chunks of lanes to an array of whole rows."""
+    for c in range(0, width, CHUNK):
+        lanes = min(CHUNK, width - c)
+        pack_rows(at(source, c // CHUNK * height * CHUNK), CHUNK, rows, lanes, at(target, c), target_row, lanes)
+
+
+@njit(**FAST)
 def add_lanes(source, height, rows, width, target, target_row):
     """Add chunks of lanes to an array of whole rows."""
     for c in range(0, width, CHUNK):

@@ -36,6 +36,7 @@ class Setting:
 
     score: str
     mask: str
+    B: int
     L: int
     S: int
     H: int
@@ -46,15 +47,21 @@ class Setting:
 
 def settings() -> Iterator[Setting]:
     """Yield the grid."""
-    lengths = ((8, 8), (64, 64), (1, 512), (256, 256), (1024, 1024), (64, 2048), (4096, 4096))
-    for score, mask, (L, S), backward in itertools.product(
-        ("dot", "additive", "gaussian", "compact"), ("all", "structure", "bias", "matrix"), lengths, (False, True)
+    sizes = (
+        *((1, 8, 8), (1, 64, 64), (1, 1, 512), (1, 256, 256), (1, 1024, 1024), (1, 64, 2048), (1, 4096, 4096)),
+        *((128, 12, 12), (32, 50, 50)),
+    )
+    for score, mask, (B, L, S), backward in itertools.product(
+        ("dot", "additive", "gaussian", "compact"), ("all", "structure", "bias", "matrix"), sizes, (False, True)
     ):
-        widths = {"dot": ((16, 16), (64, 64), (128, 128), (64, 256)), "additive": ((16, 64), (64, 16), (128, 64))}
+        widths = {
+            "dot": ((16, 16), (64, 64), (128, 128), (64, 256)),
+            "additive": ((16, 64), (64, 16), (128, 64), (256, 256)),
+        }
         for C, V in widths.get(score, ((1, 1), (3, 1), (3, 64), (16, 16), (64, 64))):
             H = 8 if score == "dot" else 1
-            if H * L * S * max(C, V) <= LARGEST / (4 if score != "dot" else 1):
-                yield Setting(score, mask, L, S, H, C, V, backward)
+            if B * H * L * S * max(C, V) <= LARGEST / (4 if score != "dot" else 1):
+                yield Setting(score, mask, B, L, S, H, C, V, backward)
 
 
 def made(s: Setting) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -64,7 +71,7 @@ def made(s: Setting) -> tuple[tuple[Any, ...], dict[str, Any]]:
     def new(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).requires_grad_(s.backward)
 
-    ends = new(1, s.H, s.L, s.C), new(1, s.H, s.S, s.C), new(1, s.H, s.S, s.V)
+    ends = new(s.B, s.H, s.L, s.C), new(s.B, s.H, s.S, s.C), new(s.B, s.H, s.S, s.V)
     score: scores.Score | None = None
     if s.score == "additive":
         score = scores.Additive(new(s.C))

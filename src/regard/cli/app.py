@@ -42,7 +42,8 @@ def _options(
 def demo(
     context: typer.Context,
     seconds: Annotated[
-        float, typer.Option(help="Train until this many seconds after the start; evaluation comes on top.", min=1)
+        float,
+        typer.Option(help="Train until so many seconds after the start; compiling and evaluation come on top.", min=1),
     ] = 170.0,
     out: Annotated[Path, typer.Option(help="Folder for the model and the pictures.")] = Path("regard-demo"),
     seed: Annotated[int, typer.Option(help="Seed of parameters, dropout and batches.", min=0, max=2**32 - 1)] = 0,

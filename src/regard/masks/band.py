@@ -103,7 +103,11 @@ def window(left: int, right: int, align: str | None = None, offset: Offset = Non
     note = " (-1 is no bound)"
     left = as_int("masks.window", "left", left, -1, note)
     right = as_int("masks.window", "right", right, -1, note)
-    return Band("window", left, right, *checked("window", align, offset))
+    return Band("window", min(left, _FAR), min(right, _FAR), *checked("window", align, offset))
+
+
+#: Farther than any position; positions and this add up without an overflow.
+_FAR = 1 << 61
 
 
 @final

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -130,18 +131,16 @@ def _powers(rows: Tensor, width: int, as_they_come: bool) -> tuple[Tensor, Tenso
     classes = torch.empty(B, H, N, dtype=torch.uint8, device="cpu")
     call = Call("additive.prepare", rows.dtype, LARGE[rows.dtype])
     call.values |= {"query": rows.data_ptr(), "output": powers.data_ptr(), "query_class": classes.data_ptr()}
-    call.values |= {"C": C, "V": width, "S": max(N, 1), "direct": int(as_they_come)}
-    # A task begins at the start of a head or a whole number of groups into it.
-    step = -(-N // PAD) * PAD if N * width < PREPARED else PREPARED // width // PAD * PAD + PAD
-    spans = [(h * N + n, h * N + min(n + step, N)) for h in range(B * H) for n in range(0, N, step)]
-    share = max(-(-len(spans) // (2 * torch.get_num_threads())), 1)
+    call.values |= {"C": C, "V": width, "S": N, "direct": int(as_they_come)}
+    items = B * H * -(-N // PAD)
+    count = min(2 * torch.get_num_threads(), -(-items * PAD * width // PREPARED))
+    cuts = [items * i // max(count, 1) for i in range(count + 1)]
 
-    def task(part: list[tuple[int, int]]) -> None:
+    def task(first: int, last: int) -> None:
         scratch = torch.empty(PAD * width, dtype=rows.dtype, device="cpu")
-        for first, last in part:
-            call(first=first, last=last, scratch=scratch.data_ptr())
+        call(first=first, last=last, scratch=scratch.data_ptr())
 
-    return powers, classes, [partial(task, spans[i : i + share]) for i in range(0, len(spans), share)]
+    return powers, classes, [partial(task, *span) for span in pairwise(cuts)]
 
 
 @dataclass(frozen=True)

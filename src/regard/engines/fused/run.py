@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.engines.fused import pool
 from regard.engines.fused.call import Call
 from regard.engines.fused.families import Gradients, Rows
-from regard.engines.fused.kernels.fields import BAND, BLOCK, CHUNK, GROUP, PAD, TILE
+from regard.engines.fused.kernels.fields import BAND, BLOCK, CHUNK, GROUP, PAD, ROW, TILE
 from regard.engines.fused.order import boxes
 from regard.engines.fused.shares import Share, shares
 from regard.engines.fused.sight import Sight, Unit
@@ -126,13 +126,13 @@ def _sizes(rows: Rows, V: int, backward: bool, value_lanes: bool) -> dict[str, i
     C = rows.width
     v_chunks, c_chunks = -(-V // CHUNK), -(-C // CHUNK)
     spare = 4 * CHUNK
-    key = rows.planes * C * TILE + TILE + (4 + 2 * BLOCK // GROUP) * C
-    common = {"score": (2 * GROUP + 1) * TILE, "query": GROUP * C}
+    key = rows.planes * C * ROW + ROW + (4 + 2 * BLOCK // GROUP) * C
+    common = {"score": (2 * GROUP + 1) * ROW, "query": GROUP * C}
     if not backward:
-        value = v_chunks * TILE * CHUNK + spare if value_lanes else V * TILE
+        value = v_chunks * ROW * CHUNK + spare if value_lanes else V * ROW
         return common | {
             "key": key,
-            "weight": GROUP * TILE,
+            "weight": GROUP * ROW,
             "value": value,
             "state": 4 * BLOCK,
             "output": max(v_chunks, 1) * BLOCK * CHUNK,
@@ -140,14 +140,14 @@ def _sizes(rows: Rows, V: int, backward: bool, value_lanes: bool) -> dict[str, i
     linear = rows.family == "dot"
     sides = c_chunks * BLOCK * CHUNK if linear else 0
     return common | {
-        "key": key + (c_chunks * TILE * CHUNK + spare if linear else 0),
-        "value": V * TILE,
+        "key": key + (c_chunks * ROW * CHUNK + spare if linear else 0),
+        "value": V * ROW,
         "state": v_chunks * BLOCK * CHUNK,
-        "output": v_chunks * TILE * CHUNK + spare,
+        "output": v_chunks * ROW * CHUNK + spare,
         "rows": sides,
-        "d_key": c_chunks * TILE * CHUNK + spare if linear else C * TILE,
-        "weight": BAND * TILE,
-        "d_score": BAND * TILE,
+        "d_key": c_chunks * ROW * CHUNK + spare if linear else C * ROW,
+        "weight": BAND * ROW,
+        "d_score": BAND * ROW,
         "d_query": sides,
         "delta": BLOCK,
     }
@@ -215,7 +215,7 @@ def forward(rows: Rows, value: Tensor, sight: Sight, wants: Wants) -> Found:
         "forward", rows, sight, value, numbers | {n: t.data_ptr() for n, t in tensors.items() if t is not None}
     )
     memory = _Memory(_sizes(rows, V, False, value_lanes), dtype)
-    parts = shares(sight, value.shape[1])
+    parts = shares(sight, value.shape[1], rows.width + V)
 
     def task(share: Share) -> Callable[[], None]:
         def run() -> None:
@@ -283,7 +283,7 @@ def backward(
     numbers |= {"peak": found.peak.data_ptr(), "total": found.total.data_ptr()}
     call = _Call("backward", rows, sight, value, numbers)
     memory = _Memory(_sizes(rows, V, True, False), dtype)
-    parts = shares(sight, G, backward=True)
+    parts = shares(sight, G, C + V, backward=True)
     key_shape = (S, C) if linear else (C, S)
     d_added = None if sight.added is None or not any(wanted) else torch.zeros_like(sight.added)
     totals = {

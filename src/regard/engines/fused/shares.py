@@ -14,6 +14,8 @@ from regard.engines.fused.sight import Sight, Unit
 #: Shares of the work for each thread: enough that a late thread does not hold up the others; fewer for gradients of
 #: few heads, as each share has sums of its own for the keys of its heads.
 SHARES, FEW_SHARES = 8, 2
+#: Pairs times features and values that a share should have: less is done before another thread has taken it.
+SHARE = 1 << 21
 
 
 @dataclass
@@ -26,11 +28,15 @@ class Share:
     sums: dict[str, Tensor] = field(default_factory=dict)
 
 
-def shares(sight: Sight, groups: int, backward: bool = False) -> list[Share]:
-    """Cut the work into shares of about equal cost; the same for the same problem and number of threads."""
+def shares(sight: Sight, groups: int, width: int, backward: bool = False) -> list[Share]:
+    """Cut the work into shares of about equal cost; the same for the same problem and number of threads.
+
+    ``groups`` are the key heads, ``width`` the features and values of a pair.
+    """
     extent, threads = sight.extent, torch.get_num_threads()
     few = backward and extent.B * groups < threads * SHARES
-    count = threads * (FEW_SHARES if few else SHARES) if threads > 1 else 1
+    most = extent.B * extent.H * extent.L * extent.S * width // SHARE
+    count = min(threads * (FEW_SHARES if few else SHARES), max(threads, most)) if threads > 1 else 1
     H, blocks = extent.H, -(-extent.L // BLOCK)
 
     def share(units: list[Unit], heads: range) -> Share:

@@ -28,7 +28,7 @@ from regard.engines.fused.kernels.basics import (
     pack_rows,
     tanh,
 )
-from regard.engines.fused.kernels.fields import GROUP, PAD, SMALL_FEATURE, TILE, F
+from regard.engines.fused.kernels.fields import GROUP, PAD, ROW, SMALL_FEATURE, F
 from regard.engines.fused.kernels.forward import forward_pass
 from regard.engines.fused.kernels.tiles import kv_head, padded, scores_of_tiles
 
@@ -42,15 +42,15 @@ WITH_SMALL, WITH_RAW = 1, 2
 def pack(a, x, head, kv, r0, r1, t0, n, k):
     """Pack a tile of keys, in the SMALL form too where pairs of such may occur, and the keys' classes."""
     C, S = a[F.C], a[F.S]
-    plane = C * TILE
-    pack_rows(at(address(a[F.key], x), kv * C * S + t0), S, C, n, k, TILE, padded(n))
+    plane = C * ROW
+    pack_rows(at(address(a[F.key], x), kv * C * S + t0), S, C, n, k, ROW, padded(n))
     if a[F.mixed] != 0:
         classes, source = at(k, plane), at(byte_address(a[F.key_class]), kv * S + t0)
         for j in range(n):
             classes[j] = number(source[j], x)
         fill(at(classes, n), padded(n) - n, number(float(NORMAL), x))
     if a[F.mixed] & WITH_SMALL != 0:
-        pack_rows(at(address(a[F.key_small], x), kv * C * S + t0), S, C, n, at(k, plane + TILE), TILE, padded(n))
+        pack_rows(at(address(a[F.key_small], x), kv * C * S + t0), S, C, n, at(k, plane + ROW), ROW, padded(n))
     return True
 
 
@@ -75,22 +75,24 @@ def powers(source, C, limit, target, width):
 def prepare(a, x):
     """Bring rows into the NORMAL form, as they come or keys as lanes, and tell the class of each.
 
-    ``query`` are rows of C features, in heads of S rows, ``output`` is for rows of V features, ``scratch`` for whole
-    groups of rows meanwhile; ``direct`` asks for rows as they come.
+    ``query`` are rows of C features, in heads of S rows, ``output`` is for rows of V features, ``scratch`` for a whole
+    group of rows meanwhile; ``direct`` asks for rows as they come. Work items are groups of rows of one head.
     """
     C, V, S = a[F.C], a[F.V], a[F.S]
     source, target, group = address(a[F.query], x), address(a[F.output], x), address(a[F.scratch], x)
     classes = byte_address(a[F.query_class])
-    for first in range(a[F.first], a[F.last], PAD):
-        last = min(first + PAD, a[F.last])
-        for row in range(first, last):
-            place = at(target, row * V) if a[F.direct] != 0 else at(group, (row - first) * V)
-            classes[row] = powers(at(source, row * C), C, x[0], place, V)
+    groups = (S + PAD - 1) // PAD
+    for item in range(a[F.first], a[F.last]):
+        head, place = item // groups, item % groups * PAD
+        first = head * S + place
+        count = min(PAD, S - place)
+        for row in range(count):
+            powered = at(target, (first + row) * V) if a[F.direct] != 0 else at(group, row * V)
+            classes[first + row] = powers(at(source, (first + row) * C), C, x[0], powered, V)
         if a[F.direct] == 0:
-            head, place = first // S, first % S
             for c in range(V):
                 lanes = at(target, (head * V + c) * S + place)
-                for row in range(last - first):
+                for row in range(count):
                     lanes[row] = group[row * V + c]
 
 
@@ -98,7 +100,7 @@ def prepare(a, x):
 def normal2(s, k, q, row, w, scale, C, lanes):
     """Write ``Σ w tanh`` of two rows."""
     one, factor = number(1.0, s), number(-2.0, s) * scale
-    s0, s1 = at(s, 0), at(s, TILE)
+    s0, s1 = at(s, 0), at(s, ROW)
     fill(s0, lanes, number(0.0, s))
     fill(s1, lanes, number(0.0, s))
     for c in range(0, C, 4):
@@ -107,7 +109,7 @@ def normal2(s, k, q, row, w, scale, C, lanes):
         f0, f1, f2, f3 = f[0], f[1], f[2], f[3]
         w0, w1, w2, w3 = w[c], w[c + 1], w[c + 2], w[c + 3]
         half = number(0.5, s) * ((w0 + w1) + (w2 + w3))  # taken off each step: sums stay small
-        k0, k1, k2, k3 = at(k, c * TILE), at(k, (c + 1) * TILE), at(k, (c + 2) * TILE), at(k, (c + 3) * TILE)
+        k0, k1, k2, k3 = at(k, c * ROW), at(k, (c + 1) * ROW), at(k, (c + 2) * ROW), at(k, (c + 3) * ROW)
         for j in range(lanes):
             b0, b1, b2, b3 = k0[j], k1[j], k2[j], k3[j]
             d0, d1, d2, d3 = one + e0 * b0, one + e1 * b1, one + e2 * b2, one + e3 * b3
@@ -130,7 +132,7 @@ def normal4(s, k, q, row, w, scale, C, lanes):
     No weight is larger than 1: what their sum multiplies must not overflow either.
     """
     for r in range(0, GROUP, 2):
-        normal2(at(s, r * TILE), k, at(q, r * row), row, w, scale, C, lanes)
+        normal2(at(s, r * ROW), k, at(q, r * row), row, w, scale, C, lanes)
 
 
 @njit(**FAST)
@@ -141,7 +143,7 @@ def small1(s, k, q, w, scale, C, lanes):
     for c in range(0, C, 4):
         q0, q1, q2, q3 = q[c], q[c + 1], q[c + 2], q[c + 3]
         w0, w1, w2, w3 = w[c], w[c + 1], w[c + 2], w[c + 3]
-        k0, k1, k2, k3 = at(k, c * TILE), at(k, (c + 1) * TILE), at(k, (c + 2) * TILE), at(k, (c + 3) * TILE)
+        k0, k1, k2, k3 = at(k, c * ROW), at(k, (c + 1) * ROW), at(k, (c + 2) * ROW), at(k, (c + 3) * ROW)
         for j in range(lanes):
             b0, b1, b2, b3 = k0[j], k1[j], k2[j], k3[j]
             d0, d1, d2, d3 = one + q0 * b0, one + q1 * b1, one + q2 * b2, one + q3 * b3
@@ -186,18 +188,16 @@ def compare(a, x, head, row, last, t0, j0, lanes, k, s):
     count = min(GROUP, last - row + 1)
     if step == 0:
         for i in range(1, count):
-            one_normal(at(s, i * TILE + j0), at(k, j0), at(address(a[F.query], x), place + i * C), w, x[0], C, lanes)
+            one_normal(at(s, i * ROW + j0), at(k, j0), at(address(a[F.query], x), place + i * C), w, x[0], C, lanes)
     if a[F.mixed] == 0:
         return True
-    other, classes = at(s, GROUP * TILE), at(k, C * TILE + j0)
+    other, classes = at(s, GROUP * ROW), at(k, C * ROW + j0)
     raw = number(float(RAW), x)
     for i in range(count):
         own = byte_address(a[F.query_class])[head * L + row + i]
-        si = at(s, i * TILE + j0)
+        si = at(s, i * ROW + j0)
         if own == SMALL and a[F.mixed] & WITH_SMALL != 0:
-            small1(
-                other, at(k, (C + 1) * TILE + j0), at(address(a[F.query_small], x), place + i * C), w, x[0], C, lanes
-            )
+            small1(other, at(k, (C + 1) * ROW + j0), at(address(a[F.query_small], x), place + i * C), w, x[0], C, lanes)
             choose_small(si, other, classes, lanes)
         if a[F.mixed] & WITH_RAW != 0:
             q = at(address(a[F.query_raw], x), place + i * C)
@@ -217,7 +217,7 @@ def one_normal(s, k, q, w, scale, C, lanes):
         e0, e1, e2, e3 = q[c], q[c + 1], q[c + 2], q[c + 3]
         w0, w1, w2, w3 = w[c], w[c + 1], w[c + 2], w[c + 3]
         half = number(0.5, s) * ((w0 + w1) + (w2 + w3))  # taken off each step: sums stay small
-        k0, k1, k2, k3 = at(k, c * TILE), at(k, (c + 1) * TILE), at(k, (c + 2) * TILE), at(k, (c + 3) * TILE)
+        k0, k1, k2, k3 = at(k, c * ROW), at(k, (c + 1) * ROW), at(k, (c + 2) * ROW), at(k, (c + 3) * ROW)
         for j in range(lanes):
             d0, d1, d2, d3 = one + e0 * k0[j], one + e1 * k1[j], one + e2 * k2[j], one + e3 * k3[j]
             u, v = d0 * d1, d2 * d3
@@ -236,8 +236,8 @@ def pull_normal(ds, k, q, C, lanes, dq, dk, dw):
     one, zero = number(1.0, ds), number(0.0, ds)
     for c in range(0, C, 4):
         q0, q1, q2, q3 = q[c], q[c + 1], q[c + 2], q[c + 3]
-        k0, k1, k2, k3 = at(k, c * TILE), at(k, (c + 1) * TILE), at(k, (c + 2) * TILE), at(k, (c + 3) * TILE)
-        g0, g1, g2, g3 = at(dk, c * TILE), at(dk, (c + 1) * TILE), at(dk, (c + 2) * TILE), at(dk, (c + 3) * TILE)
+        k0, k1, k2, k3 = at(k, c * ROW), at(k, (c + 1) * ROW), at(k, (c + 2) * ROW), at(k, (c + 3) * ROW)
+        g0, g1, g2, g3 = at(dk, c * ROW), at(dk, (c + 1) * ROW), at(dk, (c + 2) * ROW), at(dk, (c + 3) * ROW)
         x0, x1, x2, x3 = zero, zero, zero, zero
         y0, y1, y2, y3 = zero, zero, zero, zero
         for j in range(lanes):
@@ -277,7 +277,7 @@ def pull_small(ds, k, q, C, lanes, dq, dk, dw):
     """Add ``Σ ds (1 − tanh²) / 4`` to dq and dk, and ``Σ ds tanh`` to dw, for one row of SMALL pairs."""
     one, quarter = number(1.0, ds), number(0.25, ds)
     for c in range(C):
-        qc, kc, g = q[c], at(k, c * TILE), at(dk, c * TILE)
+        qc, kc, g = q[c], at(k, c * ROW), at(dk, c * ROW)
         x, y = number(0.0, ds), number(0.0, ds)
         for j in range(lanes):
             t = (qc + kc[j]) / (one + qc * kc[j])
@@ -291,7 +291,7 @@ def pull_small(ds, k, q, C, lanes, dq, dk, dw):
 
 @njit(**FAST)
 def pull_raw(ds, q, k, C, t, dq, dk, dw):
-    """Add the same for one pair; dk goes on to the next feature in steps of TILE."""
+    """Add the same for one pair; dk goes on to the next feature in steps of ROW."""
     one, quarter = number(1.0, ds), number(0.25, ds)
     for c in range(C):
         t[c] = tanh(q[c] + k[c])
@@ -299,7 +299,7 @@ def pull_raw(ds, q, k, C, t, dq, dk, dw):
         h = quarter * ds * (one - t[c]) * (one + t[c])
         dq[c] += h
         dw[c] += ds * t[c]
-        dk[c * TILE] += h
+        dk[c * ROW] += h
 
 
 @njit(**FAST)
@@ -319,9 +319,9 @@ def pull(a, x, head, row, last, t0, j0, lanes, k, s, ds, dq, dk, dw):
     C, L, mixed = a[F.C], a[F.L], a[F.mixed]
     place = (head * L + row) * C
     zero, raw = number(0.0, x), number(float(RAW), x)
-    classes, other = at(k, C * TILE + j0), at(s, GROUP * TILE)
+    classes, other = at(k, C * ROW + j0), at(s, GROUP * ROW)
     for i in range(min(GROUP, last - row + 1)):
-        dsi, dqi = at(ds, i * TILE + j0), at(dq, i * C)
+        dsi, dqi = at(ds, i * ROW + j0), at(dq, i * C)
         own = byte_address(a[F.query_class])[head * L + row + i] if mixed != 0 else NORMAL
         if mixed & WITH_RAW != 0:
             q = at(address(a[F.query_raw], x), place + i * C)
@@ -334,7 +334,7 @@ def pull(a, x, head, row, last, t0, j0, lanes, k, s, ds, dq, dk, dw):
         if own == SMALL and mixed & WITH_SMALL != 0:
             separate(dsi, classes, SMALL, lanes, other)
             q = at(address(a[F.query_small], x), place + i * C)
-            pull_small(other, at(k, (C + 1) * TILE + j0), q, C, lanes, dqi, at(dk, j0), dw)
+            pull_small(other, at(k, (C + 1) * ROW + j0), q, C, lanes, dqi, at(dk, j0), dw)
             separate(dsi, classes, NORMAL, lanes, other)
             dsi = other
         if own != RAW:

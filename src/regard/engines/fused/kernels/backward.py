@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import njit
 
 from regard.engines.fused.kernels.basics import FAST, add_rows, address, at, exp, fill, number, pack_rows
-from regard.engines.fused.kernels.fields import BAND, BLOCK, CHUNK, GROUP, TILE, F
+from regard.engines.fused.kernels.fields import BAND, BLOCK, CHUNK, GROUP, ROW, F
 from regard.engines.fused.kernels.linear import product, product_of_one
 from regard.engines.fused.kernels.tiles import (
     add_lanes,
@@ -44,12 +44,12 @@ def weight_gradients(a, x, place, count, j0, lanes, v, dp):
     V = a[F.V]
     grad = at(address(a[F.grad], x), place * V)
     for i in range(GROUP):
-        fill(at(dp, i * TILE + j0), lanes, number(0.0, x))
+        fill(at(dp, i * ROW + j0), lanes, number(0.0, x))
     if count == GROUP:
-        product(at(dp, j0), TILE, at(v, j0), TILE, grad, V, 1, V, lanes)
+        product(at(dp, j0), ROW, at(v, j0), ROW, grad, V, 1, V, lanes)
         return
     for i in range(count):
-        product_of_one(at(dp, i * TILE + j0), TILE, at(v, j0), TILE, at(grad, i * V), V, 1, V, lanes)
+        product_of_one(at(dp, i * ROW + j0), ROW, at(v, j0), ROW, at(grad, i * V), V, 1, V, lanes)
 
 
 @njit(**FAST)
@@ -57,7 +57,7 @@ def score_gradients(a, x, head, row, last, j0, j1, p, dp, delta, col):
     """Replace d weight by d score in four rows, and hand it to the bias where it wants it; delta is by row."""
     zero = number(0.0, x)
     for i in range(GROUP):
-        pi, di = at(p, i * TILE), at(dp, i * TILE)
+        pi, di = at(p, i * ROW), at(dp, i * ROW)
         place = min(row + i, last)
         for j in range(j0, j1):
             di[j] = pi[j] * (di[j] - delta[i]) if pi[j] != zero else zero
@@ -75,8 +75,8 @@ def clear_outside(rows, b0, b1, j0, j1):
     """Set four rows to zero in the range of a band that is not their own."""
     zero = number(0.0, rows)
     for i in range(GROUP):
-        fill(at(rows, i * TILE + b0), j0 - b0, zero)
-        fill(at(rows, i * TILE + j1), b1 - j1, zero)
+        fill(at(rows, i * ROW + b0), j0 - b0, zero)
+        fill(at(rows, i * ROW + j1), b1 - j1, zero)
 
 
 @njit(**FAST)
@@ -85,9 +85,9 @@ def pull_band(width, row, count, b0, b1, factors, rows, gradient):
     for c in range(0, width, CHUNK):
         lanes = padded(min(CHUNK, width - c))
         x = at(rows, (c // CHUNK * BLOCK + row) * CHUNK)
-        y = at(gradient, c // CHUNK * TILE * CHUNK)
+        y = at(gradient, c // CHUNK * ROW * CHUNK)
         for j in range(b0, b1, GROUP):
-            product(at(y, j * CHUNK), CHUNK, x, CHUNK, at(factors, j), 1, TILE, count, lanes)
+            product(at(y, j * CHUNK), CHUNK, x, CHUNK, at(factors, j), 1, ROW, count, lanes)
 
 
 @njit(**FAST)
@@ -95,8 +95,8 @@ def pull_queries(width, row, j0, j1, ds, keys, dq):
     """Add the gradient of four rows' dot products to queries."""
     for c in range(0, width, CHUNK):
         lanes = padded(min(CHUNK, width - c))
-        y, x = at(dq, (c // CHUNK * BLOCK + row) * CHUNK), at(keys, (c // CHUNK * TILE + j0) * CHUNK)
-        product(y, CHUNK, x, CHUNK, at(ds, j0), TILE, 1, j1 - j0, lanes)
+        y, x = at(dq, (c // CHUNK * BLOCK + row) * CHUNK), at(keys, (c // CHUNK * ROW + j0) * CHUNK)
+        product(y, CHUNK, x, CHUNK, at(ds, j0), ROW, 1, j1 - j0, lanes)
 
 
 def backward_pass(pack, tile_scores, pull):
@@ -128,26 +128,26 @@ def backward_pass(pack, tile_scores, pull):
         """Pack a tile's values, keys as lanes, and clear the gradients of its keys and values."""
         V, S, C, zero = a[F.V], a[F.S], a[F.C], number(0.0, x)
         height = padded(n)
-        pack_rows(at(address(a[F.value_keys], x), kv * V * S + t0), S, V, n, v, TILE, height)
+        pack_rows(at(address(a[F.value_keys], x), kv * V * S + t0), S, V, n, v, ROW, height)
         for c in range(0, V, CHUNK):
-            fill(at(dv, c // CHUNK * TILE * CHUNK), height * CHUNK, zero)
+            fill(at(dv, c // CHUNK * ROW * CHUNK), height * CHUNK, zero)
         if linear:
-            pack_lanes(at(address(a[F.key_raw], x), (kv * S + t0) * C), C, n, C, keys, TILE)
+            pack_lanes(at(address(a[F.key_raw], x), (kv * S + t0) * C), C, n, C, keys, ROW)
             for c in range(0, C, CHUNK):
-                fill(at(dk, c // CHUNK * TILE * CHUNK), height * CHUNK, zero)
+                fill(at(dk, c // CHUNK * ROW * CHUNK), height * CHUNK, zero)
         else:
             for c in range(C):
-                fill(at(dk, c * TILE), height, zero)
+                fill(at(dk, c * ROW), height, zero)
 
     @njit(**FAST)
     def end_tile(a, x, mine, t0, n, dk, dv):
         """Add the gradients of a tile's keys and values to all keys' and values'."""
         V, S, C = a[F.V], a[F.S], a[F.C]
-        add_lanes(dv, TILE, n, V, at(address(a[F.d_value], x), (mine * S + t0) * V), V)
+        add_lanes(dv, ROW, n, V, at(address(a[F.d_value], x), (mine * S + t0) * V), V)
         if linear:
-            add_lanes(dk, TILE, n, C, at(address(a[F.d_key], x), (mine * S + t0) * C), C)
+            add_lanes(dk, ROW, n, C, at(address(a[F.d_key], x), (mine * S + t0) * C), C)
         else:
-            add_rows(dk, TILE, C, n, at(address(a[F.d_key], x), mine * C * S + t0), S)
+            add_rows(dk, ROW, C, n, at(address(a[F.d_key], x), mine * C * S + t0), S)
 
     @njit(**FAST)
     def group(a, x, head, r0, r1, g, t0, n, col, b0, b1, k, s, v, keys, p, ds, delta, dq, dk):
@@ -160,7 +160,7 @@ def backward_pass(pack, tile_scores, pull):
         row, last = r0 + g * GROUP, r1 - 1
         lanes = padded(j1 - j0)
         for i in range(GROUP):
-            row_weights(a, x, head, min(row + i, last), j0, j1, at(s, i * TILE), at(p, i * TILE), row + i <= last)
+            row_weights(a, x, head, min(row + i, last), j0, j1, at(s, i * ROW), at(p, i * ROW), row + i <= last)
         weight_gradients(a, x, head * a[F.L] + row, min(GROUP, r1 - row), j0, lanes, v, ds)
         score_gradients(a, x, head, row, last, j0, j1, p, ds, at(delta, g * GROUP), col)
         clear_outside(p, b0, b1, j0, min(j0 + lanes, b1))
@@ -189,7 +189,7 @@ def backward_pass(pack, tile_scores, pull):
         )
         delta = at(scratch, a[F.at_delta])
         L, C, V, tile = a[F.L], a[F.C], a[F.V], a[F.tile]
-        keys = at(k, C * TILE)
+        keys = at(k, C * ROW)
         blocks = 1 if a[F.segment_count] != 0 else (L + BLOCK - 1) // BLOCK
         for item in range(a[F.first], a[F.last]):
             head, block = item // blocks, a[F.block] + item % blocks
@@ -213,7 +213,7 @@ def backward_pass(pack, tile_scores, pull):
                             continue
                         b1 = b0 + padded(b1 - b0)
                         for i in range(0, count, GROUP):
-                            g, pi, di = (first + i) // GROUP, at(p, i * TILE), at(ds, i * TILE)
+                            g, pi, di = (first + i) // GROUP, at(p, i * ROW), at(ds, i * ROW)
                             group(a, x, head, r0, r1, g, t0, n, tile_col, b0, b1, k, s, v, keys, pi, di, delta, dq, dk)
                         pull_band(V, first, count, b0, b1, p, grads, dv)
                         if linear:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 
-#: Keys that a tile has at most: the distance of the rows of an array whose lanes are keys.
+#: Keys that a tile has at most.
 TILE = 512
 #: Values or features that a chunk has: the distance of the rows of an array whose lanes are these.
 CHUNK = 64
@@ -14,6 +14,8 @@ BLOCK, GROUP = 64, 4
 BAND = 16
 #: Every row of lanes is a multiple of this long.
 PAD = 16
+#: The distance of the rows of an array whose lanes are keys: no power of two, or rows would share a cache's few sets.
+ROW = TILE + PAD
 
 #: Radial scores by the number that ``kind`` holds; all but the Gaussian are compact.
 GAUSSIAN, BOXCAR, TRIANGULAR, EPANECHIKOV = range(4)

@@ -11,7 +11,7 @@ import math
 from numba import njit
 
 from regard.engines.fused.kernels.basics import FAST, address, at, exp, fill, log, maximum, number
-from regard.engines.fused.kernels.fields import BLOCK, CHUNK, GROUP, TILE, F
+from regard.engines.fused.kernels.fields import BLOCK, CHUNK, GROUP, ROW, F
 from regard.engines.fused.kernels.linear import contract, product
 from regard.engines.fused.kernels.tiles import kv_head, pack_lanes, padded, segment, tiles_in
 
@@ -87,12 +87,12 @@ def read(a, x, rows4, j0, j1, p, v, o):
     V = a[F.V]
     if a[F.value_lanes] == 0:  # few values: keys are the lanes
         for c in range(V):
-            contract(at(o, rows4 * CHUNK + c), CHUNK, at(p, j0), at(v, c * TILE + j0), padded(j1 - j0))
+            contract(at(o, rows4 * CHUNK + c), CHUNK, at(p, j0), at(v, c * ROW + j0), padded(j1 - j0))
         return
     for c in range(0, V, CHUNK):
         lanes = padded(min(CHUNK, V - c))
-        y, values = at(o, (c // CHUNK * BLOCK + rows4) * CHUNK), at(v, c // CHUNK * TILE * CHUNK)
-        product(y, CHUNK, at(values, j0 * CHUNK), CHUNK, at(p, j0), TILE, 1, j1 - j0, lanes)
+        y, values = at(o, (c // CHUNK * BLOCK + rows4) * CHUNK), at(v, c // CHUNK * ROW * CHUNK)
+        product(y, CHUNK, at(values, j0 * CHUNK), CHUNK, at(p, j0), ROW, 1, j1 - j0, lanes)
 
 
 @njit(**FAST)
@@ -102,14 +102,14 @@ def pack_values(a, x, kv, t0, n, v):
     source = at(address(a[F.value], x), (kv * S + t0) * V)
     if a[F.value_lanes] == 0:
         for c in range(V):
-            row = at(v, c * TILE)
+            row = at(v, c * ROW)
             for j in range(n):
                 row[j] = source[j * V + c]
             fill(at(row, n), padded(n) - n, number(0.0, x))
         return
-    pack_lanes(source, V, n, V, v, TILE)
+    pack_lanes(source, V, n, V, v, ROW)
     for c in range(0, V, CHUNK):  # weights beyond the last key are zeros, but zero times garbage need not be
-        fill(at(v, (c // CHUNK * TILE + n) * CHUNK), (-n % 4) * CHUNK, number(0.0, x))
+        fill(at(v, (c // CHUNK * ROW + n) * CHUNK), (-n % 4) * CHUNK, number(0.0, x))
 
 
 @njit(**FAST)
@@ -124,7 +124,7 @@ def tile_weights(a, x, r0, r1, g, t0, j0, j1, head, s, p, state, o):
     seen = False
     for i in range(GROUP):
         row = g * GROUP + i
-        si, pi = at(s, i * TILE), at(p, i * TILE)
+        si, pi = at(s, i * ROW), at(p, i * ROW)
         if a[F.direct] != 0 and a[F.top] == 0 and a[F.entropy] == 0 and K == 0:
             total = sum_of(si, j0, j1)
             totals[row] += total
@@ -213,7 +213,7 @@ def forward_pass(pack, tile_scores):
                     for i in range(min(GROUP, r1 - r0 - g * GROUP)):
                         row = g * GROUP + i
                         if j1 > j0 and totals[row] > zero:
-                            si, share = at(s, i * TILE), one / totals[row]
+                            si, share = at(s, i * ROW), one / totals[row]
                             for j in range(j0, j1):
                                 weight = si[j] if a[F.direct] != 0 else exp(si[j] - m[row])
                                 target[t0 + j] += weight * share

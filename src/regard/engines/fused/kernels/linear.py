@@ -7,7 +7,7 @@ from numba import njit, types
 from numba.extending import intrinsic, overload
 
 from regard.engines.fused.kernels.basics import FAST, at, number
-from regard.engines.fused.kernels.fields import TILE
+from regard.engines.fused.kernels.fields import ROW
 
 #: Steps that are summed up before they are added to the rest: partial sums keep the error of a long sum small.
 PARTIAL = 128
@@ -129,7 +129,7 @@ product, product_of_one = _product(4), _product(1)
 @njit(**FAST)
 def contract(o, o_row, p, x, lanes):
     """Add ``Σ_j p_m[j] · x[j]`` to o[m], for four rows p_m of keys."""
-    p0, p1, p2, p3 = at(p, 0), at(p, TILE), at(p, 2 * TILE), at(p, 3 * TILE)
+    p0, p1, p2, p3 = at(p, 0), at(p, ROW), at(p, 2 * ROW), at(p, 3 * ROW)
     zero = number(0.0, p)
     s0, s1, s2, s3 = zero, zero, zero, zero
     for j in range(lanes):

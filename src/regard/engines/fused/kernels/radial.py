@@ -9,7 +9,7 @@ from numba import njit
 from regard.engines.fused.kernels._kernel import kernel
 from regard.engines.fused.kernels.backward import backward_pass
 from regard.engines.fused.kernels.basics import FAST, address, at, log, number, pack_rows
-from regard.engines.fused.kernels.fields import BLOCK, BOXCAR, EPANECHIKOV, GAUSSIAN, GROUP, TILE, TRIANGULAR, F
+from regard.engines.fused.kernels.fields import BLOCK, BOXCAR, EPANECHIKOV, GAUSSIAN, GROUP, ROW, TRIANGULAR, F
 from regard.engines.fused.kernels.forward import forward_pass
 from regard.engines.fused.kernels.tiles import padded, scores_of_tiles
 
@@ -24,7 +24,7 @@ def pack(a, x, head, kv, r0, r1, t0, n, k):
     """Pack the features of a tile of keys, keys as lanes, and the box around them; not if it is out of reach."""
     C, S, L, tile, kind = a[F.C], a[F.S], a[F.L], a[F.tile], a[F.kind]
     if kind != GAUSSIAN:
-        box = at(k, C * TILE)
+        box = at(k, C * ROW)
         inverse = at(address(a[F.weight], x), head % a[F.H] * a[F.weight_head])
         if a[F.boxes] != 0:
             if t0 == 0:  # a block begins: the boxes around all of its rows, and around each group
@@ -40,7 +40,7 @@ def pack(a, x, head, kv, r0, r1, t0, n, k):
                 return False
         else:
             box_of(at(address(a[F.key], x), kv * C * S + t0), 1, S, n, C, box)
-    pack_rows(at(address(a[F.key], x), kv * C * S + t0), S, C, n, k, TILE, padded(n))
+    pack_rows(at(address(a[F.key], x), kv * C * S + t0), S, C, n, k, ROW, padded(n))
     return True
 
 
@@ -72,8 +72,8 @@ def _pairs(count, kind, first=True):
     def pairs(s, k, q, inverse, lanes):
         """Write a compact kernel's weights in up to three features, or write or add the squared distance in these."""
         q0, i0, k0 = q[0], inverse[0], at(k, 0)
-        q1, i1, k1 = (q[1], inverse[1], at(k, TILE)) if count > 1 else (q0, i0, k0)
-        q2, i2, k2 = (q[2], inverse[2], at(k, 2 * TILE)) if count > 2 else (q0, i0, k0)
+        q1, i1, k1 = (q[1], inverse[1], at(k, ROW)) if count > 1 else (q0, i0, k0)
+        q2, i2, k2 = (q[2], inverse[2], at(k, 2 * ROW)) if count > 2 else (q0, i0, k0)
         zero, one = number(0.0, s), number(1.0, s)
         for j in range(lanes):
             d = (q0 - k0[j]) * i0
@@ -111,7 +111,7 @@ def square_distances(s, partial, k, q, inverse, C, lanes):
     """
     partial_squares(s, k, q, inverse, min(C, FEATURES), lanes)
     for c in range(FEATURES, C, FEATURES):
-        partial_squares(partial, at(k, c * TILE), at(q, c), at(inverse, c), min(C - c, FEATURES), lanes)
+        partial_squares(partial, at(k, c * ROW), at(q, c), at(inverse, c), min(C - c, FEATURES), lanes)
         for j in range(lanes):
             s[j] += partial[j]
 
@@ -129,12 +129,12 @@ def partial_squares(s, k, q, inverse, C, lanes):
         for j in range(lanes):
             s[j] = number(0.0, s)
     for c in range(3, C - 2, 3):
-        _more3(s, at(k, c * TILE), at(q, c), at(inverse, c), lanes)
+        _more3(s, at(k, c * ROW), at(q, c), at(inverse, c), lanes)
     rest = C - C % 3
     if C > 3 and C % 3 == 2:
-        _more2(s, at(k, rest * TILE), at(q, rest), at(inverse, rest), lanes)
+        _more2(s, at(k, rest * ROW), at(q, rest), at(inverse, rest), lanes)
     elif C > 3 and C % 3 == 1:
-        _more1(s, at(k, rest * TILE), at(q, rest), at(inverse, rest), lanes)
+        _more1(s, at(k, rest * ROW), at(q, rest), at(inverse, rest), lanes)
 
 
 @njit(**FAST)
@@ -188,7 +188,7 @@ def compare(a, x, head, row, last, t0, j0, lanes, k, s):
     count = min(GROUP, last - row + 1)
     query = at(address(a[F.query], x), (head * L + row) * C)
     if kind != GAUSSIAN:
-        box = at(k, C * TILE)
+        box = at(k, C * ROW)
         mine = at(box, (4 + 2 * (row % BLOCK // GROUP)) * C)
         if a[F.boxes] == 0:
             box_of(query, C, 1, count, C, mine)
@@ -199,13 +199,13 @@ def compare(a, x, head, row, last, t0, j0, lanes, k, s):
     if a[F.direct] != 0 and a[F.d_query] == 0 and 0 < C <= 3:
         for i in range(GROUP):
             q = at(query, min(i, count - 1) * C)
-            near_weights(at(s, i * TILE + j0), at(k, j0), q, inverse, C, kind, lanes)
+            near_weights(at(s, i * ROW + j0), at(k, j0), q, inverse, C, kind, lanes)
         return True
     for i in range(GROUP):
-        si = at(s, i * TILE + j0)
-        square_distances(si, at(s, 2 * GROUP * TILE), at(k, j0), at(query, min(i, count - 1) * C), inverse, C, lanes)
+        si = at(s, i * ROW + j0)
+        square_distances(si, at(s, 2 * GROUP * ROW), at(k, j0), at(query, min(i, count - 1) * C), inverse, C, lanes)
         if a[F.d_query] != 0 and kind != GAUSSIAN:  # the backward pass needs them again
-            squares = at(s, (GROUP + i) * TILE + j0)
+            squares = at(s, (GROUP + i) * ROW + j0)
             for j in range(lanes):
                 squares[j] = si[j]
         weigh(si, kind, half, lanes)
@@ -259,10 +259,10 @@ def pull(a, x, head, row, last, t0, j0, lanes, k, s, ds, dq, dk, dw):
     inverse = at(address(a[F.weight], x), head % a[F.H] * a[F.weight_head])
     query = at(address(a[F.query], x), (head * L + row) * C)
     for i in range(min(GROUP, last - row + 1)):
-        dsi = at(ds, i * TILE + j0)
-        slopes(a[F.kind], x[0], at(s, (GROUP + i) * TILE + j0), dsi, lanes)
+        dsi = at(ds, i * ROW + j0)
+        slopes(a[F.kind], x[0], at(s, (GROUP + i) * ROW + j0), dsi, lanes)
         for c in range(C):
-            place = c * TILE + j0
+            place = c * ROW + j0
             dq_c, dw_c = pull_feature(dsi, at(k, place), query[i * C + c], inverse[c], at(dk, place), lanes)
             dq[i * C + c] += dq_c
             dw[c] += dw_c

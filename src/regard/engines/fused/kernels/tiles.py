@@ -14,7 +14,7 @@ import math
 from numba import njit
 
 from regard.engines.fused.kernels.basics import FAST, add_rows, address, at, number, pack_rows
-from regard.engines.fused.kernels.fields import CHUNK, GROUP, PAD, TILE, F
+from regard.engines.fused.kernels.fields import CHUNK, GROUP, PAD, ROW, F
 
 
 @njit(**FAST)
@@ -131,7 +131,7 @@ def scores_of_tiles(compare):
         hidden = number(0.0, x) if a[F.direct] != 0 else -number(math.inf, x)
         if a[F.start] != 0 or a[F.has_added] != 0:
             for i in range(GROUP):
-                hide(a, x, head, min(row + i, last), t0, j0, j1, at(s, i * TILE), added_col, hidden)
+                hide(a, x, head, min(row + i, last), t0, j0, j1, at(s, i * ROW), added_col, hidden)
         return j0, j1
 
     return tile_scores

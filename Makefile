@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
 DEMO_SECONDS ?= 170
 
-.PHONY: demo test lint bench campaign clean
+.PHONY: demo test lint costs bench docs gallery campaign clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -37,6 +37,13 @@ costs: $(READY)
 bench: $(BENCH_READY)
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.readme
+
+# The catalogue in README and docs, and the numbers that README shows.
+docs: $(READY)
+	$(BIN)/python -m benchmarks.readme
+
+gallery: $(READY)
+	$(BIN)/python -m examples
 
 # The laws over tens of thousands of generated cases; `make test` runs a smaller number.
 campaign: $(READY)

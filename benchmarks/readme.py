@@ -1,4 +1,4 @@
-"""Write what was measured into the README: ``python -m benchmarks.readme``.
+"""Write what was measured into the README, and the catalogue there and into docs: ``python -m benchmarks.readme``.
 
 The numbers come from the newest report in benchmarks/results, and from what the demo printed (`make demo | tee
 benchmarks/results/demo.txt`); they are never typed. What stands between ``<!-- name -->`` and ``<!-- /name -->`` is
@@ -12,6 +12,8 @@ replaced, within a line or over lines:
     the pictures of how costs grow
 ``machine``
     where and when it was measured
+``catalogue``
+    every mechanism with formula and source
 ``demo``
     what the demo printed of its training and its score
 the name of a goal
@@ -28,6 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import regard
 from benchmarks.bench import LIMIT_NAMES
 from benchmarks.machine import ROOT
 from benchmarks.report import seconds
@@ -39,6 +42,13 @@ HEADLINE = (
     "additive-eager", "additive-compiled", "additive-backward", "additive-sdpa", "gaussian-keops", "gaussian-cdist",
     "boxcar", "epanechikov", "window-flex", "window-backward", "documents", "decode", "first-call", "aux",
 )  # fmt: skip
+
+#: What stands above the catalogue on its page.
+PAGE = """# Catalogue
+
+Every mechanism of `regard`, as `regard.catalogue()` and `regard catalogue` give it; `regard.cite(layer)` gives BibTeX.
+Sizes: L queries, S keys, E width of queries and keys, V of values, C features, H heads; costs are those of a sequence.
+Engines are those that run a plain call on a CPU; a layer without any has a read of its own."""
 
 Target = dict[str, Any]
 
@@ -154,6 +164,7 @@ def contents(found: dict[str, Any], printed: Path) -> dict[str, Callable[[], str
         "headline": lambda: headline(found),
         "growth": lambda: growth(found),
         "machine": lambda: machine(found),
+        "catalogue": lambda: regard.catalogue().markdown(("name", "formula", "source"), level=4),
         "demo": lambda: demo(printed),
     }
     for name, (case, target) in _goals(found).items():
@@ -189,6 +200,7 @@ def main() -> int:
     readme, found = ROOT / "README.md", json.loads(reports[-1].read_text(encoding="utf-8"))
     made = contents(found, RESULTS / "demo.txt")
     readme.write_text(filled(readme.read_text(encoding="utf-8"), made), encoding="utf-8")
+    (ROOT / "docs" / "catalogue.md").write_text(f"{PAGE}\n\n{regard.catalogue().markdown()}\n", encoding="utf-8")
     return 0
 
 

@@ -26,10 +26,10 @@ LAYERS = [
     ("models",),
     ("nn",),
     ("__init__",),
-    ("_attention", "_plan"),
+    ("_attention", "_listing", "_plan"),
     ("engines", "_problem"),
     ("scores", "masks", "normalizers"),
-    ("_autocast", "_aux", "_checks", "_errors", "_part", "_tracing", "_torch"),
+    ("_autocast", "_aux", "_catalogue", "_checks", "_errors", "_part", "_references", "_tracing", "_torch"),
 ]
 HEIGHT = {name: len(LAYERS) - i for i, layer in enumerate(LAYERS) for name in layer}
 

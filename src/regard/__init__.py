@@ -3,7 +3,9 @@
 from regard import engines, masks, normalizers, scores
 from regard._attention import attention, explain
 from regard._aux import Aux, AuxRequest, TopK
+from regard._catalogue import cite
 from regard._errors import RegardWarning
+from regard._listing import Catalogue, catalogue
 from regard._plan import Plan
 
 __version__ = "0.1.0"
@@ -11,11 +13,14 @@ __version__ = "0.1.0"
 __all__ = [
     "Aux",
     "AuxRequest",
+    "Catalogue",
     "Plan",
     "RegardWarning",
     "TopK",
     "__version__",
     "attention",
+    "catalogue",
+    "cite",
     "engines",
     "explain",
     "masks",

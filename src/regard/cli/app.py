@@ -59,6 +59,21 @@ def demo(
 
 
 @app.command()
+def catalogue(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[WORD]...", help="Show what has one of these in name or source.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+) -> None:
+    """List every mechanism: formula, source, learned parts, engines, cost."""
+    with interruptible():
+        from regard.cli.catalogue import run
+
+        run(names or [], as_json=as_json, markdown=markdown)
+
+
+@app.command()
 def pronounce(
     words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Words to pronounce; - reads them from stdin.")],
     model: Annotated[Path, typer.Option(help="Folder of a saved model.")] = MODEL,

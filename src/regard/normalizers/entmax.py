@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from regard._catalogue import mechanism
 from regard._errors import described, rejected
 from regard._tracing import in_transform, is_blind
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
@@ -123,6 +124,11 @@ class _Threshold(Normalizer):
 
 
 @register("sparsemax")
+@mechanism(
+    formula="max(0, s_i − τ), which sum to 1",
+    sources=("martins2016",),
+    cost="O(L·S)",
+)
 class Sparsemax(_Threshold):
     """Sparsemax: the Euclidean projection of the scores onto the simplex (Martins & Astudillo 2016, arXiv 1602.02068).
 
@@ -137,6 +143,11 @@ class Sparsemax(_Threshold):
 
 
 @register("entmax15")
+@mechanism(
+    formula="max(0, s_i / 2 − τ)², which sum to 1",
+    sources=("peters2019",),
+    cost="O(L·S)",
+)
 class Entmax15(_Threshold):
     """Entmax with α = 1.5, between softmax and sparsemax (Peters et al. 2019, arXiv 1905.05702).
 
@@ -151,6 +162,11 @@ class Entmax15(_Threshold):
 
 
 @register("entmax")
+@mechanism(
+    formula="max(0, (α − 1) s_i − τ)^(1 / (α − 1)), which sum to 1",
+    sources=("peters2019",),
+    cost="O(L·S)",
+)
 class Entmax(_Threshold):
     """α-entmax for any α > 1: α → 1 is softmax, 2 sparsemax (Peters et al. 2019, arXiv 1905.05702).
 

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from regard._catalogue import mechanism
 from regard._errors import described, rejected
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 from regard.normalizers.softmax import Softmax
@@ -34,6 +35,11 @@ def gumbel_like(scores: Tensor) -> Tensor:
 
 
 @register("argmax")
+@mechanism(
+    formula="1 at the largest s_i",
+    sources=("xu2015",),
+    cost="O(L·S)",
+)
 class Argmax(Normalizer):
     """Hard argmax: weight 1 on the key with the largest score, the first of equals. Values get gradients, scores none.
 
@@ -72,6 +78,11 @@ class Argmax(Normalizer):
 
 
 @register("gumbel")
+@mechanism(
+    formula="1 at the largest s_i + Gumbel noise; softmax gradient",
+    sources=("jang2017",),
+    cost="O(L·S)",
+)
 class Gumbel(Normalizer):
     """Straight-through Gumbel-softmax: one key drawn from softmax, with a soft gradient (Jang et al. 2016, 1611.01144).
 
@@ -108,6 +119,14 @@ class Gumbel(Normalizer):
 
 
 @register("sampled")
+@mechanism(
+    formula="1 at an i drawn from softmax(s)",
+    sources=(
+        "xu2015",
+        "williams1992",
+    ),
+    cost="O(L·S)",
+)
 class Sampled(Normalizer):
     """One key drawn from ``softmax(s)``: stochastic hard attention (Xu et al. 2015, arXiv 1502.03044).
 

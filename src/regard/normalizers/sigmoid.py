@@ -5,10 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard._catalogue import mechanism
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 
 
 @register("sigmoid")
+@mechanism(
+    formula="1 / (1 + exp(−s_i))",
+    sources=("ramapuram2024",),
+    cost="O(L·S)",
+)
 class Sigmoid(Normalizer):
     """Sigmoid, ``1 / (1 + exp(−s))``: the weights of a row are independent and need not sum to 1.
 

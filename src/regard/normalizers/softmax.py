@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard._catalogue import mechanism
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 
 
@@ -17,6 +18,10 @@ def row_max(scores: Tensor) -> Tensor:
 
 
 @register("softmax")
+@mechanism(
+    formula="exp(s_i) / Σ_j exp(s_j)",
+    cost="O(L·S)",
+)
 class Softmax(Normalizer):
     """Softmax, ``exp(s_i) / Σ_j exp(s_j)``; a row with nothing visible gets zeros.
 

@@ -7,6 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from regard._catalogue import mechanism
 from regard._errors import rejected, shape
 from regard.scores.base import Score, checked_tensor, register
 
@@ -29,6 +30,12 @@ def check_heads(name: str, tensors: dict[str, Tensor | None], heads: int) -> Non
 
 
 @register("additive")
+@mechanism(
+    formula="w_vᵀ tanh(W_q q + W_k k)",
+    sources=("bahdanau2014",),
+    learned="W_q (C, Eq), W_k (C, Ek), w_v (C)",
+    cost="O((L·Eq + S·Ek)·C + L·S·C)",
+)
 class Additive(Score):
     """Bahdanau's additive score, ``w_vᵀ tanh(W_q q + W_k k)`` (Bahdanau et al. 2014, arXiv 1409.0473).
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard._catalogue import mechanism
 from regard.scores.base import register
 from regard.scores.distance import Radial
 
 
 @register("boxcar")
+@mechanism(
+    formula="0 if ‖q − k‖ ≤ σ, else −∞",
+    cost="O(L·S·E)",
+)
 class Boxcar(Radial):
     """Boxcar kernel as a log-weight: ``0`` where ``‖q − k‖ ≤ σ``, else ``−inf``.
 

@@ -7,12 +7,19 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from regard._catalogue import mechanism
 from regard._errors import rejected, shape
 from regard.scores.additive import check_heads, tanh_scores
 from regard.scores.base import Score, checked_tensor, register
 
 
 @register("concat")
+@mechanism(
+    formula="w_vᵀ tanh(W [q; k])",
+    sources=("luong2015",),
+    learned="W (C, Eq + Ek), w_v (C)",
+    cost="O((L·Eq + S·Ek)·C + L·S·C)",
+)
 class Concat(Score):
     """Luong's concat score, ``w_vᵀ tanh(W [q; k])`` (Luong et al. 2015, arXiv 1508.04025).
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from regard._catalogue import mechanism
 from regard.scores.base import register
 from regard.scores.dot_like import DotLike
 
 
 @register("constant")
+@mechanism(
+    formula="0: average pooling",
+    cost="O(L·S)",
+)
 class Constant(DotLike):
     """The constant score 0: average pooling over the visible values.
 

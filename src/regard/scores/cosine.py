@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from regard._catalogue import mechanism
 from regard._errors import described, rejected
 from regard.scores.base import register
 from regard.scores.dot_like import DotLike
@@ -22,6 +23,12 @@ def unit(rows: Tensor) -> Tensor:
 
 
 @register("cosine")
+@mechanism(
+    formula="β cos(q, k)",
+    sources=("graves2014",),
+    learned="β",
+    cost="O(L·S·E)",
+)
 class Cosine(DotLike):
     """Cosine similarity, ``cos(q, k) / temperature`` (Graves et al. 2014, arXiv 1410.5401: β = 1/temperature).
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from regard._catalogue import mechanism
 from regard.scores.base import register
 from regard.scores.dot_like import DotLike
 
 
 @register("dot")
+@mechanism(
+    formula="q·k",
+    sources=("luong2015",),
+    cost="O(L·S·E)",
+)
 class Dot(DotLike):
     """Dot product, ``q·k`` (Luong et al. 2015, arXiv 1508.04025).
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard._catalogue import mechanism
 from regard.scores.base import register
 from regard.scores.distance import Radial
 
 
 @register("epanechikov")
+@mechanism(
+    formula="log max(0, 1 − ‖q − k‖² / σ²)",
+    sources=("epanechikov1969",),
+    learned="σ, or one for each feature",
+    cost="O(L·S·E)",
+)
 class Epanechikov(Radial):
     """Epanechikov's kernel as a log-weight, ``log max(0, 1 − ‖q − k‖² / σ²)`` (Epanechikov 1969).
 

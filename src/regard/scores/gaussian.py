@@ -5,11 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard._catalogue import mechanism
 from regard.scores.base import DotForm, register
 from regard.scores.distance import Radial
 
 
 @register("gaussian")
+@mechanism(
+    formula="−‖(q − k) / σ‖² / 2",
+    sources=(
+        "nadaraya1964",
+        "watson1964",
+    ),
+    learned="σ, or one for each feature",
+    cost="O(L·S·E)",
+)
 class Gaussian(Radial):
     """Gaussian kernel as a log-weight, ``−½ ‖(q − k) / σ‖²`` (Nadaraya 1964; Watson 1964).
 

@@ -7,12 +7,19 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from regard._catalogue import mechanism
 from regard._errors import rejected, shape
 from regard.scores.base import checked_tensor, register
 from regard.scores.dot_like import DotLike
 
 
 @register("general")
+@mechanism(
+    formula="qᵀ W k",
+    sources=("luong2015",),
+    learned="W (Eq, Ek)",
+    cost="O(L·Eq·Ek + L·S·Ek)",
+)
 class General(DotLike):
     """Luong's general score, ``qᵀ W k`` (Luong et al. 2015, arXiv 1508.04025).
 

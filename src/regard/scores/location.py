@@ -7,12 +7,19 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from regard._catalogue import mechanism
 from regard._errors import rejected, shape
 from regard.scores.base import checked_tensor, register
 from regard.scores.dot_like import DotLike
 
 
 @register("location")
+@mechanism(
+    formula="(W q)_i, by the position i of the key",
+    sources=("luong2015",),
+    learned="W (S, Eq)",
+    cost="O(L·S·Eq)",
+)
 class Location(DotLike):
     """Luong's location score, ``(W q)_i`` for the key at position i (Luong et al. 2015, arXiv 1508.04025).
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from regard._catalogue import mechanism
 from regard.scores.base import register
 from regard.scores.dot_like import DotLike
 
 
 @register("scaled_dot")
+@mechanism(
+    formula="q·k / √E",
+    sources=("vaswani2017",),
+    cost="O(L·S·E)",
+)
 class ScaledDot(DotLike):
     """Scaled dot product, ``q·k / √E`` (Vaswani et al. 2017, arXiv 1706.03762). The default.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from regard._catalogue import mechanism
 from regard._errors import described, rejected
 from regard.scores.base import Score
 from regard.scores.scaled_dot import ScaledDot
@@ -15,6 +16,11 @@ from regard.scores.scaled_dot import ScaledDot
 ScoreModFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
+@mechanism(
+    formula="any function of a score and its place",
+    sources=("dong2024",),
+    cost="O(L·S·E)",
+)
 class ScoreMod(Score):
     """A score changed elementwise: ``score_mod(scale · base(q, k), b, h, q_idx, kv_idx)``, as in FlexAttention.
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard._catalogue import mechanism
 from regard.scores.base import register
 from regard.scores.distance import Radial
 
 
 @register("triangular")
+@mechanism(
+    formula="log max(0, 1 − ‖q − k‖ / σ)",
+    learned="σ, or one for each feature",
+    cost="O(L·S·E)",
+)
 class Triangular(Radial):
     """Triangular kernel as a log-weight, ``log max(0, 1 − ‖q − k‖ / σ)``.
 

@@ -1,0 +1,85 @@
+"""CBAM looks at channels, then at places.
+
+A small convolutional network learns which of scikit-learn's two photographs a patch comes from; its attention module
+(Woo et al. 2018) weighs channels and places. Beside each whole photograph, the map of places.
+"""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.figure import Figure
+from sklearn.datasets import load_sample_image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.nn import CBAM
+
+SIDE, CHANNELS, STEPS = 48, 16, 120
+
+
+class Classifier(nn.Module):
+    """Two convolutions, CBAM, and the mean over places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, CHANNELS, 5, stride=2, padding=2),
+            nn.ReLU(),
+            nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1),
+            nn.ReLU(),
+        )
+        self.cbam = CBAM(CHANNELS, reduction=4)
+        self.output = nn.Linear(CHANNELS, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (B, 2) of images (B, 3, H, W)."""
+        return self.output(self.cbam(self.features(images)).mean((2, 3)))
+
+
+def photographs() -> Tensor:
+    """Return the two photographs as (2, 3, H, W), with mean 0 and variance 1."""
+    pictures = torch.stack([torch.tensor(load_sample_image(name)) for name in ("china.jpg", "flower.jpg")])
+    pictures = F.avg_pool2d(pictures.permute(0, 3, 1, 2).float(), 2)
+    return (pictures - pictures.mean()) / pictures.std()
+
+
+def trained(images: Tensor) -> Classifier:
+    """Return a network that tells patches of the two apart."""
+    torch.manual_seed(0)
+    model = Classifier()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    height, width = images.shape[-2:]
+    for _ in range(STEPS):
+        labels = torch.randint(2, (32,))
+        tops, lefts = torch.randint(height - SIDE, (32,)).tolist(), torch.randint(width - SIDE, (32,)).tolist()
+        patches = [images[b, :, y : y + SIDE, x : x + SIDE] for b, y, x in zip(labels.tolist(), tops, lefts)]
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.stack(patches)), labels).backward()
+        optimizer.step()
+    return model.eval()
+
+
+@torch.no_grad()
+def draw() -> Figure:
+    """Draw photographs, maps of places and weights of channels."""
+    images = photographs()
+    with torch.enable_grad():
+        model = trained(images)
+    _, (channels, places) = model.cbam(model.features(images), return_map=True)
+    figure, axes = plt.subplots(2, 3, figsize=(12, 5.6), constrained_layout=True)
+    for b, row in enumerate(axes):
+        shown = images[b].permute(1, 2, 0)
+        row[0].imshow((shown - shown.min()) / (shown.max() - shown.min()))
+        row[1].imshow(places[b, 0], cmap="magma")
+        row[2].bar(range(CHANNELS), channels[b].flatten())
+        for axis in row[:2]:
+            axis.set(xticks=[], yticks=[])
+    for axis, title in zip(axes[0], ("photograph", "places", "channels")):
+        axis.set_title(title)
+    return figure
+
+
+if __name__ == "__main__":
+    draw()
+    plt.show()

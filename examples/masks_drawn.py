@@ -1,0 +1,49 @@
+"""Masks say which pairs may meet.
+
+Each is a predicate; they compose with ``&``, ``|`` and ``~``. Queries run down, keys across; what is dark is visible.
+The last two add a bias instead: nearer keys get more.
+"""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.figure import Figure
+
+from regard import masks
+
+N = 24
+IDS = torch.tensor([0] * 7 + [1] * 4 + [2] * 13)
+DRAWN = {
+    "causal()": masks.causal(),
+    "window(5, 2)": masks.window(5, 2),
+    "causal() & window(5, 0)": masks.causal() & masks.window(5, 0),
+    "causal() & (window(5, 0) | sinks(3))": masks.causal() & (masks.window(5, 0) | masks.sinks(3)),
+    "document(ids)": masks.document(IDS),
+    "document(ids) & causal()": masks.document(IDS) & masks.causal(),
+    "prefix(8) | causal()": masks.prefix(8) | masks.causal(),
+    "dilated(3)": masks.dilated(3),
+    "padding(lengths)": masks.padding(torch.tensor([15])),
+    "~window(3, 3)": ~masks.window(3, 3),
+    "alibi(slopes) & causal()": masks.alibi(torch.tensor([0.5])) & masks.causal(),
+    "relative(table)": masks.relative(torch.linspace(-2, 2, 17).square().neg()),
+}
+
+
+def draw() -> Figure:
+    """Draw each mask over 24 queries and keys."""
+    figure, axes = plt.subplots(3, 4, figsize=(12, 9.3), constrained_layout=True)
+    index = torch.arange(N)
+    for (name, mask), axis in zip(DRAWN.items(), axes.flat):
+        bound = mask.bind(masks.Extent(1, 1, N, N), "cpu")
+        pairs = torch.zeros(1, 1, 1, 1, dtype=torch.long), torch.zeros(1, 1, 1, dtype=torch.long), index[:, None], index
+        added = bound.matrix(*pairs, torch.float32)[0, 0]
+        axis.imshow(added.exp(), cmap="Blues", vmin=0, vmax=1.2)
+        axis.set_title(name, fontsize=10)
+        axis.set(xticks=[], yticks=[])
+    return figure
+
+
+if __name__ == "__main__":
+    draw()
+    plt.show()

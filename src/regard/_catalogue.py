@@ -1,0 +1,150 @@
+"""The catalogue: what each mechanism is, kept where it is defined; the table, the page and the tests read it here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from regard._errors import rejected
+from regard._references import Reference, references
+
+#: Modules that define mechanisms and that ``import regard`` does not import.
+_LATE = ("regard.nn",)
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One row of the catalogue.
+
+    Attributes
+    ----------
+    name : str
+        What it is called in code.
+    module : str
+        Where it is found: ``regard.scores``, ``regard.nn`` and so on.
+    formula : str
+        In one line.
+    sources : tuple of str
+        Where it comes from: keys of ``references.bib``.
+    learned : str
+        Its parameters, or "".
+    cost : str
+        Operations in L, S and widths, as O(...) says it.
+    reads : str
+        For a layer, the name of the score by which it attends, as ``score=`` takes it; "" where it is no such read.
+    defined : type or function
+        The thing itself.
+    """
+
+    name: str
+    module: str
+    formula: str
+    sources: tuple[str, ...]
+    learned: str
+    cost: str
+    reads: str
+    defined: Any = field(repr=False)
+
+    @property
+    def references(self) -> tuple[Reference, ...]:
+        """Return where it comes from."""
+        return tuple(references()[key] for key in self.sources)
+
+    @property
+    def source(self) -> str:
+        """Return its references in short, as tables show them."""
+        return "; ".join(each.short for each in self.references)
+
+
+_TABLE: dict[str, Mechanism] = {}
+_D = TypeVar("_D", bound=Callable[..., Any])
+
+
+def mechanism(
+    *, formula: str, sources: tuple[str, ...] = (), learned: str = "", cost: str, reads: str = ""
+) -> Callable[[_D], _D]:
+    """Decorate the class or function that is a mechanism: put it into the catalogue.
+
+    Parameters
+    ----------
+    formula, learned, cost, reads : str
+        As :class:`Mechanism` has them.
+    sources : tuple of str
+        Keys of ``references.bib``.
+    """
+
+    def add(defined: _D) -> _D:
+        module = ".".join(defined.__module__.split(".")[:2])
+        name: str = defined.__name__
+        _TABLE[name] = Mechanism(name, module, formula, sources, learned, cost, reads, defined)
+        return defined
+
+    return add
+
+
+def mechanisms() -> tuple[Mechanism, ...]:
+    """Return every mechanism there is, by module and in the order in which they are defined."""
+    for name in _LATE:
+        importlib.import_module(name)
+    order = ("regard.scores", "regard.normalizers", "regard.nn")
+    return tuple(sorted(_TABLE.values(), key=lambda each: order.index(each.module)))
+
+
+def mechanism_of(thing: object) -> Mechanism | None:
+    """Return the row of an object's class, or of a class or function; None where it has none."""
+    mechanisms()
+    cls = thing if isinstance(thing, type) else type(thing)
+    for each in _TABLE.values():
+        if each.defined is thing or (isinstance(each.defined, type) and issubclass(cls, each.defined)):
+            return each
+    return None
+
+
+def _parts(thing: object) -> Iterator[object]:
+    """Yield a thing and what of it may be a mechanism: modules inside, and parts that it holds."""
+    modules = getattr(thing, "modules", None)
+    inside = list(modules()) if callable(modules) else [thing]
+    for each in inside:
+        yield each
+        yield from (part for part in getattr(each, "__dict__", {}).values() if part is not each)
+
+
+def cite(thing: object) -> str:
+    r"""Return BibTeX for a mechanism: a class or function of the catalogue, a part, or a model made of such.
+
+    Parameters
+    ----------
+    thing : object
+        A score, a normalizer, a layer, or any ``torch.nn.Module`` that contains layers; an instance or a class.
+
+    Returns
+    -------
+    str
+        One entry for each reference, in the order in which they come up; nothing is listed twice.
+
+    Raises
+    ------
+    ValueError
+        If nothing in it is in the catalogue with a reference.
+
+    Examples
+    --------
+    >>> import regard
+    >>> print(regard.cite(regard.scores.Epanechikov))
+    @article{epanechikov1969,
+      author = {Epanechikov, V. A.},
+      title = {Non-Parametric Estimation of a Multivariate Probability Density},
+      year = {1969},
+      journal = {Theory of Probability \& Its Applications},
+    }
+    """
+    found: dict[str, Reference] = {}
+    for part in [thing] if isinstance(thing, type) else _parts(thing):
+        row = mechanism_of(part)
+        found |= {each.key: each for each in row.references} if row else {}
+    if not found:
+        name = thing.__name__ if isinstance(thing, type) else type(thing).__name__
+        raise rejected("cite", "thing", "be, or contain, a mechanism of regard.catalogue()", name)
+    return "\n\n".join(each.bibtex for each in found.values())

@@ -1,0 +1,123 @@
+"""One head of attention over sequences, its score a part: what such layers share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard import scores
+from regard._attention import attention
+from regard._aux import FIELDS, Aux, AuxRequest, TopK
+from regard.nn._base import cleared, joined, probability, rows
+
+
+class ScoredAttention(nn.Module, ABC):
+    """One head of attention over sequences (B, N, E); a subclass says how a query and a key compare.
+
+    Parameters
+    ----------
+    dropout : float, default 0.0
+        Probability of dropping a weight, in training.
+    normalizer : str or Normalizer, default "softmax"
+    scale : float, optional
+        Multiplies the score; None is the score's own.
+    engine : str, default "auto"
+        As :func:`regard.attention` takes it.
+    """
+
+    def __init__(
+        self, dropout: float = 0.0, *, normalizer: Any = "softmax", scale: float | None = None, engine: str = "auto"
+    ) -> None:
+        super().__init__()
+        self.dropout = probability(self, "dropout", dropout)
+        self.normalizer, self.scale, self.engine = normalizer, scale, engine
+
+    @abstractmethod
+    def score(self) -> scores.Score:
+        """Return the score, with this layer's parameters in it."""
+
+    @abstractmethod
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        valid_lens: Tensor | None = None,
+        *,
+        attn_mask: Any = None,
+        is_causal: bool = False,
+        return_aux: AuxRequest | None = None,
+    ) -> Tensor | tuple[Tensor, Aux]:
+        """Return the weighted sums of values.
+
+        Parameters
+        ----------
+        query : Tensor (B, L, E)
+        key : Tensor (B, S, Ek), optional
+            The queries where none are given: self-attention, where padded queries count as zeros, too.
+        value : Tensor (B, S, V), optional
+            The keys where none are given.
+        valid_lens : Tensor (B,) or (B, L) of int, optional
+            How many keys each sequence, or each query, may see; what is beyond has no influence.
+        attn_mask : Tensor, Mask or callable, optional
+            As :func:`regard.attention` takes it; a tensor (L, S), (B, L, S) or (B, 1, L, S), True where visible.
+        is_causal : bool, default False
+            Also hide keys after the query.
+        return_aux : AuxRequest, optional
+            What to tell beside the output.
+
+        Returns
+        -------
+        output : Tensor (B, L, V)
+        aux : Aux
+            Only where asked for; its fields have no head dimension: weights (B, L, S), entropy (B, L) and so on.
+        """
+        mask = joined(self, valid_lens, attn_mask)
+        query = rows(self, "query", query)
+        if key is None:  # the padding of the keys is that of the queries: nothing may come of it, nor gradients
+            key = query = cleared(query, valid_lens if valid_lens is not None and valid_lens.dim() == 1 else None)
+        value = rows(self, "key", key) if value is None else rows(self, "value", value)
+        answer = attention(
+            query.unsqueeze(1),
+            rows(self, "key", key).unsqueeze(1),
+            value.unsqueeze(1),
+            mask,
+            self.dropout if self.training else 0.0,
+            is_causal,
+            self.scale,
+            score=self.score(),
+            normalizer=self.normalizer,
+            engine=self.engine,
+            return_aux=return_aux,
+        )
+        if isinstance(answer, Tensor):
+            return answer.squeeze(1)
+        output, aux = answer
+        return output.squeeze(1), without_heads(aux)
+
+    def extra_repr(self) -> str:
+        """Return what the layer prints: sizes first, then what is not the default."""
+        told = [f"dropout={self.dropout}"] if self.dropout else []
+        told += [f"normalizer={self.normalizer!r}"] if self.normalizer != "softmax" else []
+        return ", ".join([*self._sizes(), *told, *([f"scale={self.scale}"] if self.scale is not None else [])])
+
+    def _sizes(self) -> list[str]:
+        return [f"{name}={value}" for name, value in vars(self).items() if name.endswith("_size")]
+
+
+def without_heads(aux: Aux) -> Aux:
+    """Return the fields of a single head without the dimension for it."""
+    found: dict[str, Any] = {}
+    for name in FIELDS:
+        field = getattr(aux, name)
+        if isinstance(field, Tensor):
+            found[name] = field.squeeze(1)
+        elif isinstance(field, TopK):
+            found[name] = TopK(field.weights.squeeze(1), field.indices.squeeze(1))
+    return replace(aux, **found)

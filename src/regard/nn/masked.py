@@ -1,0 +1,54 @@
+"""``masked_softmax``: weights of scores, as the core makes them, by lengths alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard import masks, normalizers
+from regard._catalogue import mechanism
+from regard._errors import described, rejected
+
+
+@mechanism(formula="softmax(s_i for i < valid_lens), 0 beyond", cost="O(L·S)")
+def masked_softmax(scores: Tensor, valid_lens: Tensor | None = None) -> Tensor:
+    """Return the softmax of scores over the keys that are real; the others get exactly 0.
+
+    Parameters
+    ----------
+    scores : Tensor (B, L, S)
+    valid_lens : Tensor (B,) or (B, L) of int, optional
+        How many keys are real, for each sequence or each query; None is all. Of 0 the weights are 0.
+
+    Returns
+    -------
+    Tensor (B, L, S)
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument has another type or shape.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.nn import masked_softmax
+    >>> masked_softmax(torch.zeros(2, 2, 4), torch.tensor([[1, 3], [2, 4]]))
+    tensor([[[1.0000, 0.0000, 0.0000, 0.0000],
+             [0.3333, 0.3333, 0.3333, 0.0000]],
+    <BLANKLINE>
+            [[0.5000, 0.5000, 0.0000, 0.0000],
+             [0.2500, 0.2500, 0.2500, 0.2500]]])
+    """
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        raise rejected("masked_softmax", "scores", "be a float tensor (B, L, S)", described(scores), TypeError)
+    if scores.dim() != 3:
+        raise rejected("masked_softmax", "scores", "have shape (B, L, S)", tuple(scores.shape))
+    if valid_lens is not None:
+        B, L, S = scores.shape
+        b, q_idx, kv_idx = (torch.arange(n, device=scores.device) for n in (B, L, S))
+        mask = masks.padding(valid_lens).bind(masks.Extent(B, 1, L, S), scores.device)
+        visible = mask.visible(b.view(-1, 1, 1, 1), b[:1].view(-1, 1, 1) * 0, q_idx.unsqueeze(1), kv_idx)
+        assert visible is not None, "lengths always answer"
+        scores = torch.where(visible.squeeze(1), scores, -torch.inf)
+    return normalizers.Softmax().weights(scores)

@@ -1,0 +1,362 @@
+"""Multi-head attention: torch's module, with any score and normalizer, fewer key heads, rotary positions, a cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from regard._attention import attention
+from regard._aux import FIELDS, Aux, AuxRequest, TopK
+from regard._catalogue import mechanism
+from regard._errors import described, rejected, shape
+from regard.masks import Extent, Mask
+from regard.nn import _torch_masks
+from regard.nn._base import parameter, probability, size
+from regard.nn._scored import ScoredAttention
+from regard.nn.cache import KVCache
+
+
+@mechanism(
+    formula="concat_h softmax(Q W_Qʰ (K W_Kᵍ)ᵀ / √D) V W_Vᵍ · W_O",
+    sources=("vaswani2017", "shazeer2019", "ainslie2023"),
+    learned="W_Q (E, E), W_K (G·D, Ek), W_V (G·D, Ev), W_O (E, E), biases",
+    cost="O((L + S)·E² + L·S·E)",
+)
+class MultiheadAttention(nn.Module):
+    """Attention in several heads; stands in for ``torch.nn.MultiheadAttention``, ``state_dict`` included.
+
+    Head h of width D = E/H is ``softmax(Q W_Qʰ (K W_Kᵍ)ᵀ / √D) V W_Vᵍ``; the heads side by side are projected by W_O
+    (Vaswani 2017, arXiv 1706.03762). With fewer key heads G than query heads H, each serves H/G of them: multi-query
+    attention for G = 1 (Shazeer 2019, arXiv 1911.02150), grouped-query for others (Ainslie 2023, arXiv 2305.13245).
+
+    Arguments, polarity of masks, results and initial weights are those of torch's module. What differs: a query that
+    may attend to nothing gets zeros (then W_O's bias) instead of NaN; weights are returned as they are before dropout;
+    ``is_causal=True`` needs no ``attn_mask`` beside it, and applies whatever it is given with.
+
+    Parameters
+    ----------
+    embed_dim, num_heads : int
+        E and H; H divides E.
+    dropout : float, default 0.0
+        Probability of dropping a weight, in training.
+    bias : bool, default True
+        Whether the projections have one.
+    add_bias_kv : bool, default False
+        Append a learned key and value that every query sees.
+    add_zero_attn : bool, default False
+        Append a key and value of zeros that every query sees.
+    kdim, vdim : int, optional
+        Widths of keys and values; E where not given.
+    batch_first : bool, default False
+        Sequences are (B, N, E) rather than (N, B, E).
+    device, dtype : optional
+        Of the parameters.
+    num_kv_heads : int, optional
+        G, which divides H; H where not given. If there are fewer, the projections are separate parameters.
+    score : str, Score, callable or ScoredAttention, optional
+        How queries and keys compare within a head, as :func:`regard.attention` takes it. A score that learns comes as
+        a layer, such as ``GeneralAttention(D)``, whose parameters become those of this module.
+    normalizer : str or Normalizer, default "softmax"
+    rotary : Module, optional
+        ``rotary(x, offset)`` turns queries and keys (B, H, N, D) that stand at positions ``offset`` and on.
+    dropped_weights : bool, default False
+        Return the weights after dropout, as torch does in training.
+    engine : str, default "auto"
+        As :func:`regard.attention` takes it.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If an argument is wrong, in one sentence.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.nn import MultiheadAttention
+    >>> layer = MultiheadAttention(16, 4, num_kv_heads=2, batch_first=True)
+    >>> x, padding = torch.randn(3, 5, 16), torch.arange(5) >= torch.tensor([[5], [2], [0]])
+    >>> output, weights = layer(x, x, x, key_padding_mask=padding, is_causal=True)
+    >>> output.shape, weights.shape, weights.sum(-1)[:, -1]
+    (torch.Size([3, 5, 16]), torch.Size([3, 5, 5]), tensor([1., 1., 0.], grad_fn=<SelectBackward0>))
+    """
+
+    in_proj_weight: Tensor | None
+    q_proj_weight: Tensor | None
+    k_proj_weight: Tensor | None
+    v_proj_weight: Tensor | None
+    in_proj_bias: Tensor | None
+    bias_k: Tensor | None
+    bias_v: Tensor | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        num_kv_heads: int | None = None,
+        score: Any = None,
+        normalizer: Any = "softmax",
+        rotary: nn.Module | None = None,
+        dropped_weights: bool = False,
+        engine: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.embed_dim, self.num_heads = size(self, "embed_dim", embed_dim), size(self, "num_heads", num_heads)
+        self.kdim = embed_dim if kdim is None else size(self, "kdim", kdim)
+        self.vdim = embed_dim if vdim is None else size(self, "vdim", vdim)
+        self.num_kv_heads = num_heads if num_kv_heads is None else size(self, "num_kv_heads", num_kv_heads)
+        if embed_dim % num_heads:
+            raise rejected("MultiheadAttention", "num_heads", f"divide embed_dim {embed_dim}", num_heads)
+        if num_heads % self.num_kv_heads:
+            raise rejected("MultiheadAttention", "num_kv_heads", f"divide num_heads {num_heads}", num_kv_heads)
+        self.dropout = probability(self, "dropout", dropout)
+        self.batch_first, self.add_zero_attn, self.head_dim = batch_first, add_zero_attn, embed_dim // num_heads
+        self.score, self.normalizer, self.rotary = score, normalizer, rotary
+        self.dropped_weights, self.engine = dropped_weights, engine
+        self._build(bias, add_bias_kv, {"device": device, "dtype": dtype})
+        stay_in_charge(self)
+
+    def _build(self, bias: bool, add_bias_kv: bool, where: dict[str, Any]) -> None:
+        """Make the parameters, by torch's names and in its order, and draw them in its order."""
+        E, width = self.embed_dim, self.num_kv_heads * self.head_dim
+        self._qkv_same_embed_dim = self.kdim == self.vdim == width == E
+        packed, separate = ("in_proj_weight",), ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+        shapes = dict(zip(packed + separate, [(3 * E, E), (E, E), (width, self.kdim), (width, self.vdim)]))
+        for name in packed + separate if self._qkv_same_embed_dim else separate + packed:
+            used = self._qkv_same_embed_dim == (name in packed)
+            self.register_parameter(name, parameter(*shapes[name], **where) if used else None)
+        self.register_parameter("in_proj_bias", parameter(E + 2 * width, **where) if bias else None)
+        self.out_proj = NonDynamicallyQuantizableLinear(E, E, bias=bias, **where)
+        for name in ("bias_k", "bias_v"):
+            self.register_parameter(name, parameter(1, 1, width, **where) if add_bias_kv else None)
+        self._reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, as torch's module does when it is made."""
+        self.out_proj.reset_parameters()
+        self._reset_parameters()
+        if isinstance(self.score, ScoredAttention):
+            self.score.reset_parameters()
+
+    def _reset_parameters(self) -> None:
+        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
+        for row in (self.bias_k, self.bias_v):
+            if row is not None:
+                nn.init.xavier_normal_(row)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Any = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        cache: KVCache | None = None,
+        return_aux: AuxRequest | None = None,
+    ) -> tuple[Tensor, Any]:
+        """Return the output and the weights.
+
+        Parameters
+        ----------
+        query : Tensor (L, B, E), or (B, L, E) if ``batch_first``, or (L, E)
+        key, value : Tensor (S, B, Ek) and (S, B, Ev), likewise
+        key_padding_mask : Tensor (B, S), or (S,) where there is no batch, optional
+            Bool, **True hides** the key, whatever it holds (in self-attention what is not finite there counts as 0 in
+            the query, too); or float, added to the scores.
+        need_weights : bool, default True
+            Whether to return weights; that needs memory for them.
+        attn_mask : Tensor (L, S) or (B·H, L, S), or Mask, optional
+            Bool, **True hides** the pair; or float, added. A :mod:`regard.masks` mask shows what it shows anywhere.
+        average_attn_weights : bool, default True
+            Return the mean of the weights over heads.
+        is_causal : bool, default False
+            Also hide keys after the query; both are counted from the start, queries after the steps in the cache.
+        cache : KVCache, optional
+            Holds the keys and values of earlier steps. These come first, and masks speak of all S.
+        return_aux : AuxRequest, optional
+            What to tell instead of the weights, head by head.
+
+        Returns
+        -------
+        output : Tensor, as the query
+        weights : Tensor (B, L, S), or (B, H, L, S) if not averaged, or None
+            Without B where there is no batch; S counts appended keys. With ``return_aux``, an :class:`~regard.Aux`.
+        """
+        if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
+            given = need_weights, attn_mask, average_attn_weights, is_causal
+            return self._of_nested(query, key, value, key_padding_mask, *given)
+        batched = self._check(query, key, value)
+        if key_padding_mask is not None and not batched and key_padding_mask.dim() == 1:
+            key_padding_mask = key_padding_mask.unsqueeze(0)
+        (B, L), S = self._sizes(query), self._sizes(key)[1]
+        start = 0 if cache is None else len(cache)
+        extent, appended = Extent(B, self.num_heads, L, start + S), self.add_zero_attn + (self.bias_k is not None)
+        _torch_masks.check(self, key_padding_mask, attn_mask, extent, appended)
+        mask = _torch_masks.combined(key_padding_mask, attn_mask, is_causal, extent, start, appended, query.device)
+        q, k, v = self._projected(query, key, value, key_padding_mask, attn_mask, extent)
+        if self.rotary is not None:
+            q, k = self.rotary(q, start), self.rotary(k, start)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
+        output, told = self._attend(q, k, v, mask, need_weights, return_aux)
+        output = self.out_proj(output.transpose(1, 2).flatten(2))
+        if isinstance(told, Tensor):
+            told = (told.mean(1) if average_attn_weights else told).to(output.dtype)
+        if not batched:
+            return output.squeeze(0), told.squeeze(0) if isinstance(told, Tensor) else _unbatched(told)
+        return output if self.batch_first else output.transpose(0, 1), told
+
+    def _projected(
+        self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, attn_mask: Any, extent: Extent
+    ) -> tuple[Tensor, ...]:
+        """Return queries (B, H, L, D), keys and values (B, G, S, D), of inputs in which nothing hidden is left."""
+        packed, beside = query is key and key is value, query is key
+        new = slice(extent.S - self._sizes(key)[1], None)  # what came before is in a cache
+        query, key, value = (self._batch_first(x) for x in (query, key, value))
+        if padding is not None and beside:
+            query = _torch_masks.without_garbage(query, padding[:, new])
+        if packed:
+            key = value = query
+        else:
+            unseen = _torch_masks.unseen(padding, attn_mask, extent)
+            if unseen is not None:
+                gone = unseen[:, new].unsqueeze(-1)
+                key, value = torch.where(gone, 0.0, key), torch.where(gone, 0.0, value)
+        width = self.num_kv_heads * self.head_dim
+        sizes, bias = [self.embed_dim, width, width], self.in_proj_bias
+        if packed and self.in_proj_weight is not None:
+            ends = list(F.linear(query, self.in_proj_weight, bias).split(sizes, -1))
+        else:
+            separate = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+            weights: Any = separate if self.in_proj_weight is None else self.in_proj_weight.split(sizes)
+            biases = [None] * 3 if bias is None else bias.split(sizes)
+            ends = [F.linear(x, weight, b) for x, weight, b in zip((query, key, value), weights, biases)]
+        return tuple([x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in ends])
+
+    def _extended(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """Return keys or values (B, G, S, D) with the learned one and the zeros after them, where there are such."""
+        B, G, _, D = rows.shape
+        after = [] if bias is None else [bias.view(1, G, 1, D).expand(B, -1, -1, -1).to(rows.dtype)]
+        after += [rows.new_zeros(B, G, 1, D)] if self.add_zero_attn else []
+        return torch.cat([rows, *after], 2) if after else rows
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, need_weights: bool, request: AuxRequest | None
+    ) -> tuple[Tensor, Tensor | Aux | None]:
+        """Return the heads' outputs (B, H, L, D), and weights (B, H, L, S) or what else is asked for."""
+        dropout_p = self.dropout if self.training else 0.0
+        score = self.score.score() if isinstance(self.score, ScoredAttention) else self.score
+        parts: dict[str, Any] = {"score": score, "normalizer": self.normalizer, "engine": self.engine}
+        if request is not None:
+            return attention(q, k, v, mask, dropout_p, enable_gqa=True, return_aux=request, **parts)
+        if not need_weights:
+            return attention(q, k, v, mask, dropout_p, enable_gqa=True, **parts), None
+        if dropout_p and self.dropped_weights:  # they are what is read from an identity matrix beside the values
+            eye = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*v.shape[:2], -1, -1)
+            both = attention(q, k, torch.cat([v, eye], -1), mask, dropout_p, enable_gqa=True, **parts)
+            return both[..., : self.head_dim], both[..., self.head_dim :]
+        asked = AuxRequest(weights=True)
+        output, aux = attention(q, k, v, mask, dropout_p, enable_gqa=True, return_aux=asked, **parts)
+        return output, aux.weights
+
+    def _of_nested(
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, *given: Any
+    ) -> tuple[Tensor, Any]:
+        """Return the answer for nested tensors, which torch's encoder makes of padded ones."""
+        if key_padding_mask is not None or not (query.is_nested and key.is_nested and value.is_nested):
+            expected = "be nested all three, and without a key_padding_mask, or none"
+            raise rejected(type(self).__name__, "query, key and value", expected, "a mixture")
+        if not self.batch_first:
+            raise rejected(type(self).__name__, "query", "be dense where batch_first is False", "a nested tensor")
+        dense = {id(x): torch.nested.to_padded_tensor(x, 0.0) for x in (query, key, value)}
+        lengths = torch.tensor([len(x) for x in key.unbind()], device=key.device)
+        padding = torch.arange(dense[id(key)].shape[1], device=key.device) >= lengths.unsqueeze(1)
+        ends = [dense[id(x)] for x in (query, key, value)]
+        output, told = self.forward(ends[0], ends[1], ends[2], padding, *given)
+        rows = [row[: len(x)] for row, x in zip(output, query.unbind())]
+        return torch.nested.as_nested_tensor(rows), told
+
+    def _check(self, query: Any, key: Any, value: Any) -> bool:
+        """Return whether inputs have a batch dimension; raise for those that are wrong."""
+        widths = {"query": self.embed_dim, "key": self.kdim, "value": self.vdim}
+        dims = query.dim() if isinstance(query, Tensor) and query.dim() in (2, 3) else 3
+        for (name, width), x in zip(widths.items(), (query, key, value)):
+            wanted = f"(N, {width})" if dims == 2 else f"(B, N, {width})" if self.batch_first else f"(N, B, {width})"
+            if not isinstance(x, Tensor) or not x.is_floating_point():
+                raise rejected(type(self).__name__, name, f"be a float tensor {wanted}", described(x), TypeError)
+            if x.dim() != dims or x.shape[-1] != width or self._sizes(x)[0] != self._sizes(query)[0]:
+                beside = "" if name == "query" else f" (query {shape(query)})"
+                raise rejected(type(self).__name__, name, f"have shape {wanted}", f"{shape(x)}{beside}")
+        if self._sizes(key) != self._sizes(value):
+            raise rejected(type(self).__name__, "value", f"be as long as key {shape(key)}", shape(value))
+        return dims == 3
+
+    def _sizes(self, x: Tensor) -> tuple[int, int]:
+        """Return the batch size and the length of an input."""
+        if x.dim() == 2:
+            return 1, x.shape[0]
+        return (x.shape[0], x.shape[1]) if self.batch_first else (x.shape[1], x.shape[0])
+
+    def _batch_first(self, x: Tensor) -> Tensor:
+        """Return an input as (B, N, E)."""
+        return x.unsqueeze(0) if x.dim() == 2 else x if self.batch_first else x.transpose(0, 1)
+
+    def extra_repr(self) -> str:
+        """Return what the layer prints: sizes first, then what is not the default."""
+        told = [f"embed_dim={self.embed_dim}", f"num_heads={self.num_heads}"]
+        told += [f"num_kv_heads={self.num_kv_heads}"] if self.num_kv_heads != self.num_heads else []
+        usual: dict[str, Any] = {"dropout": 0.0, "kdim": self.embed_dim, "vdim": self.embed_dim, "batch_first": False}
+        usual |= {"add_zero_attn": False, "score": None, "normalizer": "softmax", "dropped_weights": False}
+        usual |= {"engine": "auto"}
+        for name, default in usual.items():
+            value = getattr(self, name)
+            told += [f"{name}={value!r}"] if value != default and not isinstance(value, nn.Module) else []
+        return ", ".join(told)
+
+
+def stay_in_charge(module: MultiheadAttention) -> None:
+    """Keep torch's encoder layers from computing a module's attention without calling it, as they do in evaluation.
+
+    They do not where a module inside has a hook; this one does nothing else.
+    """
+    module.register_forward_pre_hook(_no_change)
+
+
+def _no_change(module: nn.Module, args: Any) -> None:  # noqa: ARG001
+    return None
+
+
+def _unbatched(aux: Aux | None) -> Aux | None:
+    """Return the fields of a batch of one without the dimension for it."""
+    found: dict[str, Any] = {}
+    for name in FIELDS if aux is not None else ():
+        field = getattr(aux, name)
+        if isinstance(field, Tensor):
+            found[name] = field.squeeze(0)
+        elif isinstance(field, TopK):
+            found[name] = TopK(field.weights.squeeze(0), field.indices.squeeze(0))
+    return None if aux is None else replace(aux, **found)

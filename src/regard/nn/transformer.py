@@ -1,0 +1,384 @@
+"""Transformers: torch's encoder and decoder layers, stacks and model, with our multi-head attention inside."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard._catalogue import mechanism
+from regard._errors import described, rejected
+from regard.nn._base import probability, size
+from regard.nn._torch_masks import is_causal_matrix, without_garbage
+from regard.nn.cache import KVCache
+from regard.nn.multihead import MultiheadAttention
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+
+
+class _Layer(nn.Module, ABC):
+    """What the layers of encoder and decoder share: attentions, a feed-forward network, norms, residual sums."""
+
+    #: The attentions by torch's names; the first is that of the sequence to itself.
+    attentions: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Callable[[Tensor], Tensor] = F.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        num_kv_heads: int | None = None,
+        score: Any = None,
+        normalizer: Any = "softmax",
+        rotary: nn.Module | None = None,
+        engine: str = "auto",
+    ) -> None:
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        parts: dict[str, Any] = {"num_kv_heads": num_kv_heads, "normalizer": normalizer, "engine": engine}
+        width, hidden = size(self, "d_model", d_model), size(self, "dim_feedforward", dim_feedforward)
+        dropout = probability(self, "dropout", dropout)
+        self.batch_first, self.norm_first = batch_first, norm_first
+        # In torch's order, in which optimizers count parameters and generators draw them.
+        for i, name in enumerate(self.attentions):
+            parts |= {"rotary": None if i else rotary, "score": copy.deepcopy(score) if i else score}
+            made = MultiheadAttention(width, nhead, dropout, bias, batch_first=batch_first, **where, **parts)
+            self.add_module(name, made)
+        self.linear1 = nn.Linear(width, hidden, bias=bias, **where)
+        self.dropout = nn.Dropout(dropout)
+        self.linear2 = nn.Linear(hidden, width, bias=bias, **where)
+        steps = range(1, len(self.attentions) + 2)
+        for i in steps:
+            self.add_module(f"norm{i}", nn.LayerNorm(width, eps=layer_norm_eps, bias=bias, **where))
+        for i in steps:
+            self.add_module(f"dropout{i}", nn.Dropout(dropout))
+        if not callable(activation) and activation not in _ACTIVATIONS:
+            raise rejected(type(self).__name__, "activation", "be 'relu', 'gelu' or a function", described(activation))
+        self.activation = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
+        _reset(self.children())
+
+    def extra_repr(self) -> str:
+        """Return where the norms are."""
+        return "norm_first=True" if self.norm_first else ""
+
+    def _step(self, x: Tensor, number: int, block: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the sum of x and what a block makes of it, normalized before or after."""
+        norm, dropout = getattr(self, f"norm{number}"), getattr(self, f"dropout{number}")
+        return x + dropout(block(norm(x))) if self.norm_first else norm(x + dropout(block(x)))
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        return self.linear2(self.dropout(self.activation(self.linear1(x))))
+
+    def _clean(self, x: Tensor, padding: Any) -> Tensor:
+        """Return the sequences with 0 for what is not finite in padding, which residual sums would carry on."""
+        turned = x.dim() == 3 and not self.batch_first
+        rows = x.transpose(0, 1) if turned else x
+        before = (
+            padding.shape[-1] - rows.shape[-2] if isinstance(padding, Tensor) and padding.dim() else -1
+        )  # in a cache
+        if before < 0 or padding.shape[:-1] != rows.shape[:-2]:
+            return x  # no padding, or an error that attention will raise
+        rows = without_garbage(rows, padding[..., before:]) if before >= 0 else rows
+        return rows.transpose(0, 1) if turned else rows
+
+
+@mechanism(
+    formula="x ← N(x + MHA(x, x, x)); x ← N(x + W₂ φ(W₁ x))",
+    sources=("vaswani2017",),
+    learned="those of MHA, W₁ (F, E), W₂ (E, F), biases, two layer norms N",
+    cost="O(L·E² + L²·E + L·E·F)",
+)
+class TransformerEncoderLayer(_Layer):
+    """Self-attention and a feed-forward network, each added to its input; ``torch.nn.TransformerEncoderLayer``.
+
+    ``x ← N(x + MHA(x, x, x))``, then ``x ← N(x + W₂ φ(W₁ x))`` with layer norms N (Vaswani 2017, arXiv 1706.03762);
+    with ``norm_first``, ``x ← x + MHA(N(x))`` and ``x ← x + W₂ φ(W₁ N(x))``. Loads torch's ``state_dict`` and agrees
+    with torch to rounding. What is not finite in padding counts as 0, so that it reaches neither sums nor gradients.
+
+    Parameters
+    ----------
+    d_model, nhead : int
+        Width E, and number of heads H.
+    dim_feedforward : int, default 2048
+        Width F of the hidden layer.
+    dropout : float, default 0.1
+        Of weights, of hidden features, and of what is added, in training.
+    activation : "relu", "gelu" or callable, default relu
+        φ.
+    layer_norm_eps : float, default 1e-5
+    batch_first : bool, default False
+        Sequences are (B, N, E) rather than (N, B, E).
+    norm_first : bool, default False
+    bias : bool, default True
+        Of projections and norms.
+    device, dtype : optional
+        Of the parameters.
+    num_kv_heads, score, normalizer, rotary, engine
+        As :class:`~regard.nn.MultiheadAttention` has them.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If an argument is wrong, in one sentence.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.nn import TransformerEncoderLayer
+    >>> layer = TransformerEncoderLayer(16, 4, 32, batch_first=True, num_kv_heads=1, normalizer="sparsemax")
+    >>> layer(torch.randn(3, 5, 16), is_causal=True).shape
+    torch.Size([3, 5, 16])
+    """
+
+    attentions = ("self_attn",)
+    self_attn: MultiheadAttention
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Any = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+        *,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """Return sequences of the shape of ``src``, (N, B, E), (B, N, E) if ``batch_first``, or (N, E).
+
+        Masks, ``is_causal`` and ``cache`` are those of :class:`~regard.nn.MultiheadAttention`: True hides.
+        """
+        masks: dict[str, Any] = {"key_padding_mask": src_key_padding_mask, "attn_mask": src_mask}
+        masks |= {"is_causal": is_causal, "cache": cache}
+        x = self._clean(src, src_key_padding_mask)
+        x = self._step(x, 1, lambda y: self.self_attn(y, y, y, need_weights=False, **masks)[0])
+        return self._step(x, 2, self._feed_forward)
+
+
+@mechanism(
+    formula="x ← N(x + MHA(x, x, x)); x ← N(x + MHA(x, M, M)); x ← N(x + W₂ φ(W₁ x))",
+    sources=("vaswani2017",),
+    learned="those of two MHA, W₁ (F, E), W₂ (E, F), biases, three layer norms N",
+    cost="O((L + S)·E² + (L² + L·S)·E + L·E·F)",
+)
+class TransformerDecoderLayer(_Layer):
+    """Self-attention, attention to a memory M, and a feed-forward network; ``torch.nn.TransformerDecoderLayer``.
+
+    ``x ← N(x + MHA(x, x, x))``, ``x ← N(x + MHA(x, M, M))``, ``x ← N(x + W₂ φ(W₁ x))`` with layer norms N (Vaswani
+    2017, arXiv 1706.03762), or norms within the sums with ``norm_first``. Loads torch's ``state_dict`` and agrees
+    with torch to rounding.
+
+    Parameters
+    ----------
+    d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device, dtype
+        As :class:`TransformerEncoderLayer` has them.
+    num_kv_heads, score, normalizer, engine
+        As :class:`~regard.nn.MultiheadAttention` has them, for both attentions; a score that learns is copied.
+    rotary : Module, optional
+        For the self-attention.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If an argument is wrong, in one sentence.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.nn import TransformerDecoderLayer
+    >>> layer = TransformerDecoderLayer(16, 4, 32, batch_first=True)
+    >>> layer(torch.randn(3, 5, 16), torch.randn(3, 7, 16), tgt_is_causal=True).shape
+    torch.Size([3, 5, 16])
+    """
+
+    attentions = ("self_attn", "multihead_attn")
+    self_attn: MultiheadAttention
+    multihead_attn: MultiheadAttention
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Any = None,
+        memory_mask: Any = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+        *,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """Return sequences of the shape of ``tgt``, (N, B, E), (B, N, E) if ``batch_first``, or (N, E).
+
+        Masks, ``is_causal`` and ``cache``, which is for the self-attention, are those of
+        :class:`~regard.nn.MultiheadAttention`: True hides.
+        """
+        own: dict[str, Any] = {"key_padding_mask": tgt_key_padding_mask, "attn_mask": tgt_mask}
+        own |= {"is_causal": tgt_is_causal, "cache": cache}
+        other: dict[str, Any] = {"key_padding_mask": memory_key_padding_mask, "attn_mask": memory_mask}
+        other |= {"is_causal": memory_is_causal}
+        x = self._clean(tgt, tgt_key_padding_mask)
+        x = self._step(x, 1, lambda y: self.self_attn(y, y, y, need_weights=False, **own)[0])
+        x = self._step(x, 2, lambda y: self.multihead_attn(y, memory, memory, need_weights=False, **other)[0])
+        return self._step(x, 3, self._feed_forward)
+
+
+class _Stack(nn.Module, ABC):
+    """Copies of a layer, one after the other, and a norm after the last."""
+
+    def __init__(self, layer: nn.Module, num_layers: int, norm: nn.Module | None) -> None:
+        super().__init__()
+        self.num_layers = size(self, "num_layers", num_layers)
+        self.layers = nn.ModuleList([copy.deepcopy(layer) for _ in range(num_layers)])
+        self.norm = norm
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, those of each layer by themselves."""
+        _reset(module for module in (*self.layers, self.norm) if module is not None)
+
+    def _through(self, x: Tensor, *rest: Tensor, cache: Sequence[KVCache] | None, **masks: Any) -> Tensor:
+        """Return what the layers and the norm make of sequences."""
+        if cache is not None and len(cache) != self.num_layers:
+            expected = f"hold one KVCache for each of {self.num_layers} layers"
+            raise rejected(type(self).__name__, "cache", expected, len(cache))
+        for i, layer in enumerate(self.layers):
+            x = layer(x, *rest, **masks, **({} if cache is None else {"cache": cache[i]}))
+        return x if self.norm is None else self.norm(x)
+
+
+@mechanism(
+    formula="x ← layer_i(x) for i = 1 … N; x ← norm(x)",
+    sources=("vaswani2017",),
+    learned="those of its layers and norm",
+    cost="O(N·(L·E² + L²·E + L·E·F))",
+)
+class TransformerEncoder(_Stack):
+    """A stack of encoder layers; ``torch.nn.TransformerEncoder`` (Vaswani 2017, arXiv 1706.03762).
+
+    With ``is_causal=True`` it is a decoder-only language model, and ``cache`` lets it go on step by step.
+
+    Parameters
+    ----------
+    encoder_layer : Module
+        A :class:`TransformerEncoderLayer`, or torch's; it is copied, so that all layers begin with equal parameters.
+        ``reset_parameters()`` draws them apart.
+    num_layers : int
+    norm : Module, optional
+        Applied after the last layer.
+    enable_nested_tensor, mask_check : bool
+        Without effect: padding is skipped by masks.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.nn import KVCache, TransformerEncoder, TransformerEncoderLayer
+    >>> model = TransformerEncoder(TransformerEncoderLayer(16, 4, 32, batch_first=True), 2).eval()
+    >>> x, cache = torch.randn(3, 5, 16), [KVCache(), KVCache()]
+    >>> steps = [model(t, is_causal=True, cache=cache) for t in x.split(1, 1)]
+    >>> torch.allclose(torch.cat(steps, 1), model(x, is_causal=True), atol=1e-5)
+    True
+    """
+
+    def __init__(
+        self,
+        encoder_layer: nn.Module,
+        num_layers: int,
+        norm: nn.Module | None = None,
+        enable_nested_tensor: bool = True,
+        mask_check: bool = True,
+    ) -> None:
+        super().__init__(encoder_layer, num_layers, norm)
+        self.enable_nested_tensor, self.mask_check = enable_nested_tensor, mask_check
+
+    def forward(
+        self,
+        src: Tensor,
+        mask: Any = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool | None = None,
+        *,
+        cache: Sequence[KVCache] | None = None,
+    ) -> Tensor:
+        """Return sequences of the shape of ``src``; arguments are those of the layers, a cache for each of them.
+
+        ``is_causal=None`` lets it find out whether ``mask`` is the causal one.
+        """
+        masks = {"src_mask": mask, "src_key_padding_mask": src_key_padding_mask, "is_causal": _causal(mask, is_causal)}
+        return self._through(src, cache=cache, **masks)
+
+
+@mechanism(
+    formula="x ← layer_i(x, M) for i = 1 … N; x ← norm(x)",
+    sources=("vaswani2017",),
+    learned="those of its layers and norm",
+    cost="O(N·((L + S)·E² + (L² + L·S)·E + L·E·F))",
+)
+class TransformerDecoder(_Stack):
+    """A stack of decoder layers; ``torch.nn.TransformerDecoder`` (Vaswani 2017, arXiv 1706.03762).
+
+    Parameters
+    ----------
+    decoder_layer : Module
+        A :class:`TransformerDecoderLayer`, or torch's; it is copied.
+    num_layers : int
+    norm : Module, optional
+        Applied after the last layer.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.nn import TransformerDecoder, TransformerDecoderLayer
+    >>> model = TransformerDecoder(TransformerDecoderLayer(16, 4, 32, batch_first=True), 2)
+    >>> model(torch.randn(3, 5, 16), torch.randn(3, 7, 16), tgt_is_causal=True).shape
+    torch.Size([3, 5, 16])
+    """
+
+    def __init__(self, decoder_layer: nn.Module, num_layers: int, norm: nn.Module | None = None) -> None:
+        super().__init__(decoder_layer, num_layers, norm)
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Any = None,
+        memory_mask: Any = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+        *,
+        cache: Sequence[KVCache] | None = None,
+    ) -> Tensor:
+        """Return sequences of the shape of ``tgt``; arguments are those of the layers, a cache for each of them.
+
+        ``tgt_is_causal=None`` lets it find out whether ``tgt_mask`` is the causal one.
+        """
+        masks: dict[str, Any] = {"tgt_mask": tgt_mask, "tgt_key_padding_mask": tgt_key_padding_mask}
+        masks |= {"memory_mask": memory_mask, "memory_key_padding_mask": memory_key_padding_mask}
+        masks |= {"tgt_is_causal": _causal(tgt_mask, tgt_is_causal), "memory_is_causal": memory_is_causal}
+        return self._through(tgt, memory, cache=cache, **masks)
+
+
+def _causal(mask: Any, is_causal: bool | None) -> bool:
+    """Return whether a stack is causal: as it is told, or else by its mask."""
+    return is_causal_matrix(mask) if is_causal is None else is_causal
+
+
+def _reset(modules: Any) -> None:
+    for module in modules:
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()

@@ -51,8 +51,11 @@ def settings() -> Iterator[Setting]:
         *((1, 8, 8), (1, 64, 64), (1, 1, 512), (1, 256, 256), (1, 1024, 1024), (1, 64, 2048), (1, 4096, 4096)),
         *((128, 12, 12), (32, 50, 50)),
     )
-    for score, mask, (B, L, S), backward in itertools.product(
-        ("dot", "additive", "gaussian", "compact"), ("all", "structure", "bias", "matrix"), sizes, (False, True)
+    several = ((128, 12, 12), (32, 50, 50), (64, 1, 128), (8, 256, 256), (4, 1024, 512))
+    cases = [(mask, size) for mask in ("all", "structure", "bias", "matrix") for size in sizes]
+    cases += [("ragged", size) for size in several]
+    for score, (mask, (B, L, S)), backward in itertools.product(
+        ("dot", "additive", "gaussian", "compact"), cases, (False, True)
     ):
         widths = {
             "dot": ((16, 16), (64, 64), (128, 128), (64, 256)),
@@ -83,6 +86,7 @@ def made(s: Setting) -> tuple[tuple[Any, ...], dict[str, Any]]:
         "structure": masks.causal(align="lower_right") & window,
         "bias": masks.causal(align="lower_right")
         & masks.alibi(torch.rand(s.H, generator=generator), align="lower_right"),
+        "ragged": masks.padding(torch.randint(s.S // 2, s.S + 1, (s.B,), generator=generator)),
         "matrix": masks.dense(torch.rand(s.L, s.S, generator=generator) < 0.5),
     }[s.mask]
     return ends, {"attn_mask": mask, "score": score}

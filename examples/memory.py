@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from regard.nn import NeuralTuringMachine
 
-BITS, LONGEST, STEPS = 3, 4, 400
+BITS, LONGEST, STEPS = 3, 4, 500
 
 
 def copying(length: int, batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -30,7 +30,9 @@ def trained() -> NeuralTuringMachine:
     """Return a machine that copies."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
-    machine = NeuralTuringMachine(BITS + 1, BITS, hidden_size=32, memory_rows=8, memory_width=8)
+    machine = NeuralTuringMachine(
+        BITS + 1, BITS, hidden_size=32, memory_rows=8, memory_width=12, controller="feedforward"
+    )
     optimizer = torch.optim.Adam(machine.parameters(), 1e-2)
     for step in range(STEPS):
         length = step % LONGEST + 1
@@ -48,6 +50,7 @@ def draw() -> Figure:
     inputs, _ = copying(LONGEST, 1, torch.Generator().manual_seed(5))
     with torch.no_grad():
         said, _, (reads, writes) = machine(inputs, return_maps=True)
+    said[:, : LONGEST + 1] = -torch.inf  # before the silence nobody listens
     figure, axes = plt.subplots(2, 2, figsize=(9, 4.6), constrained_layout=True)
     shown = (
         ("shown", inputs[0].mT, "bit, end"),

@@ -16,8 +16,8 @@ from regard.engines import care
 from regard.scores.distance import Radial
 from regard.scores.dot_like import DotLike
 
-#: What costs time: the call, each visible pair, its features, its values, and each number of the inputs.
-TERMS = ("call", "pairs", "pairs·features", "pairs·values", "numbers")
+#: What costs time: the call, each sequence, each visible pair, its features, its values, each number of the inputs.
+TERMS = ("call", "sequences", "pairs", "pairs·features", "pairs·values", "numbers")
 
 #: Pairs times features and values up to which looking at the mask would cost more than it could tell.
 SMALL = 1 << 17
@@ -42,8 +42,10 @@ def lane(problem: Problem) -> str:
         kind = "all"
     elif isinstance(mask, masks.Dense):
         kind = "matrix"
-    else:
-        kind = "bias" if mask.has_bias else "structure"
+    elif mask.has_bias:
+        kind = "bias"
+    else:  # a mask that differs from sequence to sequence, as padding does, may have to be applied to one at a time
+        kind = "ragged" if mask.sizes()[0] not in (None, 1) else "structure"
     return f"{family(problem)}/{kind}/{'backward' if care.wants_grad(problem) else 'forward'}"
 
 
@@ -57,7 +59,7 @@ def terms(problem: Problem) -> tuple[float, ...]:
     if pairs * (C + V) > SMALL:
         pairs *= problem.visible_share
     numbers = e.B * (e.H * e.L * (C + V) + problem.key.shape[1] * e.S * (C + V))
-    return 1.0, pairs, pairs * C, pairs * V, float(numbers)
+    return 1.0, float(e.B), pairs, pairs * C, pairs * V, float(numbers)
 
 
 @cache

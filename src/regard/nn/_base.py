@@ -54,7 +54,12 @@ def joined(layer: object, valid_lens: Any, attn_mask: Any) -> Mask | None:
     """
     mask: Mask | None = None
     if valid_lens is not None:
-        if not isinstance(valid_lens, Tensor) or valid_lens.is_floating_point() or valid_lens.dim() not in (1, 2):
+        whole = isinstance(valid_lens, Tensor) and valid_lens.dtype not in (
+            torch.bool,
+            torch.complex64,
+            torch.complex128,
+        )
+        if not whole or valid_lens.is_floating_point() or valid_lens.dim() not in (1, 2):
             expected = "be an integer tensor (B,) or (B, L)"
             raise rejected(type(layer).__name__, "valid_lens", expected, described(valid_lens), TypeError)
         mask = masks.padding(valid_lens)

@@ -13,7 +13,7 @@ from regard._attention import attention
 from regard._aux import Aux, AuxRequest
 from regard._catalogue import mechanism
 from regard._errors import described, rejected, shape
-from regard.nn._base import parameter, probability, rows, size
+from regard.nn._base import cleared, parameter, probability, rows, size
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -36,14 +36,6 @@ def counts(layer: object, argument: str, value: Any, sets: int) -> Tensor | None
     if tuple(value.shape) != (sets,):
         raise rejected(type(layer).__name__, argument, expected, shape(value))
     return value
-
-
-def cleared(tensor: Tensor, lengths: Tensor | None) -> Tensor:
-    """Return sets (B, N, E) with zeros behind each one's elements, whatever stood there; its gradient is zero there."""
-    if lengths is None:
-        return tensor
-    real = torch.arange(tensor.shape[1], device=tensor.device) < lengths.to(tensor.device).unsqueeze(1)
-    return torch.where(real.unsqueeze(2), tensor, 0.0)
 
 
 @mechanism(

@@ -1,7 +1,8 @@
 """CBAM looks at channels, then at places.
 
 A small convolutional network learns which of scikit-learn's two photographs a patch comes from; its attention module
-(Woo et al. 2018) weighs channels and places. Beside each whole photograph, the map of places.
+(Woo et al. 2018) weighs channels and places, and each place that it looks at has a small price. Beside each whole
+photograph, the map of places and the weights of channels.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 from regard.nn import CBAM
 
-SIDE, CHANNELS, STEPS = 48, 16, 120
+SIDE, CHANNELS, STEPS, PRICE = 48, 16, 150, 0.1
 
 
 class Classifier(nn.Module):
@@ -32,9 +33,10 @@ class Classifier(nn.Module):
         self.cbam = CBAM(CHANNELS, reduction=4)
         self.output = nn.Linear(CHANNELS, 2)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits (B, 2) of images (B, 3, H, W)."""
-        return self.output(self.cbam(self.features(images)).mean((2, 3)))
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits (B, 2) of images (B, 3, H, W), weights of channels (B, C, 1, 1) and places (B, 1, h, w)."""
+        seen, (channels, places) = self.cbam(self.features(images), return_map=True)
+        return self.output(seen.mean((2, 3))), channels, places
 
 
 def photographs() -> Tensor:
@@ -55,7 +57,8 @@ def trained(images: Tensor) -> Classifier:
         tops, lefts = torch.randint(height - SIDE, (32,)).tolist(), torch.randint(width - SIDE, (32,)).tolist()
         patches = [images[b, :, y : y + SIDE, x : x + SIDE] for b, y, x in zip(labels.tolist(), tops, lefts)]
         optimizer.zero_grad()
-        F.cross_entropy(model(torch.stack(patches)), labels).backward()
+        logits, _, places = model(torch.stack(patches))
+        (F.cross_entropy(logits, labels) + PRICE * places.mean()).backward()
         optimizer.step()
     return model.eval()
 
@@ -66,7 +69,7 @@ def draw() -> Figure:
     images = photographs()
     with torch.enable_grad():
         model = trained(images)
-    _, (channels, places) = model.cbam(model.features(images), return_map=True)
+    _, channels, places = model(images)
     figure, axes = plt.subplots(2, 3, figsize=(12, 5.6), constrained_layout=True)
     for b, row in enumerate(axes):
         shown = images[b].permute(1, 2, 0)

@@ -15,6 +15,7 @@ from regard.nn.encoder_decoder import Transformer
 from regard.nn.fast_weights import FastWeights, fast_weights
 from regard.nn.hard import HardAttention
 from regard.nn.intra import IntraAttention, IntraState
+from regard.nn.kernel import KernelAttention
 from regard.nn.linear import LinearAttention, linear_attention
 from regard.nn.local import LocalAttention
 from regard.nn.masked import masked_softmax
@@ -67,6 +68,7 @@ __all__ = [
     "IntraAttention",
     "IntraState",
     "KVCache",
+    "KernelAttention",
     "LearnedPositions",
     "LinearAttention",
     "LinearState",

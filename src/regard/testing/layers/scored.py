@@ -42,6 +42,11 @@ def _self(layer: Any, x: Array, lengths: Array) -> Array:
     return softmax(scores, first(lengths, x.shape[1], x.shape[1])) @ x
 
 
+def _squares(layer: Any, query: Array, key: Array) -> Array:
+    apart = (query[:, :, None] - key[:, None]) / np.exp(array(layer.log_width))
+    return (apart**2).sum(-1)
+
+
 def _cosine(layer: Any, query: Array, key: Array) -> Array:
     norms = np.linalg.norm(query, axis=-1)[..., None] * np.linalg.norm(key, axis=-1)[:, None]
     return array(layer.beta) * _dots(query, key) / norms
@@ -90,5 +95,20 @@ sample(
     _call(4, 6, 3),
     _read(lambda layer, q, k: np.einsum("ble,se->bls", q, array(layer.weight)[: k.shape[1]])),
     padded,
+)
+sample(
+    "KernelAttention",
+    lambda **where: nn.KernelAttention(width=1.5, num_features=6, **where),
+    _call(6, 6, 3),
+    _read(lambda layer, q, k: -0.5 * _squares(layer, q, k)),
+    padded,
+)
+sample(
+    "KernelAttention",
+    lambda **where: nn.KernelAttention("epanechikov", 5.0, learn_width=False, **where),
+    _call(6, 6, 3),
+    _read(lambda layer, q, k: np.log(np.maximum(1 - _squares(layer, q, k), 1e-300))),
+    padded,
+    variant="epanechikov",
 )
 sample("CosineAttention", lambda **where: nn.CosineAttention(3.0, **where), _call(6, 6, 3), _read(_cosine), padded)

@@ -1,0 +1,106 @@
+"""Attention by a kernel of the distance: Nadaraya–Watson regression as a layer, its width learned or fixed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard import scores
+from regard._catalogue import mechanism
+from regard._errors import described, rejected, unknown_name
+from regard.nn._base import size
+from regard.nn._scored import ScoredAttention
+
+#: The scores of a distance, by name.
+KERNELS: dict[str, type[scores.Gaussian | scores.Boxcar | scores.Triangular | scores.Epanechikov]] = {
+    "gaussian": scores.Gaussian,
+    "boxcar": scores.Boxcar,
+    "triangular": scores.Triangular,
+    "epanechikov": scores.Epanechikov,
+}
+
+
+@mechanism(
+    formula="Σ_i K((q − k_i) / σ) v_i / Σ_j K((q − k_j) / σ)",
+    sources=("nadaraya1964", "watson1964", "epanechikov1969"),
+    learned="log σ, or one for each feature",
+    cost="O(L·S·(E + V))",
+    reads="gaussian",
+)
+class KernelAttention(ScoredAttention):
+    """Kernel regression, ``Σ_i K((q − k_i) / σ) v_i / Σ_j K((q − k_j) / σ)`` (Nadaraya 1964; Watson 1964).
+
+    Kernels of u = ‖q − k‖ / σ: Gaussian ``exp(−u²/2)``; boxcar 1, triangular ``1 − u`` and Epanechikov ``1 − u²``
+    (1969) where u < 1, else 0. A query that no key reaches gets zeros. The boxcar's width has no gradient.
+
+    Parameters
+    ----------
+    kernel : {"gaussian", "boxcar", "triangular", "epanechikov"}, default "gaussian"
+    width : float, default 1.0
+        σ at first, in the units of queries and keys.
+    num_features : int, optional
+        Learn a width for each of so many features E; one for all where it is not given.
+    learn_width : bool, default True
+        Whether log σ is a parameter; else a buffer.
+    dropout, normalizer, scale, engine
+        As :class:`ScoredAttention` has them.
+    device, dtype : optional
+        Of the width.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.nn import KernelAttention
+    >>> x = torch.linspace(0, 5, 50).view(1, 50, 1)
+    >>> layer = KernelAttention(width=0.3)
+    >>> layer(torch.tensor([[[1.0], [2.0]]]), x, x.sin()).shape, layer.width
+    (torch.Size([1, 2, 1]), tensor([0.3000], grad_fn=<ExpBackward0>))
+    """
+
+    log_width: Tensor
+
+    def __init__(
+        self,
+        kernel: str = "gaussian",
+        width: float = 1.0,
+        num_features: int | None = None,
+        dropout: float = 0.0,
+        *,
+        learn_width: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        **parts: Any,
+    ) -> None:
+        super().__init__(dropout, **parts)
+        if kernel not in KERNELS:
+            raise unknown_name("KernelAttention", "kernel", str(kernel), KERNELS)
+        if isinstance(width, bool) or not isinstance(width, (int, float)):
+            raise rejected("KernelAttention", "width", "be a positive number", described(width), TypeError)
+        if not 0 < width < math.inf:
+            raise rejected("KernelAttention", "width", "be a positive number", width)
+        self.kernel, self.initial = kernel, float(width)
+        count = 1 if num_features is None else size(self, "num_features", num_features)
+        value = torch.empty(count, device=device, dtype=dtype)
+        if learn_width:
+            self.log_width = nn.Parameter(value)
+        else:
+            self.register_buffer("log_width", value)
+        self.reset_parameters()
+
+    @property
+    def width(self) -> Tensor:
+        """Return σ, (1,) or (E,)."""
+        return self.log_width.exp()
+
+    def score(self) -> scores.Score:
+        return KERNELS[self.kernel](self.width)
+
+    def reset_parameters(self) -> None:
+        """Set the width to its first value."""
+        nn.init.constant_(self.log_width, math.log(self.initial))
+
+    def _sizes(self) -> list[str]:
+        return [repr(self.kernel), f"width={self.initial}"]

@@ -187,7 +187,8 @@ class MultiheadAttention(nn.Module):
             Bool, **True hides** the key, whatever it holds (in self-attention what is not finite there counts as 0 in
             the query, too); or float, added to the scores.
         need_weights : bool, default True
-            Whether to return weights; that needs memory for them.
+            Whether to return weights. That needs memory for them; ``engine="auto"`` is then the one that makes them,
+            so that the output may differ by a rounding from that without.
         attn_mask : Tensor (L, S) or (B·H, L, S), or Mask, optional
             Bool, **True hides** the pair; or float, added. A :mod:`regard.masks` mask shows what it shows anywhere.
         average_attn_weights : bool, default True
@@ -279,6 +280,8 @@ class MultiheadAttention(nn.Module):
             eye = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*v.shape[:2], -1, -1)
             both = attention(q, k, torch.cat([v, eye], -1), mask, dropout_p, enable_gqa=True, **parts)
             return both[..., : self.head_dim], both[..., self.head_dim :]
+        if self.engine == "auto":  # weights are materialized anyway: what makes them shall make the output of them
+            parts["engine"] = "reference"
         asked = AuxRequest(weights=True)
         output, aux = attention(q, k, v, mask, dropout_p, enable_gqa=True, return_aux=asked, **parts)
         return output, aux.weights

@@ -79,6 +79,7 @@ def test_cite_takes_parts_layers_classes_and_models() -> None:
     assert "bahdanau2014" in regard.cite(layer)
     assert regard.cite(regard.nn.AdditiveAttention) == regard.cite(layer)
     assert "martins2016" in regard.cite(normalizers.Sparsemax())
+    assert "martins2016" in regard.cite(regard.nn.DotProductAttention(normalizer="sparsemax"))
     model = torch.nn.Sequential(
         layer, torch.nn.Linear(2, 2), regard.nn.DotProductAttention(normalizer=normalizers.Entmax15())
     )
@@ -88,7 +89,8 @@ def test_cite_takes_parts_layers_classes_and_models() -> None:
 
 def test_cite_refuses_what_it_does_not_know() -> None:
     with pytest.raises(
-        ValueError, match=r"cite: thing must be, or contain, a mechanism of regard.catalogue\(\), got Linear."
+        ValueError,
+        match=r"cite: thing must be, or contain, a mechanism of regard.catalogue\(\) that has a source, got Linear",
     ):
         regard.cite(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="got Boxcar"):

@@ -109,6 +109,14 @@ def _parts(thing: object) -> Iterator[object]:
     for each in inside:
         yield each
         yield from (part for part in getattr(each, "__dict__", {}).values() if part is not each)
+        named = (getattr(each, attribute, None) for attribute in ("score", "normalizer"))
+        yield from (_by_name(name) for name in named if isinstance(name, str))
+
+
+def _by_name(name: str) -> object:
+    """Return the part that ``attention`` calls by this name."""
+    wanted = name.replace("_", "")
+    return next((row.defined for row in _TABLE.values() if row.name.lower() == wanted), None)
 
 
 def cite(thing: object) -> str:
@@ -146,5 +154,6 @@ def cite(thing: object) -> str:
         found |= {each.key: each for each in row.references} if row else {}
     if not found:
         name = thing.__name__ if isinstance(thing, type) else type(thing).__name__
-        raise rejected("cite", "thing", "be, or contain, a mechanism of regard.catalogue()", name)
+        expected = "be, or contain, a mechanism of regard.catalogue() that has a source"
+        raise rejected("cite", "thing", expected, name)
     return "\n\n".join(each.bibtex for each in found.values())

@@ -10,6 +10,11 @@ from regard._errors import described, rejected, unknown_name
 from regard._problem import Problem
 from regard._tracing import is_blind, is_traced
 from regard.engines import Cost, Engine, costs
+from regard.normalizers import Softmax
+from regard.scores import ScaledDot
+
+#: The engine that is torch's own attention.
+TORCHS = "sdpa"
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,17 @@ def choose(problem: Problem, engine: object) -> Engine:
     flat = [candidate for candidate in able if not candidate.grows(problem)]
     if len(flat) < 2:
         return (flat or able)[0]  # the reference engine runs everything
+    if engines.TABLE[TORCHS] in flat and _is_torchs(problem):
+        return engines.TABLE[TORCHS]
     times = _seconds(flat, problem)
     return engines.TABLE[min(times, key=times.__getitem__)] if times else flat[0]  # their order, where nothing is known
+
+
+def _is_torchs(problem: Problem) -> bool:
+    """Whether torch's function means the same; such a call is torch's to the bit, and so it is where more is asked."""
+    plain = problem.mask is None and problem.softcap is None and not problem.dropout_p
+    parts = type(problem.score) is ScaledDot and type(problem.normalizer) is Softmax
+    return plain and parts and problem.query.shape[1] == problem.key.shape[1]
 
 
 def _seconds(candidates: list[Engine], problem: Problem) -> dict[str, float]:
@@ -115,6 +129,8 @@ def plan(problem: Problem, engine: object) -> Plan:
             others[other.name] = f"would run, but {chosen.name!r} was asked for"
         elif other.grows(problem) and not chosen.grows(problem):
             others[other.name] = "would not: its workspace grows with L×S"
+        elif chosen.name == TORCHS and _is_torchs(problem):
+            others[other.name] = "would not: the plainest call is torch's own"
         else:
             times = _seconds([chosen, other], problem)
             if len(times) == 2:

@@ -24,8 +24,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Dictionary:
     def narrow(entries: Dictionary, *, seed: int = 0) -> Pronouncer:
         return untrained(entries, seed=seed, embedding=8, encoder=8, decoder=8, features=8)
 
-    def short(model, batches, *, seconds: float, report) -> Progress:
-        return train(model, batches, steps=30, report=report)
+    def short(model, batches, *, seconds: float | None = None, steps: int = 30, report=None) -> Progress:
+        return train(model, batches, steps=steps, report=report)
 
     monkeypatch.setattr(demo, "load_dictionary", lambda: dict(entries))
     monkeypatch.setattr(demo.Pronouncer, "untrained", narrow)
@@ -61,20 +61,22 @@ def test_examples_are_neither_learned_nor_scored(regard, small: Dictionary, tmp_
     monkeypatch.setattr(Pronouncer, "batches", lambda self, e, **o: seen.append(e) or batches(self, e, **o))
     monkeypatch.setattr(Pronouncer, "evaluate", lambda self, e: seen.append(e) or evaluate(self, e))
     regard("demo", "--out", tmp_path)
-    learned, scored = seen
+    warming, learned, scored = seen
+    assert set(warming) <= set(learned)
     assert not set(demo.EXAMPLES) & (set(learned) | set(scored))
     assert not set(learned) & set(scored)
     assert len(learned) + len(scored) + len(demo.EXAMPLES) == len(small)
 
 
 def test_an_interrupt_of_training_still_evaluates_and_saves(regard, small, tmp_path: Path, monkeypatch) -> None:
-    def interrupted(model, batches, *, seconds: float, report) -> Progress:
+    def interrupted(model, batches, *, seconds: float | None = None, steps: int = 30, report=None) -> Progress:
         def stop(progress: Progress) -> None:
-            report(progress)
+            if report is not None:
+                report(progress)
             if progress.steps == 5:
                 raise KeyboardInterrupt
 
-        return train(model, batches, steps=30, report=stop)
+        return train(model, batches, steps=steps, report=stop)
 
     monkeypatch.setattr(demo, "train", interrupted)
     outcome = regard("demo", "--out", tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Sequence
 
 import typer
@@ -32,6 +34,8 @@ def run(names: Sequence[str], *, as_json: bool, markdown: bool) -> None:
 
 
 def _show(rows: Catalogue) -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # formulas have letters that not every terminal knows
     console = Console(highlight=False, markup=False)  # formulas have brackets
     for module, heading in HEADINGS.items():
         some = [row for row in rows.table() if row["module"] == module]

@@ -12,13 +12,16 @@ from torch import Tensor
 
 from regard._errors import rejected
 from regard._part import Part
-from regard.masks.intervals import Span, clamped
+from regard.masks.intervals import Span, clamped, reached
 
 if TYPE_CHECKING:
     from regard.masks.tiling import Tiling
 
 #: What a tile can be. EMPTY tiles are skipped; FULL ones need no predicate.
 EMPTY, MIXED, FULL = 0, 1, 2
+
+#: Queries for which a mask is evaluated at one time.
+ROWS = 512
 
 #: A FlexAttention ``mask_mod``: (b, h, q_idx, kv_idx) -> bool tensor.
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -179,6 +182,19 @@ class Mask(Part, ABC):
         device = self._device()
         span = self.span(extent, device)
         return None if span is None else clamped(span, extent.S, device)
+
+    def seen(self, extent: Extent) -> Tensor:
+        """Return which keys any query of the bound mask sees: bool (B or 1, H or 1, S)."""
+        device = self._device()
+        spans = self.intervals(extent)
+        if spans is not None:
+            return reached(*spans, extent.S)
+        b, h, q_idx, kv_idx = (torch.arange(n, device=device) for n in (extent.B, extent.H, extent.L, extent.S))
+        found = torch.zeros(1, 1, extent.S, dtype=torch.bool, device=device)
+        for rows in q_idx.split(ROWS):
+            visible = self.matrix(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), rows.unsqueeze(1), kv_idx, torch.float32)
+            found = found | (visible.detach() > -torch.inf).any(-2)
+        return found
 
     def is_plain_causal(self, extent: Extent) -> bool:
         """Whether the mask is exactly torch's ``is_causal=True`` at this extent: k ≤ q, no bias, nothing else."""

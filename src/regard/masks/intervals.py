@@ -108,3 +108,11 @@ def run(marks: Tensor) -> Span | None:
     if bool(((stop - start != counts) & (counts > 0)).any()):
         return None
     return start, stop
+
+
+def reached(start: Tensor, stop: Tensor, keys: int) -> Tensor:
+    """Return which keys (b, h, S) lie in the interval of any row, for intervals (b, h, L)."""
+    start, stop = torch.broadcast_tensors(start, stop)
+    one = (start < stop).to(torch.int64)
+    counts = one.new_zeros(*start.shape[:2], keys + 1)
+    return counts.scatter_add(-1, start, one).scatter_add(-1, stop, -one).cumsum(-1)[..., :keys] > 0

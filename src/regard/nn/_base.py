@@ -71,6 +71,26 @@ def joined(layer: object, valid_lens: Any, attn_mask: Any) -> Mask | None:
     return mask
 
 
+def ends(layer: object, query: Any, key: Any, value: Any, valid_lens: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values (B, 1, N, E) of a call of one head; keys are queries, values keys by default.
+
+    In self-attention the padding of the keys is that of the queries, and is cleared in both: nothing may come of what
+    it holds, nor gradients.
+    """
+    query = rows(layer, "query", query)
+    keys = query if key is None else rows(layer, "key", key)
+    values = keys if value is None else rows(layer, "value", value)
+    if isinstance(valid_lens, Tensor):
+        B, L, _ = query.shape
+        if tuple(valid_lens.shape) not in ((B,), (B, L)):
+            raise rejected(type(layer).__name__, "valid_lens", f"have shape ({B},) or ({B}, {L})", shape(valid_lens))
+        if keys is query and L:
+            lengths = valid_lens if valid_lens.dim() == 1 else valid_lens.amax(1)
+            clear = cleared(query, lengths)
+            query, keys, values = clear, clear, clear if values is query else values
+    return query.unsqueeze(1), keys.unsqueeze(1), values.unsqueeze(1)
+
+
 def cleared(sequences: Tensor, lengths: Tensor | None) -> Tensor:
     """Return sequences (B, N, E) with zeros behind each one's length (B,), whatever stood there."""
     if lengths is None:

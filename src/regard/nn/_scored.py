@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard import scores
 from regard._attention import attention
 from regard._aux import FIELDS, Aux, AuxRequest, TopK
-from regard.nn._base import cleared, joined, probability, rows
+from regard.nn._base import ends, joined, probability
 
 
 class ScoredAttention(nn.Module, ABC):
@@ -79,14 +79,11 @@ class ScoredAttention(nn.Module, ABC):
             Only where asked for; its fields have no head dimension: weights (B, L, S), entropy (B, L) and so on.
         """
         mask = joined(self, valid_lens, attn_mask)
-        query = rows(self, "query", query)
-        if key is None:  # the padding of the keys is that of the queries: nothing may come of it, nor gradients
-            key = query = cleared(query, valid_lens if valid_lens is not None and valid_lens.dim() == 1 else None)
-        value = rows(self, "key", key) if value is None else rows(self, "value", value)
+        q, k, v = ends(self, query, key, value, valid_lens)
         answer = attention(
-            query.unsqueeze(1),
-            rows(self, "key", key).unsqueeze(1),
-            value.unsqueeze(1),
+            q,
+            k,
+            v,
             mask,
             self.dropout if self.training else 0.0,
             is_causal,

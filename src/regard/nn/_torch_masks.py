@@ -13,7 +13,7 @@ from torch import Tensor
 from regard import masks
 from regard._errors import described, rejected, shape
 from regard._tracing import is_blind
-from regard.masks import Extent, Mask
+from regard.masks import Extent, Mask, as_mask
 
 
 def combined(
@@ -86,11 +86,14 @@ def hidden(mask: Tensor) -> Tensor:
     return mask if mask.dtype == torch.bool else mask.isneginf()
 
 
-def unseen(padding: Tensor | None, attn_mask: Any, extent: Extent) -> Tensor | None:
-    """Return which keys (B or 1, S) no query of the call may attend to, as far as its tensors say."""
+def unseen(padding: Tensor | None, attn_mask: Any, extent: Extent, device: torch.device) -> Tensor | None:
+    """Return which keys (B or 1, S) no query of the call may attend to."""
     found = None if padding is None else hidden(padding)
-    if not isinstance(attn_mask, Tensor):
+    if attn_mask is None:
         return found
+    if not isinstance(attn_mask, Tensor):
+        seen = as_mask(attn_mask).bind(extent, device).seen(extent)
+        return ~seen.any(1) if found is None else found | ~seen.any(1)
     nowhere = hidden(attn_mask).all(-2)  # (S,) or (B·H, S)
     nowhere = nowhere.unsqueeze(0) if nowhere.dim() == 1 else nowhere.unflatten(0, (extent.B, extent.H)).all(1)
     return nowhere if found is None else found | nowhere

@@ -91,6 +91,14 @@ class KVCache:
         if self._key is not None and self._value is not None:
             self._key, self._value = self.key.index_select(0, index), self.value.index_select(0, index)
 
+    def truncate(self, length: int) -> None:
+        """Forget all steps but the first ``length``."""
+        if not 0 <= length <= self._length:
+            raise rejected("KVCache", "length", f"be in [0, {self._length}]", length)
+        self._length = length
+        if length == 0:
+            self.reset()
+
     def __len__(self) -> int:
         """Return how many steps there are."""
         return self._length

@@ -12,7 +12,7 @@ from regard._attention import attention
 from regard._aux import FIELDS, Aux, AuxRequest
 from regard._catalogue import mechanism
 from regard._errors import described, rejected, shape, unknown_name
-from regard.nn._base import joined, probability, rows, size
+from regard.nn._base import ends, joined, probability, size
 from regard.nn._scored import ScoredAttention, without_heads
 from regard.nn.scored import (
     AdditiveAttention,
@@ -195,10 +195,7 @@ class HardAttention(nn.Module):
         aux : Aux
             Only where asked for; its fields have no head dimension.
         """
-        key = query if key is None else key
-        value = key if value is None else value
-        given = (("query", query), ("key", key), ("value", value))
-        q, k, v = (rows(self, name, tensor).unsqueeze(1) for name, tensor in given)
+        q, k, v = ends(self, query, key, value, valid_lens)
         kept = self.training and self.estimator == "reinforce" and torch.is_grad_enabled()
         answer = attention(
             q,

@@ -14,7 +14,7 @@ from regard._aux import Aux, AuxRequest
 from regard._catalogue import mechanism
 from regard._errors import described, rejected, shape
 from regard.masks import Mask
-from regard.nn._base import joined, parameter, probability, rows, size
+from regard.nn._base import ends, joined, parameter, probability, size
 from regard.nn._scored import without_heads
 from regard.nn.hard import choice, scorer
 from regard.normalizers import Normalizer, Softmax
@@ -191,16 +191,13 @@ class LocalAttention(nn.Module):
         aux : Aux
             Only where asked for; its fields have no head dimension.
         """
-        key = query if key is None else key
-        value = key if value is None else value
-        given = (("query", query), ("key", key), ("value", value))
-        q, k, v = (rows(self, name, tensor).unsqueeze(1) for name, tensor in given)
+        q, k, v = ends(self, query, key, value, valid_lens)
         seen = joined(self, valid_lens, attn_mask)
-        center = self._centers(query, key.shape[1], valid_lens, positions)
+        center = self._centers(q.squeeze(1), k.shape[2], valid_lens, positions)
         mask = self._near(center) if seen is None else self._near(center) & seen
         normalizer: Any = "softmax"
         if self.mode == "predictive" and self.renormalize:
-            mask &= masks.dense(_log_gaussian(center, key.shape[1], self.window / 2).unsqueeze(1))
+            mask &= masks.dense(_log_gaussian(center, k.shape[2], self.window / 2).unsqueeze(1))
         elif self.mode == "predictive":
             normalizer = _Damped(center.unsqueeze(1), self.window / 2)
         answer = attention(
@@ -235,7 +232,8 @@ class LocalAttention(nn.Module):
             return torch.arange(L, device=query.device, dtype=torch.float32).expand(B, L)
         if valid_lens is None:
             return self.predict(query, keys)
-        return self.predict(query, valid_lens if valid_lens.dim() == 2 else valid_lens.unsqueeze(1))
+        lengths = valid_lens.clamp(0, keys)
+        return self.predict(query, lengths if lengths.dim() == 2 else lengths.unsqueeze(1))
 
     def _near(self, center: Tensor) -> Mask:
         """Return the mask that shows keys with |s − p| ≤ D."""

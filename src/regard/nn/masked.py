@@ -48,7 +48,7 @@ def masked_softmax(scores: Tensor, valid_lens: Tensor | None = None) -> Tensor:
         B, L, S = scores.shape
         b, q_idx, kv_idx = (torch.arange(n, device=scores.device) for n in (B, L, S))
         mask = masks.padding(valid_lens).bind(masks.Extent(B, 1, L, S), scores.device)
-        visible = mask.visible(b.view(-1, 1, 1, 1), b[:1].view(-1, 1, 1) * 0, q_idx.unsqueeze(1), kv_idx)
-        assert visible is not None, "lengths always answer"
-        scores = torch.where(visible.squeeze(1), scores, -torch.inf)
+        head = torch.zeros(1, 1, 1, dtype=torch.int64, device=scores.device)
+        added = mask.matrix(b.view(-1, 1, 1, 1), head, q_idx.unsqueeze(1), kv_idx, scores.dtype)
+        scores = torch.where(added.squeeze(1) == 0, scores, -torch.inf)
     return normalizers.Softmax().weights(scores)

@@ -207,6 +207,9 @@ class MultiheadAttention(nn.Module):
             Without B where there is no batch; S counts appended keys. With ``return_aux``, an :class:`~regard.Aux`.
         """
         if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
+            if cache is not None or return_aux is not None:
+                expected = "be dense where there is a cache or return_aux"
+                raise rejected(type(self).__name__, "query", expected, "a nested tensor")
             given = need_weights, attn_mask, average_attn_weights, is_causal
             return self._of_nested(query, key, value, key_padding_mask, *given)
         batched = self._check(query, key, value)
@@ -223,7 +226,12 @@ class MultiheadAttention(nn.Module):
         if cache is not None:
             k, v = cache.append(k, v)
         k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
-        output, told = self._attend(q, k, v, mask, need_weights, return_aux)
+        try:
+            output, told = self._attend(q, k, v, mask, need_weights, return_aux)
+        except BaseException:
+            if cache is not None:  # a call that failed has not been: it may be tried again
+                cache.truncate(start)
+            raise
         output = self.out_proj(output.transpose(1, 2).flatten(2))
         if isinstance(told, Tensor):
             told = (told.mean(1) if average_attn_weights else told).to(output.dtype)
@@ -243,7 +251,7 @@ class MultiheadAttention(nn.Module):
         if packed:
             key = value = query
         else:
-            unseen = _torch_masks.unseen(padding, attn_mask, extent)
+            unseen = _torch_masks.unseen(padding, attn_mask, extent, query.device)
             if unseen is not None:
                 gone = unseen[:, new].unsqueeze(-1)
                 key, value = torch.where(gone, 0.0, key), torch.where(gone, 0.0, value)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard import scores
 from regard._catalogue import mechanism
+from regard._errors import described, rejected
 from regard.nn._base import parameter, size
 from regard.nn._scored import ScoredAttention
 
@@ -274,7 +275,7 @@ class LocationAttention(ScoredAttention):
 @mechanism(
     formula="softmax(β cos(q, k)) V",
     sources=("graves2014",),
-    learned="β",
+    learned="log β",
     cost="O(L·S·(E + V))",
     reads="cosine",
 )
@@ -286,9 +287,9 @@ class CosineAttention(ScoredAttention):
     Parameters
     ----------
     beta : float, default 1.0
-        The sharpness at first.
+        The sharpness at first, positive.
     learn_beta : bool, default True
-        Whether it is a parameter; else a buffer.
+        Whether log β is a parameter; else a buffer.
     dropout, normalizer, scale, engine
         As :class:`ScoredAttention` has them.
     device, dtype : optional
@@ -302,7 +303,7 @@ class CosineAttention(ScoredAttention):
     torch.Size([2, 3, 4])
     """
 
-    beta: Tensor
+    log_beta: Tensor
 
     def __init__(
         self,
@@ -315,20 +316,29 @@ class CosineAttention(ScoredAttention):
         **parts: Any,
     ) -> None:
         super().__init__(dropout, **parts)
+        if isinstance(beta, bool) or not isinstance(beta, (int, float)):
+            raise rejected("CosineAttention", "beta", "be a positive number", described(beta), TypeError)
+        if not 0 < beta < math.inf:
+            raise rejected("CosineAttention", "beta", "be a positive number", beta)
         self.initial = float(beta)
         value = torch.empty(1, device=device, dtype=dtype)
         if learn_beta:
-            self.beta = nn.Parameter(value)
+            self.log_beta = nn.Parameter(value)
         else:
-            self.register_buffer("beta", value)
+            self.register_buffer("log_beta", value)
         self.reset_parameters()
 
+    @property
+    def beta(self) -> Tensor:
+        """Return β, (1,)."""
+        return self.log_beta.exp()
+
     def score(self) -> scores.Score:
-        return scores.Cosine(self.beta.reciprocal())
+        return scores.Cosine((-self.log_beta).exp())
 
     def reset_parameters(self) -> None:
         """Set β to its first value."""
-        nn.init.constant_(self.beta, self.initial)
+        nn.init.constant_(self.log_beta, math.log(self.initial))
 
     def _sizes(self) -> list[str]:
         return [f"beta={self.initial}"]

@@ -255,6 +255,8 @@ class _Stack(nn.Module, ABC):
         if cache is not None and len(cache) != self.num_layers:
             expected = f"hold one KVCache for each of {self.num_layers} layers"
             raise rejected(type(self).__name__, "cache", expected, len(cache))
+        if cache is not None and len({id(each) for each in cache}) != len(cache):
+            raise rejected(type(self).__name__, "cache", "be another one for each layer", "one for several")
         for i, layer in enumerate(self.layers):
             x = layer(x, *rest, **masks, **({} if cache is None else {"cache": cache[i]}))
         return x if self.norm is None else self.norm(x)

@@ -19,7 +19,8 @@ from regard.engines.fused.families import KINDS, family_of
 from regard.engines.fused.operators import Traced, fused_forward
 from regard.engines.fused.run import Found, Wants
 from regard.engines.fused.sight import Sight
-from regard.masks.base import Extent, Mask
+from regard.masks.base import Mask
+from regard.masks.intervals import reached
 from regard.normalizers import Softmax
 from regard.scores import Score
 from regard.scores.distance import Radial
@@ -174,7 +175,7 @@ def _traced(problem: Problem) -> Outcome:
         return Outcome(output.to(problem.query.dtype), _lse(peak, total))
     spans = None if mask.has_bias else mask.intervals(extent)
     if spans is not None:
-        rows = _cleared(rows, _keys_in(*spans, extent))
+        rows = _cleared(rows, reached(*spans, extent.S))
         output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, *spans, None, *constants)
         return Outcome(output.to(problem.query.dtype), _lse(peak, total))
     b, h, q_idx, kv_idx = (torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S))
@@ -189,14 +190,6 @@ def _traced(problem: Problem) -> Outcome:
     ]
     output, peak, total = (torch.cat(each, 2) for each in zip(*parts))
     return Outcome(output.to(problem.query.dtype), _lse(peak, total))
-
-
-def _keys_in(start: Tensor, stop: Tensor, extent: Extent) -> Tensor:
-    """Return which keys (b, h, S) lie in the interval of any row."""
-    start, stop = torch.broadcast_tensors(start, stop)
-    one = (start < stop).to(torch.int64)
-    counts = one.new_zeros(*start.shape[:2], extent.S + 1)
-    return counts.scatter_add(-1, start, one).scatter_add(-1, stop, -one).cumsum(-1)[..., : extent.S] > 0
 
 
 def _cleared(rows: _Projected, seen: Tensor) -> _Projected:

@@ -271,7 +271,9 @@ class _Stack(nn.Module, ABC):
 class TransformerEncoder(_Stack):
     """A stack of encoder layers; ``torch.nn.TransformerEncoder`` (Vaswani 2017, arXiv 1706.03762).
 
-    With ``is_causal=True`` it is a decoder-only language model, and ``cache`` lets it go on step by step.
+    With ``is_causal=True`` it is a decoder-only language model, and ``cache`` lets it go on step by step. Rows of the
+    output that padding hides are whatever the layers make of them; torch's stack sets them to 0 where it is in
+    evaluation, without gradients and given ``src_key_padding_mask``, and only there.
 
     Parameters
     ----------

@@ -74,7 +74,9 @@ def array(tensor: Tensor) -> Array:
 
 def softmax(scores: Array, visible: Array | bool = True) -> Array:
     """Return weights over the last axis; hidden scores get 0, rows that see nothing zeros."""
-    powers = np.where(visible, np.exp(scores - np.max(np.where(visible, scores, -1e300), -1, keepdims=True)), 0)
+    seen = np.where(visible, scores, -np.inf)
+    peak = np.max(seen, -1, keepdims=True)
+    powers = np.exp(seen - np.where(np.isfinite(peak), peak, 0))
     total = powers.sum(-1, keepdims=True)
     return powers / np.where(total == 0, 1, total)
 

@@ -240,3 +240,17 @@ def test_errors_are_raised_by_the_template_alone() -> None:
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 made = ast.unparse(node.exc.func)
                 assert made not in ("ValueError", "TypeError"), f"{path.name}:{node.lineno}"
+
+
+def test_layers_are_there_without_an_import_of_their_own() -> None:
+    code = """
+import sys, regard
+assert "regard.nn" not in sys.modules
+assert regard.nn.DotProductAttention is sys.modules["regard.nn"].DotProductAttention
+try:
+    regard.nothing
+except AttributeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "module 'regard' has no attribute 'nothing'\n"

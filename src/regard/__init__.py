@@ -1,5 +1,8 @@
 """Attention as one function: any score, mask and normalizer, exact, in memory that does not grow with L×S."""
 
+from importlib import import_module
+from types import ModuleType
+
 from regard import engines, masks, normalizers, scores
 from regard._attention import attention, explain
 from regard._aux import Aux, AuxRequest, TopK
@@ -24,6 +27,14 @@ __all__ = [
     "engines",
     "explain",
     "masks",
+    "nn",
     "normalizers",
     "scores",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import ``regard.nn`` when it is first used: whoever needs the function alone does not wait for the layers."""
+    if name == "nn":
+        return import_module("regard.nn")
+    raise AttributeError(f"module 'regard' has no attribute {name!r}")

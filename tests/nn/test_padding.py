@@ -115,3 +115,12 @@ def test_layers_do_not_share_a_cache() -> None:
     cache = nn.KVCache()
     with pytest.raises(ValueError, match="cache must be another one for each layer"):
         model(torch.randn(1, 3, 8), is_causal=True, cache=[cache, cache])
+
+
+def test_a_wrong_width_is_named_by_the_layer() -> None:
+    with pytest.raises(ValueError, match=r"GeneralAttention: query must have shape \(B, N, 6\), got \(2, 5, 8\)"):
+        nn.GeneralAttention(6)(torch.randn(2, 5, 8))
+    with pytest.raises(ValueError, match=r"AdditiveAttention: key must have shape \(B, N, 3\), got \(2, 5, 8\)"):
+        nn.AdditiveAttention(8, 3, 4)(torch.randn(2, 5, 8))
+    with pytest.raises(TypeError, match="valid_lens must be an integer tensor"):
+        nn.GeneralAttention(8)(torch.randn(2, 5, 8), valid_lens=torch.tensor([True, False]))

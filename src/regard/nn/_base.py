@@ -11,6 +11,8 @@ from regard import masks
 from regard._errors import described, rejected, shape
 from regard.masks import Mask
 
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
 
 def size(layer: object, argument: str, value: Any, least: int = 1) -> int:
     """Return a whole number of at least ``least``, or raise for the layer's constructor."""
@@ -54,12 +56,7 @@ def joined(layer: object, valid_lens: Any, attn_mask: Any) -> Mask | None:
     """
     mask: Mask | None = None
     if valid_lens is not None:
-        whole = isinstance(valid_lens, Tensor) and valid_lens.dtype not in (
-            torch.bool,
-            torch.complex64,
-            torch.complex128,
-        )
-        if not whole or valid_lens.is_floating_point() or valid_lens.dim() not in (1, 2):
+        if not isinstance(valid_lens, Tensor) or valid_lens.dtype not in INTEGERS or valid_lens.dim() not in (1, 2):
             expected = "be an integer tensor (B,) or (B, L)"
             raise rejected(type(layer).__name__, "valid_lens", expected, described(valid_lens), TypeError)
         mask = masks.padding(valid_lens)
@@ -74,11 +71,11 @@ def joined(layer: object, valid_lens: Any, attn_mask: Any) -> Mask | None:
 def ends(layer: object, query: Any, key: Any, value: Any, valid_lens: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values (B, 1, N, E) of a call of one head; keys are queries, values keys by default.
 
-    In self-attention the padding of the keys is that of the queries, and is cleared in both: nothing may come of what
-    it holds, nor gradients.
+    Widths are those of the layer's ``query_size`` and ``key_size``, where it has them. In self-attention the padding of
+    the keys is that of the queries, and is cleared in both: nothing may come of what it holds, nor gradients.
     """
-    query = rows(layer, "query", query)
-    keys = query if key is None else rows(layer, "key", key)
+    query = rows(layer, "query", query, getattr(layer, "query_size", None))
+    keys = rows(layer, "key", query if key is None else key, getattr(layer, "key_size", None))
     values = keys if value is None else rows(layer, "value", value)
     if isinstance(valid_lens, Tensor):
         B, L, _ = query.shape

@@ -51,7 +51,7 @@ MASK_DTYPE = "attn_mask must be a bool tensor (True = may attend) or a float ten
 MASK_MOD = "attn_mask must be a Mask, a tensor, or a mask_mod(b, h, q_idx, kv_idx) that returns a bool tensor, got"
 SCORE = "score must be a name, a Score or a score_mod(score, b, h, q_idx, kv_idx), got"
 SCORE_MOD = "score must be a name, a Score or a score_mod(score, b, h, q_idx, kv_idx) that returns a float tensor, got"
-SCORES = "score must be one of 'additive', 'boxcar', 'concat', 'constant', 'cosine', 'dot', 'epanechikov', 'gaussian', 'general', 'location', 'scaled_dot', 'triangular', got"
+SCORES = "score must be one of 'additive', 'boxcar', 'concat', 'constant', 'cosine', 'dot', 'epanechikov', 'gaussian', 'general', 'laplacian', 'location', 'scaled_dot', 'triangular', got"
 NORMALIZERS = "normalizer must be one of 'argmax', 'entmax', 'entmax15', 'gumbel', 'sampled', 'sigmoid', 'softmax', 'sparsemax', got"
 CANNOT = "engine must be able to run this call, got"
 LEAD = "key and value must have leading dimensions that broadcast with query's, got"

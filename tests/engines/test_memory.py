@@ -38,6 +38,7 @@ CALLS: dict[str, Callable[[int], dict[str, Any]]] = {
     "additive": lambda L: {"score": scores.Additive(normal(E))},
     "gaussian": lambda L: {"score": "gaussian"},
     "gaussian streaming": lambda L: {"score": "gaussian", "engine": "streaming"},
+    "laplacian": lambda L: {"score": "laplacian"},
     "epanechikov": lambda L: {"score": scores.Epanechikov(5.0)},
     "score_mod": lambda L: {"score": lambda s, b, h, q_idx, kv_idx: s - (q_idx - kv_idx).abs()},
     "sparsemax": lambda L: {"normalizer": "sparsemax"},

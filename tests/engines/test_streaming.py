@@ -34,6 +34,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "additive": {"score": ADDITIVE},
     "gaussian": {"score": "gaussian"},
     "boxcar": {"score": scores.Boxcar(3.5)},
+    "laplacian": {"score": "laplacian"},
     "epanechikov": {"score": scores.Epanechikov(4.5)},
     "score_mod": {"score": bent},
     "sparsemax": {"normalizer": "sparsemax"},

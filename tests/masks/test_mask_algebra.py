@@ -106,6 +106,8 @@ EVERY = [
     masks.document(torch.arange(6)),
     masks.from_cu_seqlens(torch.tensor([0, 4, 6])),
     masks.everything(),
+    masks.others(),
+    masks.others(torch.tensor([5, -1, 0, 1, 2, 3])),
     ~A & C | B,
     *BIASES,
     A & BIASES[1],

@@ -114,6 +114,17 @@ def test_first_keys(lengths, L, S):
 
 
 @SETTINGS
+@given(sizes, sizes, st.integers(0, 99))
+def test_others(L, S, seed):
+    extent = Extent(2, 1, L, S)
+    assert (seen(masks.others(), extent) == ~np.eye(L, S, dtype=bool)).all()
+    own = np.random.default_rng(seed).integers(-1, S + 1, L)
+    wanted = brute(extent, lambda b, h, q, k: k not in (own[q],))
+    for dtype in (np.int8, np.int64):
+        assert (seen(masks.others(torch.from_numpy(own.astype(dtype))), extent) == wanted).all()
+
+
+@SETTINGS
 @given(st.integers(1, 3), sizes, sizes, st.integers(0, 99))
 def test_ids_and_marks(B, L, S, seed):
     rng = np.random.default_rng(seed)

@@ -54,6 +54,21 @@ CONSTRUCTION = [
         "masks.window: left must be an int of at least -1 (-1 is no bound), got 1.0.",
     ),
     (lambda: masks.dilated(0), ValueError, "masks.dilated: step must be an int of at least 1, got 0."),
+    (
+        lambda: masks.others([1, 2]),
+        TypeError,
+        "masks.others: own must be an integer tensor (L,), got an object of type list.",
+    ),
+    (
+        lambda: masks.others(FLOATS[0]),
+        TypeError,
+        "masks.others: own must be an integer tensor (L,), got a float32 tensor of shape (5,).",
+    ),
+    (
+        lambda: masks.others(INTS),
+        ValueError,
+        "masks.others: own must be an integer tensor (L,), got an int64 tensor of shape (2, 5).",
+    ),
     (lambda: masks.prefix(-1), ValueError, "masks.prefix: n must be an int of at least 0, got -1."),
     (
         lambda: masks.prefix(INTS),
@@ -179,6 +194,7 @@ BINDING = [
         lambda: masks.padding(INTS.T),
         "masks.padding: lengths must have one entry per sequence (2), or per query (2, 5), got (5, 2).",
     ),
+    (lambda: masks.others(INTS.flatten()), "masks.others: own must have one entry per query (5), got (10,)."),
     (lambda: masks.prefix(INTS[0]), "masks.prefix: n must have one entry per sequence (2), got (5,)."),
     (
         lambda: masks.key_padding(BOOLS),

@@ -27,6 +27,8 @@ MASKS = [
     masks.prefix(torch.tensor([1, 2])),
     masks.key_padding(torch.rand(B, S, generator=G) > 0.5),
     masks.document(torch.randint(0, 3, (B, L), generator=G)),
+    masks.others(),
+    masks.others(torch.randint(-1, S, (L,), generator=G)),
     masks.from_cu_seqlens(torch.tensor([0, 5, 9], dtype=torch.int32)),
     masks.dense(torch.rand(B, H, L, S, generator=G) > 0.5),
     masks.dense(torch.rand(1, S, generator=G) > 0.5) & masks.causal(),

@@ -142,6 +142,8 @@ def test_the_usual_masks_are_intervals(mask, extent):
         masks.document(torch.tensor([1, 1, 2, 2, 1, 1])),
         ~masks.window(1, 1),
         masks.key_padding(torch.tensor([True, False, True, True, True, True])),
+        masks.others(),
+        masks.others(torch.full((6,), -1)),
         masks.dense(torch.ones(6, 6, dtype=torch.bool)),
         masks.dense(torch.zeros(6, 6)),
         masks.as_mask(lambda b, h, q_idx, kv_idx: kv_idx >= 0) & CAUSAL,

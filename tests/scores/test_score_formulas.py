@@ -73,6 +73,8 @@ BY_HAND = [
     (scores.Cosine(0.5), [3, 4], [[4, 3]], [2 * 24 / 25]),
     (scores.Gaussian(2.0), [1, 2], [[1, 2], [4, 6], [1, 4]], [0, -25 / 8, -0.5]),
     (scores.Gaussian(torch.tensor([1.0, 2.0])), [1, 2], [[2, 2], [1, 6]], [-0.5, -2]),
+    (scores.Laplacian(2.0), [1, 2], [[1, 2], [4, 6], [1, 0]], [0, -7 / 2, -1]),
+    (scores.Laplacian(torch.tensor([1.0, 2.0])), [1, 2], [[2, 2], [0, 6]], [-1, -3]),
     (scores.Boxcar(2.0), [1, 2], [[1, 4], [3, 2], [3, 3], [1, 2]], [0, 0, -INF, 0]),
     (scores.Triangular(4.0), [1, 2], [[1, 2], [1, 5], [1, 6], [5, 6]], [0, math.log(1 / 4), -INF, -INF]),
     (scores.Epanechikov(4.0), [1, 2], [[1, 2], [1, 4], [1, 6]], [0, math.log(3 / 4), -INF]),
@@ -146,8 +148,9 @@ def test_cosine_does_not_overflow():
 
 
 def test_a_score_mod_may_hold_tensors_that_learn():
-    bias = torch.randn(2, requires_grad=True)
-    query = torch.randn(1, 2, 40, 4)
+    generator = torch.Generator().manual_seed(0)
+    bias = torch.randn(2, generator=generator, dtype=torch.float64, requires_grad=True)
+    query = torch.randn(1, 2, 40, 4, generator=generator, dtype=torch.float64)
     found = []
     for engine in ("reference", "streaming"):
         output = regard.attention(query, query, query, score=lambda s, b, h, q, k: s * bias[h].exp(), engine=engine)

@@ -36,6 +36,7 @@ def kernel_regression(kernel, slope, engine):
 
 KERNELS = {
     "gaussian": (scores.Gaussian, lambda u: math.exp(-u * u / 2), lambda u: u * u),
+    "laplacian": (scores.Laplacian, lambda u: math.exp(-u), lambda u: u),
     "triangular": (scores.Triangular, lambda u: 1 - u, lambda u: u / (1 - u)),
     "epanechikov": (scores.Epanechikov, lambda u: 1 - u * u, lambda u: 2 * u * u / (1 - u * u)),
     "boxcar": (scores.Boxcar, lambda u: 1.0, lambda u: 0.0),
@@ -71,6 +72,22 @@ def test_a_width_per_feature(engine):
     torch.testing.assert_close(found.double(), expected, rtol=100 * torch.finfo(dtype).eps, atol=1e-6)
 
 
+@pytest.mark.parametrize("engine", ["reference", "streaming", "fused"])
+def test_a_width_per_feature_of_the_manhattan_distance(engine):
+    width = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64, requires_grad=True)
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(5, 3, generator=generator, dtype=torch.float64) for _ in range(3))
+    key[2, 1] = query[1, 1]  # neither moves the distance in this feature
+    query.requires_grad_()
+    output = regard.attention(query, key, value, score=scores.Laplacian(width), engine=engine)
+    found, found_query = torch.autograd.grad(output.sum(), (width, query))
+    apart, w = (query[:, None] - key[None]).detach(), width.detach()
+    weights = (-(apart / w).abs().sum(-1)).softmax(-1)
+    d_scores = (weights * (value.sum(-1) - (weights @ value).sum(-1, keepdim=True)))[..., None]
+    torch.testing.assert_close(found, (d_scores * apart.abs()).sum((0, 1)) / w**2, rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(found_query, -(d_scores * apart.sign()).sum(1) / w, rtol=1e-13, atol=1e-14)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_temperature(engine):
     temperature = torch.tensor([0.7], requires_grad=True)
@@ -85,7 +102,7 @@ def test_a_temperature(engine):
 
 def test_a_query_on_a_key_has_no_gradient_to_the_distance():
     query = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
-    for cls in (scores.Triangular, scores.Epanechikov, scores.Boxcar, scores.Gaussian):
+    for cls in (scores.Triangular, scores.Epanechikov, scores.Boxcar, scores.Gaussian, scores.Laplacian):
         output = regard.attention(
             query, torch.zeros(2, 2).double(), torch.tensor([[1.0], [2.0]]).double(), score=cls(3.0)
         )

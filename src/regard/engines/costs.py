@@ -28,7 +28,7 @@ def family(problem: Problem) -> str:
     score = problem.score
     if isinstance(score, (scores.Additive, scores.Concat)):
         return "additive"
-    if isinstance(score, scores.Gaussian):
+    if isinstance(score, (scores.Gaussian, scores.Laplacian)):
         return "gaussian"
     if isinstance(score, Radial):
         return "compact"

@@ -24,6 +24,7 @@ from regard.masks.documents import Documents, Packed, document, from_cu_seqlens
 from regard.masks.first_keys import FirstKeys, padding, prefix, sinks
 from regard.masks.keep import KeyPadding, key_padding
 from regard.masks.matrix import Dense, dense
+from regard.masks.others import Others, others
 from regard.masks.predicate import Predicate
 from regard.masks.tiling import Tiling
 
@@ -46,6 +47,7 @@ __all__ = [
     "Mask",
     "NotMask",
     "OrMask",
+    "Others",
     "Packed",
     "Predicate",
     "Relative",
@@ -59,6 +61,7 @@ __all__ = [
     "everything",
     "from_cu_seqlens",
     "key_padding",
+    "others",
     "padding",
     "prefix",
     "relative",

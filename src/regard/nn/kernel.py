@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from regard.nn._base import size
 from regard.nn._scored import ScoredAttention
 
 #: The scores of a distance, by name.
-KERNELS: dict[str, type[scores.Gaussian | scores.Boxcar | scores.Triangular | scores.Epanechikov]] = {
+KERNELS: dict[str, Callable[[Tensor], scores.Score]] = {
     "gaussian": scores.Gaussian,
+    "laplacian": scores.Laplacian,
     "boxcar": scores.Boxcar,
     "triangular": scores.Triangular,
     "epanechikov": scores.Epanechikov,
@@ -34,11 +36,12 @@ class KernelAttention(ScoredAttention):
     """Kernel regression, ``Σ_i K((q − k_i) / σ) v_i / Σ_j K((q − k_j) / σ)`` (Nadaraya 1964; Watson 1964).
 
     Kernels of u = ‖q − k‖ / σ: Gaussian ``exp(−u²/2)``; boxcar 1, triangular ``1 − u`` and Epanechikov ``1 − u²``
-    (1969) where u < 1, else 0. A query that no key reaches gets zeros. The boxcar's width has no gradient.
+    (1969) where u < 1, else 0; Laplacian ``exp(−‖q − k‖₁ / σ)``. A query that no key reaches gets zeros. The boxcar's
+    width has no gradient.
 
     Parameters
     ----------
-    kernel : {"gaussian", "boxcar", "triangular", "epanechikov"}, default "gaussian"
+    kernel : {"gaussian", "laplacian", "boxcar", "triangular", "epanechikov"}, default "gaussian"
     width : float, default 1.0
         σ at first, in the units of queries and keys.
     num_features : int, optional

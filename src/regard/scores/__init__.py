@@ -10,6 +10,7 @@ from regard.scores.dot import Dot
 from regard.scores.epanechikov import Epanechikov
 from regard.scores.gaussian import Gaussian
 from regard.scores.general import General
+from regard.scores.laplacian import Laplacian
 from regard.scores.location import Location
 from regard.scores.scaled_dot import ScaledDot
 from regard.scores.score_mod import ScoreMod
@@ -26,6 +27,7 @@ __all__ = [
     "Epanechikov",
     "Gaussian",
     "General",
+    "Laplacian",
     "Location",
     "ScaledDot",
     "Score",

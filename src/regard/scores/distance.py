@@ -24,8 +24,8 @@ def checked_width(width: float | Tensor, function: str, argument: str) -> float 
     return width
 
 
-class Radial(Score):
-    """A score that depends on ``‖(q − k) / width‖`` alone; a subclass defines :meth:`log_weight`.
+class Distance(Score):
+    """A score that depends on ``(q − k) / width`` alone.
 
     Parameters
     ----------
@@ -39,10 +39,6 @@ class Radial(Score):
     def __init__(self, width: float | Tensor = 1.0) -> None:
         self.width = checked_width(width, type(self).__name__, self.unit)
 
-    @abstractmethod
-    def log_weight(self, square: Tensor) -> Tensor:
-        """Return the score at squared distance ``square``, in units of the width."""
-
     def __repr__(self) -> str:
         return super().__repr__().replace("(width=", f"({self.unit}=")
 
@@ -53,13 +49,25 @@ class Radial(Score):
             expected = f"have shape () or ({query.shape[-1]},), query's head width"
             raise rejected("attention", f"score {type(self).__name__}'s {self.unit}", expected, shape(width))
 
-    def compare(self, query: Tensor, key: Tensor) -> Tensor:
+    def difference(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return ``(q − k) / width`` of every pair, (..., l, s, E)."""
         # The difference comes first: it is exact for near neighbours, which q/width − k/width is not.
-        difference = (query.unsqueeze(-2) - key.unsqueeze(-3)) / self.width  # (..., l, s, E)
-        return self.log_weight((difference * difference).sum(-1))
+        return (query.unsqueeze(-2) - key.unsqueeze(-3)) / self.width
 
     def pair_size(self, width: int) -> int:
         return 2 * width
 
     def pair_flops(self, width: int) -> int:
         return 4 * width
+
+
+class Radial(Distance):
+    """A score that depends on ``‖(q − k) / width‖`` alone; a subclass defines :meth:`log_weight`."""
+
+    @abstractmethod
+    def log_weight(self, square: Tensor) -> Tensor:
+        """Return the score at squared distance ``square``, in units of the width."""
+
+    def compare(self, query: Tensor, key: Tensor) -> Tensor:
+        difference = self.difference(query, key)
+        return self.log_weight((difference * difference).sum(-1))

@@ -112,6 +112,7 @@ def _single(source: Source) -> Recipe:
         ("dense", shared, source.pick((0.5, 0.8, 0.2))),
         ("predicate", source.pick((3, 2))),
         ("everything",),
+        ("others", source.pick((False, True))),
         ("bias", shared, source.pick((1.0, 0.8))),
         ("alibi", source.pick((True, False)), where),
         ("relative", source.pick((1, 3)), source.pick((False, True)), where),

@@ -126,13 +126,22 @@ def _cosine(query: Array, key: Array, score: Any) -> Array:
     return query @ _transposed(key) / score.temperature
 
 
+def _apart(query: Array, key: Array, score: Any) -> Array:
+    return (query[..., :, None, :] - key[..., None, :, :]) / score.width
+
+
 def _square(query: Array, key: Array, score: Any) -> Array:
-    apart = (query[..., :, None, :] - key[..., None, :, :]) / score.width
+    apart = _apart(query, key, score)
     return (apart * apart).sum(-1)
 
 
 def _gaussian(query: Array, key: Array, score: Any) -> Array:
     return -_square(query, key, score) / 2
+
+
+def _laplacian(query: Array, key: Array, score: Any) -> Array:
+    apart = _apart(query, key, score)
+    return -(apart * np.sign(apart.real)).sum(-1)
 
 
 def _boxcar(query: Array, key: Array, score: Any) -> Array:
@@ -164,6 +173,7 @@ for _cls, _formula in (
     (scores.Location, _location),
     (scores.Cosine, _cosine),
     (scores.Gaussian, _gaussian),
+    (scores.Laplacian, _laplacian),
     (scores.Boxcar, _boxcar),
     (scores.Epanechikov, _epanechikov),
     (scores.Triangular, _triangular),

@@ -85,6 +85,10 @@ def _sinks(extent: Extent, generator: torch.Generator, _: Any, n: int) -> Mask: 
     return masks.sinks(n)
 
 
+def _others(extent: Extent, generator: torch.Generator, _: Any, named: bool) -> Mask:
+    return masks.others(_ints(-1, extent.S, (extent.L,), generator) if named else None)
+
+
 def _document(extent: Extent, generator: torch.Generator, _: Any, per_sequence: bool) -> Mask:
     lead = (extent.B,) if per_sequence else ()
     ids, kv_ids = (_ints(0, 3, (*lead, n), generator).sort(-1).values for n in (extent.L, extent.S))
@@ -158,6 +162,7 @@ KINDS: dict[str, Callable[..., Mask]] = {
     "everything": _everything,
     "hidden_keys": _hidden_keys,
     "key_padding": _key_padding,
+    "others": _others,
     "packed": _packed,
     "padding": _padding,
     "predicate": _predicate,

@@ -71,6 +71,8 @@ VARIANTS: dict[str, Maker] = {
     "cosine/learned": lambda w, g: scores.Cosine(_positive(g, 1)),  # noqa: ARG005
     "gaussian/learned": lambda w, g: scores.Gaussian(_positive(g, 1).squeeze()),  # noqa: ARG005
     "gaussian/features": lambda w, g: scores.Gaussian(_positive(g, w.query)),
+    "laplacian/learned": lambda w, g: scores.Laplacian(_positive(g, 1).squeeze()),  # noqa: ARG005
+    "laplacian/features": lambda w, g: scores.Laplacian(2 * _positive(g, w.query)),
     "triangular/features": lambda w, g: scores.Triangular(3 * max(w.query, 1) ** 0.5 * _positive(g, w.query)),
     "epanechikov/learned": lambda w, g: scores.Epanechikov(3 * max(w.query, 1) ** 0.5 * _positive(g, 1).squeeze()),
     "boxcar/learned": lambda w, g: scores.Boxcar(1.7 * max(w.query, 1) ** 0.5 * _positive(g, 1).squeeze()),

@@ -16,6 +16,7 @@ from regard.engines import care, dense
 from regard.engines.base import Cost, Engine, Outcome
 from regard.engines.fused import differentiable, order
 from regard.engines.fused.families import KINDS, family_of
+from regard.engines.fused.kernels.fields import COMPACT
 from regard.engines.fused.operators import Traced, fused_forward
 from regard.engines.fused.run import Found, Wants
 from regard.engines.fused.sight import Sight
@@ -23,7 +24,7 @@ from regard.masks.base import Mask
 from regard.masks.intervals import reached
 from regard.normalizers import Softmax
 from regard.scores import Score
-from regard.scores.distance import Radial
+from regard.scores.distance import Distance
 
 #: Keys from which on points are brought into an order for compact kernels.
 ORDERED = 512
@@ -35,8 +36,8 @@ class Fused(Engine):
     """Kernels that go over tiles of scores once, forward and backward, in memory O(L + S), on all threads.
 
     For the additive and concat scores a pair costs a few operations for each feature and no transcendental; for the
-    Gaussian and the compact kernels, distances in few dimensions, tiles out of reach skipped; for dot products, the
-    pairs that a mask leaves. Kernels are compiled by Numba at their first use and kept in a cache.
+    Gaussian, the Laplacian and the compact kernels, distances in few dimensions, tiles out of reach skipped; for dot
+    products, the pairs that a mask leaves. Kernels are compiled by Numba at their first use and kept in a cache.
     """
 
     name = "fused"
@@ -126,7 +127,7 @@ def _weight(score: Score, query: Tensor) -> Tensor:
     H, C = query.shape[1], query.shape[-1]
     if isinstance(score, (scores.Additive, scores.Concat)):
         return score.w_v.expand(H, C)
-    if isinstance(score, Radial):
+    if isinstance(score, Distance):
         width = score.width
         return width.expand(H, C) if isinstance(width, Tensor) else query.new_full((H, C), width)
     return query.new_empty(H, 0)
@@ -137,7 +138,7 @@ def _attend(problem: Problem, wants: Wants | None) -> Outcome:
     plan = differentiable.Plan(
         rows.family, rows.kind, problem.scale, Sight.of(rows.mask, problem.extent), wants or Wants()
     )
-    if rows.kind and plan.sight.everything and problem.extent.S > ORDERED and rows.query.shape[-1]:
+    if rows.kind >= COMPACT and plan.sight.everything and problem.extent.S > ORDERED and rows.query.shape[-1]:
         return _outcome(problem, _attend_in_order(plan, rows))
     found = differentiable.attend(plan, rows.query, rows.key, rows.value, rows.weight)
     return Outcome(found.output.to(problem.query.dtype)) if wants is None else _outcome(problem, found)

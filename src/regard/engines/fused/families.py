@@ -14,7 +14,16 @@ from torch.nn.functional import pad
 from regard import scores
 from regard.engines.fused import pool
 from regard.engines.fused.call import Call
-from regard.engines.fused.kernels.fields import BOXCAR, EPANECHIKOV, GAUSSIAN, PAD, SMALL_FEATURE, TRIANGULAR
+from regard.engines.fused.kernels.fields import (
+    BOXCAR,
+    COMPACT,
+    EPANECHIKOV,
+    GAUSSIAN,
+    LAPLACIAN,
+    PAD,
+    SMALL_FEATURE,
+    TRIANGULAR,
+)
 from regard.scores import Score
 from regard.scores.dot_like import DotLike
 
@@ -22,9 +31,10 @@ from regard.scores.dot_like import DotLike
 LARGE = {torch.float32: 5.4, torch.float64: 44.0}
 #: Numbers that one task prepares at least.
 PREPARED = 1 << 14
-#: The number by which the kernels know a radial score; that of the Gaussian, which is not compact, for all others.
+#: The number by which the kernels know a score of a distance; that of the Gaussian for all other scores.
 KINDS: dict[type[Score], int] = {
     scores.Gaussian: GAUSSIAN,
+    scores.Laplacian: LAPLACIAN,
     scores.Boxcar: BOXCAR,
     scores.Triangular: TRIANGULAR,
     scores.Epanechikov: EPANECHIKOV,
@@ -71,6 +81,11 @@ class Rows:
         return bool(self.numbers.get("direct"))
 
     @property
+    def is_compact(self) -> bool:
+        """Whether weights are 0 beyond a distance."""
+        return self.numbers.get("kind", 0) >= COMPACT
+
+    @property
     def planes(self) -> int:
         """Forms of a tile of keys that are packed."""
         return 2 if self.numbers.get("mixed", 0) & 1 else 1
@@ -78,13 +93,13 @@ class Rows:
 
 def is_direct(kind: int, scale: float, plain: bool) -> bool:
     """Whether a compact kernel's weights are found without their logarithms."""
-    return plain and kind != GAUSSIAN and scale == 1.0
+    return plain and kind >= COMPACT and scale == 1.0
 
 
 def rows_of(family: str, query: Tensor, key: Tensor, weight: Tensor, scale: float, kind: int, plain: bool) -> Rows:
     """Return what the kernels compare, made from projected rows (B, H, L, C) and (B, G, S, C).
 
-    ``weight`` (H, C) is w_v of the additive score, or the widths of a radial one. ``plain`` says that nothing is added
+    ``weight`` (H, C) is w_v of the additive score, or the widths of a distance. ``plain`` says that nothing is added
     to the scores.
     """
     if family == "dot":

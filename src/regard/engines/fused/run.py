@@ -89,7 +89,7 @@ def _padded(count: int) -> int:
 
 def _tile(rows: Rows, V: int, S: int) -> int:
     """Return how many keys a tile has."""
-    if rows.numbers.get("kind"):
+    if rows.is_compact:
         return min(NEAR_TILE, _padded(S))  # small tiles are skipped more often
     fit = TILE_NUMBERS // max(rows.planes * rows.width + V, 1) // PAD * PAD
     return max(min(TILE, fit, _padded(S)), 4 * PAD if S > 4 * PAD else PAD)
@@ -167,7 +167,7 @@ class _Call(Call):
         self.values |= {name: tensor.data_ptr() for name, tensor in rows.arrays.items()}
         if sight.start is not None and sight.stop is not None:
             self.values |= {"start": sight.start.data_ptr(), "stop": sight.stop.data_ptr()}
-        if sight.everything and rows.numbers.get("kind"):
+        if sight.everything and rows.is_compact:
             self.boxes = boxes(rows.arrays["key"].mT, tile)
             self.values["boxes"] = self.boxes.data_ptr()
 

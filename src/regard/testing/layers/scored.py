@@ -42,9 +42,12 @@ def _self(layer: Any, x: Array, lengths: Array) -> Array:
     return softmax(scores, first(lengths, x.shape[1], x.shape[1])) @ x
 
 
+def _apart(layer: Any, query: Array, key: Array) -> Array:
+    return (query[:, :, None] - key[:, None]) / np.exp(array(layer.log_width))
+
+
 def _squares(layer: Any, query: Array, key: Array) -> Array:
-    apart = (query[:, :, None] - key[:, None]) / np.exp(array(layer.log_width))
-    return (apart**2).sum(-1)
+    return (_apart(layer, query, key) ** 2).sum(-1)
 
 
 def _cosine(layer: Any, query: Array, key: Array) -> Array:
@@ -110,5 +113,13 @@ sample(
     _read(lambda layer, q, k: np.log(np.maximum(1 - _squares(layer, q, k), 1e-300))),
     padded,
     variant="epanechikov",
+)
+sample(
+    "KernelAttention",
+    lambda **where: nn.KernelAttention("laplacian", 1.5, num_features=6, **where),
+    _call(6, 6, 3),
+    _read(lambda layer, q, k: -np.abs(_apart(layer, q, k)).sum(-1)),
+    padded,
+    variant="laplacian",
 )
 sample("CosineAttention", lambda **where: nn.CosineAttention(3.0, **where), _call(6, 6, 3), _read(_cosine), padded)

@@ -17,8 +17,9 @@ PAD = 16
 #: The distance of the rows of an array whose lanes are keys: no power of two, or rows would share a cache's few sets.
 ROW = TILE + PAD
 
-#: Radial scores by the number that ``kind`` holds; all but the Gaussian are compact.
-GAUSSIAN, BOXCAR, TRIANGULAR, EPANECHIKOV = range(4)
+#: Scores of a distance by the number that ``kind`` holds; from ``COMPACT`` on, weights are 0 beyond a distance.
+GAUSSIAN, LAPLACIAN, BOXCAR, TRIANGULAR, EPANECHIKOV = range(5)
+COMPACT = BOXCAR
 #: The additive score: features up to here lose precision to exponentials.
 SMALL_FEATURE = 0.5
 

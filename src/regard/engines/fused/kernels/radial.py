@@ -1,4 +1,8 @@
-"""Scores of the distance ‖(q − k) / width‖: Gaussian, boxcar, triangular, Epanechikov, in few dimensions."""
+"""Scores of the distance (q − k) / width, in few dimensions.
+
+The Gaussian, boxcar, triangular and Epanechikov's kernel are of the Euclidean distance, squared below; the Laplacian
+is of the Manhattan distance.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,23 @@ from numba import njit
 from regard.engines.fused.kernels._kernel import kernel
 from regard.engines.fused.kernels.backward import backward_pass
 from regard.engines.fused.kernels.basics import FAST, address, at, log, number, pack_rows
-from regard.engines.fused.kernels.fields import BLOCK, BOXCAR, EPANECHIKOV, GAUSSIAN, GROUP, ROW, TRIANGULAR, F
+from regard.engines.fused.kernels.fields import (
+    BLOCK,
+    BOXCAR,
+    COMPACT,
+    EPANECHIKOV,
+    GROUP,
+    LAPLACIAN,
+    ROW,
+    TRIANGULAR,
+    F,
+)
 from regard.engines.fused.kernels.forward import forward_pass
 from regard.engines.fused.kernels.tiles import padded, scores_of_tiles
 
-#: Features whose squares are summed up before they are added to the rest.
+#: Features that are summed up before they are added to the rest.
 FEATURES = 12
-#: What ``_pairs`` writes where it is no kernel's weights.
+#: What ``_pairs`` writes where it is neither a compact kernel's weights nor, as for the Laplacian, absolute values.
 SQUARES = -1
 
 
@@ -23,7 +37,7 @@ SQUARES = -1
 def pack(a, x, head, kv, r0, r1, t0, n, k):
     """Pack the features of a tile of keys, keys as lanes, and the box around them; not if it is out of reach."""
     C, S, L, tile, kind = a[F.C], a[F.S], a[F.L], a[F.tile], a[F.kind]
-    if kind != GAUSSIAN:
+    if kind >= COMPACT:
         box = at(k, C * ROW)
         inverse = at(address(a[F.weight], x), head % a[F.H] * a[F.weight_head])
         if a[F.boxes] != 0:
@@ -70,20 +84,20 @@ def in_reach(C, one, other, inverse):
 def _pairs(count, kind, first=True):
     @njit(**FAST)
     def pairs(s, k, q, inverse, lanes):
-        """Write a compact kernel's weights in up to three features, or write or add the squared distance in these."""
+        """Write a compact kernel's weights in up to three features, or write or add the distance in these."""
         q0, i0, k0 = q[0], inverse[0], at(k, 0)
         q1, i1, k1 = (q[1], inverse[1], at(k, ROW)) if count > 1 else (q0, i0, k0)
         q2, i2, k2 = (q[2], inverse[2], at(k, 2 * ROW)) if count > 2 else (q0, i0, k0)
         zero, one = number(0.0, s), number(1.0, s)
         for j in range(lanes):
             d = (q0 - k0[j]) * i0
-            total = d * d
+            total = abs(d) if kind == LAPLACIAN else d * d
             if count > 1:
                 d = (q1 - k1[j]) * i1
-                total += d * d
+                total += abs(d) if kind == LAPLACIAN else d * d
             if count > 2:
                 d = (q2 - k2[j]) * i2
-                total += d * d
+                total += abs(d) if kind == LAPLACIAN else d * d
             if kind == BOXCAR:
                 s[j] = one if total <= one else zero
             elif kind == TRIANGULAR:
@@ -96,54 +110,65 @@ def _pairs(count, kind, first=True):
     return pairs
 
 
-_first1, _first2, _first3 = (_pairs(n, SQUARES) for n in (1, 2, 3))
-_more1, _more2, _more3 = (_pairs(n, SQUARES, first=False) for n in (1, 2, 3))
 _boxcar1, _boxcar2, _boxcar3 = (_pairs(n, BOXCAR) for n in (1, 2, 3))
 _triangular1, _triangular2, _triangular3 = (_pairs(n, TRIANGULAR) for n in (1, 2, 3))
 _epanechikov1, _epanechikov2, _epanechikov3 = (_pairs(n, EPANECHIKOV) for n in (1, 2, 3))
 
 
-@njit(**FAST)
-def square_distances(s, partial, k, q, inverse, C, lanes):
-    """Write the squared distances of one row and the keys of a tile, in units of the width.
+def _distances(kind):
+    """Return the function that sums up squares, or for the Laplacian absolute values, over any number of features."""
+    first1, first2, first3 = (_pairs(n, kind) for n in (1, 2, 3))
+    more1, more2, more3 = (_pairs(n, kind, first=False) for n in (1, 2, 3))
 
-    Partial sums of a few features each keep the error of a long sum small.
+    @njit(**FAST)
+    def some(s, k, q, inverse, C, lanes):
+        """Write what some features add to the distances."""
+        if C >= 3:
+            first3(s, k, q, inverse, lanes)
+        elif C == 2:
+            first2(s, k, q, inverse, lanes)
+        elif C == 1:
+            first1(s, k, q, inverse, lanes)
+        else:
+            for j in range(lanes):
+                s[j] = number(0.0, s)
+        for c in range(3, C - 2, 3):
+            more3(s, at(k, c * ROW), at(q, c), at(inverse, c), lanes)
+        rest = C - C % 3
+        if C > 3 and C % 3 == 2:
+            more2(s, at(k, rest * ROW), at(q, rest), at(inverse, rest), lanes)
+        elif C > 3 and C % 3 == 1:
+            more1(s, at(k, rest * ROW), at(q, rest), at(inverse, rest), lanes)
+
+    @njit(**FAST)
+    def distances(s, partial, k, q, inverse, C, lanes):
+        """Write the distances of one row and the keys of a tile, in units of the width.
+
+        Partial sums of a few features each keep the error of a long sum small.
+        """
+        some(s, k, q, inverse, min(C, FEATURES), lanes)
+        for c in range(FEATURES, C, FEATURES):
+            some(partial, at(k, c * ROW), at(q, c), at(inverse, c), min(C - c, FEATURES), lanes)
+            for j in range(lanes):
+                s[j] += partial[j]
+
+    return distances
+
+
+_square_distances, _manhattan_distances = _distances(SQUARES), _distances(LAPLACIAN)
+
+
+@njit(**FAST)
+def weigh(s, kind, scale, lanes):
+    """Replace distances by the Gaussian's or the Laplacian's scores, or by a compact kernel's weights, 0 beyond reach.
+
+    The factor ``scale`` is the scores' alone.
     """
-    partial_squares(s, k, q, inverse, min(C, FEATURES), lanes)
-    for c in range(FEATURES, C, FEATURES):
-        partial_squares(partial, at(k, c * ROW), at(q, c), at(inverse, c), min(C - c, FEATURES), lanes)
-        for j in range(lanes):
-            s[j] += partial[j]
-
-
-@njit(**FAST)
-def partial_squares(s, k, q, inverse, C, lanes):
-    """Write what some features add to the squared distances."""
-    if C >= 3:
-        _first3(s, k, q, inverse, lanes)
-    elif C == 2:
-        _first2(s, k, q, inverse, lanes)
-    elif C == 1:
-        _first1(s, k, q, inverse, lanes)
-    else:
-        for j in range(lanes):
-            s[j] = number(0.0, s)
-    for c in range(3, C - 2, 3):
-        _more3(s, at(k, c * ROW), at(q, c), at(inverse, c), lanes)
-    rest = C - C % 3
-    if C > 3 and C % 3 == 2:
-        _more2(s, at(k, rest * ROW), at(q, rest), at(inverse, rest), lanes)
-    elif C > 3 and C % 3 == 1:
-        _more1(s, at(k, rest * ROW), at(q, rest), at(inverse, rest), lanes)
-
-
-@njit(**FAST)
-def weigh(s, kind, half, lanes):
-    """Replace squared distances by the Gaussian's scores, or by a compact kernel's weights, 0 beyond reach."""
     zero, one = number(0.0, s), number(1.0, s)
-    if kind == GAUSSIAN:
+    if kind < COMPACT:
+        factor = -scale if kind == LAPLACIAN else number(-0.5, s) * scale
         for j in range(lanes):
-            s[j] = half * s[j]
+            s[j] = factor * s[j]
     elif kind == BOXCAR:
         for j in range(lanes):
             s[j] = one if s[j] <= one else zero
@@ -187,14 +212,13 @@ def compare(a, x, head, row, last, t0, j0, lanes, k, s):
     inverse = at(address(a[F.weight], x), head % a[F.H] * a[F.weight_head])
     count = min(GROUP, last - row + 1)
     query = at(address(a[F.query], x), (head * L + row) * C)
-    if kind != GAUSSIAN:
+    if kind >= COMPACT:
         box = at(k, C * ROW)
         mine = at(box, (4 + 2 * (row % BLOCK // GROUP)) * C)
         if a[F.boxes] == 0:
             box_of(query, C, 1, count, C, mine)
         if not in_reach(C, mine, box, inverse):
             return False
-    half = number(-0.5, x) * scale
     zero, one, minus = number(0.0, x), number(1.0, x), -number(math.inf, x)
     if a[F.direct] != 0 and a[F.d_query] == 0 and 0 < C <= 3:
         for i in range(GROUP):
@@ -203,13 +227,17 @@ def compare(a, x, head, row, last, t0, j0, lanes, k, s):
         return True
     for i in range(GROUP):
         si = at(s, i * ROW + j0)
-        square_distances(si, at(s, 2 * GROUP * ROW), at(k, j0), at(query, min(i, count - 1) * C), inverse, C, lanes)
-        if a[F.d_query] != 0 and kind != GAUSSIAN:  # the backward pass needs them again
+        partial, q = at(s, 2 * GROUP * ROW), at(query, min(i, count - 1) * C)
+        if kind == LAPLACIAN:
+            _manhattan_distances(si, partial, at(k, j0), q, inverse, C, lanes)
+        else:
+            _square_distances(si, partial, at(k, j0), q, inverse, C, lanes)
+        if a[F.d_query] != 0 and kind >= COMPACT:  # the backward pass needs them again
             squares = at(s, (GROUP + i) * ROW + j0)
             for j in range(lanes):
                 squares[j] = si[j]
-        weigh(si, kind, half, lanes)
-        if a[F.direct] == 0 and kind != GAUSSIAN:
+        weigh(si, kind, scale, lanes)
+        if a[F.direct] == 0 and kind >= COMPACT:
             for j in range(lanes):
                 inside = si[j] > zero
                 value = log(si[j] if inside else one)
@@ -219,9 +247,9 @@ def compare(a, x, head, row, last, t0, j0, lanes, k, s):
 
 @njit(**FAST)
 def slopes(kind, scale, squares, ds, lanes):
-    """Replace d score by d squared distance."""
+    """Replace d score by d squared distance; by half of d Manhattan distance."""
     zero, one, half = number(0.0, ds), number(1.0, ds), number(0.5, ds)
-    if kind == GAUSSIAN:
+    if kind < COMPACT:
         for j in range(lanes):
             ds[j] *= -half * scale
     elif kind == BOXCAR:
@@ -253,6 +281,21 @@ def pull_feature(ds, k, q, inverse, dk, lanes):
 
 
 @njit(**FAST)
+def pull_sign(ds, k, q, inverse, dk, lanes):
+    """Do as ``pull_feature`` for the Manhattan distance: return the query's share, and ``ds · |(q − k) / width|``."""
+    zero, one = number(0.0, ds), number(1.0, ds)
+    dq, dw = zero, zero
+    for j in range(lanes):
+        d = (q - k[j]) * inverse
+        sign = one if d > zero else (-one if d < zero else zero)
+        h = ds[j] * sign
+        dw += h * d
+        dq += h
+        dk[j] -= h
+    return dq, dw
+
+
+@njit(**FAST)
 def pull(a, x, head, row, last, t0, j0, lanes, k, s, ds, dq, dk, dw):
     """Take the gradient of four rows' scores to queries and keys, less a factor 2 / width, and to the width."""
     C, L = a[F.C], a[F.L]
@@ -263,7 +306,10 @@ def pull(a, x, head, row, last, t0, j0, lanes, k, s, ds, dq, dk, dw):
         slopes(a[F.kind], x[0], at(s, (GROUP + i) * ROW + j0), dsi, lanes)
         for c in range(C):
             place = c * ROW + j0
-            dq_c, dw_c = pull_feature(dsi, at(k, place), query[i * C + c], inverse[c], at(dk, place), lanes)
+            if a[F.kind] == LAPLACIAN:
+                dq_c, dw_c = pull_sign(dsi, at(k, place), query[i * C + c], inverse[c], at(dk, place), lanes)
+            else:
+                dq_c, dw_c = pull_feature(dsi, at(k, place), query[i * C + c], inverse[c], at(dk, place), lanes)
             dq[i * C + c] += dq_c
             dw[c] += dw_c
 

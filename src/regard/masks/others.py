@@ -1,0 +1,114 @@
+"""Every key but the query's own: leave-one-out."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from regard._errors import rejected, shape
+from regard.masks._checks import int_tensor, lookup
+from regard.masks.base import Extent, Mask, Sizes
+from regard.masks.tiling import Tiling
+
+
+def others(own: Tensor | None = None) -> Mask:
+    """Return the mask that shows a query every key but its own.
+
+    Visible iff ``k ≠ q``, or ``k ≠ own[q]``. Where queries and keys are the same points, each is predicted from all
+    the others: leave-one-out.
+
+    Parameters
+    ----------
+    own : Tensor (L,), integer, optional
+        The key that each query does not see; −1, or any other number that is no key's, hides none. By default query
+        q's own key is key q. With it, some of the queries can be taken, or queries in another order than the keys.
+
+    Raises
+    ------
+    TypeError
+        If ``own`` is not an integer tensor.
+    ValueError
+        If it has another number of dimensions; when used, if its size is not L.
+
+    Notes
+    -----
+    A query that has no key but its own sees nothing, and gets what rows without keys get.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard import masks
+    >>> print(masks.others().draw(4))
+    others()
+    4 queries ↓, 4 keys →; █ visible, · not
+      0
+    0 ·███
+    1 █·██
+    2 ██·█
+    3 ███·
+    >>> print(masks.others(torch.tensor([2, -1])).draw(2, 4))
+    others(tensor(2,))
+    2 queries ↓, 4 keys →; █ visible, · not
+      0
+    0 ██·█
+    1 ████
+    """
+    return Others(None if own is None else int_tensor("masks.others", "own", own, "an integer tensor (L,)", (1,)))
+
+
+@final
+class Others(Mask):
+    """Keys other than the query's own: the key of the same number, or the one that a (L,) tensor names."""
+
+    def __init__(self, own: Tensor | None) -> None:
+        self.own = own
+
+    def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return where k is not the query's own."""
+        return kv_idx != (q_idx if self.own is None else lookup(self.own, q_idx))
+
+    def fit(self, extent: Extent, device: torch.device) -> Mask:  # noqa: ARG002
+        """Check the tensor's size."""
+        if self.own is not None and self.own.shape[0] != extent.L:
+            raise rejected("masks.others", "own", f"have one entry per query ({extent.L})", shape(self.own))
+        return self
+
+    @property
+    def is_structural(self) -> bool:
+        """Whether each query's own key has its number."""
+        return self.own is None
+
+    @property
+    def bounds_are_exact(self) -> bool:
+        """Always."""
+        return True
+
+    def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
+        """Return which tiles hold more than own keys, and which hold no query's own."""
+        if self.own is None:
+            least, greatest = tiling.q_lo, tiling.q_hi
+            every = (greatest < tiling.k_lo) | (least > tiling.k_hi)
+        else:
+            own = self.own.to(torch.int64)
+            least, greatest = (tiling.over_queries(own[:, None], how) for how in ("amin", "amax"))
+            every = self._free_tiles(own, tiling)
+        # A tile hides all its pairs only where it has one key, and that is the own one of all its queries.
+        return (tiling.k_lo != tiling.k_hi) | (least != tiling.k_lo) | (greatest != tiling.k_hi), every
+
+    @staticmethod
+    def _free_tiles(own: Tensor, tiling: Tiling) -> Tensor:
+        """Return which tiles no query's own key lies in, (nq, nk), in memory of that size."""
+        nq, nk = tiling.counts
+        column = torch.where((own >= 0) & (own < tiling.extent.S), own // tiling.kv_block, nk)
+        row = torch.arange(own.shape[0], device=own.device) // tiling.q_block
+        free = torch.ones(nq * (nk + 1), dtype=torch.bool, device=own.device)
+        return free.scatter(0, row * (nk + 1) + column, value=False).unflatten(0, (nq, nk + 1))[:, :nk]
+
+    def sizes(self) -> Sizes:
+        """Return L of the tensor."""
+        return None, None, None if self.own is None else self.own.shape[0], None
+
+    def __repr__(self) -> str:
+        return "others()" if self.own is None else f"others(tensor{shape(self.own)})"

@@ -221,6 +221,10 @@ def test_nothing_optional_is_needed() -> None:
         "sklearn",
         "scipy",
         "pandas",
+        "pyarrow",
+        "lightning",
+        "tokenizers",
+        "sacrebleu",
         "triton",
     }
     assert python(BLOCKED.format(names=optional)).split() == ["sdpa", "6", "all"]

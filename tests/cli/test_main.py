@@ -34,4 +34,4 @@ def test_a_missing_package_is_one_hint(regard, monkeypatch: pytest.MonkeyPatch) 
     outcome = regard("--version")
     assert outcome.code == 2
     assert outcome.err.count("\n") == 1
-    assert "pip install 'regard[pronunciation]'" in outcome.err
+    assert "pip install 'regard[cli]'" in outcome.err

@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> None:
     started = time.monotonic()
     if any(find_spec(name) is None for name in ("typer", "rich", "safetensors")):
         print(
-            "regard: the command line needs packages that are missing: pip install 'regard[pronunciation]'",
+            "regard: the command line needs packages that are missing: pip install 'regard[cli]'",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -90,3 +90,47 @@ def pronounce(
             if "-" in words:
                 words = [word for given in words for word in (sys.stdin.read().split() if given == "-" else [given])]
         run(words, model=model, alignment=alignment, png=png, html=html, as_json=as_json)
+
+
+@app.command()
+def regress(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="CSV or Parquet, with a row of names; - reads stdin.")],
+    target: Annotated[str, typer.Option(help="Column to predict: numbers, or text for a classification.")],
+    features: Annotated[
+        str | None, typer.Option(help="Columns to predict from, separated by commas; all others by default.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="Column that says how often each row counts.")] = None,
+    kernel: Annotated[
+        str, typer.Option(help="gaussian, boxcar, triangular, epanechikov, laplacian or constant.")
+    ] = "gaussian",
+    bandwidth: Annotated[
+        str,
+        typer.Option(
+            help="How far apart rows still count: loo (least leave-one-out error), learned (one for each feature), "
+            "scott, silverman, a number, or a number for each feature, as 0.5,2."
+        ),
+    ] = "loo",
+    order: Annotated[int, typer.Option(help="0 averages, 1 fits a line around each row.", min=0, max=1)] = 0,
+    empty: Annotated[
+        str, typer.Option(help="What a row gets that is out of reach: nearest, mean, nan or raise.")
+    ] = "nearest",
+    predict: Annotated[str | None, typer.Option(help="Table whose rows to predict; by default those of DATA.")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Write rows and predictions here: .csv, .tsv, .parquet, or - for stdout.")
+    ] = None,
+    std: Annotated[
+        bool, typer.Option("--std", help="Add the standard deviation of the target about each prediction.")
+    ] = False,
+    quantiles: Annotated[str | None, typer.Option(help="Add quantiles of the target, as 0.05,0.5,0.95.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the fit to this picture: .png, .svg, .pdf, ...")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Predict a column of a table from the others by kernel regression, and say how well that works."""
+    with interruptible():
+        from regard.cli.regress import run
+
+        run(
+            data=data, target=target, features=features, weights=weights, kernel=kernel, bandwidth=bandwidth,
+            order=order, empty=empty, predict=predict, out=out, std=std, quantiles=quantiles, plot=plot,
+            as_json=as_json,
+        )  # fmt: skip

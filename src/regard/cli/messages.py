@@ -20,15 +20,20 @@ def fail(message: str) -> typer.Exit:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def explained(extra: str = "pronunciation") -> Iterator[None]:
     """Turn the errors that a user can cause into one sentence and exit code 2.
 
     To be held around calls that check what the user gave, not around everything: elsewhere a ValueError is a bug.
+
+    Parameters
+    ----------
+    extra : str
+        What installs the packages that the command needs: ``regard[extra]``.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        raise fail(f"{error.name} is missing: pip install 'regard[pronunciation]'") from None
+        raise fail(f"{error.name} is missing: pip install 'regard[{extra}]'") from None
     except OSError as error:
         subject = error.filename if error.filename is not None else "the file"
         raise fail(f"{subject} cannot be used: {error.strerror or error}") from None

@@ -1,0 +1,26 @@
+"""Kernel regression as scikit-learn estimators: attention pooling over the training data.
+
+>>> from regard.regression import NadarayaWatsonRegressor
+>>> model = NadarayaWatsonRegressor(bandwidth=0.5).fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 4.0])
+>>> model.predict([[1.0]]).round(3)
+array([1.213])
+
+Needs scikit-learn: ``pip install 'regard[sklearn]'``.
+"""
+
+from regard.regression._explanation import AttendedPoints, Explanation
+from regard.regression._widths import Curve
+from regard.regression.classifier import NadarayaWatsonClassifier
+from regard.regression.plots import plot_fit, plot_loo, plot_weights
+from regard.regression.regressor import NadarayaWatsonRegressor
+
+__all__ = [
+    "AttendedPoints",
+    "Curve",
+    "Explanation",
+    "NadarayaWatsonClassifier",
+    "NadarayaWatsonRegressor",
+    "plot_fit",
+    "plot_loo",
+    "plot_weights",
+]

@@ -1,0 +1,238 @@
+"""What the estimators answer: averages, weights and explanations of queries."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from regard._errors import RegardWarning, rejected
+from regard.regression import _inputs
+from regard.regression._explanation import AttendedPoints, Explanation
+from regard.regression._progress import progress
+from regard.regression._smoother import Estimate, Smoother
+from regard.regression._training import TrainingPoints
+from regard.regression._widths import LeaveOneOut
+
+
+class KernelEstimator(TrainingPoints):
+    """An estimator that weighs its training data by a kernel; subclasses say what the targets and predictions are."""
+
+    def _shown(self, row: int) -> Any:
+        """Return the target of a training row as users know it."""
+        raise NotImplementedError
+
+    def predict(self, X: Any) -> Any:
+        """Return the predictions."""
+        raise NotImplementedError
+
+    def _query(self, X: Any, smoother: Smoother) -> Tensor:
+        check_is_fitted(self)
+        X = validate_data(self, _inputs.as_array(X), reset=False, dtype=[np.float64, np.float32])
+        return torch.from_numpy(self._features.coordinates(X)).to(smoother.key)
+
+    def _bandwidth(self, smoother: Smoother) -> Tensor:
+        return torch.from_numpy(self.bandwidth_).to(smoother.key)
+
+    @torch.no_grad()
+    def _estimate(self, X: Any, spread: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the averages (n, M), and the targets' standard deviations about them where they are asked for."""
+        check_is_fitted(self)
+        smoother = self._smoother()
+        query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
+        with progress(self.verbose, "predicting", len(query)) as report:
+            found = smoother.in_chunks(query, bandwidth, report, spread)
+        mean = found.mean.double().cpu().numpy() + self._center
+        lost = ~found.reached
+        if bool(lost.any()):
+            mean[lost.cpu().numpy()] = self._instead(smoother, query[lost], bandwidth, len(query))
+        return mean.astype(self._result_dtype()), self._deviation(smoother, query, bandwidth, found) if spread else None
+
+    def _deviation(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, found: Estimate) -> np.ndarray:
+        assert found.variance is not None
+        rest = 1 - smoother.concentration(query, bandwidth)
+        enough = found.reached & (rest > torch.finfo(rest.dtype).eps ** 0.5)
+        variance = found.variance / torch.where(enough, rest, torch.nan)[:, None]
+        return variance.sqrt().cpu().numpy().astype(self._result_dtype())
+
+    def _result_dtype(self) -> np.dtype:
+        return np.dtype(str(self._dtype).removeprefix("torch."))
+
+    def _instead(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor, count: int) -> np.ndarray:
+        """Return what queries get that no point reaches."""
+        name, what = type(self).__name__, f"{len(lost)} of {count} queries"
+        far = "beyond the reach of every training point"
+        if self.empty == "raise":
+            raise ValueError(f"{name}: X must lie within the kernel's reach (empty='raise'), got {what} {far}.")
+        if self.empty == "nan":
+            return np.full((len(lost), len(self._center)), np.nan)
+        if self.empty == "mean":
+            return np.broadcast_to(self._center, (len(lost), len(self._center)))
+        warnings.warn(
+            f"{name}: {what} lie {far} and get the nearest one's target; empty= says what else they may get.",
+            RegardWarning,
+            stacklevel=_outside(),
+        )
+        nearest = smoother.nearest(lost, bandwidth).cpu().numpy()
+        return np.where((nearest >= 0)[:, None], self._targets()[nearest], self._center)
+
+    @torch.no_grad()
+    def attention(self, X: Any, topk: int = 10) -> AttendedPoints:
+        """Return the training points that made each prediction, with their weights.
+
+        Parameters
+        ----------
+        X : array-like (n, n_features)
+        topk : int, default 10
+            How many points; fewer where there are not so many.
+
+        Returns
+        -------
+        AttendedPoints
+            ``weights`` (n, topk) and ``indices`` (n, topk), rows of the training data in the order of ``fit`` and
+            ``partial_fit``; weight 0 and index −1 where there are fewer points. With ``order=1`` a prediction is a sum
+            with weights that may be negative; the largest in size come first.
+        """
+        check_is_fitted(self)
+        k = min(_inputs.count(type(self).__name__, "topk", topk), len(self._X))
+        smoother = self._smoother()
+        query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
+        if self._order:
+            parts = []
+            for _, effective in smoother.rows_of_weights(query, bandwidth):
+                index = effective.abs().topk(k).indices
+                parts.append((effective.gather(1, index), index))
+            weights, indices = (torch.cat(each) for each in zip(*parts)) if parts else (query[:, :0], query[:, :0])
+            indices = torch.where(weights == 0, -1, indices)
+        else:
+            weights, indices = smoother.strongest(query, bandwidth, k)
+            indices = torch.where(weights > 0, indices, -1)
+        lost = (indices < 0).all(1)
+        if bool(lost.any()) and self.empty == "nearest":
+            indices[lost, 0], weights[lost, 0] = smoother.nearest(query[lost], bandwidth), 1.0
+        elif self.empty == "nan":
+            weights[lost] = torch.nan
+        places = indices.cpu().numpy()
+        own = np.where(places < 0, -1, self._rows[places])
+        return AttendedPoints(_inputs.like(X, weights.cpu().numpy()), _inputs.like(X, own))
+
+    @torch.no_grad()
+    def weights(self, X: Any) -> Any:
+        """Return the weight of every training point in each prediction.
+
+        Parameters
+        ----------
+        X : array-like (n, n_features)
+
+        Returns
+        -------
+        ndarray (n, n_train)
+            Of all rows given to ``fit`` and ``partial_fit``, in their order; each row sums to 1. Their products with
+            the targets are the predictions. Materialized: :meth:`attention` needs no such memory.
+        """
+        check_is_fitted(self)
+        smoother = self._smoother()
+        query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
+        found = np.zeros((len(query), self._count), dtype=self._result_dtype())
+        done = 0
+        for _, effective in smoother.rows_of_weights(query, bandwidth):
+            found[done : done + len(effective), self._rows] = effective.cpu().numpy()
+            done += len(effective)
+        lost = ~found.any(1)
+        if lost.any():
+            found[lost] = self._weights_instead(smoother, query[torch.from_numpy(lost).to(query.device)], bandwidth)
+        return _inputs.like(X, found)
+
+    def _weights_instead(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor) -> np.ndarray:
+        found = np.zeros((len(lost), self._count))
+        if self.empty == "nan":
+            found[:] = np.nan
+        elif self.empty == "mean":
+            found[:, self._rows] = 1.0 if self._weight is None else self._weight
+            found /= found.sum(1, keepdims=True)
+        elif self.empty == "nearest":
+            found[np.arange(len(lost)), self._rows[smoother.nearest(lost, bandwidth).cpu().numpy()]] = 1.0
+        return found
+
+    def explain(self, x: Any, topk: int = 10) -> Explanation:
+        """Return the training points that made one prediction, as a small table.
+
+        Parameters
+        ----------
+        x : array-like (n_features,) or (1, n_features)
+        topk : int, default 10
+
+        Returns
+        -------
+        Explanation
+        """
+        check_is_fitted(self)
+        one = x if getattr(x, "ndim", None) == 2 else np.atleast_2d(np.asarray(_inputs.as_array(x)))
+        if len(one) != 1:
+            raise rejected(type(self).__name__, "x", "be one row", f"{len(one)} of them")
+        found = self.attention(one, topk)
+        with torch.no_grad():
+            smoother = self._smoother()
+            query, bandwidth = self._query(one, smoother), self._bandwidth(smoother)
+            effective = 1 / float(smoother.concentration(query, bandwidth)[0])
+            total = float(np.abs(np.asarray(self.weights(one))).sum())
+        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])
+        place = {row: i for i, row in enumerate(self._rows)}
+        width = bandwidth.cpu().numpy()[self._features.owner]
+        gaps = (smoother.key - query).cpu().numpy() / width
+        rows = []
+        for weight, index in zip(np.asarray(found.weights)[0], np.asarray(found.indices)[0]):
+            if index >= 0:
+                gap = gaps[place[index]]
+                distance = np.abs(gap).sum() if self._features.manhattan else np.sqrt((gap**2).sum())
+                features = dict(zip(names, self._X[place[index]].tolist()))
+                target = self._shown(place[index])
+                row = {"index": int(index), "weight": float(weight), "target": target, "distance": float(distance)}
+                rows.append(row | features)
+        share = sum(abs(row["weight"]) for row in rows) / total if total > 0 else 0.0
+        return Explanation(self.predict(one)[0], rows, share, effective)
+
+    @torch.no_grad()
+    def _left_out_averages(self) -> np.ndarray:
+        smoother = self._smoother()
+        loo = LeaveOneOut(smoother, self._fallback(smoother))
+        return loo.predict(self._bandwidth(smoother)).double().cpu().numpy() + self._center
+
+    @torch.no_grad()
+    def loo_error(self, bandwidth: Any = None) -> float:
+        """Return the mean squared error of predicting each training point from all the others.
+
+        Parameters
+        ----------
+        bandwidth : float or array-like (n_features,), optional
+            That of the fit where it is not given.
+
+        Returns
+        -------
+        float
+            The mean over points (each counted by its weight) and outputs; for a classifier the mean over classes of
+            the squared error of the probabilities.
+        """
+        check_is_fitted(self)
+        name = type(self).__name__
+        given = (
+            self.bandwidth_ if bandwidth is None else _inputs.checked_bandwidth(name, bandwidth, self.n_features_in_)
+        )
+        if isinstance(given, str):
+            raise rejected(name, "bandwidth", "be a number here, or one for each feature", repr(given))
+        smoother = self._smoother(in_order=True)
+        loo = LeaveOneOut(smoother, self._fallback(smoother))
+        return float(loo.error(torch.from_numpy(given).to(smoother.key)))
+
+
+def _outside() -> int:
+    """Return the level of the caller's caller that is no code of this package, nor torch's around it."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("regard", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -1,0 +1,160 @@
+"""Columns as coordinates: each kind of feature becomes one or more, so that one kernel measures them all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard._errors import described, rejected
+
+#: A feature's kind, and for an angular one the length of its circle.
+Kind = tuple[str, float]
+
+_EXPECTED = "be 'euclidean', 'angular', 'categorical' or ('angular', period), one for all features or one for each"
+
+
+def kinds_of(function: str, metric: Any, width: int, names: Sequence[str] | None) -> tuple[Kind, ...]:
+    """Return the kind of each of ``width`` features, or raise."""
+    if isinstance(metric, Mapping):
+        kinds = [("euclidean", 0.0)] * width
+        for name, value in metric.items():
+            kinds[_place(function, name, width, names)] = _kind(function, value)
+        return tuple(kinds)
+    if isinstance(metric, str) or (isinstance(metric, tuple) and len(metric) == 2 and metric[0] == "angular"
+                                   and not isinstance(metric[1], str)):  # fmt: skip
+        return (_kind(function, metric),) * width
+    if not isinstance(metric, Sequence) or len(metric) != width:
+        came = f"{len(metric)} of them for {width} features" if isinstance(metric, Sequence) else described(metric)
+        raise rejected(function, "metric", _EXPECTED, came)
+    return tuple(_kind(function, value) for value in metric)
+
+
+def _place(function: str, name: Any, width: int, names: Sequence[str] | None) -> int:
+    if isinstance(name, str):
+        if names is None or name not in names:
+            raise rejected(function, "metric", "name features that X has", repr(name))
+        return list(names).index(name)
+    if isinstance(name, bool) or not isinstance(name, (int, np.integer)) or not 0 <= name < width:
+        raise rejected(function, "metric", f"name features by name or index below {width}", described(name))
+    return int(name)
+
+
+def _kind(function: str, value: Any) -> Kind:
+    if isinstance(value, str) and value in ("euclidean", "angular", "categorical"):
+        return value, 2 * math.pi
+    if isinstance(value, (tuple, list)) and len(value) == 2 and value[0] == "angular":
+        period = value[1]
+        if isinstance(period, (int, float)) and not isinstance(period, bool) and 0 < period < math.inf:
+            return "angular", float(period)
+    raise rejected(function, "metric", _EXPECTED, repr(value))
+
+
+@dataclass(frozen=True)
+class Features:
+    """How features become coordinates, in which distances are Euclidean (or, for the Laplacian, Manhattan).
+
+    A number is a coordinate. An angle is a point on a circle of its period, so that near angles lie as far apart as
+    they differ, and with the Gaussian the kernel is von Mises'. Categories are corners that lie one apart from each
+    other, and one apart from whatever was not in the training data.
+
+    Attributes
+    ----------
+    kinds : tuple
+    center : ndarray (n_features,)
+        What is taken from numbers, so that little is lost in sums of products.
+    categories : dict of int to ndarray
+        Those of each categorical feature.
+    manhattan : bool
+        Whether distances are sums of absolute differences.
+    owner : ndarray (C,)
+        The feature that each coordinate belongs to.
+    """
+
+    kinds: tuple[Kind, ...]
+    center: np.ndarray
+    categories: dict[int, np.ndarray] = field(default_factory=dict)
+    manhattan: bool = False
+    owner: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        sizes = {"euclidean": 1, "angular": 2}
+        counts = [sizes.get(kind) or len(self.categories[place]) for place, (kind, _) in enumerate(self.kinds)]
+        object.__setattr__(self, "owner", np.repeat(np.arange(len(counts)), counts))
+
+    @classmethod
+    def of(cls, function: str, kinds: tuple[Kind, ...], X: np.ndarray, manhattan: bool) -> Features:
+        """Return the coordinates that training data X (n, n_features) give."""
+        if manhattan and any(kind == "angular" for kind, _ in kinds):
+            came = "'angular' with kernel='laplacian', whose distance changes when a circle is turned"
+            raise rejected(function, "metric", "be 'euclidean' or 'categorical'", came)
+        categories = {place: np.unique(X[:, place]) for place, (kind, _) in enumerate(kinds) if kind == "categorical"}
+        center = np.where([kind == "euclidean" for kind, _ in kinds], X.mean(0, dtype=np.float64), 0.0)
+        return cls(kinds, center, categories, manhattan)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all features are numbers."""
+        return all(kind == "euclidean" for kind, _ in self.kinds)
+
+    def coordinates(self, X: np.ndarray) -> np.ndarray:
+        """Return the coordinates (n, C) of rows (n, n_features), float64."""
+        X = X.astype(np.float64, copy=False)
+        if self.is_plain:
+            return X - self.center
+        return np.concatenate([self._coordinates(place, X[:, place]) for place in range(len(self.kinds))], 1)
+
+    def _coordinates(self, place: int, column: np.ndarray) -> np.ndarray:
+        kind, period = self.kinds[place]
+        if kind == "euclidean":
+            return (column - self.center[place])[:, None]
+        if kind == "angular":
+            angle = column * (2 * math.pi / period)
+            return period / (2 * math.pi) * np.stack([np.cos(angle), np.sin(angle)], 1)
+        known = self.categories[place]
+        same = column[:, None] == known
+        c = len(known)
+        corner, elsewhere = (0.5, -0.5 / c) if self.manhattan else (math.sqrt(0.5), _equidistant(c))
+        return np.where(same.any(1, keepdims=True), np.where(same, corner, 0.0), elsewhere)
+
+    def spread(self, Z: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+        """Return the standard deviation of each feature (n_features,), of coordinates Z (n, C); 1 where it is 0."""
+        mean = np.average(Z, axis=0, weights=weight)
+        variance = np.average((Z - mean) ** 2, axis=0, weights=weight)
+        total = np.bincount(self.owner, variance, minlength=len(self.kinds))
+        # A constant feature has a rounding's variance.
+        largest = np.bincount(self.owner, mean**2, minlength=len(self.kinds))
+        return np.where(total > 1e-24 * (largest + self.center**2), np.sqrt(total), 1.0)
+
+    @property
+    def sloped(self) -> list[int]:
+        """The features that a line has slopes along: numbers and angles."""
+        return [place for place, (kind, _) in enumerate(self.kinds) if kind != "categorical"]
+
+    def tangents(self, query: Tensor) -> Tensor:
+        """Return what makes differences of coordinates linear terms at queries (L, C): (L or 1, P, C).
+
+        A number's difference is one, an angle's is the step along its circle, a category's is none.
+        """
+        if self.is_plain:
+            return torch.eye(query.shape[1]).to(query)[None]
+        rows = query.new_zeros(len(query), len(self.sloped), query.shape[1])
+        for i, place in enumerate(self.sloped):
+            kind, period = self.kinds[place]
+            own = np.flatnonzero(self.owner == place)
+            if kind == "angular":
+                turn = 2 * math.pi / period
+                rows[:, i, own[0]], rows[:, i, own[1]] = -turn * query[:, own[1]], turn * query[:, own[0]]
+            else:
+                rows[:, i, own[0]] = 1.0
+        return rows
+
+
+def _equidistant(c: int) -> float:
+    """Return t such that (t, …, t) lies one apart from the c corners (√½, 0, …), …."""
+    return (math.sqrt(2) + math.sqrt(2 + 2 * c)) / (2 * c)

@@ -1,0 +1,87 @@
+"""What users give and get: arrays of NumPy, pandas and torch, and parameters that are checked when they are used."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard._errors import described, rejected
+
+EMPTY = ("nan", "nearest", "mean", "raise")
+RULES = ("scott", "silverman")
+CHOSEN = ("loo", "learned")
+
+
+def as_array(X: Any) -> Any:
+    """Return a tensor's numbers as a NumPy array, and everything else as it is."""
+    return X.detach().cpu().numpy() if isinstance(X, Tensor) else X
+
+
+def like(X: Any, array: np.ndarray) -> Any:
+    """Return an array as a tensor beside X where that is one, and as it is elsewhere."""
+    return torch.from_numpy(array).to(X.device) if isinstance(X, Tensor) else array
+
+
+def dtype_of(function: str, dtype: Any, X: np.ndarray) -> torch.dtype:
+    """Return the dtype to calculate in: the one asked for, or that of X."""
+    if dtype is None:
+        return torch.float32 if X.dtype == np.float32 else torch.float64
+    expected = "be 'float32', 'float64' or None"
+    if not isinstance(dtype, torch.dtype):
+        try:
+            dtype = getattr(torch, np.dtype(dtype).name, None)
+        except TypeError:
+            raise rejected(function, "dtype", expected, described(dtype)) from None
+    if dtype not in (torch.float32, torch.float64):
+        raise rejected(function, "dtype", expected, str(dtype))
+    return dtype
+
+
+def checked_bandwidth(function: str, bandwidth: Any, width: int) -> np.ndarray | str:
+    """Return a bandwidth for each of ``width`` features, or the name of the way to choose it; else raise."""
+    ways = (*RULES, *CHOSEN)
+    expected = f"be a positive number, {width} of them, or one of {', '.join(map(repr, ways))}"
+    if isinstance(bandwidth, str):
+        if bandwidth not in ways:
+            raise rejected(function, "bandwidth", expected, repr(bandwidth))
+        return bandwidth
+    try:
+        given = np.asarray(as_array(bandwidth), dtype=np.float64)
+    except (TypeError, ValueError):
+        raise rejected(function, "bandwidth", expected, described(bandwidth), TypeError) from None
+    if given.shape not in ((), (1,), (width,)):
+        raise rejected(function, "bandwidth", expected, f"an array of shape {given.shape}")
+    if isinstance(bandwidth, bool) or not (np.isfinite(given) & (given > 0)).all():
+        raise rejected(function, "bandwidth", expected, bandwidth)
+    return np.full(width, given) if given.ndim == 0 else np.broadcast_to(given, (width,)).copy()
+
+
+def choice(function: str, name: str, value: Any, known: tuple[Any, ...]) -> None:
+    """Check that a parameter is one of a few."""
+    if isinstance(value, bool) or value not in known:
+        raise rejected(function, name, f"be one of {', '.join(map(repr, known))}", described(value))
+
+
+def count(function: str, name: str, value: Any, least: int = 1) -> int:
+    """Return an integer that is large enough, or raise."""
+    expected = f"be an int of at least {least}"
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise rejected(function, name, expected, described(value), TypeError)
+    if value < least:
+        raise rejected(function, name, expected, value)
+    return int(value)
+
+
+def number(function: str, name: str, value: Any) -> float:
+    """Return a finite number of at least 0, or raise."""
+    expected = "be a finite number of at least 0"
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise rejected(function, name, expected, described(value), TypeError)
+    if not 0 <= (found := float(value)) < math.inf:
+        raise rejected(function, name, expected, value)
+    return found

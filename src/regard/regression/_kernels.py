@@ -1,0 +1,94 @@
+"""Kernels of a distance: the score of each, and how wide it is for its spread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import scores
+from regard._errors import described, rejected, unknown_name
+from regard.scores import Score
+from regard.scores.distance import Radial
+
+#: A kernel of one's own: scaled distances u ≥ 0 in, weights K(u) ≥ 0 out, of the same shape.
+Profile = Callable[[Tensor], Any]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of the distance in units of its bandwidth.
+
+    Attributes
+    ----------
+    name : str
+    score : callable
+        The score whose exponential is the kernel, from a bandwidth for each coordinate.
+    stretch : callable
+        How many times as wide as a Gaussian of the same spread (standard deviation along each of C coordinates) it is.
+    compact : bool
+        Whether it is 0 beyond one bandwidth.
+    learnable : bool
+        Whether its weights have a gradient to the bandwidth.
+    manhattan : bool
+        Whether the distance is the sum of absolute differences, instead of the Euclidean.
+    """
+
+    name: str
+    score: Callable[[Tensor], Score]
+    stretch: Callable[[int], float]
+    compact: bool = False
+    learnable: bool = True
+    manhattan: bool = False
+
+
+class Shaped(Radial):
+    """The logarithm of a function of the distance."""
+
+    excludes = True
+
+    def __init__(self, profile: Profile, width: float | Tensor = 1.0) -> None:
+        super().__init__(width)
+        self.profile = profile
+
+    def log_weight(self, square: Tensor) -> Tensor:
+        positive = square > 0  # the root has no gradient at 0
+        distance = torch.where(positive, torch.where(positive, square, 1.0).sqrt(), 0.0)
+        weight = torch.as_tensor(self.profile(distance), dtype=square.dtype, device=square.device)
+        if weight.shape != square.shape:
+            expected = f"return a weight for each of the distances {tuple(square.shape)}"
+            raise rejected("NadarayaWatson", "kernel", expected, f"shape {tuple(weight.shape)}")
+        if not bool((weight >= 0).all()):
+            raise rejected("NadarayaWatson", "kernel", "return weights of at least 0", f"{float(weight.min()):g}")
+        seen = weight > 0
+        return torch.where(seen, torch.where(seen, weight, 1.0).log(), -torch.inf)
+
+
+#: By name. The variance of a kernel along a coordinate, as a density over C of them: 1 of the Gaussian, 1/(C+2) of the
+#: ball, (C+1)/((C+2)(C+3)) of the cone, 1/(C+4) of the paraboloid, 2 of the Laplacian.
+TABLE = {
+    kernel.name: kernel
+    for kernel in (
+        Kernel("gaussian", scores.Gaussian, lambda _: 1.0),
+        Kernel("boxcar", scores.Boxcar, lambda C: math.sqrt(C + 2), compact=True, learnable=False),
+        Kernel("triangular", scores.Triangular, lambda C: math.sqrt((C + 2) * (C + 3) / (C + 1)), compact=True),
+        Kernel("epanechikov", scores.Epanechikov, lambda C: math.sqrt(C + 4), compact=True),
+        Kernel("constant", lambda _: scores.Constant(), lambda _: 1.0, learnable=False),
+        Kernel("laplacian", scores.Laplacian, lambda _: math.sqrt(0.5), manhattan=True),
+    )
+}
+
+
+def named(function: str, kernel: Any) -> Kernel:
+    """Return the kernel of this name, or of this function."""
+    if isinstance(kernel, str):
+        if kernel not in TABLE:
+            raise unknown_name(function, "kernel", kernel, TABLE)
+        return TABLE[kernel]
+    if not callable(kernel):
+        raise rejected(function, "kernel", "be a name or a function of distances", described(kernel), TypeError)
+    return Kernel(getattr(kernel, "__name__", "function"), lambda width: Shaped(kernel, width), lambda _: 1.0)

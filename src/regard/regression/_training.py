@@ -1,0 +1,196 @@
+"""What the estimators keep: parameters, training points, and the bandwidth that was chosen for them."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import _check_sample_weight, validate_data
+from torch import Tensor
+
+from regard._errors import rejected
+from regard.engines.fused.order import nearby
+from regard.regression import _inputs, _widths
+from regard.regression._features import Features, kinds_of
+from regard.regression._kernels import Kernel, named
+from regard.regression._smoother import Smoother
+from regard.regression._widths import Curve, LeaveOneOut
+
+
+class TrainingPoints(BaseEstimator):
+    """An estimator that keeps its training data and chooses a bandwidth; subclasses say what the targets are."""
+
+    def __init__(
+        self,
+        kernel: Any,
+        bandwidth: Any,
+        metric: Any,
+        empty: str,
+        max_iter: int,
+        tol: float,
+        subsample: int | None,
+        random_state: Any,
+        engine: Any,
+        device: Any,
+        dtype: Any,
+        verbose: int,
+    ) -> None:
+        self.kernel = kernel
+        self.bandwidth = bandwidth
+        self.metric = metric
+        self.empty = empty
+        self.max_iter = max_iter
+        self.tol = tol
+        self.subsample = subsample
+        self.random_state = random_state
+        self.engine = engine
+        self.device = device
+        self.dtype = dtype
+        self.verbose = verbose
+
+    # What a subclass says.
+
+    @property
+    def _order(self) -> int:
+        return 0
+
+    def _targets(self) -> np.ndarray:
+        """Return what is averaged (n, M), float64."""
+        raise NotImplementedError
+
+    # Training data.
+
+    def _checked(self) -> str:
+        """Check the parameters that need no data, and return the estimator's name."""
+        name = type(self).__name__
+        named(name, self.kernel)
+        _inputs.choice(name, "empty", self.empty, _inputs.EMPTY)
+        _inputs.count(name, "max_iter", self.max_iter)
+        _inputs.number(name, "tol", self.tol)
+        if self.subsample is not None:
+            _inputs.count(name, "subsample", self.subsample, 2)
+        return name
+
+    def _keep(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> None:
+        """Keep points for good: those of weight 0 are left out."""
+        rows = np.arange(len(X))
+        weight = None
+        if sample_weight is not None:
+            weight = _check_sample_weight(
+                _inputs.as_array(sample_weight), X, dtype=np.float64, ensure_non_negative=True
+            )
+            rows = np.flatnonzero(weight > 0)
+            weight = None if (weight[rows] == 1).all() else weight[rows]
+        self._X, self._y, self._weight, self._rows = X[rows], y[rows], weight, rows
+        self._count = len(X)
+
+    def _append(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> None:
+        """Keep further points beside those that are there."""
+        before = self._X, self._y, self._weight, self._rows, self._count
+        self._keep(X, y, sample_weight)
+        old_X, old_y, old_weight, old_rows, old_count = before
+        if old_weight is not None or self._weight is not None:
+            weights = [np.ones(len(X)) if w is None else w for X, w in ((old_X, old_weight), (self._X, self._weight))]
+            self._weight = np.concatenate(weights)
+        self._X, self._y = np.concatenate([old_X, self._X]), np.concatenate([old_y, self._y])
+        self._rows = np.concatenate([old_rows, old_count + self._rows])
+        self._count += old_count
+
+    def _validated(self, X: Any, y: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return X and y as arrays."""
+        X, y = _inputs.as_array(X), _inputs.as_array(y)
+        return validate_data(self, X, y, dtype=[np.float64, np.float32], **options)
+
+    def _settle(self, rechoose: bool = True) -> Self:
+        """Make coordinates of the points kept, and choose the bandwidth unless a costly one is to stay."""
+        name = self._checked()
+        kernel = named(name, self.kernel)
+        kinds = kinds_of(name, self.metric, self.n_features_in_, getattr(self, "feature_names_in_", None))
+        self._features = Features.of(name, kinds, self._X, kernel.manhattan)
+        self._dtype = _inputs.dtype_of(name, self.dtype, self._X)
+        self._center = np.average(self._targets(), axis=0, weights=self._weight)
+        asked = _inputs.checked_bandwidth(name, self.bandwidth, self.n_features_in_)
+        if isinstance(asked, str):
+            if rechoose or asked in _inputs.RULES or not hasattr(self, "bandwidth_"):
+                self._choose(name, kernel, asked)
+        else:
+            self.bandwidth_ = asked
+            self.n_iter_ = 1
+        return self
+
+    def _choose(self, name: str, kernel: Kernel, way: str) -> None:
+        if way == "learned" and not kernel.learnable:
+            expected = "be fixed, by rule or 'loo' where the kernel's weights do not change smoothly with it"
+            raise rejected(name, "bandwidth", expected, f"'learned' with kernel={self.kernel!r}")
+        coordinates = self._features.coordinates(self._X)
+        unit = self._features.spread(coordinates, self._weight) * kernel.stretch(coordinates.shape[1])
+        self.n_iter_ = 1
+        if way in _inputs.RULES:
+            # A weight counts repetitions, as elsewhere in scikit-learn.
+            size = float(len(self._X) if self._weight is None else self._weight.sum())
+            self.bandwidth_ = unit * _widths.rule_of_thumb(way, max(size, 1.0), self.n_features_in_)
+            return
+        if len(self._X) < 2:
+            raise rejected(name, "X", f"have at least 2 rows for bandwidth={way!r}", "n_samples = 1")
+        smoother = self._smoother(in_order=kernel.compact)
+        rows = self._left_out(len(self._X), self.subsample)
+        begin, self.loo_curve_ = self._searched(smoother, torch.from_numpy(unit), rows)
+        if way == "learned":
+            loo = LeaveOneOut(smoother, self._fallback(smoother), rows)
+            begin, self.n_iter_, self.loo_curve_ = _widths.learned(
+                loo, begin.to(smoother.key), self.max_iter, self.tol, self.verbose
+            )
+        self.bandwidth_ = begin.double().cpu().numpy()
+        self.loo_error_ = float(self.loo_curve_.errors.min())
+
+    def _searched(self, smoother: Smoother, unit: Tensor, rows: Tensor | None) -> tuple[Tensor, Curve]:
+        fallback = self._fallback(smoother)
+        look = self._left_out(len(self._X), _widths.LOOK) if rows is None else None
+
+        def error_of(bandwidth: Tensor, some: Tensor | None) -> float:
+            with torch.no_grad():
+                loo = LeaveOneOut(smoother, fallback, rows if some is None else some)
+                return float(loo.error(bandwidth.to(smoother.key)))
+
+        return _widths.searched(error_of, unit, len(self._X), look, self.verbose)
+
+    def _left_out(self, count: int, most: int | None) -> Tensor | None:
+        """Return at most so many rows, drawn at random; None for all."""
+        if most is None or most >= count:
+            return None
+        drawn = np.random.default_rng(_seed(self.random_state)).choice(count, most, replace=False)
+        return torch.from_numpy(np.sort(drawn)).to(self._device())
+
+    def _device(self) -> torch.device:
+        return torch.device("cpu" if self.device is None else self.device)
+
+    def _smoother(self, in_order: bool = False) -> Smoother:
+        """Return the points on the device; for kernels of short reach in an order in which neighbours are together."""
+        kernel = named(type(self).__name__, self.kernel)
+        order = self._order
+        # Sums of products cancel too much for float32.
+        dtype = torch.float64 if order else self._dtype
+        place = self._device()
+        key = torch.from_numpy(self._features.coordinates(self._X)).to(place, dtype)
+        target = torch.from_numpy(self._targets() - self._center).to(place, dtype)
+        weight = None if self._weight is None else torch.from_numpy(self._weight).to(place, dtype)
+        if in_order:
+            along = curve_order(key)
+            key, target = key[along], target[along]
+            weight = None if weight is None else weight[along]
+        return Smoother(self._features, kernel, key, target, weight, order, self.engine)
+
+    def _fallback(self, smoother: Smoother) -> Tensor | None:
+        return None if self.empty == "nearest" else smoother.target.new_zeros(smoother.target.shape[1])
+
+
+def _seed(random_state: Any) -> Any:
+    """Return what NumPy's generators take for a random_state as scikit-learn has it."""
+    return random_state.randint(2**31) if isinstance(random_state, np.random.RandomState) else random_state
+
+
+def curve_order(key: Tensor) -> Tensor:
+    """Return the places of points (N, C) along a curve on which neighbours are together."""
+    return nearby(key[None, None], key[None, None])[1][0, 0]

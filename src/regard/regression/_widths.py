@@ -1,0 +1,165 @@
+"""Choosing a bandwidth: rules of thumb, and the least leave-one-out error by search or by gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import minimize, minimize_scalar
+from torch import Tensor
+
+from regard import masks
+from regard.regression._progress import progress
+from regard.regression._smoother import Smoother
+
+#: Bandwidths of the first look, per factor of ten, and points that it leaves out at most.
+STEPS, LOOK = 6, 8192
+#: The widest, in spreads of the data.
+WIDEST = 10.0
+#: Minima of the first look that are searched, and how exactly, as a share of the bandwidth.
+SEARCHED, EXACT = 3, 1e-3
+#: How far a learned bandwidth may go from where it began, as a factor.
+FAR = 1e3
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The leave-one-out error at some bandwidths, narrow to wide.
+
+    Attributes
+    ----------
+    bandwidths : ndarray (m, n_features)
+    errors : ndarray (m,)
+    """
+
+    bandwidths: np.ndarray
+    errors: np.ndarray
+
+
+def rule_of_thumb(rule: str, count: float, width: int) -> float:
+    """Return the bandwidth in spreads that a rule gives ``count`` points of ``width`` features.
+
+    Scott's: ``n^(−1/(d+4))``; Silverman's: ``(n (d+2) / 4)^(−1/(d+4))``.
+
+    Examples
+    --------
+    >>> round(rule_of_thumb("scott", 1000, 1), 4), round(rule_of_thumb("silverman", 1000, 1), 4)
+    (0.2512, 0.2661)
+    """
+    base = count if rule == "scott" else count * (width + 2) / 4
+    return base ** (-1 / (width + 4))
+
+
+class LeaveOneOut:
+    """The error of predicting points from all the others.
+
+    Parameters
+    ----------
+    smoother : Smoother
+    fallback : Tensor (M,) or None
+        What a point is predicted by that nobody else reaches; None is its nearest neighbour's target.
+    rows : Tensor (R,), int64, optional
+        The points that are left out, one at a time; all by default.
+    """
+
+    def __init__(self, smoother: Smoother, fallback: Tensor | None, rows: Tensor | None = None) -> None:
+        self.smoother, self.fallback, self.rows = smoother, fallback, rows
+        everything = slice(None) if rows is None else rows
+        self._query = smoother.key[everything]
+        self._target = smoother.target[everything]
+        self._weight = None if smoother.weight is None else smoother.weight[everything]
+        self._mask = masks.others(rows)
+
+    def predict(self, bandwidth: Tensor) -> Tensor:
+        """Return the predictions (R, M) of the points from the others, for a bandwidth per feature."""
+        found = self.smoother.at(self._query, bandwidth, self._mask)
+        if bool(found.reached.all()):
+            return found.mean
+        lost = ~found.reached
+        own = torch.arange(len(lost), device=lost.device) if self.rows is None else self.rows
+        if self.fallback is None:
+            near = self.smoother.nearest(self._query[lost], bandwidth.detach(), masks.others(own[lost]))
+            other = torch.where((near >= 0)[:, None], self.smoother.target[near.clamp(min=0)], 0.0)
+        else:
+            other = self.fallback
+        mean = found.mean.clone()
+        mean[lost] = other
+        return mean
+
+    def error(self, bandwidth: Tensor) -> Tensor:
+        """Return the mean squared error, each point counted by its weight."""
+        squares = (self.predict(bandwidth) - self._target).square().mean(1)
+        return squares.mean() if self._weight is None else (squares * self._weight).sum() / self._weight.sum()
+
+
+def searched(
+    error_of: Callable[[Tensor, Tensor | None], float], unit: Tensor, count: int, look: Tensor | None, verbose: int
+) -> tuple[Tensor, Curve]:
+    """Return the multiple of ``unit`` (n_features,) with the least error, and the errors that were seen.
+
+    ``error_of(bandwidth, rows)`` is the leave-one-out error over some rows, all where they are None. It may have
+    several minima: bandwidths a factor apart are looked at first (over the rows ``look``), and the lowest few minima
+    among them searched over all rows.
+    """
+    seen: dict[float, float] = {}
+    narrow = 0.25 * min(rule_of_thumb("scott", count, len(unit)), count ** (-1 / len(unit)))
+    decades = np.log10(WIDEST / narrow)
+    grid = np.geomspace(narrow, WIDEST, max(8, round(STEPS * decades)) + 1)
+
+    with progress(verbose, "bandwidth", None) as report:
+
+        def exact(log_factor: float) -> float:
+            if log_factor not in seen:
+                seen[log_factor] = error_of(unit * float(np.exp(log_factor)), None)
+                report(1, f"error {min(seen.values()):.4g}")
+            return seen[log_factor]
+
+        logs = np.log(grid)
+        first = (
+            [exact(at) for at in logs] if look is None else [error_of(unit * float(np.exp(at)), look) for at in logs]
+        )
+        padded = np.concatenate([[np.inf], first, [np.inf]])
+        minima = [i for i in range(len(first)) if padded[i] >= padded[i + 1] <= padded[i + 2]]
+        for i in sorted(minima, key=lambda i: first[i])[:SEARCHED]:
+            exact(logs[i])
+            bounds = logs[max(i - 1, 0)], logs[min(i + 1, len(logs) - 1)]
+            minimize_scalar(exact, bounds=bounds, method="bounded", options={"xatol": EXACT})
+    order = sorted(seen)
+    best = min(order, key=lambda at: seen[at])
+    curve = Curve(np.exp(order)[:, None] * unit.cpu().numpy(), np.array([seen[at] for at in order]))
+    return unit * float(np.exp(best)), curve
+
+
+def learned(loo: LeaveOneOut, begin: Tensor, max_iter: int, tol: float, verbose: int) -> tuple[Tensor, int, Curve]:
+    """Return a bandwidth for each feature by gradient descent (L-BFGS) on the leave-one-out error.
+
+    It ends when an iteration gains less than a share ``tol`` of the error, or after ``max_iter`` iterations; what is
+    returned is the best that was seen, with the number of iterations.
+    """
+    best, unit = (np.inf, begin), 1.0
+    gone: list[tuple[np.ndarray, float]] = []
+
+    def step(logs: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal best, unit
+        log_width = torch.from_numpy(logs).to(begin).requires_grad_()
+        error = loo.error(log_width.exp())
+        (slope,) = torch.autograd.grad(error, log_width)
+        value = float(error.detach())
+        gone.append((np.exp(logs), value))
+        if value < best[0]:
+            best = (value, log_width.detach().exp())
+        if len(gone) == 1:
+            unit = value or 1.0  # the search measures its gains against 1
+        return value / unit, torch.nan_to_num(slope).double().cpu().numpy() / unit
+
+    start = begin.log().double().cpu().numpy()
+    bounds = [(at - np.log(FAR), at + np.log(FAR)) for at in start]
+    with progress(verbose, "bandwidths", max_iter) as report:
+        found = minimize(
+            step, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": max_iter, "ftol": tol},
+            callback=lambda _: report(1, f"error {best[0]:.4g}"),
+        )  # fmt: skip
+    curve = Curve(np.stack([widths for widths, _ in gone]), np.array([error for _, error in gone]))
+    return best[1], max(int(found.nit), 1), curve

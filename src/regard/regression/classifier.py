@@ -1,0 +1,178 @@
+"""Classification by weighted votes."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
+
+from regard._errors import rejected
+from regard.regression import _inputs
+from regard.regression._base import KernelEstimator
+
+
+class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
+    r"""Classification by kernel-weighted votes, ``P(c | x) = Σ_{i: y_i = c} K((x − x_i) / h) / Σ_j K((x − x_j) / h)``.
+
+    Nadaraya–Watson regression (Nadaraya 1964; Watson 1964) on an indicator of each class: attention whose values are
+    labels.
+
+    Parameters
+    ----------
+    kernel, bandwidth, metric, max_iter, tol, subsample, random_state, engine, device, dtype, verbose
+        As :class:`NadarayaWatsonRegressor` has them; the leave-one-out error is the Brier score.
+    empty : {"nearest", "mean", "nan", "raise"}, default "nearest"
+        What a query gets that no training point reaches: the nearest one's class (with a warning that counts such
+        queries), the classes' shares of the training data, NaN probabilities, or an error.
+
+    Attributes
+    ----------
+    classes_ : ndarray (n_classes,)
+    bandwidth_, loo_error_, loo_curve_, n_iter_, n_features_in_, feature_names_in_
+        As :class:`NadarayaWatsonRegressor` has them.
+
+    Examples
+    --------
+    >>> from regard.regression import NadarayaWatsonClassifier
+    >>> model = NadarayaWatsonClassifier(bandwidth=1.0).fit([[0.0], [1.0], [5.0]], ["a", "a", "b"])
+    >>> model.predict([[0.5], [4.0]])
+    array(['a', 'b'], dtype='<U1')
+    >>> model.predict_proba([[0.5]]).round(3)
+    array([[1., 0.]])
+    """
+
+    def __init__(
+        self,
+        kernel: Any = "gaussian",
+        bandwidth: Any = "scott",
+        *,
+        metric: Any = "euclidean",
+        empty: str = "nearest",
+        max_iter: int = 200,
+        tol: float = 1e-5,
+        subsample: int | None = None,
+        random_state: Any = None,
+        engine: Any = "auto",
+        device: Any = None,
+        dtype: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(
+            kernel, bandwidth, metric, empty, max_iter, tol, subsample, random_state, engine, device, dtype, verbose
+        )
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Keep the training data and choose the bandwidth.
+
+        Parameters
+        ----------
+        X : array-like (n, n_features)
+        y : array-like (n,)
+            Labels.
+        sample_weight : array-like (n,), optional
+            How often each point counts; points of weight 0 are left out.
+
+        Returns
+        -------
+        NadarayaWatsonClassifier
+        """
+        self._checked()
+        X, y = self._validated(X, y)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        self._keep(X, codes, sample_weight)
+        return self._settle()
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Append training data.
+
+        Parameters
+        ----------
+        X : array-like (n, n_features)
+        y : array-like (n,)
+        classes : array-like (n_classes,), optional
+            All classes there will be; for the first call, where its labels are not all of them.
+        sample_weight : array-like (n,), optional
+
+        Returns
+        -------
+        NadarayaWatsonClassifier
+        """
+        self._checked()
+        first = not hasattr(self, "_X")
+        X, y = self._validated(X, y, reset=first)
+        check_classification_targets(y)
+        known = np.unique(y if classes is None else _inputs.as_array(classes)) if first else self.classes_
+        if not first and classes is not None and not np.array_equal(np.unique(classes), known):
+            raise rejected(type(self).__name__, "classes", f"be those of the first call, {known}", classes)
+        codes = np.searchsorted(known, y).clip(max=len(known) - 1)
+        if unknown := np.unique(y[known[codes] != y]).tolist():
+            raise rejected(type(self).__name__, "y", f"be labels of the first call, {known}", unknown)
+        self.classes_ = known
+        (self._keep if first else self._append)(X, codes, sample_weight)
+        return self._settle(rechoose=False)
+
+    def predict_proba(self, X: Any) -> Any:
+        """Return the probability of each class.
+
+        Parameters
+        ----------
+        X : array-like (n, n_features)
+
+        Returns
+        -------
+        ndarray (n, n_classes)
+            In the order of ``classes_``; each row sums to 1.
+        """
+        shares = np.maximum(self._estimate(X)[0], 0.0)
+        return _inputs.like(X, shares / shares.sum(1, keepdims=True))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the most probable class of each row.
+
+        Parameters
+        ----------
+        X : array-like (n, n_features)
+
+        Returns
+        -------
+        ndarray (n,)
+
+        Raises
+        ------
+        ValueError
+            With ``empty="nan"``, if a query has no probabilities.
+        """
+        shares = self._estimate(X)[0]
+        if lost := int(np.isnan(shares).any(1).sum()):
+            expected = "lie within the kernel's reach (with empty='nan' there is no label elsewhere)"
+            raise rejected(type(self).__name__, "X", expected, f"{lost} of {len(shares)} queries beyond it")
+        return self.classes_[shares.argmax(1)]
+
+    def loo_predict_proba(self) -> np.ndarray:
+        """Return the probability of each class at each training point by all the others, (n, n_classes).
+
+        Rows of weight 0 are NaN.
+        """
+        check_is_fitted(self)
+        found = np.full((self._count, len(self.classes_)), np.nan, dtype=self._result_dtype())
+        shares = np.maximum(self._left_out_averages(), 0.0)
+        found[self._rows] = shares / shares.sum(1, keepdims=True)
+        return found
+
+    def loo_predict(self) -> np.ndarray:
+        """Return the most probable class of each training point by all the others, (n,).
+
+        Rows of weight 0 get the class that is most frequent.
+        """
+        shares = self.loo_predict_proba()
+        return self.classes_[np.where(np.isnan(shares).any(1, keepdims=True), self._center, shares).argmax(1)]
+
+    def _targets(self) -> np.ndarray:
+        return np.eye(len(self.classes_))[self._y]
+
+    def _shown(self, row: int) -> Any:
+        return self.classes_[self._y[row]]

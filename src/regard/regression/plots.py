@@ -1,0 +1,323 @@
+"""Pictures of an estimator: its curve, its weights, and its error over bandwidths."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+from regard._errors import described, rejected
+from regard.regression import _inputs
+from regard.regression._base import KernelEstimator
+from regard.regression.classifier import NadarayaWatsonClassifier
+
+#: Training points that are drawn at most, and queries of a heat map.
+POINTS, QUERIES = 2000, 100
+#: The factors of the bandwidth that a curve of errors runs over.
+FACTORS = np.geomspace(0.1, 10, 25)
+
+
+def plot_fit(
+    estimator: Any,
+    ax: Any = None,
+    *,
+    feature: int | str = 0,
+    output: int = 0,
+    band: bool = True,
+    points: bool = True,
+    grid: int = 200,
+) -> Any:
+    """Draw what is predicted over one feature, the others held where most of the training data lie.
+
+    Parameters
+    ----------
+    estimator : NadarayaWatsonRegressor or NadarayaWatsonClassifier
+        Fitted. Of a classifier the probability of each class is drawn.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure by default.
+    feature : int or str, default 0
+        Index or name of the feature. The others are held at the median of the training data, an angular one at the
+        mean direction, a categorical one at the most frequent category.
+    output : int, default 0
+        Which target of a regressor that has several.
+    band : bool, default True
+        Whether to show two standard deviations of the targets about a regressor's prediction, each side; a gap where
+        there is none.
+    points : bool, default True
+        Whether to show the training points, of many 2,000 drawn at random; of a classifier as ticks, a row for each
+        class.
+    grid : int, default 200
+        Queries between the least and the largest value. A categorical feature has one for each category.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    ValueError
+        If an argument is wrong, or with ``empty="raise"`` a query lies beyond the kernel's reach.
+    sklearn.exceptions.NotFittedError
+        If the estimator is not fitted.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from regard.regression import NadarayaWatsonRegressor, plot_fit
+    >>> X = np.linspace(0, 6, 50)[:, None]
+    >>> ax = plot_fit(NadarayaWatsonRegressor().fit(X, np.sin(X[:, 0])))
+    >>> ax.get_xlabel(), ax.get_ylabel()
+    ('x0', 'y')
+    """
+    place = _checked("plot_fit", estimator, ax, feature)
+    _inputs.count("plot_fit", "grid", grid, 2)
+    classifies = isinstance(estimator, NadarayaWatsonClassifier)
+    several = 1 if classifies else estimator._targets().shape[1]
+    if _inputs.count("plot_fit", "output", output, 0) >= several:
+        raise rejected("plot_fit", "output", f"be below the number of targets that are drawn, {several}", output)
+    X = _line(estimator, place, grid)
+    x, seen = X[:, place], estimator._X[:, place]
+    with _nameless():
+        if classifies:
+            mean, deviation = estimator.predict_proba(X), None
+        elif band:
+            mean, deviation = (_column(each, output) for each in estimator.predict(X, return_std=True))
+        else:
+            mean, deviation = _column(estimator.predict(X), output), None
+    ax = _axes(ax)
+    style = "o" if estimator._features.kinds[place][0] == "categorical" else "-"
+    rows = np.arange(len(seen))
+    if len(rows) > POINTS:
+        rows = np.sort(np.random.default_rng(0).choice(rows, POINTS, replace=False))
+    if classifies:
+        for code, (label, share) in enumerate(zip(estimator.classes_, mean.T)):
+            (line,) = ax.plot(x, share, style, label=str(label))
+            own = seen[rows[estimator._y[rows] == code]]
+            if points:
+                ax.plot(own, np.full(len(own), -0.04 * (code + 1)), "|", color=line.get_color(), markersize=5)
+        ax.legend(title="class", frameon=False)
+    else:
+        if points:
+            ax.plot(seen[rows], estimator._targets()[rows, output], ".", color="0.6", label="training points", zorder=1)
+        if deviation is not None and style == "o":
+            bars = {"fmt": "none", "color": "C0", "capsize": 4, "zorder": 2}
+            ax.errorbar(x, mean, 2 * deviation, label="± 2 standard deviations", **bars)
+        elif deviation is not None:
+            low, high = mean - 2 * deviation, mean + 2 * deviation
+            ax.fill_between(x, low, high, color="C0", alpha=0.2, linewidth=0, label="± 2 standard deviations")
+        ax.plot(x, mean, style, color="C0", label="prediction", zorder=3)
+        ax.legend(frameon=False)
+    if style == "o":
+        ax.set_xticks(x, [f"{value:.3g}" for value in x])
+    y = "probability" if classifies else "y" if estimator._y.ndim == 1 else f"y{output}"
+    ax.set(xlabel=_name(estimator, place), ylabel=y)
+    return ax
+
+
+def plot_weights(estimator: Any, X: Any = None, ax: Any = None, *, feature: int | str = 0) -> Any:
+    """Draw the weight of each training point in each prediction as a heat map.
+
+    Queries run down, training points across, both in the order of one feature. Weights of a local line
+    (``order=1``) may be negative; they are drawn in another colour then. The largest weights of a tenth of the queries
+    may lie beyond the colours, as a pointed colour bar says.
+
+    Parameters
+    ----------
+    estimator : NadarayaWatsonRegressor or NadarayaWatsonClassifier
+        Fitted.
+    X : array-like (n, n_features), optional
+        Queries; by default 100 over the feature, the others held as :func:`plot_fit` holds them. All n × n_train
+        weights are held.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure by default.
+    feature : int or str, default 0
+        Index or name of the feature.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    ValueError
+        If an argument is wrong.
+    sklearn.exceptions.NotFittedError
+        If the estimator is not fitted.
+
+    Examples
+    --------
+    >>> from regard.regression import NadarayaWatsonRegressor, plot_weights
+    >>> model = NadarayaWatsonRegressor().fit([[2.0], [0.0], [1.0]], [4.0, 0.0, 1.0])
+    >>> plot_weights(model).images[0].get_array().shape
+    (100, 3)
+    """
+    place = _checked("plot_weights", estimator, ax, feature)
+    if X is None:
+        X = _line(estimator, place, QUERIES)
+        with _nameless():
+            weights = np.asarray(estimator.weights(X))
+    else:
+        weights = np.asarray(_inputs.as_array(estimator.weights(X)))
+    at = np.asarray(_inputs.as_array(X))[:, place].astype(np.float64)
+    seen = estimator._X[:, place]
+    down, across = at.argsort(kind="stable"), seen.argsort(kind="stable")
+    picture = weights[:, estimator._rows][np.ix_(down, across)]
+    ax = _axes(ax)
+    heaviest = np.abs(picture[~np.isnan(picture).any(1)]).max(1)
+    # A few queries at an edge may rest on single points: they would leave no colour to the others.
+    top = float(np.quantile(heaviest, 0.9)) if len(heaviest) else 1.0
+    signed = bool((picture < -1e-6 * top).any())
+    beyond = ("both" if signed else "max") if (heaviest > top).any() else "neither"
+    image = ax.imshow(
+        picture,
+        aspect="auto",
+        cmap="RdBu_r" if signed else "Blues",
+        vmin=-top if signed else 0.0,
+        vmax=top,
+        extent=(0, len(across), len(down), 0),
+    )
+    ax.figure.colorbar(image, ax=ax, label="weight", extend=beyond)
+    name = _name(estimator, place)
+    ax.set(xlabel=f"training point, by {name}", ylabel=f"query, by {name}")
+    for axis, values in ((ax.xaxis, seen[across]), (ax.yaxis, at[down])):
+        ticks = np.unique(np.linspace(0, len(values) - 1, 6).round().astype(int))
+        axis.set_ticks(ticks + 0.5, [f"{values[i]:.3g}" for i in ticks])
+    return ax
+
+
+def plot_loo(estimator: Any, ax: Any = None, *, factors: Any = None) -> Any:
+    """Draw the leave-one-out error over the bandwidth.
+
+    Parameters
+    ----------
+    estimator : NadarayaWatsonRegressor or NadarayaWatsonClassifier
+        Fitted.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure by default.
+    factors : array-like (m,), optional
+        The multiples of the bandwidth to calculate the error at, n² pairs for each; 25 from a tenth to ten times by
+        default.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The bandwidth in the feature's units, or with several features as multiples of the one that the estimator has.
+        Dots are bandwidths that "loo" and "learned" tried, as far as they are multiples of that one.
+
+    Raises
+    ------
+    ValueError
+        If an argument is wrong.
+    sklearn.exceptions.NotFittedError
+        If the estimator is not fitted.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from regard.regression import NadarayaWatsonRegressor, plot_loo
+    >>> X = np.linspace(0, 6, 50)[:, None]
+    >>> ax = plot_loo(NadarayaWatsonRegressor(bandwidth="loo").fit(X, np.sin(X[:, 0])))
+    >>> ax.get_xlabel(), ax.get_xscale()
+    ('bandwidth of x0', 'log')
+    """
+    _checked("plot_loo", estimator, ax, 0)
+    times = FACTORS if factors is None else _factors(factors)
+    errors = np.array([estimator.loo_error(factor * estimator.bandwidth_) for factor in times])
+    single = estimator.n_features_in_ == 1
+    unit = float(estimator.bandwidth_[0]) if single else 1.0
+    ax = _axes(ax)
+    ax.plot(unit * times, errors, color="C0", label="leave-one-out error", zorder=1)
+    if (curve := getattr(estimator, "loo_curve_", None)) is not None:
+        ratio = curve.bandwidths / estimator.bandwidth_
+        on_line = (ratio.max(1) <= ratio.min(1) * (1 + 1e-6)) & (ratio[:, 0] >= times[0]) & (ratio[:, 0] <= times[-1])
+        ax.plot(unit * ratio[on_line, 0], curve.errors[on_line], ".", color="C1", label="tried by the fit", zorder=2)
+    label = f"bandwidth {unit:.3g}" if single else "the estimator's bandwidth"
+    ax.axvline(unit, color="0.4", linestyle="--", label=label, zorder=0)
+    error = "Brier score" if isinstance(estimator, NadarayaWatsonClassifier) else "mean squared error"
+    what = f"bandwidth of {_name(estimator, 0)}" if single else "bandwidth, as a multiple of the estimator's"
+    ax.set(xscale="log", xlabel=what, ylabel=f"leave-one-out {error}")
+    ax.legend(frameon=False)
+    return ax
+
+
+def _checked(function: str, estimator: Any, ax: Any, feature: int | str) -> int:
+    """Return the index of the feature, or raise where an argument is wrong."""
+    if isinstance(estimator, type) or not isinstance(estimator, KernelEstimator):
+        expected = "be a NadarayaWatsonRegressor or a NadarayaWatsonClassifier"
+        raise rejected(function, "estimator", expected, described(estimator), TypeError)
+    check_is_fitted(estimator)
+    if ax is not None and not hasattr(ax, "add_artist"):
+        raise rejected(function, "ax", "be a matplotlib Axes or None", described(ax), TypeError)
+    names = list(getattr(estimator, "feature_names_in_", []))
+    if isinstance(feature, str):
+        if feature not in names:
+            raise rejected(function, "feature", "name a feature that X had", repr(feature))
+        return names.index(feature)
+    if _inputs.count(function, "feature", feature, 0) >= estimator.n_features_in_:
+        raise rejected(function, "feature", f"be below the number of features, {estimator.n_features_in_}", feature)
+    return int(feature)
+
+
+def _factors(factors: Any) -> np.ndarray:
+    expected = "be positive numbers"
+    try:
+        times = np.atleast_1d(np.asarray(_inputs.as_array(factors), dtype=np.float64))
+    except (TypeError, ValueError):
+        raise rejected("plot_loo", "factors", expected, described(factors), TypeError) from None
+    if times.ndim != 1 or not len(times) or not (np.isfinite(times) & (times > 0)).all():
+        raise rejected("plot_loo", "factors", expected, factors)
+    return np.sort(times)
+
+
+def _axes(ax: Any) -> Any:
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots()[1]
+
+
+def _name(estimator: Any, place: int) -> str:
+    names = getattr(estimator, "feature_names_in_", None)
+    return f"x{place}" if names is None else str(names[place])
+
+
+def _line(estimator: Any, place: int, count: int) -> np.ndarray:
+    """Return queries (n, n_features) that differ in one feature."""
+    seen = estimator._X
+    held = [_usual(kind, column) for kind, column in zip(estimator._features.kinds, seen.T)]
+    if place in estimator._features.categories:
+        values = estimator._features.categories[place]
+    else:
+        values = np.linspace(seen[:, place].min(), seen[:, place].max(), count)
+    X = np.tile(held, (len(values), 1)).astype(seen.dtype)
+    X[:, place] = values
+    return X
+
+
+def _usual(kind: tuple[str, float], column: np.ndarray) -> float:
+    name, period = kind
+    if name == "categorical":
+        values, counts = np.unique(column, return_counts=True)
+        return float(values[counts.argmax()])
+    if name == "angular":
+        turn = 2 * np.pi / period
+        return float(np.angle(np.exp(1j * turn * column).mean()) / turn % period)
+    return float(np.median(column))
+
+
+def _column(found: Any, output: int) -> np.ndarray:
+    found = np.asarray(found)
+    return found if found.ndim == 1 else found[:, output]
+
+
+@contextmanager
+def _nameless() -> Iterator[None]:
+    """Let queries have no names though the training data had: they are in its order."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="X does not have valid feature names")
+        yield

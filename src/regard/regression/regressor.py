@@ -1,0 +1,236 @@
+"""Regression by weighted averages of targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import MultiOutputMixin, RegressorMixin
+from sklearn.utils.validation import check_is_fitted
+
+from regard._errors import rejected
+from regard.regression import _inputs
+from regard.regression._base import KernelEstimator
+from regard.regression._quantiles import quantiles as weighted_quantiles
+
+
+class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
+    r"""Kernel regression, ``ŷ(x) = Σ_i K((x − x_i) / h) y_i / Σ_j K((x − x_j) / h)`` (Nadaraya 1964; Watson 1964).
+
+    It is attention without training: queries are the points to predict at, keys the inputs seen, values their
+    targets. With ``order=1`` a line is fitted around each query instead (Stone 1977), which mends the bias at the
+    edges. Nothing of the size of queries × training points is held.
+
+    Parameters
+    ----------
+    kernel : str or callable, default "gaussian"
+        Of u, the distance in bandwidths: "gaussian" ``exp(−u²/2)``; "boxcar" 1, "triangular" ``1 − u``,
+        "epanechikov" ``1 − u²``, each where u < 1 (boxcar: u ≤ 1) and 0 elsewhere; "laplacian" ``exp(−u)``, with u a
+        sum of absolute differences; "constant" 1. A function takes a tensor of u and returns weights of its shape.
+    bandwidth : float, array-like (n_features,), or str, default "scott"
+        h in the units of the features, one for all or one for each; or how to choose it:
+
+        - "scott", "silverman": ``σ_j n^(−1/(d+4))``, or ``σ_j (n (d+2)/4)^(−1/(d+4))``, of each feature's standard
+          deviation σ_j, widened for kernels that are narrower than the Gaussian at the same h.
+        - "loo": the multiple of ``σ_j`` with the least leave-one-out error, searched; n² pairs for each that is tried.
+        - "learned": one for each feature, by gradient descent on the leave-one-out error. Irrelevant features get
+          wide ones.
+    order : {0, 1}, default 0
+        0 averages (local constant), 1 fits a line around each query (local linear).
+    metric : str, tuple, list or dict, default "euclidean"
+        How features differ, one for all, one for each, or by name or index: "euclidean"; "angular" (radians, or
+        ``("angular", period)``) along a circle; "categorical": 1 between different values.
+    empty : {"nearest", "mean", "nan", "raise"}, default "nearest"
+        What a query gets that no training point reaches: the nearest one's target (with a warning that counts such
+        queries), the mean target, NaN, or an error.
+    max_iter : int, default 200
+        Most iterations of "learned".
+    tol : float, default 1e-5
+        "learned" ends when an iteration gains less than this share of the error.
+    subsample : int, optional
+        "loo" and "learned" leave out so many points, drawn at random, instead of each.
+    random_state : int, RandomState or None
+        Draws the subsample.
+    engine : str, default "auto"
+        As :func:`regard.attention` has it.
+    device : str, optional
+        Where to calculate; the CPU by default.
+    dtype : {"float32", "float64"}, optional
+        What to calculate in; X's own by default. A line (``order=1``) is always calculated in float64.
+    verbose : int, default 0
+        1 shows progress.
+
+    Attributes
+    ----------
+    bandwidth_ : ndarray (n_features,)
+    loo_error_ : float
+        The least leave-one-out error; after "loo" and "learned".
+    loo_curve_ : Curve
+        ``bandwidths`` (m, n_features) and ``errors`` (m,) that were tried; after "loo" and "learned".
+    n_iter_ : int
+        Iterations of "learned"; 1 elsewhere.
+    n_features_in_ : int
+    feature_names_in_ : ndarray
+
+    Notes
+    -----
+    NumPy arrays, pandas frames and torch tensors go in; predictions are tensors where X is one, else arrays.
+    ``sample_weight`` multiplies the kernel (the bias ``log w`` of a score); an integer weight is a repetition.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from regard.regression import NadarayaWatsonRegressor
+    >>> X = np.linspace(0, 6, 50)[:, None]
+    >>> model = NadarayaWatsonRegressor(bandwidth="loo", order=1).fit(X, np.sin(X[:, 0]))
+    >>> model.predict([[1.5], [3.0]]).round(2)
+    array([1.  , 0.14])
+    """
+
+    def __init__(
+        self,
+        kernel: Any = "gaussian",
+        bandwidth: Any = "scott",
+        *,
+        order: int = 0,
+        metric: Any = "euclidean",
+        empty: str = "nearest",
+        max_iter: int = 200,
+        tol: float = 1e-5,
+        subsample: int | None = None,
+        random_state: Any = None,
+        engine: Any = "auto",
+        device: Any = None,
+        dtype: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(
+            kernel, bandwidth, metric, empty, max_iter, tol, subsample, random_state, engine, device, dtype, verbose
+        )
+        self.order = order
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Keep the training data and choose the bandwidth.
+
+        Parameters
+        ----------
+        X : array-like (n, n_features)
+        y : array-like (n,) or (n, n_outputs)
+        sample_weight : array-like (n,), optional
+            How often each point counts; points of weight 0 are left out.
+
+        Returns
+        -------
+        NadarayaWatsonRegressor
+        """
+        self._checked()
+        X, y = self._validated(X, y, multi_output=True, y_numeric=True)
+        self._keep(X, y.astype(np.float64, copy=False), sample_weight)
+        return self._settle()
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Append training data.
+
+        A bandwidth by rule follows the data; one that was chosen by "loo" or "learned" stays as the first call chose
+        it.
+
+        Parameters
+        ----------
+        X : array-like (n, n_features)
+        y : array-like (n,) or (n, n_outputs)
+        sample_weight : array-like (n,), optional
+
+        Returns
+        -------
+        NadarayaWatsonRegressor
+        """
+        if not hasattr(self, "_X"):
+            return self.fit(X, y, sample_weight)
+        self._checked()
+        X, y = self._validated(X, y, multi_output=True, y_numeric=True, reset=False)
+        if y.shape[1:] != self._y.shape[1:]:
+            raise rejected("NadarayaWatsonRegressor", "y", f"have shape (n, *{self._y.shape[1:]})", y.shape)
+        self._append(X, y.astype(np.float64, copy=False), sample_weight)
+        return self._settle(rechoose=False)
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Return the predictions, and on request how far the targets scatter about them.
+
+        Parameters
+        ----------
+        X : array-like (n, n_features)
+        return_std : bool, default False
+
+        Returns
+        -------
+        y : ndarray (n,) or (n, n_outputs)
+        std : ndarray, same shape
+            Only with ``return_std``: the standard deviation of the targets about the prediction,
+            ``√(Σ α_i (y_i − ŷ)² / (1 − Σ α_i²))``, about the local line with ``order=1``. NaN where only one point has
+            weight.
+        """
+        mean, deviation = self._estimate(X, spread=return_std)
+        shown = self._shaped(X, mean)
+        return shown if deviation is None else (shown, self._shaped(X, deviation))
+
+    @torch.no_grad()
+    def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Any:
+        """Return quantiles of the targets around each query, weighed by the kernel (``order`` plays no role).
+
+        Parameters
+        ----------
+        X : array-like (n, n_features)
+        quantiles : sequence of float in [0, 1]
+
+        Returns
+        -------
+        ndarray (n, q) or (n, n_outputs, q)
+            For each quantile p the least target such that targets up to it have a share p of the weight.
+        """
+        check_is_fitted(self)
+        shares = np.atleast_1d(np.asarray(quantiles, dtype=np.float64))
+        if shares.ndim != 1 or not ((shares >= 0) & (shares <= 1)).all():
+            raise rejected("NadarayaWatsonRegressor", "quantiles", "be numbers in [0, 1]", quantiles)
+        smoother = self._smoother()
+        query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
+        columns = torch.from_numpy(self._targets()).to(query.device).T
+        wanted = torch.from_numpy(shares).to(query)
+        found = [weighted_quantiles(smoother, query, bandwidth, column, wanted) for column in columns]
+        result = torch.stack(found, 1).cpu().numpy()
+        lost = np.isnan(result).all((1, 2))
+        if lost.any():
+            instead = self._instead(smoother, query[torch.from_numpy(lost).to(query.device)], bandwidth, len(query))
+            result[lost] = instead[:, :, None]
+        result = result.astype(self._result_dtype())
+        return self._shaped(X, result)
+
+    def loo_predict(self) -> np.ndarray:
+        """Return the prediction of each training point from all the others, (n,) or (n, n_outputs).
+
+        Rows of weight 0 are NaN.
+        """
+        check_is_fitted(self)
+        found = np.full((self._count, self._targets().shape[1]), np.nan, dtype=self._result_dtype())
+        found[self._rows] = self._left_out_averages()
+        return self._shaped(None, found)
+
+    def _shaped(self, X: Any, found: np.ndarray) -> Any:
+        """Return what was found for (n, n_outputs, ...) beside X, without outputs where targets have none."""
+        return _inputs.like(X, found if self._y.ndim == 2 else found[:, 0])
+
+    @property
+    def _order(self) -> int:
+        return int(self.order)
+
+    def _checked(self) -> str:
+        name = super()._checked()
+        _inputs.choice(name, "order", self.order, (0, 1))
+        return name
+
+    def _targets(self) -> np.ndarray:
+        return self._y if self._y.ndim == 2 else self._y[:, None]
+
+    def _shown(self, row: int) -> Any:
+        return self._y[row] if self._y.ndim == 2 else float(self._y[row])

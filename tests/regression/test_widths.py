@@ -1,0 +1,127 @@
+"""Rules of thumb, and what the searches say of themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from reference import KERNELS
+from scipy.stats import gaussian_kde
+
+from regard.regression import NadarayaWatsonRegressor
+from regard.regression._kernels import TABLE
+from regard.regression._widths import LeaveOneOut
+
+
+def made(n=150, width=2, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, width)) * np.arange(1, width + 1)
+    return X, np.sin(X[:, 0]) + 0.2 * rng.normal(size=n)
+
+
+@pytest.mark.parametrize("rule", ["scott", "silverman"])
+@pytest.mark.parametrize("width", [1, 3])
+def test_rules_are_scipys(rule, width):
+    X, y = made(width=width)
+    model = NadarayaWatsonRegressor(bandwidth=rule).fit(X, y)
+    factor = gaussian_kde(X.T, rule).factor
+    np.testing.assert_allclose(model.bandwidth_, factor * X.std(0))
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "boxcar", "triangular", "epanechikov", "laplacian"])
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_kernels_of_equal_spread(kernel, width):
+    # The variance along the first coordinate of the kernel as a density, summed over a grid.
+    axis = np.linspace(-1, 1, 81) * (12 if kernel in ("gaussian", "laplacian") else 1.05)
+    axis = axis if width < 3 else axis[::2]
+    grid = np.stack(np.meshgrid(*[axis] * width, indexing="ij"), -1)
+    weight = KERNELS[kernel](grid)
+    variance = (weight * grid[..., 0] ** 2).sum() / weight.sum()
+    assert TABLE[kernel].stretch(width) ** 2 * variance == pytest.approx(1, rel=0.08)
+
+
+def test_the_curve_holds_the_minimum():
+    X, y = made()
+    model = NadarayaWatsonRegressor(bandwidth="loo").fit(X, y)
+    curve = model.loo_curve_
+    assert curve.bandwidths.shape == (len(curve.errors), 2)
+    assert (np.diff(curve.bandwidths[:, 0]) > 0).all()
+    assert model.loo_error_ == curve.errors.min() == pytest.approx(model.loo_error())
+    assert (curve.bandwidths[curve.errors.argmin()] == model.bandwidth_).all()
+    for bandwidth, error in zip(curve.bandwidths[::7], curve.errors[::7]):
+        assert model.loo_error(bandwidth) == pytest.approx(error)
+    # One multiple of the features' spreads.
+    np.testing.assert_allclose(model.bandwidth_[1] / model.bandwidth_[0], X[:, 1].std() / X[:, 0].std())
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "triangular", "epanechikov", "laplacian"])
+@pytest.mark.parametrize("order", [0, 1])
+def test_the_error_has_the_gradient_that_learning_follows(kernel, order):
+    X, y = made(n=60)
+    model = NadarayaWatsonRegressor(kernel, [1.5, 3.0], order=order, engine="reference").fit(X, y)
+    loo = LeaveOneOut(model._smoother(), None)
+    bandwidth = torch.tensor([1.5, 3.0], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(loo.error(bandwidth), bandwidth)
+    for i in range(2):
+        step = torch.zeros(2, dtype=torch.float64)
+        step[i] = 1e-6
+        with torch.no_grad():
+            rise = (loo.error(bandwidth + step) - loo.error(bandwidth - step)) / 2e-6
+        assert slope[i] == pytest.approx(float(rise), rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_learning_never_ends_above_where_it_began(order):
+    X, y = made()
+    searched = NadarayaWatsonRegressor(bandwidth="loo", order=order).fit(X, y)
+    learned = NadarayaWatsonRegressor(bandwidth="learned", order=order).fit(X, y)
+    assert learned.loo_error_ <= searched.loo_error_
+    assert learned.loo_error_ == pytest.approx(learned.loo_error(), rel=1e-6)
+    short = NadarayaWatsonRegressor(bandwidth="learned", order=order, max_iter=1).fit(X, y)
+    assert short.n_iter_ == 1 <= learned.n_iter_ < 200
+    assert learned.loo_error_ <= short.loo_error_
+
+
+def test_a_subsample_is_seeded_and_near():
+    X, y = made(n=800)
+    whole = NadarayaWatsonRegressor(bandwidth="loo").fit(X, y)
+    for way in ("loo", "learned"):
+        some, same = (NadarayaWatsonRegressor(bandwidth=way, subsample=200, random_state=3).fit(X, y) for _ in range(2))
+        assert (some.bandwidth_ == same.bandwidth_).all()
+        assert whole.loo_error(some.bandwidth_) < 1.1 * whole.loo_error_
+    other = NadarayaWatsonRegressor(bandwidth="loo", subsample=200, random_state=np.random.RandomState(5)).fit(X, y)
+    assert other.bandwidth_[0] != some.bandwidth_[0]
+
+
+def test_a_look_at_some_finds_the_minimum_over_all(monkeypatch):
+    X, y = made(n=600)
+    exact = NadarayaWatsonRegressor(bandwidth="loo").fit(X, y)
+    monkeypatch.setattr("regard.regression._widths.LOOK", 300)
+    looked = NadarayaWatsonRegressor(bandwidth="loo", random_state=0).fit(X, y)
+    assert looked.loo_error_ == pytest.approx(exact.loo_error_, rel=1e-3)
+
+
+class TestLeftOut:
+    def test_points_that_nobody_else_reaches(self):
+        X, y = [[0.0], [0.5], [9.0]], [1.0, 2.0, 6.0]
+        nearest = NadarayaWatsonRegressor("boxcar", 1.0).fit(X, y)
+        np.testing.assert_allclose(nearest.loo_predict(), [2.0, 1.0, 2.0])
+        mean = NadarayaWatsonRegressor("boxcar", 1.0, empty="mean").fit(X, y)
+        np.testing.assert_allclose(mean.loo_predict(), [2.0, 1.0, 3.0])
+        assert mean.loo_error() == pytest.approx((1 + 1 + 9) / 3)
+
+    def test_rows_without_weight(self):
+        X, y = [[0.0], [0.5], [0.7]], [1.0, 2.0, 6.0]
+        model = NadarayaWatsonRegressor(bandwidth=1.0).fit(X, y, [1.0, 0.0, 2.0])
+        np.testing.assert_allclose(model.loo_predict(), [6.0, np.nan, 1.0])
+        assert model.loo_error() == pytest.approx((25 + 2 * 25) / 3)
+
+    def test_a_name_is_no_bandwidth_here(self):
+        model = NadarayaWatsonRegressor().fit(*made())
+        with pytest.raises(ValueError, match="bandwidth must be a number here, or one for each feature, got 'loo'"):
+            model.loo_error("loo")
+
+    @pytest.mark.parametrize("way", ["loo", "learned"])
+    def test_one_point(self, way):
+        with pytest.raises(ValueError, match=f"X must have at least 2 rows for bandwidth='{way}', got n_samples = 1"):
+            NadarayaWatsonRegressor(bandwidth=way).fit([[0.0]], [1.0])

@@ -108,7 +108,10 @@ def _point(case: Case, point: Point, rounds: int, floor: float, say: Say) -> Tab
             say(f"  {name}: {row.status}: {row.reason}")
     table = Table(point, ours.share, rows)
     del ours, checker
-    timings = interleaved(calls, rounds, floor, earlier)
+    once = {name: Timing((earlier[name],), 1) for name in calls if case.contenders[name].once}
+    timings = once | interleaved(
+        {name: call for name, call in calls.items() if name not in once}, rounds, floor, earlier
+    )
     base = timings.get(case.baseline)
     for row in rows:
         row.timing = timings.get(row.contender)
@@ -145,6 +148,9 @@ def _checked(name: str, contender: Contender, checker: Checker) -> tuple[Row, Ca
 
 
 def _weigh(case: Case, point: Point, row: Row) -> None:
+    if case.contenders[row.contender].once:
+        row.peak_reason = "not measured"
+        return
     try:
         row.peak = memory.of_contender(case.name, point, row.contender)
     except memory.ChildError as error:

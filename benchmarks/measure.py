@@ -53,8 +53,13 @@ class Ratio:
 
 
 def ratio(over: Timing, under: Timing) -> Ratio:
-    """Return ``over / under``: how much longer ``over`` takes. Both must come from the same rounds."""
-    rounds = [a / b for a, b in zip(over.samples, under.samples, strict=True)]
+    """Return ``over / under``: how much longer ``over`` takes.
+
+    Both must come from the same rounds; a single sample stands for every round.
+    """
+    count = max(len(over.samples), len(under.samples))
+    above, below = (t.samples * count if len(t.samples) == 1 else t.samples for t in (over, under))
+    rounds = [a / b for a, b in zip(above, below, strict=True)]
     return Ratio(over.median / under.median, min(rounds), max(rounds))
 
 

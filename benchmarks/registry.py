@@ -66,6 +66,9 @@ class Contender:
         Where it is a yardstick that does other work than the case's: that work, against which it is checked.
     engine : callable or None
         ``engine(work)`` names the engine that regard chooses.
+    once : bool
+        Whether it is called once, because a call takes a minute or more: what its check took is its time, in every
+        round, and its memory is not measured.
     """
 
     prepare: Callable[[Work], Call]
@@ -73,6 +76,7 @@ class Contender:
     does: tuple[str, ...] = ()
     build: Callable[[Point], Work] | None = None
     engine: Callable[[Work], str] | None = None
+    once: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,25 @@
 """The cases; importing this fills :data:`benchmarks.registry.CASES`."""
 
-from benchmarks.cases import additive, dense, first, kernels, masked, observed
+from benchmarks.cases import (
+    additive,
+    dense,
+    first,
+    kernels,
+    masked,
+    observed,
+    regression,
+    regression_fit,
+    regression_neighbours,
+)
 
-__all__ = ["additive", "dense", "first", "kernels", "masked", "observed"]
+__all__ = [
+    "additive",
+    "dense",
+    "first",
+    "kernels",
+    "masked",
+    "observed",
+    "regression",
+    "regression_fit",
+    "regression_neighbours",
+]

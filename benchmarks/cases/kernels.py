@@ -24,21 +24,21 @@ MASKED_CDIST = "cdist + where"
 POINTS = f"Points are drawn from a normal distribution and rounded to 1/{round(1 / GRID)}"
 
 
-def _points(size: int) -> list[Tensor]:
-    *points, targets = seeded(*[(1, 1, size, 3)] * 2, (1, 1, size, 1))
-    return [(t / GRID).round() * GRID for t in points] + [targets]
+def points(size: int) -> list[Tensor]:
+    *places, targets = seeded(*[(1, 1, size, 3)] * 2, (1, 1, size, 1))
+    return [(t / GRID).round() * GRID for t in places] + [targets]
 
 
-def _distance(query: Tensor, key: Tensor) -> Tensor:
+def distance(query: Tensor, key: Tensor) -> Tensor:
     return torch.cdist(query, key, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def _gaussian_scores(query: Tensor, key: Tensor, parameters: dict[str, Tensor]) -> Tensor:  # noqa: ARG001
-    return -0.5 * (_distance(query, key) / BANDWIDTH).square()
+def gaussian_scores(query: Tensor, key: Tensor, parameters: dict[str, Tensor]) -> Tensor:  # noqa: ARG001
+    return -0.5 * (distance(query, key) / BANDWIDTH).square()
 
 
 def _gaussian(point: Point) -> Work:
-    return Work(*_points(point.size), scores=_gaussian_scores, pair_flops=3 * 3 + 2)
+    return Work(*points(point.size), scores=gaussian_scores, pair_flops=3 * 3 + 2)
 
 
 def _cdist(work: Work) -> Call:
@@ -48,7 +48,7 @@ def _cdist(work: Work) -> Call:
     return differentiated(work, formula)
 
 
-def _keops(work: Work) -> Call:
+def keops(work: Work) -> Call:
     try:
         from pykeops.torch import LazyTensor
     except ImportError:
@@ -83,17 +83,17 @@ def _statsmodels(work: Work) -> Call:
 
 def reach(query: Tensor, key: Tensor) -> float:
     """Return the radius within which a share :data:`REACHED` of the pairs lies, on average, and on which none lies."""
-    cells = (_distance(query[0, 0, :512].double(), key[0, 0].double()) / GRID).square().flatten()
+    cells = (distance(query[0, 0, :512].double(), key[0, 0].double()) / GRID).square().flatten()
     within = cells.kthvalue(math.ceil(REACHED * cells.numel())).values
     return math.sqrt(float(within.round()) + 0.5) * GRID
 
 
 def _compact(point: Point) -> Work:
-    query, key, value = _points(point.size)
+    query, key, value = points(point.size)
     radius = reach(query, key)
 
     def log_weight(query: Tensor, key: Tensor, parameters: dict[str, Tensor]) -> Tensor:  # noqa: ARG001
-        square = (_distance(query, key) / radius).square()
+        square = (distance(query, key) / radius).square()
         weight = (square <= 1).to(square) if point.variant == "boxcar" else (1 - square).clamp_min(0)
         return weight.log()
 
@@ -129,7 +129,7 @@ register(
         contenders={
             CDIST: Contender(_cdist),
             "regard": by_regard(_gaussian_options),
-            KEOPS: Contender(_keops, compiles=True),
+            KEOPS: Contender(keops, compiles=True),
             STATSMODELS: Contender(_statsmodels),
         },
         baseline=CDIST,

@@ -11,6 +11,7 @@ import pytest
 import torch
 from benchmarks import bench, measure, memory, plot, readme, report
 from benchmarks.__main__ import main
+from benchmarks.check import Checker
 from benchmarks.machine import slug
 from benchmarks.measure import Limits, Timing, interleaved, loops_for, ratio
 from benchmarks.registry import CASES, Case, Contender, Goal, MissingError, Point, register
@@ -202,6 +203,40 @@ def test_a_long_call_that_was_checked_is_not_warmed_up_again(clock: Clock) -> No
     calls = {"a": clock.call("a", 9.0), "b": clock.call("b", 1.0)}
     interleaved(calls, rounds=2, earlier={"a": 9.0, "b": 1.0})
     assert clock.calls == "b" + "abab"
+
+
+def test_what_is_called_once_is_timed_by_its_check_and_not_weighed() -> None:
+    calls = []
+
+    def counted(work: Work):
+        return lambda: calls.append(1) or right(work)()
+
+    case = case_of(regard=right)
+    contenders = {**case.contenders, "slow": Contender(counted, once=True)}
+    case = replace(case, contenders=contenders, baseline="slow", goals=(Goal("once", "speed", 0, 6),))
+    finding = bench.run(case, LIMITS, rounds=3, floor=1e-4, say=lambda _: None, weigh=False)
+    slow, regard = (finding.tables[0].row(name) for name in ("slow", "regard"))
+    assert len(calls) == 1 and slow.timing.loops == len(slow.timing.samples) == 1
+    assert len(regard.timing.samples) == 3 and finding.verdicts[0].met
+    low, high = (slow.timing.median / regard.timing.samples[i] for i in (0, 1))
+    assert regard.speed.low <= min(low, high) and regard.speed.high >= max(low, high)
+    bench._weigh(case, Point(6), slow)
+    assert (slow.peak, slow.peak_reason, len(calls)) == (None, "not measured", 1)
+
+
+def test_what_a_result_achieves_is_compared() -> None:
+    class Halved(Work):
+        def achieved(self, result):
+            return {"output": result["output"] / 2}
+
+    def twice(work: Work):
+        return lambda: {"output": 2 * right(work)()["output"]}
+
+    made = work_of(Point(6))
+    work = Halved(made.query, made.key, made.value)
+    checker = Checker(work, 1e-5)
+    assert not checker.errors(twice(work))["output"].wrong
+    assert checker.errors(right(work))["output"].wrong
 
 
 def test_the_name_of_a_goal_is_unique() -> None:

@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
 DEMO_SECONDS ?= 170
 
-.PHONY: demo test lint costs bench docs gallery campaign clean
+.PHONY: demo test lint costs bench regression docs gallery campaign clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,6 +36,11 @@ costs: $(READY)
 
 bench: $(BENCH_READY)
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.readme
+
+# Kernel regression on real data, for docs/regression.md.
+regression: $(BENCH_READY)
+	$(BIN)/python -m benchmarks.real_data
 	$(BIN)/python -m benchmarks.readme
 
 # The catalogue in README and docs, and the numbers that README shows.

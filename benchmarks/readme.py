@@ -1,4 +1,4 @@
-"""Write what was measured into the README, and the catalogue there and into docs: ``python -m benchmarks.readme``.
+"""Write what was measured into README and docs, and the catalogue there, too: ``python -m benchmarks.readme``.
 
 The numbers come from the newest report in benchmarks/results, and from what the demo printed (`make demo | tee
 benchmarks/results/demo.txt`); they are never typed. What stands between ``<!-- name -->`` and ``<!-- /name -->`` is
@@ -16,8 +16,13 @@ replaced, within a line or over lines:
     every mechanism with formula and source
 ``demo``
     what the demo printed of its training and its score
+``bandwidth-loo``, ``bandwidth-learned``
+    how near to the least leave-one-out error "loo" comes, and by how much "learned" is ahead of it
 the name of a goal
     what was measured for it, with its unit; ``name:time`` and ``name:against`` are the two times
+
+The marks of docs/regression.md are filled from benchmarks/results/real-data.json; ``benchmarks.real_report.contents``
+says what they are.
 """
 
 from __future__ import annotations
@@ -33,9 +38,14 @@ from typing import Any
 import regard
 from benchmarks.bench import LIMIT_NAMES
 from benchmarks.machine import ROOT
+from benchmarks.real_report import contents as of_real_data
 from benchmarks.report import seconds
 
 RESULTS = ROOT / "benchmarks" / "results"
+#: What `python -m benchmarks.bandwidths` writes.
+BANDWIDTHS = RESULTS / "bandwidths.json"
+#: The comparison on real data, and the page that shows it.
+REAL, REGRESSION = RESULTS / "real-data.json", ROOT / "docs" / "regression.md"
 UNITS = {"time": "× the time", "speed": "× faster", "overhead": "µs more", "backward": "× the forward", "memory": "MB"}
 #: The goals that a reader sees first.
 HEADLINE = (
@@ -177,6 +187,12 @@ def contents(found: dict[str, Any], printed: Path) -> dict[str, Callable[[], str
     return made
 
 
+def of_bandwidths(numbers: Path) -> dict[str, Callable[[], str]]:
+    """Return what `python -m benchmarks.bandwidths` has to say, by the name of its mark; nothing where it never ran."""
+    marks = json.loads(numbers.read_text(encoding="utf-8"))["marks"] if numbers.exists() else {}
+    return {name: lambda text=text: text for name, text in marks.items()}
+
+
 def filled(text: str, made: dict[str, Callable[[], str]]) -> str:
     """Return a text with what stands between its marks replaced; a mark of no known name is an error."""
     pattern = re.compile(r"<!-- ([\w:-]+) -->(.*?)<!-- /\1 -->", re.DOTALL)
@@ -184,21 +200,32 @@ def filled(text: str, made: dict[str, Callable[[], str]]) -> str:
     def fill(match: re.Match[str]) -> str:
         name, old = match[1], match[2]
         if name not in made:
-            raise ValueError(f"README.md has marks <!-- {name} -->, but there is only {', '.join(made)}")
+            raise ValueError(f"the page has marks <!-- {name} -->, but there is only {', '.join(made)}")
         new = made[name]()
         return f"<!-- {name} -->" + (f"\n\n{new}\n\n" if "\n" in old else new) + f"<!-- /{name} -->"
 
     return pattern.sub(fill, text)
 
 
+def regression() -> str:
+    """Return the page on kernel regression with the tables that were measured last."""
+    return filled(REGRESSION.read_text(encoding="utf-8"), of_real_data(json.loads(REAL.read_text(encoding="utf-8"))))
+
+
+def _of_cases(path: Path) -> bool:
+    return "cases" in json.loads(path.read_text(encoding="utf-8"))
+
+
 def main() -> int:
-    """Fill in the README and return 0; 1 where there is nothing to fill in."""
-    reports = sorted(RESULTS.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    """Fill in README and docs and return 0; 1 where there is nothing to fill in."""
+    if REAL.exists():
+        REGRESSION.write_text(regression(), encoding="utf-8")
+    reports = sorted(filter(_of_cases, RESULTS.glob("*.json")), key=lambda path: path.stat().st_mtime)
     if not reports:
         print("no report in benchmarks/results: run `make bench` first", file=sys.stderr)
         return 1
     readme, found = ROOT / "README.md", json.loads(reports[-1].read_text(encoding="utf-8"))
-    made = contents(found, RESULTS / "demo.txt")
+    made = contents(found, RESULTS / "demo.txt") | of_bandwidths(BANDWIDTHS)
     readme.write_text(filled(readme.read_text(encoding="utf-8"), made), encoding="utf-8")
     (ROOT / "docs" / "catalogue.md").write_text(f"{PAGE}\n\n{regard.catalogue().markdown()}\n", encoding="utf-8")
     return 0

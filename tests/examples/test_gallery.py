@@ -10,7 +10,7 @@ import matplotlib as mpl
 import pytest
 import torch
 from examples import __main__ as gallery
-from examples import kernels, worked_examples
+from examples import kernel_regression, kernels, worked_examples
 
 ROOT = Path(__file__).parents[2]
 mpl.use("agg")
@@ -70,6 +70,13 @@ def test_the_learned_width_is_the_best_of_a_grid() -> None:
 
     best = kernels.learned_width(x, y)
     assert error(best) <= min(error(float(w)) for w in torch.linspace(0.05, 2, 79)) * 1.001
+
+
+def test_a_learned_bandwidth_ignores_the_irrelevant_feature() -> None:
+    found = kernel_regression.chosen()
+    widths, error = found["learned"]
+    assert widths[2] > 10 * widths[:2].max()
+    assert error < min(found["scott"][1], found["loo"][1])
 
 
 def test_an_example_runs_by_itself() -> None:

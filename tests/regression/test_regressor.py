@@ -75,7 +75,8 @@ def test_a_kernel_of_ones_own():
     ("function", "message"),
     [
         (lambda u: u.sum(), "kernel must return a weight for each of the distances"),
-        (lambda u: 0.5 - u, "kernel must return weights of at least 0, got -"),
+        (lambda u: 1 / (u - u), "kernel must return finite weights of at least 0, got inf|got nan"),
+        (lambda u: 0.5 - u, "kernel must return finite weights of at least 0, got -"),
     ],
 )
 def test_a_kernel_that_is_none(function, message):
@@ -370,6 +371,87 @@ class TestInputs:
             NadarayaWatsonRegressor().fit(X, y, -np.ones(len(X)))
 
 
+class TestAllOrNothing:
+    def test_a_call_that_fails_changes_nothing(self):
+        X, y, query = made()
+        model = NadarayaWatsonRegressor(bandwidth=0.5).fit(X, y)
+        before, state = model.predict(query), dict(vars(model))
+        model.set_params(bandwidth=-1.0)
+        for call in (lambda: model.fit(X[:9] * 3, y[:9]), lambda: model.partial_fit(X[:5], y[:5] + 100)):
+            with pytest.raises(ValueError, match="bandwidth must be a positive number"):
+                call()
+            assert vars(model) == state | {"bandwidth": -1.0}
+        model.set_params(bandwidth=0.5)
+        assert (model.predict(query) == before).all()
+
+    def test_a_first_fit_that_fails_leaves_an_unfitted_estimator(self):
+        X, y, _ = made()
+        model = NadarayaWatsonRegressor("boxcar", "learned")
+        for method in (model.fit, model.partial_fit):
+            with pytest.raises(ValueError, match="'learned' with kernel='boxcar'"):
+                method(X, y)
+            with pytest.raises(NotFittedError):
+                model.predict(X)
+
+    def test_an_interrupt_while_searching(self, monkeypatch):
+        X, y, query = made()
+        model = NadarayaWatsonRegressor(bandwidth="loo").fit(X, y)
+        before = model.predict(query)
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("regard.regression._widths.LeaveOneOut.error", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(X[:50], y[:50])
+        assert (model.predict(query) == before).all()
+
+    def test_what_was_searched_for_other_data_goes(self):
+        X, y, _ = made()
+        model = NadarayaWatsonRegressor(bandwidth="loo").fit(X, y)
+        assert hasattr(model, "loo_curve_")
+        model.partial_fit(X, y)
+        assert not hasattr(model, "loo_error_") and not hasattr(model, "loo_curve_")
+
+
+def test_constant_factors_of_weights_do_not_matter():
+    X, y, query = made()
+    drawn = np.random.default_rng(0).uniform(0.5, 2, len(X))
+    for dtype in ("float32", "float64"):
+        expected = NadarayaWatsonRegressor(bandwidth=0.5, dtype=dtype).fit(X, y, drawn).predict(query)
+        for factor in (1e-50, 1e45):
+            found = NadarayaWatsonRegressor(bandwidth=0.5, dtype=dtype).fit(X, y, drawn * factor).predict(query)
+            np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_ties_of_quantiles(dtype):
+    model = NadarayaWatsonRegressor("boxcar", 10.0, dtype=dtype).fit(np.arange(10.0)[:, None] / 10, np.arange(10.0))
+    assert model.predict_quantiles([[0.5]], [0.1, 0.3, 0.5, 0.7, 0.9]).tolist() == [[0, 2, 4, 6, 8]]
+    assert model.predict_quantiles([[0.5]], []).shape == (1, 0)
+
+
+def test_features_called_like_columns_of_an_explanation():
+    frame = pd.DataFrame({"weight": [100.0, 200.0, 300.0], "index": [7.0, 8.0, 9.0]})
+    model = NadarayaWatsonRegressor(bandwidth=200.0).fit(frame, [1.0, 2.0, 3.0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = model.explain(frame.iloc[0])
+    assert found.share == pytest.approx(1)
+    assert [row["index"] for row in found.rows] == [0, 1, 2]
+    assert [row["feature weight"] for row in found.rows] == [100.0, 200.0, 300.0]
+
+
+def test_arrays_that_must_not_be_written_to():
+    X, y, query = made()
+    for array in (X, y, query):
+        array.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = NadarayaWatsonRegressor(bandwidth=np.broadcast_to(0.5, 2)).fit(X, y)
+        assert np.isfinite(model.predict(query)).all()
+
+
 class TestAmongOthers:
     def test_pipeline_search_and_pickle(self):
         X, y, query = made()
@@ -413,6 +495,9 @@ class TestAmongOthers:
         ({"bandwidth": [1.0, np.nan]}, ValueError, "bandwidth must be a positive number"),
         ({"bandwidth": {}}, TypeError, "bandwidth must be a positive number"),
         ({"bandwidth": "learned", "kernel": "boxcar"}, ValueError, "bandwidth must be fixed, .* with kernel='boxcar'"),
+        ({"bandwidth": ["1", "1"]}, ValueError, "bandwidth must be a positive number"),
+        ({"bandwidth": [True, 2.0]}, ValueError, "bandwidth must be a positive number"),
+        ({"device": "nonsense"}, ValueError, "device must be the name of a device that torch has here"),
         ({"order": 2}, ValueError, "order must be one of 0, 1, got 2"),
         ({"order": True}, ValueError, "order must be one of 0, 1, got True"),
         ({"empty": "zero"}, ValueError, "empty must be one of 'nan', 'nearest', 'mean', 'raise', got 'zero'"),

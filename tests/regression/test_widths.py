@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from reference import KERNELS
 from scipy.stats import gaussian_kde
 
+from regard import RegardWarning
 from regard.regression import NadarayaWatsonRegressor
 from regard.regression._kernels import TABLE
 from regard.regression._widths import LeaveOneOut
@@ -59,7 +62,7 @@ def test_the_curve_holds_the_minimum():
 def test_the_error_has_the_gradient_that_learning_follows(kernel, order):
     X, y = made(n=60)
     model = NadarayaWatsonRegressor(kernel, [1.5, 3.0], order=order, engine="reference").fit(X, y)
-    loo = LeaveOneOut(model._smoother(), None)
+    loo = LeaveOneOut(model._smoother(), nearest=True)
     bandwidth = torch.tensor([1.5, 3.0], dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(loo.error(bandwidth), bandwidth)
     for i in range(2):
@@ -80,6 +83,45 @@ def test_learning_never_ends_above_where_it_began(order):
     short = NadarayaWatsonRegressor(bandwidth="learned", order=order, max_iter=1).fit(X, y)
     assert short.n_iter_ == 1 <= learned.n_iter_ < 200
     assert learned.loo_error_ <= short.loo_error_
+
+
+def test_learning_may_be_asked_for_without_gradients():
+    X, y = made(n=60)
+    expected = NadarayaWatsonRegressor(bandwidth="learned").fit(X, y).bandwidth_
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            assert (NadarayaWatsonRegressor(bandwidth="learned").fit(X, y).bandwidth_ == expected).all()
+
+
+@pytest.mark.parametrize("kernel", [lambda u: (u < 1).double(), lambda u: np.exp(-u.numpy())])
+def test_a_kernel_without_a_gradient_is_not_learned(kernel):
+    X, y = made(n=30)
+    with pytest.raises(ValueError, match="kernel must have weights with a gradient in torch to the distance"):
+        NadarayaWatsonRegressor(kernel, bandwidth="learned").fit(X, y)
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_parts_make_no_difference(order, monkeypatch):
+    X, y = made(n=90)
+    sample_weight = np.random.default_rng(0).uniform(0.5, 2, 90)
+    whole = NadarayaWatsonRegressor(bandwidth="learned", order=order).fit(X, y, sample_weight)
+    monkeypatch.setattr("regard.regression._smoother.ROWS", 17)
+    monkeypatch.setattr("regard.regression._smoother.PAIRS", 1)
+    monkeypatch.setattr("regard.regression._smoother.COLUMNS", 1)
+    parts = NadarayaWatsonRegressor(bandwidth="learned", order=order).fit(X, y, sample_weight)
+    np.testing.assert_allclose(parts.loo_error(), whole.loo_error(), rtol=1e-6)
+    np.testing.assert_allclose(parts.loo_error([1.0, 2.0]), whole.loo_error([1.0, 2.0]), rtol=1e-12)
+    np.testing.assert_allclose(parts.bandwidth_, whole.bandwidth_, rtol=1e-3)
+
+
+def test_a_rule_says_what_it_takes_for_the_number_of_points():
+    X, y = made(n=60)
+    with pytest.warns(RegardWarning, match="sample_weight counts repetitions, and sums to 1 for 60 rows"):
+        NadarayaWatsonRegressor().fit(X, y, np.full(60, 1 / 60))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NadarayaWatsonRegressor().fit(X, y, np.full(60, 1.0))
+        NadarayaWatsonRegressor(bandwidth="loo").fit(X, y, np.full(60, 1 / 60))
 
 
 def test_a_subsample_is_seeded_and_near():
@@ -107,8 +149,15 @@ class TestLeftOut:
         nearest = NadarayaWatsonRegressor("boxcar", 1.0).fit(X, y)
         np.testing.assert_allclose(nearest.loo_predict(), [2.0, 1.0, 2.0])
         mean = NadarayaWatsonRegressor("boxcar", 1.0, empty="mean").fit(X, y)
-        np.testing.assert_allclose(mean.loo_predict(), [2.0, 1.0, 3.0])
-        assert mean.loo_error() == pytest.approx((1 + 1 + 9) / 3)
+        np.testing.assert_allclose(mean.loo_predict(), [2.0, 1.0, 1.5])
+        assert mean.loo_error() == pytest.approx((1 + 1 + 4.5**2) / 3)
+        counted = NadarayaWatsonRegressor("boxcar", 1.0, empty="mean").fit(X, y, [1.0, 3.0, 2.0])
+        np.testing.assert_allclose(counted.loo_predict(), [2.0, 1.0, 7 / 4])
+        nothing = NadarayaWatsonRegressor("boxcar", 1.0, empty="nan").fit(X, y)
+        np.testing.assert_allclose(nothing.loo_predict(), [2.0, 1.0, np.nan])
+        assert nothing.loo_error() == mean.loo_error()
+        with pytest.raises(ValueError, match=r"reach \(empty='raise'\), got 1 of 3 that no other reaches"):
+            NadarayaWatsonRegressor("boxcar", 1.0, empty="raise").fit(X, y).loo_predict()
 
     def test_rows_without_weight(self):
         X, y = [[0.0], [0.5], [0.7]], [1.0, 2.0, 6.0]

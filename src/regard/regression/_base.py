@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import Any
 
@@ -16,7 +15,7 @@ from regard.regression import _inputs
 from regard.regression._explanation import AttendedPoints, Explanation
 from regard.regression._progress import progress
 from regard.regression._smoother import Estimate, Smoother
-from regard.regression._training import TrainingPoints
+from regard.regression._training import TrainingPoints, outside
 from regard.regression._widths import LeaveOneOut
 
 
@@ -34,10 +33,10 @@ class KernelEstimator(TrainingPoints):
     def _query(self, X: Any, smoother: Smoother) -> Tensor:
         check_is_fitted(self)
         X = validate_data(self, _inputs.as_array(X), reset=False, dtype=[np.float64, np.float32])
-        return torch.from_numpy(self._features.coordinates(X)).to(smoother.key)
+        return _inputs.tensor(self._features.coordinates(X)).to(smoother.key)
 
     def _bandwidth(self, smoother: Smoother) -> Tensor:
-        return torch.from_numpy(self.bandwidth_).to(smoother.key)
+        return _inputs.tensor(self.bandwidth_).to(smoother.key)
 
     @torch.no_grad()
     def _estimate(self, X: Any, spread: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
@@ -76,7 +75,7 @@ class KernelEstimator(TrainingPoints):
         warnings.warn(
             f"{name}: {what} lie {far} and get the nearest one's target; empty= says what else they may get.",
             RegardWarning,
-            stacklevel=_outside(),
+            stacklevel=outside(),
         )
         nearest = smoother.nearest(lost, bandwidth).cpu().numpy()
         return np.where((nearest >= 0)[:, None], self._targets()[nearest], self._center)
@@ -95,7 +94,8 @@ class KernelEstimator(TrainingPoints):
         -------
         AttendedPoints
             ``weights`` (n, topk) and ``indices`` (n, topk), rows of the training data in the order of ``fit`` and
-            ``partial_fit``; weight 0 and index −1 where there are fewer points. With ``order=1`` a prediction is a sum
+            ``partial_fit``; weight 0 and index −1 where there are fewer points, as for a query that none reaches (NaN
+            with ``empty="nan"``; with "nearest" that one has all the weight). With ``order=1`` a prediction is a sum
             with weights that may be negative; the largest in size come first.
         """
         check_is_fitted(self)
@@ -117,6 +117,8 @@ class KernelEstimator(TrainingPoints):
             indices[lost, 0], weights[lost, 0] = smoother.nearest(query[lost], bandwidth), 1.0
         elif self.empty == "nan":
             weights[lost] = torch.nan
+        elif self.empty == "raise" and bool(lost.any()):
+            self._instead(smoother, query[lost], bandwidth, len(query))
         places = indices.cpu().numpy()
         own = np.where(places < 0, -1, self._rows[places])
         return AttendedPoints(_inputs.like(X, weights.cpu().numpy()), _inputs.like(X, own))
@@ -150,7 +152,9 @@ class KernelEstimator(TrainingPoints):
 
     def _weights_instead(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor) -> np.ndarray:
         found = np.zeros((len(lost), self._count))
-        if self.empty == "nan":
+        if self.empty == "raise":
+            self._instead(smoother, lost, bandwidth, len(lost))
+        elif self.empty == "nan":
             found[:] = np.nan
         elif self.empty == "mean":
             found[:, self._rows] = 1.0 if self._weight is None else self._weight
@@ -172,6 +176,8 @@ class KernelEstimator(TrainingPoints):
         Explanation
         """
         check_is_fitted(self)
+        if hasattr(x, "to_frame"):
+            x = x.to_frame().T  # a row of a pandas frame
         one = x if getattr(x, "ndim", None) == 2 else np.atleast_2d(np.asarray(_inputs.as_array(x)))
         if len(one) != 1:
             raise rejected(type(self).__name__, "x", "be one row", f"{len(one)} of them")
@@ -190,18 +196,26 @@ class KernelEstimator(TrainingPoints):
             if index >= 0:
                 gap = gaps[place[index]]
                 distance = np.abs(gap).sum() if self._features.manhattan else np.sqrt((gap**2).sum())
-                features = dict(zip(names, self._X[place[index]].tolist()))
+                features = {_apart(name): value for name, value in zip(names, self._X[place[index]].tolist())}
                 target = self._shown(place[index])
                 row = {"index": int(index), "weight": float(weight), "target": target, "distance": float(distance)}
                 rows.append(row | features)
-        share = sum(abs(row["weight"]) for row in rows) / total if total > 0 else 0.0
+        share = float(np.abs(np.asarray(found.weights)).sum()) / total if total > 0 else 0.0
         return Explanation(self.predict(one)[0], rows, share, effective)
 
     @torch.no_grad()
     def _left_out_averages(self) -> np.ndarray:
+        """Return the averages of the points kept, each from all the others (n, M); NaN where ``empty`` says so."""
         smoother = self._smoother()
-        loo = LeaveOneOut(smoother, self._fallback(smoother))
-        return loo.predict(self._bandwidth(smoother)).double().cpu().numpy() + self._center
+        found = LeaveOneOut(smoother, self.empty == "nearest").predictions(self._bandwidth(smoother))
+        mean = found.mean.double().cpu().numpy() + self._center
+        lost = int((~found.reached).sum())
+        if lost and self.empty == "raise":
+            name, what = type(self).__name__, f"{lost} of {len(mean)} that no other reaches"
+            raise ValueError(f"{name}: training points must lie within each other's reach (empty='raise'), got {what}.")
+        if lost and self.empty == "nan":
+            mean[(~found.reached).cpu().numpy()] = np.nan
+        return mean
 
     @torch.no_grad()
     def loo_error(self, bandwidth: Any = None) -> float:
@@ -216,7 +230,8 @@ class KernelEstimator(TrainingPoints):
         -------
         float
             The mean over points (each counted by its weight) and outputs; for a classifier the mean over classes of
-            the squared error of the probabilities.
+            the squared error of the probabilities. A point that no other reaches is predicted by its nearest
+            neighbour, or unless ``empty="nearest"`` by the mean of the others.
         """
         check_is_fitted(self)
         name = type(self).__name__
@@ -226,13 +241,10 @@ class KernelEstimator(TrainingPoints):
         if isinstance(given, str):
             raise rejected(name, "bandwidth", "be a number here, or one for each feature", repr(given))
         smoother = self._smoother(in_order=True)
-        loo = LeaveOneOut(smoother, self._fallback(smoother))
-        return float(loo.error(torch.from_numpy(given).to(smoother.key)))
+        loo = LeaveOneOut(smoother, self.empty == "nearest")
+        return float(loo.error(_inputs.tensor(given).to(smoother.key)))
 
 
-def _outside() -> int:
-    """Return the level of the caller's caller that is no code of this package, nor torch's around it."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("regard", "torch"):
-        frame, level = frame.f_back, level + 1
-    return level
+def _apart(name: str) -> str:
+    """Return a feature's name as a column beside those that every explanation has."""
+    return f"feature {name}" if name in ("index", "weight", "target", "distance") else str(name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ _EXPECTED = "be 'euclidean', 'angular', 'categorical' or ('angular', period), on
 
 def kinds_of(function: str, metric: Any, width: int, names: Sequence[str] | None) -> tuple[Kind, ...]:
     """Return the kind of each of ``width`` features, or raise."""
+    if isinstance(metric, np.ndarray):
+        metric = metric.tolist()
     if isinstance(metric, Mapping):
         kinds = [("euclidean", 0.0)] * width
         for name, value in metric.items():
@@ -50,7 +54,7 @@ def _kind(function: str, value: Any) -> Kind:
         return value, 2 * math.pi
     if isinstance(value, (tuple, list)) and len(value) == 2 and value[0] == "angular":
         period = value[1]
-        if isinstance(period, (int, float)) and not isinstance(period, bool) and 0 < period < math.inf:
+        if isinstance(period, Real) and not isinstance(period, bool) and 0 < float(period) < math.inf:
             return "angular", float(period)
     raise rejected(function, "metric", _EXPECTED, repr(value))
 
@@ -94,7 +98,8 @@ class Features:
             came = "'angular' with kernel='laplacian', whose distance changes when a circle is turned"
             raise rejected(function, "metric", "be 'euclidean' or 'categorical'", came)
         categories = {place: np.unique(X[:, place]) for place, (kind, _) in enumerate(kinds) if kind == "categorical"}
-        center = np.where([kind == "euclidean" for kind, _ in kinds], X.mean(0, dtype=np.float64), 0.0)
+        # A median, which a few points far away do not move.
+        center = np.where([kind == "euclidean" for kind, _ in kinds], np.median(X.astype(np.float64), 0), 0.0)
         return cls(kinds, center, categories, manhattan)
 
     @property
@@ -131,27 +136,34 @@ class Features:
         largest = np.bincount(self.owner, mean**2, minlength=len(self.kinds))
         return np.where(total > 1e-24 * (largest + self.center**2), np.sqrt(total), 1.0)
 
-    @property
+    @cached_property
     def sloped(self) -> list[int]:
         """The features that a line has slopes along: numbers and angles."""
         return [place for place, (kind, _) in enumerate(self.kinds) if kind != "categorical"]
 
-    def tangents(self, query: Tensor) -> Tensor:
-        """Return what makes differences of coordinates linear terms at queries (L, C): (L or 1, P, C).
+    @cached_property
+    def sloped_coordinates(self) -> list[int]:
+        """The coordinates of these features."""
+        return np.flatnonzero(np.isin(self.owner, self.sloped)).tolist()
 
-        A number's difference is one, an angle's is the step along its circle, a category's is none.
+    def tangents(self, query: Tensor) -> Tensor:
+        """Return what makes differences of sloped coordinates linear terms at queries (L, C): (L or 1, P, Z).
+
+        A number's difference is one, an angle's is the step along its circle.
         """
         if self.is_plain:
             return torch.eye(query.shape[1]).to(query)[None]
-        rows = query.new_zeros(len(query), len(self.sloped), query.shape[1])
+        rows = query.new_zeros(len(query), len(self.sloped), len(self.sloped_coordinates))
+        column = 0
         for i, place in enumerate(self.sloped):
             kind, period = self.kinds[place]
-            own = np.flatnonzero(self.owner == place)
             if kind == "angular":
-                turn = 2 * math.pi / period
-                rows[:, i, own[0]], rows[:, i, own[1]] = -turn * query[:, own[1]], turn * query[:, own[0]]
+                turn, first = 2 * math.pi / period, self.sloped_coordinates[column]
+                rows[:, i, column], rows[:, i, column + 1] = -turn * query[:, first + 1], turn * query[:, first]
+                column += 2
             else:
-                rows[:, i, own[0]] = 1.0
+                rows[:, i, column] = 1.0
+                column += 1
         return rows
 
 

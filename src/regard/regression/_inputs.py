@@ -19,7 +19,26 @@ CHOSEN = ("loo", "learned")
 
 def as_array(X: Any) -> Any:
     """Return a tensor's numbers as a NumPy array, and everything else as it is."""
-    return X.detach().cpu().numpy() if isinstance(X, Tensor) else X
+    if isinstance(X, Tensor):
+        X = X.detach().cpu()
+        return X.float().numpy() if X.dtype == torch.bfloat16 else X.numpy()
+    return X
+
+
+def tensor(array: np.ndarray) -> Tensor:
+    """Return an array as a tensor, without a copy where nobody forbids to write to it."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def device_of(function: str, device: Any) -> torch.device:
+    """Return the device asked for, the CPU by default; raise where there is none of this name here."""
+    expected = "be the name of a device that torch has here, such as 'cpu' or 'cuda'"
+    try:
+        found = torch.device("cpu" if device is None else device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError, ValueError):
+        raise rejected(function, "device", expected, described(device)) from None
+    return found
 
 
 def like(X: Any, array: np.ndarray) -> Any:
@@ -51,14 +70,20 @@ def checked_bandwidth(function: str, bandwidth: Any, width: int) -> np.ndarray |
             raise rejected(function, "bandwidth", expected, repr(bandwidth))
         return bandwidth
     try:
-        given = np.asarray(as_array(bandwidth), dtype=np.float64)
+        found = np.asarray(as_array(bandwidth))
+        given = found.astype(np.float64)
     except (TypeError, ValueError):
         raise rejected(function, "bandwidth", expected, described(bandwidth), TypeError) from None
     if given.shape not in ((), (1,), (width,)):
         raise rejected(function, "bandwidth", expected, f"an array of shape {given.shape}")
-    if isinstance(bandwidth, bool) or not (np.isfinite(given) & (given > 0)).all():
+    if found.dtype.kind not in "iuf" or _has_bool(bandwidth) or not (np.isfinite(given) & (given > 0)).all():
         raise rejected(function, "bandwidth", expected, bandwidth)
     return np.full(width, given) if given.ndim == 0 else np.broadcast_to(given, (width,)).copy()
+
+
+def _has_bool(bandwidth: Any) -> bool:
+    each = bandwidth if isinstance(bandwidth, (list, tuple)) else (bandwidth,)
+    return any(isinstance(one, (bool, np.bool_)) for one in each)
 
 
 def choice(function: str, name: str, value: Any, known: tuple[Any, ...]) -> None:

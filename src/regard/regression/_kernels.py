@@ -58,12 +58,20 @@ class Shaped(Radial):
     def log_weight(self, square: Tensor) -> Tensor:
         positive = square > 0  # the root has no gradient at 0
         distance = torch.where(positive, torch.where(positive, square, 1.0).sqrt(), 0.0)
-        weight = torch.as_tensor(self.profile(distance), dtype=square.dtype, device=square.device)
+        try:
+            weight = torch.as_tensor(self.profile(distance), dtype=square.dtype, device=square.device)
+        except RuntimeError as error:
+            if "requires grad" not in str(error):
+                raise
+            expected = "have weights with a gradient in torch to the distance for bandwidth='learned'"
+            raise rejected("NadarayaWatson", "kernel", expected, "a function of NumPy") from None
         if weight.shape != square.shape:
             expected = f"return a weight for each of the distances {tuple(square.shape)}"
             raise rejected("NadarayaWatson", "kernel", expected, f"shape {tuple(weight.shape)}")
-        if not bool((weight >= 0).all()):
-            raise rejected("NadarayaWatson", "kernel", "return weights of at least 0", f"{float(weight.min()):g}")
+        good = (weight >= 0) & (weight < torch.inf)
+        if not bool(good.all()):
+            came = f"{float(weight[~good][0]):g}"
+            raise rejected("NadarayaWatson", "kernel", "return finite weights of at least 0", came)
         seen = weight > 0
         return torch.where(seen, torch.where(seen, weight, 1.0).log(), -torch.inf)
 

@@ -13,8 +13,8 @@ from regard.regression._smoother import Smoother
 HELD = 1 << 20
 #: Points of a block at least.
 SIZE = 32
-#: A share that is met but for rounding counts as met.
-ROUNDING = 1e-12
+#: A share that is met but for so many roundings counts as met.
+ROUNDINGS = 64
 
 
 def quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor, target: Tensor, shares: Tensor) -> Tensor:
@@ -36,6 +36,8 @@ def quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor, target: Tens
     """
     score = smoother.kernel.score(smoother.width(bandwidth))
     order = target.argsort()
+    met = 1 - ROUNDINGS * torch.finfo(query.dtype).eps
+    shares = shares.double()
     # Shares of blocks come from fused kernels; the weights within one are written out, which takes longer.
     size = min(len(order), max(SIZE, round(len(order) ** 0.5 / 4)))
     missing = -len(order) % size
@@ -50,20 +52,20 @@ def quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor, target: Tens
             engine=smoother.engine, return_aux=AuxRequest(lse=True),
         )  # fmt: skip
         assert aux.lse is not None
-        logs = aux.lse[:, 0].T  # (l, blocks)
+        logs = aux.lse[:, 0].T.double()  # (l, blocks)
         most = logs.amax(1, keepdim=True)
         reached = most > -torch.inf
         mass = (logs - torch.where(reached, most, 0.0)).exp() * read[:, 0, :, 0].T
         before = pad(mass.cumsum(1), (1, 0))
         # Of share 0, the first point that has any weight.
-        wanted = (shares * before[:, -1:] * (1 - ROUNDING)).clamp(min=torch.finfo(mass.dtype).tiny)  # (l, q)
+        wanted = (shares * before[:, -1:] * met).clamp(min=torch.finfo(mass.dtype).tiny)  # (l, q)
         block = torch.searchsorted(before[:, 1:].contiguous(), wanted).clamp(max=len(order) - 1)
         _, aux = attention(
             rows[:, None, None].expand(-1, len(shares), 1, -1), key[block], weight[block][..., :0], score=score,
             engine="reference", return_aux=AuxRequest(weights=True),
         )  # fmt: skip
         assert aux.weights is not None
-        within = aux.weights[:, :, 0] * weight[block][..., 0]
+        within = aux.weights[:, :, 0].double() * weight[block][..., 0]
         within = within / within.sum(2, keepdim=True).clamp(min=torch.finfo(within.dtype).tiny)
         share = before.gather(1, block)[..., None] + mass.gather(1, block)[..., None] * within.cumsum(2)
         place = torch.searchsorted(share.contiguous(), wanted[..., None])

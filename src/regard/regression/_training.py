@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, Self
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._errors import RegardWarning, rejected
 from regard.engines.fused.order import nearby
 from regard.regression import _inputs, _widths
 from regard.regression._features import Features, kinds_of
@@ -66,6 +71,7 @@ class TrainingPoints(BaseEstimator):
         """Check the parameters that need no data, and return the estimator's name."""
         name = type(self).__name__
         named(name, self.kernel)
+        _inputs.device_of(name, self.device)
         _inputs.choice(name, "empty", self.empty, _inputs.EMPTY)
         _inputs.count(name, "max_iter", self.max_iter)
         _inputs.number(name, "tol", self.tol)
@@ -112,6 +118,8 @@ class TrainingPoints(BaseEstimator):
         self._dtype = _inputs.dtype_of(name, self.dtype, self._X)
         self._center = np.average(self._targets(), axis=0, weights=self._weight)
         asked = _inputs.checked_bandwidth(name, self.bandwidth, self.n_features_in_)
+        for stale in ("loo_error_", "loo_curve_"):
+            self.__dict__.pop(stale, None)
         if isinstance(asked, str):
             if rechoose or asked in _inputs.RULES or not hasattr(self, "bandwidth_"):
                 self._choose(name, kernel, asked)
@@ -130,6 +138,13 @@ class TrainingPoints(BaseEstimator):
         if way in _inputs.RULES:
             # A weight counts repetitions, as elsewhere in scikit-learn.
             size = float(len(self._X) if self._weight is None else self._weight.sum())
+            if self._weight is not None and size < len(self._X) and (self._weight < 1).all():
+                warnings.warn(
+                    f"{name}: sample_weight counts repetitions, and sums to {size:.3g} for {len(self._X)} rows; "
+                    f"bandwidth={way!r} is chosen for so few. Give weights that average 1, or another bandwidth.",
+                    RegardWarning,
+                    stacklevel=outside(),
+                )
             self.bandwidth_ = unit * _widths.rule_of_thumb(way, max(size, 1.0), self.n_features_in_)
             return
         if len(self._X) < 2:
@@ -138,7 +153,7 @@ class TrainingPoints(BaseEstimator):
         rows = self._left_out(len(self._X), self.subsample)
         begin, self.loo_curve_ = self._searched(smoother, torch.from_numpy(unit), rows)
         if way == "learned":
-            loo = LeaveOneOut(smoother, self._fallback(smoother), rows)
+            loo = LeaveOneOut(smoother, self.empty == "nearest", rows)
             begin, self.n_iter_, self.loo_curve_ = _widths.learned(
                 loo, begin.to(smoother.key), self.max_iter, self.tol, self.verbose
             )
@@ -146,25 +161,28 @@ class TrainingPoints(BaseEstimator):
         self.loo_error_ = float(self.loo_curve_.errors.min())
 
     def _searched(self, smoother: Smoother, unit: Tensor, rows: Tensor | None) -> tuple[Tensor, Curve]:
-        fallback = self._fallback(smoother)
+        nearest = self.empty == "nearest"
         look = self._left_out(len(self._X), _widths.LOOK) if rows is None else None
 
         def error_of(bandwidth: Tensor, some: Tensor | None) -> float:
             with torch.no_grad():
-                loo = LeaveOneOut(smoother, fallback, rows if some is None else some)
+                loo = LeaveOneOut(smoother, nearest, rows if some is None else some)
                 return float(loo.error(bandwidth.to(smoother.key)))
 
         return _widths.searched(error_of, unit, len(self._X), look, self.verbose)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "bandwidth_")
 
     def _left_out(self, count: int, most: int | None) -> Tensor | None:
         """Return at most so many rows, drawn at random; None for all."""
         if most is None or most >= count:
             return None
-        drawn = np.random.default_rng(_seed(self.random_state)).choice(count, most, replace=False)
+        drawn = check_random_state(self.random_state).choice(count, most, replace=False)
         return torch.from_numpy(np.sort(drawn)).to(self._device())
 
     def _device(self) -> torch.device:
-        return torch.device("cpu" if self.device is None else self.device)
+        return _inputs.device_of(type(self).__name__, self.device)
 
     def _smoother(self, in_order: bool = False) -> Smoother:
         """Return the points on the device; for kernels of short reach in an order in which neighbours are together."""
@@ -173,22 +191,39 @@ class TrainingPoints(BaseEstimator):
         # Sums of products cancel too much for float32.
         dtype = torch.float64 if order else self._dtype
         place = self._device()
-        key = torch.from_numpy(self._features.coordinates(self._X)).to(place, dtype)
-        target = torch.from_numpy(self._targets() - self._center).to(place, dtype)
-        weight = None if self._weight is None else torch.from_numpy(self._weight).to(place, dtype)
+        key = _inputs.tensor(self._features.coordinates(self._X)).to(place, dtype)
+        target = _inputs.tensor(self._targets() - self._center).to(place, dtype)
+        weight = None if self._weight is None else _inputs.tensor(self._weight / self._weight.max()).to(place, dtype)
         if in_order:
             along = curve_order(key)
             key, target = key[along], target[along]
             weight = None if weight is None else weight[along]
         return Smoother(self._features, kernel, key, target, weight, order, self.engine)
 
-    def _fallback(self, smoother: Smoother) -> Tensor | None:
-        return None if self.empty == "nearest" else smoother.target.new_zeros(smoother.target.shape[1])
+
+def all_or_nothing(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Method decorator: what raises, a keyboard interrupt included, leaves the estimator as it was."""
+
+    @wraps(method)
+    def guarded(self: TrainingPoints, *arguments: Any, **options: Any) -> Any:
+        before = self.__dict__.copy()
+        try:
+            with torch.inference_mode(False):
+                return method(self, *arguments, **options)
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
+    return guarded
 
 
-def _seed(random_state: Any) -> Any:
-    """Return what NumPy's generators take for a random_state as scikit-learn has it."""
-    return random_state.randint(2**31) if isinstance(random_state, np.random.RandomState) else random_state
+def outside() -> int:
+    """Return the level of the caller's caller that is no code of this package, nor of what stands around it."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("regard", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def curve_order(key: Tensor) -> Tensor:

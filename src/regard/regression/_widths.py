@@ -11,8 +11,9 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
 from regard import masks
+from regard._errors import rejected
 from regard.regression._progress import progress
-from regard.regression._smoother import Smoother
+from regard.regression._smoother import Estimate, Smoother
 
 #: Bandwidths of the first look, per factor of ten, and points that it leaves out at most.
 STEPS, LOOK = 6, 8192
@@ -58,40 +59,58 @@ class LeaveOneOut:
     Parameters
     ----------
     smoother : Smoother
-    fallback : Tensor (M,) or None
-        What a point is predicted by that nobody else reaches; None is its nearest neighbour's target.
+    nearest : bool
+        A point that nobody else reaches is predicted by its nearest neighbour's target; else by the mean of the others.
     rows : Tensor (R,), int64, optional
         The points that are left out, one at a time; all by default.
     """
 
-    def __init__(self, smoother: Smoother, fallback: Tensor | None, rows: Tensor | None = None) -> None:
-        self.smoother, self.fallback, self.rows = smoother, fallback, rows
-        everything = slice(None) if rows is None else rows
-        self._query = smoother.key[everything]
-        self._target = smoother.target[everything]
-        self._weight = None if smoother.weight is None else smoother.weight[everything]
-        self._mask = masks.others(rows)
+    def __init__(self, smoother: Smoother, nearest: bool, rows: Tensor | None = None) -> None:
+        self.smoother, self.nearest = smoother, nearest
+        self.rows = torch.arange(len(smoother.key), device=smoother.key.device) if rows is None else rows
+        weight = smoother.ones()
+        self._share = weight[self.rows, 0] / weight[self.rows, 0].sum()
 
-    def predict(self, bandwidth: Tensor) -> Tensor:
-        """Return the predictions (R, M) of the points from the others, for a bandwidth per feature."""
-        found = self.smoother.at(self._query, bandwidth, self._mask)
-        if bool(found.reached.all()):
-            return found.mean
+    def predict(self, bandwidth: Tensor, rows: Tensor) -> Estimate:
+        """Return the predictions of points ``rows`` (r,) from the others, for a bandwidth per feature.
+
+        Those that nobody reaches are marked, and have what stands in for it.
+        """
+        query, mask = self.smoother.key[rows], masks.others(rows)
+        found = self.smoother.at(query, bandwidth, mask)
         lost = ~found.reached
-        own = torch.arange(len(lost), device=lost.device) if self.rows is None else self.rows
-        if self.fallback is None:
-            near = self.smoother.nearest(self._query[lost], bandwidth.detach(), masks.others(own[lost]))
-            other = torch.where((near >= 0)[:, None], self.smoother.target[near.clamp(min=0)], 0.0)
+        if not bool(lost.any()):
+            return found
+        target, own = self.smoother.target, rows[lost]
+        if self.nearest:
+            near = self.smoother.nearest(query[lost], bandwidth.detach(), masks.others(own))
+            other = torch.where((near >= 0)[:, None], target[near.clamp(min=0)], 0.0)
         else:
-            other = self.fallback
+            weight = self.smoother.ones()
+            rest = (weight.sum() - weight[own]).clamp(min=torch.finfo(weight.dtype).tiny)
+            other = ((weight * target).sum(0) - weight[own] * target[own]) / rest
         mean = found.mean.clone()
         mean[lost] = other
-        return mean
+        return Estimate(mean, found.reached)
+
+    def predictions(self, bandwidth: Tensor) -> Estimate:
+        """Return the predictions of all rows."""
+        parts = [self.predict(bandwidth, rows) for rows in self.rows.split(self.smoother.rows_at_once)]
+        return Estimate(*(torch.cat([getattr(part, name) for part in parts]) for name in ("mean", "reached")))
 
     def error(self, bandwidth: Tensor) -> Tensor:
-        """Return the mean squared error, each point counted by its weight."""
-        squares = (self.predict(bandwidth) - self._target).square().mean(1)
-        return squares.mean() if self._weight is None else (squares * self._weight).sum() / self._weight.sum()
+        """Return the mean squared error, each point counted by its weight; its gradient too, where that is wanted."""
+        total = bandwidth.new_zeros(())
+        size = self.smoother.rows_at_once
+        for rows, share in zip(self.rows.split(size), self._share.split(size)):
+            squares = (self.predict(bandwidth, rows).mean - self.smoother.target[rows]).square().mean(1)
+            part = (squares * share).sum()
+            if part.requires_grad and len(rows) < len(self.rows):
+                # One part's graph at a time.
+                (slope,) = torch.autograd.grad(part, bandwidth)
+                part = part.detach() + (slope * (bandwidth - bandwidth.detach())).sum()
+            total = total + part
+        return total
 
 
 def searched(
@@ -138,25 +157,27 @@ def learned(loo: LeaveOneOut, begin: Tensor, max_iter: int, tol: float, verbose:
     It ends when an iteration gains less than a share ``tol`` of the error, or after ``max_iter`` iterations; what is
     returned is the best that was seen, with the number of iterations.
     """
-    best, unit = (np.inf, begin), 1.0
-    gone: list[tuple[np.ndarray, float]] = []
+    unit = float(loo.error(begin)) or 1.0  # the search measures its gains against 1
+    best = (unit, begin)
+    gone = [(begin.double().cpu().numpy(), unit)]
 
     def step(logs: np.ndarray) -> tuple[float, np.ndarray]:
-        nonlocal best, unit
+        nonlocal best
         log_width = torch.from_numpy(logs).to(begin).requires_grad_()
         error = loo.error(log_width.exp())
+        if not error.requires_grad:
+            expected = "have weights with a gradient in torch to the distance for bandwidth='learned'"
+            raise rejected("NadarayaWatson", "kernel", expected, "a function whose weights have none")
         (slope,) = torch.autograd.grad(error, log_width)
         value = float(error.detach())
         gone.append((np.exp(logs), value))
         if value < best[0]:
             best = (value, log_width.detach().exp())
-        if len(gone) == 1:
-            unit = value or 1.0  # the search measures its gains against 1
         return value / unit, torch.nan_to_num(slope).double().cpu().numpy() / unit
 
     start = begin.log().double().cpu().numpy()
     bounds = [(at - np.log(FAR), at + np.log(FAR)) for at in start]
-    with progress(verbose, "bandwidths", max_iter) as report:
+    with progress(verbose, "bandwidths", max_iter) as report, torch.enable_grad():
         found = minimize(
             step, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": max_iter, "ftol": tol},
             callback=lambda _: report(1, f"error {best[0]:.4g}"),

@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from regard._errors import rejected
 from regard.regression import _inputs
 from regard.regression._base import KernelEstimator
+from regard.regression._training import all_or_nothing
 
 
 class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
@@ -64,6 +65,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
             kernel, bandwidth, metric, empty, max_iter, tol, subsample, random_state, engine, device, dtype, verbose
         )
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Keep the training data and choose the bandwidth.
 
@@ -86,6 +88,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         self._keep(X, codes, sample_weight)
         return self._settle()
 
+    @all_or_nothing
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Append training data.
 

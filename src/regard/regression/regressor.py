@@ -14,6 +14,7 @@ from regard._errors import rejected
 from regard.regression import _inputs
 from regard.regression._base import KernelEstimator
 from regard.regression._quantiles import quantiles as weighted_quantiles
+from regard.regression._training import all_or_nothing
 
 
 class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
@@ -77,7 +78,9 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     Notes
     -----
     NumPy arrays, pandas frames and torch tensors go in; predictions are tensors where X is one, else arrays.
-    ``sample_weight`` multiplies the kernel (the bias ``log w`` of a score); an integer weight is a repetition.
+    ``sample_weight`` multiplies the kernel (the bias ``log w`` of a score); an integer weight is a repetition. So
+    "scott" and "silverman" take the weights' sum for the number of points: give weights that average 1. What raises,
+    or is interrupted, leaves the estimator as it was.
 
     Examples
     --------
@@ -111,6 +114,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         )
         self.order = order
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Keep the training data and choose the bandwidth.
 
@@ -130,6 +134,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         self._keep(X, y.astype(np.float64, copy=False), sample_weight)
         return self._settle()
 
+    @all_or_nothing
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Append training data.
 
@@ -190,7 +195,10 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
             For each quantile p the least target such that targets up to it have a share p of the weight.
         """
         check_is_fitted(self)
-        shares = np.atleast_1d(np.asarray(quantiles, dtype=np.float64))
+        try:
+            shares = np.atleast_1d(np.asarray(quantiles, dtype=np.float64))
+        except (TypeError, ValueError):
+            shares = np.array([np.nan])
         if shares.ndim != 1 or not ((shares >= 0) & (shares <= 1)).all():
             raise rejected("NadarayaWatsonRegressor", "quantiles", "be numbers in [0, 1]", quantiles)
         smoother = self._smoother()
@@ -199,7 +207,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         wanted = torch.from_numpy(shares).to(query)
         found = [weighted_quantiles(smoother, query, bandwidth, column, wanted) for column in columns]
         result = torch.stack(found, 1).cpu().numpy()
-        lost = np.isnan(result).all((1, 2))
+        lost = np.isnan(result).all((1, 2)) & bool(result.size)
         if lost.any():
             instead = self._instead(smoother, query[torch.from_numpy(lost).to(query.device)], bandwidth, len(query))
             result[lost] = instead[:, :, None]
@@ -209,7 +217,8 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     def loo_predict(self) -> np.ndarray:
         """Return the prediction of each training point from all the others, (n,) or (n, n_outputs).
 
-        Rows of weight 0 are NaN.
+        Rows of weight 0 are NaN. A point that no other reaches gets what ``empty`` says: its nearest neighbour's
+        target, the mean of the others, NaN, or an error.
         """
         check_is_fitted(self)
         found = np.full((self._count, self._targets().shape[1]), np.nan, dtype=self._result_dtype())

@@ -38,8 +38,9 @@ bench: $(BENCH_READY)
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.readme
 
-# Kernel regression on real data, for docs/regression.md.
+# Kernel regression: what its bandwidths are worth, and real data, for docs/regression.md.
 regression: $(BENCH_READY)
+	$(BIN)/python -m benchmarks.bandwidths
 	$(BIN)/python -m benchmarks.real_data
 	$(BIN)/python -m benchmarks.readme
 

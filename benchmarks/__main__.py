@@ -24,10 +24,11 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     made.add_argument("--case", action="append", choices=list(CASES), help="run this case alone (repeatable)")
     made.add_argument("--list", action="store_true", help="list the cases and their contenders, and run nothing")
+    made.add_argument("--name", default="", help="what the report is called beside the processor (with --case)")
     made.add_argument("--rounds", type=int, help=f"rounds of A B A B (default {ROUNDS})")
     made.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
     made.add_argument(
-        "--out", type=Path, help="where to write (default benchmarks/results; nowhere with --case or --quick)"
+        "--out", type=Path, help="where to write (default benchmarks/results; nowhere with --quick, or --case without --name)"
     )
     return made
 
@@ -54,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         case = case.shrunk() if options.quick else case
         findings.append(bench.run(case, machine, rounds=rounds, floor=floor, say=_say))
     where["took"] = f"{(time.monotonic() - began) / 60:.1f} minutes, {rounds} rounds"
-    folder = options.out or (None if options.case or options.quick else ROOT / "benchmarks" / "results")
+    where["name"] = options.name
+    alone = (options.case and not options.name) or options.quick
+    folder = options.out or (None if alone else ROOT / "benchmarks" / "results")
     if folder is None:
         print(report.markdown(findings, where, {}))
     else:

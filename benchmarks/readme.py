@@ -114,11 +114,13 @@ def machine(found: dict[str, Any]) -> str:
     return f"{facts['CPU']}, {facts['cores']} cores; {facts['date']}."
 
 
-def speeds(found: dict[str, Any]) -> str:
-    """Return the table of all goals."""
+def speeds(found: dict[str, Any], cases: str = "") -> str:
+    """Return the table of all goals, of cases whose names begin so."""
     lines = [machine(found), "", "| what | asked | measured |", "| --- | --- | ---: |"]
     lines += [
-        f"| {case['title']} | {target['text']} | {_judged(case, target)} |" for case, target in _goals(found).values()
+        f"| {case['title']} | {target['text']} | {_judged(case, target)} |"
+        for name, (case, target) in _goals(found).items()
+        if name.startswith(cases)
     ]
     return "\n".join(lines)
 
@@ -208,25 +210,29 @@ def filled(text: str, made: dict[str, Callable[[], str]]) -> str:
 
 
 def regression() -> str:
-    """Return the page on kernel regression with the tables that were measured last."""
-    return filled(REGRESSION.read_text(encoding="utf-8"), of_real_data(json.loads(REAL.read_text(encoding="utf-8"))))
+    """Return the page on kernel regression with what was measured last."""
+    made = of_real_data(json.loads(REAL.read_text(encoding="utf-8"))) | of_bandwidths(BANDWIDTHS)
+    if found := newest("regress-predict"):
+        made |= {"speeds": lambda: speeds(found, "regress-"), "speeds:machine": lambda: machine(found)}
+    return filled(REGRESSION.read_text(encoding="utf-8"), made)
 
 
-def _of_cases(path: Path) -> bool:
-    return "cases" in json.loads(path.read_text(encoding="utf-8"))
+def newest(case: str) -> dict[str, Any] | None:
+    """Return the newest report that has a case, or None."""
+    paths = sorted(RESULTS.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
+    return next((report for report in found if case in report.get("cases", {})), None)
 
 
 def main() -> int:
     """Fill in README and docs and return 0; 1 where there is nothing to fill in."""
     if REAL.exists():
         REGRESSION.write_text(regression(), encoding="utf-8")
-    reports = sorted(filter(_of_cases, RESULTS.glob("*.json")), key=lambda path: path.stat().st_mtime)
-    if not reports:
+    readme, found = ROOT / "README.md", newest("additive")
+    if found is None:
         print("no report in benchmarks/results: run `make bench` first", file=sys.stderr)
         return 1
-    readme, found = ROOT / "README.md", json.loads(reports[-1].read_text(encoding="utf-8"))
-    made = contents(found, RESULTS / "demo.txt") | of_bandwidths(BANDWIDTHS)
-    readme.write_text(filled(readme.read_text(encoding="utf-8"), made), encoding="utf-8")
+    readme.write_text(filled(readme.read_text(encoding="utf-8"), contents(found, RESULTS / "demo.txt")), encoding="utf-8")
     (ROOT / "docs" / "catalogue.md").write_text(f"{PAGE}\n\n{regard.catalogue().markdown()}\n", encoding="utf-8")
     return 0
 

@@ -156,7 +156,7 @@ def raw(findings: list[Finding], facts: dict[str, str], pictures: dict[str, str]
 def write(findings: list[Finding], facts: dict[str, str], folder: Path) -> list[Path]:
     """Write the report, the numbers and the pictures, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    stem = slug(facts["CPU"])
+    stem = "-".join(filter(None, (slug(facts["CPU"]), facts.get("name", ""))))
     pictures = {}
     for finding in findings:
         name = f"{stem}-{finding.case.name}.png"

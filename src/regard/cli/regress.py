@@ -14,11 +14,8 @@ from regard.cli import regress_report as report
 from regard.cli.messages import explained, require
 from regard.cli.regress_options import Options
 from regard.cli.regress_plot import draw
-from regard.tasks import quality, tables
-from regard.tasks.columns import typed
-from regard.tasks.preparation import Prepared, prepare
-from regard.tasks.table_regression import Added, Fitted, added_names, code, fit, kept_bandwidth
-from regard.tasks.tables import Table
+from regard.tasks import tables
+from regard.tasks.tables import Added, Fitted, Prepared, Table, fit
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -37,9 +34,9 @@ def run(**options: Any) -> None:
             require(package)
         asked.check()
         table = tables.read(asked.data, least=2)
-        prepared = prepare(table, asked.target, asked.names, asked.weights)
+        prepared = tables.prepare(table, asked.target, asked.names, asked.weights)
         new = None if asked.predict is None else tables.read(asked.predict)
-        coded = {} if new is None else code(prepared, new)
+        coded = {} if new is None else tables.code(prepared, new)
         _check_together(asked, prepared, table if new is None else new)
     say = _Speaker(asked)
     say(report.of_table(prepared))
@@ -54,8 +51,8 @@ def run(**options: Any) -> None:
         )
     say(report.of_fit(fitted, asked.widths))
     own = new is None and asked.out is not None
-    with _told(say), _waiting("Predicting rows that were left out..."):
-        found = quality.quality(fitted, exact=own)
+    with explained(EXTRA), _told(say), _waiting("Predicting rows that were left out..."):
+        found = tables.quality_of(fitted, exact=own)
     say(report.of_quality(found, fitted))
     say.record = report.record(fitted, asked.widths, found)
     if new is not None:
@@ -63,13 +60,15 @@ def run(**options: Any) -> None:
             added = fitted.predict(coded, std=asked.std, quantiles=asked.shares)
         say([""])
         say(report.of_prediction(added, coded, fitted, new.name))
-        if (there := quality.quality_on(fitted, new, added)) is not None:
+        if (there := tables.quality_on(fitted, new, added)) is not None:
             say(report.of_quality(there, fitted, new.name))
             say.record["quality_of_predictions"] = report.quality_record(there, fitted)
         _hand_out(asked, say, fitted, new, added)
     elif own:
         with explained(EXTRA), _told(say):
             added = fitted.of_the_others()
+        if added.lost != found.lost:  # these were told already
+            say(report.of_lost(added, fitted))
         _hand_out(asked, say, fitted, table, added)
     if asked.plot is not None:
         with explained(EXTRA), _told(None):
@@ -135,7 +134,7 @@ def _told(say: _Speaker | None) -> Iterator[None]:
 
 def _check_together(asked: Options, prepared: Prepared, table: Table) -> None:
     """Raise if options do not go with what the tables turned out to be."""
-    kept_bandwidth(prepared, asked.widths)
+    tables.kept_bandwidth(prepared, asked.widths)
     if prepared.target.kind == "category":
         for option, given in (("--order 1", asked.order), ("--std", asked.std), ("--quantiles", asked.shares)):
             if given:
@@ -143,18 +142,19 @@ def _check_together(asked: Options, prepared: Prepared, table: Table) -> None:
                 raise rejected("regress", option, "come with a target of numbers", got)
     if asked.out is None:
         return
-    for name in added_names(prepared, std=asked.std, quantiles=asked.shares):
+    for name in tables.added_names(prepared, std=asked.std, quantiles=asked.shares):
         if name in table.frame.columns:
             raise rejected("regress", table.name, f"have no column {name!r}, which predictions add", "one")
 
 
 def _hand_out(asked: Options, say: _Speaker, fitted: Fitted, table: Table, added: Added) -> None:
     """Write the rows with their predictions; or put them into the record, or show the first of them."""
+    say.record["rows_not_predicted"] = {"missing": int((~added.predicted).sum()), "beyond_reach": added.lost}
     names = ", ".join(each if len(each) <= 40 else each[:39] + "…" for each in list(added.columns)[:8])
     more = f" and {len(added.columns) - 8:,} more" if len(added.columns) > 8 else ""
     if asked.out is not None:
         is_parquet = asked.out.lower().endswith(".parquet")
-        frame = _with(typed(table) if is_parquet else table.frame, added)
+        frame = _with(tables.typed(table) if is_parquet else table.frame, added)
         with explained(EXTRA) if asked.out != "-" else nullcontext():  # a pipe that closes is nobody's error
             tables.write(frame, asked.out)
         where = "standard output" if asked.out == "-" else asked.out

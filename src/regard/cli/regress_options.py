@@ -39,7 +39,11 @@ class Options:
     @cached_property
     def names(self) -> list[str] | None:
         """The columns to predict from; None for all others."""
-        return None if self.features is None else _split(self.features)
+        if self.features is None:
+            return None
+        if not (names := _split(self.features)):
+            raise rejected("regress", "--features", "name columns, separated by commas", "''")
+        return names
 
     @cached_property
     def widths(self) -> str | list[float]:
@@ -48,6 +52,8 @@ class Options:
             return self.bandwidth
         try:
             widths = [float(each) for each in _split(self.bandwidth)]
+            if not widths:
+                raise ValueError
         except ValueError:
             raise unknown_name("regress", "--bandwidth (where it is no number)", self.bandwidth, WAYS) from None
         if not all(0 < each < math.inf for each in widths):
@@ -62,8 +68,10 @@ class Options:
         expected = "be numbers between 0 and 1, separated by commas"
         try:
             shares = sorted({float(each) for each in _split(self.quantiles)})
+            if not shares:
+                raise ValueError
         except ValueError:
-            raise rejected("regress", "--quantiles", expected, self.quantiles) from None
+            raise rejected("regress", "--quantiles", expected, self.quantiles or "''") from None
         if not all(0 <= each <= 1 for each in shares):
             raise rejected("regress", "--quantiles", expected, self.quantiles)
         return shares
@@ -110,4 +118,7 @@ def _check_picture(path: Path) -> None:
 
 def _split(text: str) -> list[str]:
     """Return what stands between commas, which may be quoted where a name has one."""
-    return [each.strip() for each in next(csv.reader([text], skipinitialspace=True), [])]
+    try:
+        return [each.strip() for each in next(csv.reader([text], skipinitialspace=True), [])]
+    except csv.Error:
+        raise rejected("regress", "a list", "stand in one line, separated by commas", repr(text)) from None

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.tasks.columns import Column
-from regard.tasks.table_regression import Fitted
+from regard.tasks.tables import Column, Fitted
 
 #: Features that get a panel, and inches of one.
 _PANELS, _WIDTH, _HEIGHT = 6, 4.6, 3.6

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from regard.tasks.columns import Coded, Column
-from regard.tasks.preparation import Prepared
-from regard.tasks.quality import Quality
-
-if TYPE_CHECKING:
-    from regard.tasks.table_regression import Added, Fitted
+from regard.tasks.tables import Added, Coded, Column, Fitted, Prepared, Quality
 
 _WAYS = {
     "loo": "chosen for the least leave-one-out error",
@@ -84,13 +79,17 @@ def of_fit(fitted: Fitted, bandwidth: str | Sequence[float]) -> Iterator[str]:
 
 def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> Iterator[str]:
     """Say how good predictions are of rows that were not learned from, in another table or in this one."""
+    if where is None and quality.lost:
+        which = _count(quality.rows + quality.lost, "row") + ("" if quality.exact else " drawn at random")
+        done, rest = (f"{quality.rows:,}", "the rest") if quality.rows else ("None", "they")
+        yield f"{done} of {which} could be predicted from the others; {rest} are {_why(fitted)}."
     if quality.rows == 0:
-        yield "No row could be predicted from the others."
         return
     if where is not None:
-        who = f"The {_count(quality.rows, 'row')} of {where} that tell {_name(fitted.name)}"
+        and_predicted = " and were predicted" if quality.lost else ""
+        who = f"The {_count(quality.rows, 'row')} of {where} that tell {_name(fitted.name)}{and_predicted}"
     elif quality.exact:
-        who = "Each row, predicted from all the others"
+        who = f"Each {'of these' if quality.lost else 'row'}, predicted from all the others"
     else:
         who = f"{quality.rows:,} rows drawn at random, predicted from the rest"
     if fitted.classifies:
@@ -109,14 +108,19 @@ def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> It
 
 def of_prediction(added: Added, coded: Mapping[str, Coded], fitted: Fitted, name: str) -> Iterator[str]:
     """Say which rows were predicted, and what was strange about them."""
-    done, whole = int(added.predicted.sum()), len(added.predicted)
-    if done < whole:
+    able, whole = int(added.predicted.sum()), len(added.predicted)
+    done = able - added.lost
+    if able < whole:
+        others = "the others" if done == able else f"{whole - able:,} of the others"
         yield (
-            f"Predicted {done:,} of {_count(whole, 'row')} of {name}; the others miss a feature and stay empty "
+            f"Predicted {done:,} of {_count(whole, 'row')} of {name}; {others} miss a feature and stay empty "
             f"({_missing(added.missing)})."
         )
+    elif done < whole:
+        yield f"Predicted {done:,} of {_count(whole, 'row')} of {name}."
     else:
         yield f"Predicted {_count(whole, 'row')} of {name}."
+    yield from of_lost(added, fitted)
     for feature, each in coded.items():
         if each.new:
             yield (
@@ -125,6 +129,13 @@ def of_prediction(added: Added, coded: Mapping[str, Coded], fitted: Fitted, name
             )
         if each.odd:
             yield f"In {_name(feature)} of {name}, what is no number or date counts as missing: {_quoted(each.odd)}."
+
+
+def of_lost(added: Added, fitted: Fitted) -> Iterator[str]:
+    """Say how many rows have no prediction though they miss no feature, and why."""
+    if added.lost:
+        which = "which is" if added.lost == 1 else "which are"
+        yield f"Predictions stay empty in {_count(added.lost, 'row')}, {which} {_why(fitted)}."
 
 
 def record(fitted: Fitted, bandwidth: str | Sequence[float], quality: Quality) -> dict[str, Any]:
@@ -157,7 +168,7 @@ def record(fitted: Fitted, bandwidth: str | Sequence[float], quality: Quality) -
 
 def quality_record(quality: Quality, fitted: Fitted) -> dict[str, Any]:
     """Return how good it is, for JSON."""
-    way = {"way": "leave-one-out" if quality.exact else "held out", "rows": quality.rows}
+    way = {"way": "leave-one-out" if quality.exact else "held out", "rows": quality.rows, "rows_lost": quality.lost}
     if fitted.classifies:
         return way | {"accuracy": 1 - quality.error, "accuracy_of_most_frequent": 1 - quality.simple}
     return way | {"rmse": quality.error, "rmse_of_mean": quality.simple, "r2": quality.gain}
@@ -182,6 +193,13 @@ def number(value: float) -> str:
     if size >= 1e4:
         return f"{value:,.0f}"
     return f"{value:.4g}"
+
+
+def _why(fitted: Fitted) -> str:
+    """Return what rows without a prediction are."""
+    if fitted.estimator.empty == "nan":
+        return "beyond the kernel's reach (--empty nan)"
+    return "beyond what can be calculated at this bandwidth"
 
 
 def _kind(column: Column) -> str:

@@ -183,7 +183,7 @@ def _bytes(path: str | Path, name: str) -> bytes:
 
 
 def _text(data: bytes, name: str) -> str:
-    """Return the text of a file without its byte order mark."""
+    """Return the text of a file without its byte order mark, every line ended by a line feed."""
     expected = "be a table in CSV or Parquet"
     if data.startswith(_ZIP):
         raise rejected("read", name, expected, "a zip file or an Excel workbook (save it as CSV)")
@@ -193,19 +193,19 @@ def _text(data: bytes, name: str) -> str:
     try:
         text = data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
+        line = len((data[: error.start] + b".").splitlines())
         byte = f"byte 0x{data[error.start]:02x} in line {line} (save it in UTF-8)"
         raise rejected("read", name, "be text in UTF-8", byte) from None
     if not text.strip():
         raise rejected("read", name, "have a row of names and rows of values", "an empty file")
-    return text
+    return text.replace("\r\n", "\n").replace("\r", "\n")  # Windows, and Macintosh of old
 
 
 def _from_text(text: str, name: str) -> Table:
     import pandas as pd
 
     delimiter = _delimiter(text)
-    text = text.strip("\r\n")
+    text = text.strip("\n")
     names = next(row for row in csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True) if any(row))
     if all(re.fullmatch(r"\s*[-+]?[\d.,]+([eE][-+]?\d+)?\s*", each) for each in names):
         raise rejected("read", name, "have the names of its columns in its first row", "numbers alone")
@@ -296,7 +296,7 @@ def _longer(text: str, delimiter: str, width: int) -> str:
 def _decimal(sample: str, delimiter: str) -> str:
     if delimiter == ",":
         return "."
-    number = r"[{0}\n]\s*-?\d+{1}\d+\s*(?=[{0}\r\n])"
+    number = r"[{0}\n]\s*-?\d+{1}\d+\s*(?=[{0}\n])"
     comma, dot = (len(re.findall(number.format(re.escape(delimiter), mark), sample)) for mark in (",", r"\."))
     return "," if comma > dot else "."
 

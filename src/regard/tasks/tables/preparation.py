@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from regard._errors import rejected, unknown_name
-from regard.tasks.columns import Column, encode, recognise
-from regard.tasks.tables import Table
+from regard.tasks.tables.columns import Column, encode, recognise
+from regard.tasks.tables.reading import Table
 
 #: Text with more different values than this share of the rows is a name or a remark, not a category.
 _REPEATING, _FEW = 0.5, 10
+#: Numbers no further apart than this count as the same: the squares of their differences are nothing.
+_APART = 1e-100
 #: More categories than this cost too much, and a column less filled than this too many rows, to be used unasked.
 _MANY, _FILLED = 100, 0.5
 
@@ -124,7 +126,7 @@ def prepare(table: Table, target: str, features: Sequence[str] | None = None, we
     used = ~np.any(list(gone.values()), axis=0)
     missing = {name: int(rows.sum()) for name, rows in gone.items() if rows.any()}
     _check_rows(table, goal, y, weight, used, missing)
-    keep = [i for i in range(len(columns)) if np.ptp(X[used, i]) > 0]
+    keep = [i for i in range(len(columns)) if np.ptp(X[used, i]) > _APART]
     left_out |= {
         columns[i].name: "the same in all rows that miss nothing" for i in set(range(len(columns))) - set(keep)
     }
@@ -160,7 +162,7 @@ def _target(table: Table, name: str) -> tuple[Column, np.ndarray]:
         raise rejected("regress", f"target {name!r}", "hold numbers, or text for a classification", got)
     values = encode(column, table).values
     there = values[~np.isnan(values)]
-    if len(there) > 1 and np.ptp(there) == 0:
+    if len(there) > 1 and np.ptp(there) <= _APART:
         only = repr(column.categories[0]) if column.kind == "category" else f"{there[0]:g}"
         raise rejected(
             "regress", f"target {name!r}", "differ between rows", f"{only} in all: there is nothing to learn"
@@ -190,7 +192,7 @@ def _useless(column: Column, values: np.ndarray, *, listed: bool) -> str | None:
     there = values[~np.isnan(values)]
     if len(there) == 0:
         return "empty"
-    if np.ptp(there) == 0:
+    if np.ptp(there) <= _APART:
         return "the same in every row"
     if listed:
         return None
@@ -219,7 +221,7 @@ def _check_rows(
         got = f"{int(counted.sum())} of {len(used):,}" + (f" (missing: {where})" if where else "")
         expected = "have two rows or more that miss nothing" + (" and have a weight" if weight is not None else "")
         raise rejected("regress", table.name, expected, got)
-    if np.ptp(y[counted]) == 0:
+    if np.ptp(y[counted]) <= _APART:
         got = "one value in all of them: there is nothing to learn"
         raise rejected("regress", f"target {target.name!r}", "differ between the rows that miss nothing", got)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard._errors import rejected
-from regard.tasks.columns import Coded, encode
-from regard.tasks.preparation import Prepared
-from regard.tasks.tables import Table
+from regard.tasks.tables.columns import Coded, encode
+from regard.tasks.tables.preparation import Prepared
+from regard.tasks.tables.reading import Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -38,6 +38,12 @@ class Added:
     columns: dict[str, np.ndarray]
     predicted: np.ndarray
     missing: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def lost(self) -> int:
+        """How many rows miss no feature and yet have no prediction."""
+        first = next(iter(self.columns.values()))[self.predicted]
+        return sum(each is None or each != each for each in first.tolist())
 
 
 @dataclass(frozen=True)
@@ -199,7 +205,7 @@ def fit(
     Examples
     --------
     >>> import pandas as pd
-    >>> from regard.tasks.preparation import prepare
+    >>> from regard.tasks.tables.preparation import prepare
     >>> table = Table("a.csv", pd.DataFrame({"x": ["0", "1", "2"], "y": ["0", "1", "4"]}), "CSV")
     >>> fitted = fit(prepare(table, "y"), bandwidth=[0.5])
     >>> fitted.of_the_others().columns["y_predicted"].round(3)

@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from regard._errors import rejected
-from regard.tasks.tables import Table
+from regard.tasks.tables.reading import Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 #: Cells of a text that say that there is nothing, in small letters and without spaces around.
 _MISSING = ("", "na", "n/a", "#n/a", "<na>", "nan", "null")
+#: Larger numbers are refused: their squares, and sums of those, should still be numbers.
+_LARGEST = 1e100
 #: A column of text is numbers (or dates) if no more than this share of what stands in it is something else.
 _ODD = 0.1
+#: Microseconds of a day.
+_DAY = 86_400_000_000
 Kind = Literal["number", "date", "category"]
 
 
@@ -97,8 +101,20 @@ def encode(column: Column, table: Table) -> Coded:
     Raises
     ------
     ValueError
-        If the table has no such column, if most of it is not what it should be, or if a number is infinite.
+        If the table has no such column, if most of it is not what it should be, or if a number is infinite or above
+        1e100 in size.
     """
+    coded = _encoded(column, table)
+    large = np.flatnonzero(np.abs(coded.values) > _LARGEST)
+    if len(large):
+        value = coded.values[large[0]]
+        expected = f"be finite{'' if np.isinf(value) else f' and not above {_LARGEST:g} in size'}"
+        subject = f"column {column.name!r} of {table.name}"
+        raise rejected("regress", subject, expected, f"{value:g} in row {large[0] + 1}")
+    return coded
+
+
+def _encoded(column: Column, table: Table) -> Coded:
     from pandas.api import types
 
     name = column.name
@@ -130,14 +146,6 @@ def encode(column: Column, table: Table) -> Coded:
         odd = _some(strange)
         if len(strange) > 0.5 * len(written):
             raise rejected("regress", f"column {name!r} of {table.name}", f"hold {column.kind}s", repr(odd[0]))
-    infinite = np.flatnonzero(np.isinf(values))
-    if len(infinite):
-        raise rejected(
-            "regress",
-            f"column {name!r} of {table.name}",
-            "be finite",
-            f"{values[infinite[0]]} in row {infinite[0] + 1}",
-        )
     return Coded(values, odd=odd)
 
 
@@ -153,7 +161,7 @@ def typed(table: Table) -> DataFrame:
         if types.is_numeric_dtype(series) or types.is_datetime64_any_dtype(series) or isinstance(column, str):
             columns[name] = series
         elif column.kind == "number" and not column.odd:
-            values = encode(column, table).values
+            values = _encoded(column, table).values
             whole = not np.isnan(values).any() and (values == np.floor(values)).all() and np.abs(values).max() < 2**53
             columns[name] = pd.Series(values.astype(np.int64) if whole else values)
         elif column.kind == "date" and not column.odd:
@@ -194,10 +202,10 @@ def _dates(cells: np.ndarray) -> np.ndarray:
 
 
 def _days(series: Series) -> np.ndarray:
-    import pandas as pd
-
+    """Return dates as days since 1970, by integers: pandas' own differences end with the year 2262."""
     naive = series if series.dt.tz is None else series.dt.tz_convert("UTC").dt.tz_localize(None)
-    return ((naive - pd.Timestamp(0)) / pd.Timedelta(days=1)).to_numpy(np.float64, na_value=np.nan)
+    dates = naive.to_numpy("datetime64[us]")
+    return np.where(np.isnat(dates), np.nan, dates.astype(np.int64) / _DAY)
 
 
 def _some(cells: np.ndarray) -> tuple[str, ...]:

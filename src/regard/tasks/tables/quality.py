@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regard.tasks.columns import encode
-from regard.tasks.table_regression import Added, Fitted, fit
-from regard.tasks.tables import Table
+from regard.tasks.tables.columns import encode
+from regard.tasks.tables.reading import Table
+from regard.tasks.tables.regression import Added, Fitted, fit
 
 #: Leaving out each row in turn compares all pairs of rows: up to so many it is worth the wait (a quarter of a minute).
 _ROWS = 100_000
@@ -25,6 +25,8 @@ class Quality:
     ----------
     rows : int
         The rows that were predicted.
+    lost : int
+        The rows that should have been, but lie beyond the reach of every other.
     error : float
         Root mean square error; of a classification, the share of wrong labels.
     simple : float
@@ -37,6 +39,7 @@ class Quality:
     error: float
     simple: float
     exact: bool = True
+    lost: int = 0
 
     @property
     def gain(self) -> float:
@@ -44,7 +47,7 @@ class Quality:
         return 1 - (self.error / self.simple) ** 2 if self.simple > 0 else math.nan
 
 
-def quality(fitted: Fitted, *, exact: bool = False) -> Quality:
+def quality_of(fitted: Fitted, *, exact: bool = False) -> Quality:
     """Return how well the rows of the table are predicted that was learned from.
 
     Parameters
@@ -64,8 +67,8 @@ def quality(fitted: Fitted, *, exact: bool = False) -> Quality:
     held[np.random.default_rng(0).choice(count, _HELD, replace=False)] = True
     rest = learned.copy()
     rest[np.flatnonzero(learned)[held]] = False
-    # What nobody reaches is counted too, as the estimator does where it leaves out each row.
-    empty = "nearest" if fitted.estimator.empty == "nearest" else "mean"
+    # A row may lie beyond reach only because its neighbours are held out too: no reason to refuse.
+    empty = "nan" if fitted.estimator.empty == "raise" else fitted.estimator.empty
     listed = dict(zip((column.name for column in prepared.columns), fitted.estimator.bandwidth_))
     bandwidth = [float(listed.get(name, 1.0)) for name in prepared.listed]
     order = getattr(fitted.estimator, "order", 0)
@@ -110,14 +113,14 @@ def _errors(
 ) -> Quality:
     there = ~np.isnan(mine)
     if not there.any():
-        return Quality(0, math.nan, math.nan, exact)
+        return Quality(0, math.nan, math.nan, exact, len(mine))
 
     def error(values: np.ndarray) -> float:
         if classifies:
             return float(np.average(values[there] != y[there], weights=w[there]))
         return float(np.sqrt(np.average((values[there] - y[there]) ** 2, weights=w[there])))
 
-    return Quality(int(there.sum()), error(mine), error(simple), exact)
+    return Quality(int(there.sum()), error(mine), error(simple), exact, int((~there).sum()))
 
 
 def _simplest(y: np.ndarray, w: np.ndarray, classifies: bool) -> float:

@@ -27,6 +27,7 @@ __all__ = [
     "engines",
     "explain",
     "masks",
+    "models",
     "nn",
     "normalizers",
     "scores",
@@ -34,7 +35,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Import ``regard.nn`` when it is first used: whoever needs the function alone does not wait for the layers."""
-    if name == "nn":
-        return import_module("regard.nn")
+    """Import layers, models and estimators when they are first used: who needs the function alone does not wait."""
+    if name in ("nn", "models", "regression"):
+        return import_module(f"regard.{name}")
     raise AttributeError(f"module 'regard' has no attribute {name!r}")

@@ -8,6 +8,13 @@ array([1.213])
 Needs scikit-learn: ``pip install 'regard[sklearn]'``.
 """
 
+from importlib.util import find_spec
+
+if find_spec("sklearn") is None:
+    raise ModuleNotFoundError(
+        "regard.regression needs scikit-learn, which is missing: pip install 'regard[sklearn]'", name="sklearn"
+    )
+
 from regard.regression._explanation import AttendedPoints, Explanation
 from regard.regression._widths import Curve
 from regard.regression.classifier import NadarayaWatsonClassifier

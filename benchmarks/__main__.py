@@ -28,7 +28,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, help=f"rounds of A B A B (default {ROUNDS})")
     made.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
     made.add_argument(
-        "--out", type=Path, help="where to write (default benchmarks/results; nowhere with --quick, or --case without --name)"
+        "--out",
+        type=Path,
+        help="where to write (default benchmarks/results; nowhere with --quick, or --case without --name)",
     )
     return made
 

@@ -9,53 +9,41 @@ several pronunciations stands on several lines. Without --data, the split is the
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import platform
 import time
 from pathlib import Path
 
 import torch
+from rich.console import Console
 
-from regard.tasks import Pronouncer
-from regard.tasks.dictionary import Dictionary, load_dictionary, split
-from regard.tasks.training import Progress, train
+from regard.cli.training import TrainingDisplay
+from regard.tasks.dictionary import load_dictionary, pairs_of, split
+from regard.tasks.pairs import Pairs, read_pairs
+from regard.tasks.pronunciation import RECIPE, Pronouncer
 
 
-def read_split(folder: Path, name: str) -> Dictionary:
+def read_split(folder: Path, name: str) -> Pairs:
     """Return the words of DIR/name.tsv.gz or DIR/name.tsv with their pronunciations."""
     packed, plain = folder / f"{name}.tsv.gz", folder / f"{name}.tsv"
-    entries: Dictionary = {}
-    with gzip.open(packed, "rt", encoding="utf-8") if packed.exists() else plain.open(encoding="utf-8") as lines:
-        for line in lines:
-            word, _, spoken = line.rstrip("\n").partition("\t")
-            entries.setdefault(word.lower(), []).append(tuple(spoken.split()))
-    return entries
+    return read_pairs(packed if packed.exists() else plain)
 
 
-def measure(learn: Dictionary, test: Dictionary, *, seconds: float, seed: int, beams: int) -> dict[str, object]:
+def measure(learn: Pairs, test: Pairs, *, seconds: float, seed: int, beams: int) -> dict[str, object]:
     """Train for this many seconds, and return what was reached."""
-    torch.manual_seed(seed)
     pronouncer = Pronouncer.untrained(learn, seed=seed)
-    shown = 0.0
-
-    def report(progress: Progress) -> None:
-        nonlocal shown
-        if progress.seconds - shown >= 20:
-            shown = progress.seconds
-            print(f"{progress.seconds:5.0f} s  loss {progress.loss:.3f}  {progress.rate:,.0f} words/s", flush=True)
-
-    progress = train(pronouncer.model, pronouncer.batches(learn, seed=seed), seconds=seconds, report=report)
+    options = RECIPE.with_changes({"seconds": seconds, "seed": seed})
+    ended = pronouncer.learn(learn, options, callbacks=[TrainingDisplay(Console(), options, "words")])
     began = time.monotonic()
     rates, _ = pronouncer.evaluate(test, beams=beams)
     return {
         "phoneme_error_rate": round(rates.symbol, 2),
         "word_error_rate": round(rates.sequence, 2),
         "test_words": rates.sequences,
-        "train_words": len(learn),
-        "training_seconds": round(progress.seconds, 1),
-        "words_per_second": round(progress.rate),
-        "steps": progress.steps,
+        "train_words": len(set(learn.sources)),
+        "training_seconds": round(ended.seconds, 1),
+        "words_per_second": round(ended.pairs / ended.seconds),
+        "steps": ended.steps,
         "evaluation_seconds": round(time.monotonic() - began, 1),
         "beams": beams,
         "seed": seed,
@@ -75,7 +63,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the result to this JSON file")
     options = parser.parse_args()
     if options.data is None:
-        learn, test = split(load_dictionary())
+        learn, test = (pairs_of(entries) for entries in split(load_dictionary()))
     else:
         learn, test = read_split(options.data, "train"), read_split(options.data, "test")
     result = measure(learn, test, seconds=options.seconds, seed=options.seed, beams=options.beams)

@@ -232,7 +232,9 @@ def main() -> int:
     if found is None:
         print("no report in benchmarks/results: run `make bench` first", file=sys.stderr)
         return 1
-    readme.write_text(filled(readme.read_text(encoding="utf-8"), contents(found, RESULTS / "demo.txt")), encoding="utf-8")
+    readme.write_text(
+        filled(readme.read_text(encoding="utf-8"), contents(found, RESULTS / "demo.txt")), encoding="utf-8"
+    )
     (ROOT / "docs" / "catalogue.md").write_text(f"{PAGE}\n\n{regard.catalogue().markdown()}\n", encoding="utf-8")
     return 0
 

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from regard.cli import main
-from regard.tasks import Pronouncer
+from regard.tasks.codecs import UNKNOWN
+from regard.tasks.pairs import Pairs
+from regard.tasks.pronunciation import Pronouncer
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,11 @@ class Outcome:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    entries = {"abcdefghijklm": [("AH", "B")], "nopqrstuvwxyz'-.": [("K",), ("T", "S")]}
-    pronouncer = Pronouncer.untrained(entries, embedding=8, encoder=8, decoder=8, features=8)
+    pairs = Pairs(["abcdefghijklm", "nopqrstuvwxyz'-.", "nopqrstuvwxyz'-."], ["AH B", "K", "T S"])
+    pronouncer = Pronouncer.untrained(pairs, embedding=8, encoder=8, decoder=8, features=8)
     torch.manual_seed(0)
-    torch.nn.init.normal_(pronouncer.model.output.weight, std=3.0)
+    torch.nn.init.normal_(pronouncer.writer.model.output.weight, std=3.0)
+    pronouncer.writer.model.output.bias.data[UNKNOWN] = -99.0
     return pronouncer.save(tmp_path / "model")
 
 

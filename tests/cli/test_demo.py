@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from lightning.pytorch import Callback
 
 from regard.cli import demo
-from regard.tasks import Pronouncer
 from regard.tasks.dictionary import Dictionary
-from regard.tasks.training import Progress, train
+from regard.tasks.pairs import Pairs
+from regard.tasks.pronunciation import Pronouncer
 
 
 @pytest.fixture
@@ -21,15 +25,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Dictionary:
     entries = {word: [tuple(word.upper())] for word in sorted(words) + list(demo.EXAMPLES)}
     untrained = Pronouncer.untrained
 
-    def narrow(entries: Dictionary, *, seed: int = 0) -> Pronouncer:
-        return untrained(entries, seed=seed, embedding=8, encoder=8, decoder=8, features=8)
-
-    def short(model, batches, *, seconds: float | None = None, steps: int = 30, report=None) -> Progress:
-        return train(model, batches, steps=steps, report=report)
+    def narrow(pairs: Pairs, *, seed: int = 0) -> Pronouncer:
+        return untrained(pairs, seed=seed, embedding=8, encoder=8, decoder=8, features=8)
 
     monkeypatch.setattr(demo, "load_dictionary", lambda: dict(entries))
-    monkeypatch.setattr(demo.Pronouncer, "untrained", narrow)
-    monkeypatch.setattr(demo, "train", short)
+    monkeypatch.setattr(Pronouncer, "untrained", narrow)
+    monkeypatch.setattr(demo, "RECIPE", demo.RECIPE.with_changes({"steps": 30, "precision": "float32"}))
     return entries
 
 
@@ -56,32 +57,41 @@ def test_it_says_what_a_newcomer_needs(regard, small: Dictionary, tmp_path: Path
 
 
 def test_examples_are_neither_learned_nor_scored(regard, small: Dictionary, tmp_path: Path, monkeypatch) -> None:
-    seen: list[Dictionary] = []
-    batches, evaluate = Pronouncer.batches, Pronouncer.evaluate
-    monkeypatch.setattr(Pronouncer, "batches", lambda self, e, **o: seen.append(e) or batches(self, e, **o))
-    monkeypatch.setattr(Pronouncer, "evaluate", lambda self, e: seen.append(e) or evaluate(self, e))
-    regard("demo", "--out", tmp_path)
+    seen: list[set[str]] = []
+    learn, evaluate = Pronouncer.learn, Pronouncer.evaluate
+
+    def learning(self, pairs, options, **others):
+        seen.append(set(pairs.sources))
+        return learn(self, pairs, options, **others)
+
+    def evaluating(self, pairs):
+        seen.append(set(pairs.sources))
+        return evaluate(self, pairs)
+
+    monkeypatch.setattr(Pronouncer, "learn", learning)
+    monkeypatch.setattr(Pronouncer, "evaluate", evaluating)
+    assert regard("demo", "--out", tmp_path).code == 0
     warming, learned, scored = seen
-    assert set(warming) <= set(learned)
-    assert not set(demo.EXAMPLES) & (set(learned) | set(scored))
-    assert not set(learned) & set(scored)
+    assert warming <= learned
+    assert not set(demo.EXAMPLES) & (learned | scored)
+    assert not learned & scored
     assert len(learned) + len(scored) + len(demo.EXAMPLES) == len(small)
 
 
 def test_an_interrupt_of_training_still_evaluates_and_saves(regard, small, tmp_path: Path, monkeypatch) -> None:
-    def interrupted(model, batches, *, seconds: float | None = None, steps: int = 30, report=None) -> Progress:
-        def stop(progress: Progress) -> None:
-            if report is not None:
-                report(progress)
-            if progress.steps == 5:
-                raise KeyboardInterrupt
+    class Interrupt(Callback):
+        def on_train_batch_start(self, trainer, module, batch, number):
+            if number == 5:
+                os.kill(os.getpid(), signal.SIGINT)
 
-        return train(model, batches, steps=steps, report=stop)
-
-    monkeypatch.setattr(demo, "train", interrupted)
+    learn = Pronouncer.learn
+    monkeypatch.setattr(
+        Pronouncer, "learn", lambda *given, callbacks=(): learn(*given, callbacks=[*callbacks, Interrupt()])
+    )
     outcome = regard("demo", "--out", tmp_path)
     assert outcome.code == 0
     assert "interrupted" in outcome.out
+    assert ", 6 steps)" in outcome.out
     assert "phoneme error rate" in outcome.out
     assert (tmp_path / "model" / "model.safetensors").exists()
 
@@ -110,6 +120,9 @@ def test_a_missing_package_is_noticed_before_training(regard, small, tmp_path: P
     assert outcome.code == 2
     assert "matplotlib is missing: pip install 'regard[pronunciation]'" in outcome.err
     assert "training" not in outcome.out
+    real = find_spec
+    monkeypatch.setattr("regard.cli.messages.find_spec", lambda name: None if name == "lightning" else real(name))
+    assert "lightning is missing: pip install 'regard[pronunciation]'" in regard("demo", "--out", tmp_path).err
 
 
 def test_a_missing_dictionary_says_how_to_get_it(regard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,3 +131,19 @@ def test_a_missing_dictionary_says_how_to_get_it(regard, tmp_path: Path, monkeyp
     assert outcome.code == 2
     assert "pip install 'regard[pronunciation]'" in outcome.err
     assert "Traceback" not in outcome.err
+
+
+def test_a_loss_that_is_no_number_is_one_sentence(regard, small, tmp_path: Path, monkeypatch) -> None:
+    untrained = Pronouncer.untrained
+
+    def broken(pairs, *, seed=0):
+        made = untrained(pairs, seed=seed)
+        made.writer.model.output.bias.data.fill_(float("nan"))
+        return made
+
+    monkeypatch.setattr(Pronouncer, "untrained", broken)
+    monkeypatch.setattr(demo, "_warm", lambda *_: 0.0)
+    outcome = regard("demo", "--out", tmp_path)
+    assert outcome.code == 2
+    assert outcome.err.startswith("regard: train: the loss must be finite, got nan at step 1: lower learning_rate")
+    assert outcome.err.count("\n") == 1

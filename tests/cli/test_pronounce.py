@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from regard.cli import pronounce as command
+from regard.tasks.pairs import Pairs
+from regard.tasks.pronunciation import Pronouncer
 
 
 def _refused(outcome, message: str) -> None:
@@ -116,8 +118,8 @@ def test_a_pickle_is_never_loaded(regard, model: Path, tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "config.json must be JSON"),
-        ("{}", "must describe a model of format 'regard.pronunciation', got None"),
-        ('{"format": "regard.pronunciation", "version": 99}', "must be of version 1, got version 99"),
+        ("{}", "must describe a model of format 'regard.sequences', got None"),
+        ('{"format": "regard.sequences", "version": 99}', "must be of version 1, got version 99"),
     ],
 )
 def test_a_bad_configuration(regard, model: Path, text: str, message: str) -> None:
@@ -130,6 +132,26 @@ def test_sizes_that_do_not_fit(regard, model: Path) -> None:
     config["model"]["decoder"] += 1
     (model / "config.json").write_text(json.dumps(config))
     _refused(regard("pronounce", "cat", "--model", model), "model.safetensors must hold")
+
+
+def test_a_model_of_another_task(regard, model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    config["about"] = {"task": "translation"}
+    (model / "config.json").write_text(json.dumps(config))
+    message = "must describe a model of letters and phonemes, of task 'pronunciation', got task 'translation'"
+    _refused(regard("pronounce", "cat", "--model", model), message)
+
+
+@pytest.mark.parametrize("option", [["--alignment"], ["--png", "a.png"], ["--html", "a.html"]])
+def test_a_model_without_attention_speaks_and_draws_nothing(regard, tmp_path: Path, option: list[str]) -> None:
+    pairs = Pairs(["abct"], ["K AE T"])
+    model = Pronouncer.untrained(pairs, encoder=8, decoder=8, attention="none").save(tmp_path / "blind")
+    assert regard("pronounce", "cat", "--model", model).code == 0
+    assert json.loads(regard("pronounce", "cat", "--model", model, "--json").out)[0]["weights"] is None
+    _refused(
+        regard("pronounce", "cat", "--model", model, *option),
+        "must hold a model with attention to draw an alignment, got one without",
+    )
 
 
 @pytest.mark.parametrize("option", ["--png", "--html"])

@@ -47,6 +47,80 @@ def test_a_drawing_fits_the_terminal(count: int) -> None:
     assert [symbol for symbol in lines[0] if symbol != " "] == list(_letters(count).source)
 
 
+SENTENCE = Alignment(
+    ("the", "zone", "of", "international", "control", "."),
+    ("la", "zone", "de", "contrôle", "international", "."),
+    torch.eye(6)[[0, 1, 2, 4, 3, 5]],
+    "the zone of international control. → la zone de contrôle international.",
+)
+
+
+def test_words_lead_down_to_their_columns() -> None:
+    assert draw(SENTENCE).splitlines() == [
+        "               the",
+        "               │  zone",
+        "               │  │  of",
+        "               │  │  │  international",
+        "               │  │  │  │  control",
+        "               │  │  │  │  │  .",
+        "la             ██",
+        "zone              ██",
+        "de                   ██",
+        "contrôle                   ██",
+        "international           ██",
+        ".                             ██",
+    ]
+    assert "|  |  of" in draw(SENTENCE, ascii_only=True)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("count", [1, 9, 30, 90])
+def test_long_sentences_go_on_below(count: int, width: int) -> None:
+    words = tuple(f"word{i}" for i in range(count))
+    drawn = draw(
+        Alignment(words, ("Donaudampfschifffahrtsgesellschaft", "b"), torch.full((2, count), 1.0)), width=width
+    )
+    assert max(map(len, drawn.splitlines())) <= width
+    assert sum(line.startswith("b ") for line in drawn.splitlines()) == drawn.count("\n\n") + 1
+    assert drawn.count("█") >= 2 * count
+
+
+def test_wide_characters_take_two_columns() -> None:
+    assert draw(Alignment(("猫", "が"), ("猫", "cat"), torch.eye(2))).splitlines() == [
+        "     猫 が",
+        "猫   ██",
+        "cat     ██",
+    ]
+    narrow = draw(Alignment(tuple("猫" * 30), ("a",), torch.ones(1, 30)), width=40)
+    assert [line.count("猫") for line in narrow.splitlines()] == [18, 0, 0, 12, 0]
+
+
+def test_pictures_make_room_for_words(tmp_path: Path) -> None:
+    def size(alignments: list[Alignment]) -> tuple[int, int]:
+        data = save_png(alignments, tmp_path / "a.png", dpi=50).read_bytes()
+        return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+
+    short = Alignment(tuple("abcdef"), tuple("abcdef"), torch.eye(6))
+    assert size([SENTENCE])[0] > size([short])[0]
+    assert size([SENTENCE])[1] > size([short])[1]
+    endless = Alignment(("word",) * 300, ("word",) * 2, torch.full((2, 300), 0.1))
+    assert size([endless])[0] < 50 * 45
+    assert size([SENTENCE] * 3)[0] < 50 * 16
+
+
+def test_too_much_for_a_picture_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"^save_png: alignments must fit a picture of at most 65535 dots a side, got "
+    ):
+        save_png([SENTENCE] * 4, tmp_path / "a.png", dpi=20_000)
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_the_page_turns_words_on_their_side() -> None:
+    assert '<table class="words">' in render_html([SENTENCE])
+    assert '<table class="words">' not in render_html([THROUGH])
+
+
 def test_nothing_said_is_drawn_too(tmp_path: Path) -> None:
     nothing = Alignment(("a", "b"), (), torch.zeros(0, 2))
     assert draw(nothing) == "  a  b"

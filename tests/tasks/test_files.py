@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 from collections.abc import Callable
@@ -11,35 +12,41 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from regard.tasks import Pronouncer
 from regard.tasks import files as model_files
 from regard.tasks.files import ModelFileError
+from regard.tasks.pairs import Pairs
+from regard.tasks.pronunciation import Pronouncer
 
-ENTRIES = {"cat": [("K", "AE", "T")], "tack": [("T", "AE", "K")]}
+PAIRS = Pairs(["cat", "tack"], ["K AE T", "T AE K"])
+
+
+def made(seed: int = 3) -> Pronouncer:
+    return Pronouncer.untrained(PAIRS, seed=seed, embedding=4, encoder=4, decoder=4, features=4)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return Pronouncer.untrained(ENTRIES, seed=3, embedding=4, encoder=4, decoder=4, features=4).save(tmp_path / "model")
+    return made().save(tmp_path / "model")
 
 
 def test_a_round_trip_is_exact(folder: Path) -> None:
-    saved = Pronouncer.untrained(ENTRIES, seed=3, embedding=4, encoder=4, decoder=4, features=4)
-    loaded = Pronouncer.load(folder)
-    assert loaded.letters == saved.letters
-    assert loaded.phonemes == saved.phonemes
+    saved, loaded = made().writer, Pronouncer.load(folder).writer
+    assert loaded.source.to_json() == saved.source.to_json()
+    assert loaded.target.to_json() == saved.target.to_json()
     assert loaded.model.config == saved.model.config
     assert not loaded.model.training
     ours, theirs = loaded.model.state_dict(), saved.model.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert loaded.say(["cat", "tat"]) == saved.say(["cat", "tat"])
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert loaded.write(["cat", "tat"]) == saved.write(["cat", "tat"])
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json", "model.safetensors", "source.json", "target.json",
+    ]  # fmt: skip
 
 
 def test_a_loaded_model_can_be_saved_again(folder: Path, tmp_path: Path) -> None:
     again = Pronouncer.load(folder).save(tmp_path / "again")
-    for name in ("config.json", "model.safetensors"):
+    for name in ("config.json", "model.safetensors", "source.json", "target.json"):
         assert (again / name).read_bytes() == (folder / name).read_bytes()
 
 
@@ -51,7 +58,7 @@ def test_a_failed_write_leaves_the_old_model(folder: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(model_files.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        Pronouncer.untrained(ENTRIES, seed=4, embedding=4, encoder=4, decoder=4, features=4).save(folder)
+        made(seed=4).save(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -67,6 +74,19 @@ def _edit_sizes(**changes: object) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         sizes = json.loads((folder / "config.json").read_text())["model"]
         _edit_config(model=sizes | changes)(folder)
+
+    return edit
+
+
+def _edit_codec(**changes: object) -> Callable[[Path], None]:
+    """Change the letters, and the checksum with them."""
+
+    def edit(folder: Path) -> None:
+        path = folder / "source.json"
+        data = json.dumps(json.loads(path.read_text()) | changes).encode()
+        path.write_bytes(data)
+        files = json.loads((folder / "config.json").read_text())["files"]
+        _edit_config(files=files | {"source.json": hashlib.sha256(data).hexdigest()})(folder)
 
     return edit
 
@@ -112,6 +132,9 @@ def _swap_for_folder(folder: Path) -> None:
     (folder / "model.safetensors").mkdir()
 
 
+#: A parameter of the model.
+W_V = "attending.layer.w_v"
+
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "config.json must exist, got no such file"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors must exist, got no such file"),
@@ -119,16 +142,20 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut config": (_cut("config.json", 0.5), "config.json must be JSON, got something else"),
     "binary config": (_write("config.json", b"\x80\x04\x95\xff\xfe"), "config.json must be JSON"),
     "deep JSON": (_write("config.json", b"[" * 100_000), "config.json must be JSON"),
-    "a list": (_write("config.json", b"[1]"), "must describe a model of format 'regard.pronunciation', got [1]"),
+    "a list": (_write("config.json", b"[1]"), "must describe a model of format 'regard.sequences', got [1]"),
     "foreign config": (
         _edit_config(format="bert"),
-        "must describe a model of format 'regard.pronunciation', got 'bert'",
+        "must describe a model of format 'regard.sequences', got 'bert'",
     ),
     "newer version": (_edit_config(version=2), "config.json must be of version 1, got version 2"),
-    "no letters": (_edit_config(letters=None), "must have a list of symbols 'letters', got something else"),
-    "odd letters": (_edit_config(letters=["a", 1]), "must have a list of symbols 'letters', got something else"),
-    "double letters": (_edit_config(letters=["a", "a"]), "must have 'letters' without repeats"),
-    "other letters": (_edit_config(letters=["a"]), "must have sources 3 and targets 5"),
+    "no letters": (_edit_codec(symbols=None), "source.json must have a list of strings 'symbols', got None"),
+    "odd letters": (_edit_codec(symbols=["a", 1]), "source.json must have a list of strings 'symbols', got ['a', 1]"),
+    "double letters": (_edit_codec(symbols=["a", "a"]), "symbols must all be different, got 1 repeated"),
+    "other letters": (_edit_codec(symbols=["a"]), "must have sources 4 and targets 6"),
+    "words for letters": (
+        _edit_codec(separator=" "),
+        "must describe a model of letters and phonemes, of task 'pronunciation'",
+    ),
     "no sizes": (_edit_config(model={}), "must have a field 'model' with"),
     "more sizes": (_edit_sizes(layers=3), "must have a field 'model' with"),
     "wrong size": (_edit_sizes(decoder=8), "must hold"),
@@ -143,12 +170,12 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "torch's pickle": (_torch_pickle, "got a pickle or zip file, which is never loaded"),
     "a folder": (_swap_for_folder, "model.safetensors must be a file, got a folder or device"),
     "foreign tensors": (lambda f: save_file({"x": torch.ones(2)}, f / "model.safetensors"), "got"),
-    "missing tensor": (_edit_tensors(lambda t: t.pop("w_v")), "got no such tensor: 'w_v'"),
+    "missing tensor": (_edit_tensors(lambda t: t.pop(W_V)), f"got no such tensor: '{W_V}'"),
     "extra tensor": (_edit_tensors(lambda t: t.update(z=torch.ones(1))), "one that this model does not have: 'z'"),
-    "other dtype": (_edit_tensors(lambda t: t.update(w_v=t["w_v"].double())), "must hold w_v as torch.float32"),
-    "other shape": (_edit_tensors(lambda t: t.update(w_v=t["w_v"][:2])), "got torch.float32 of shape (2,)"),
-    "nan": (_edit_tensors(lambda t: t["w_v"].fill_(torch.nan)), "must hold finite numbers, got nan or inf in w_v"),
-    "other weights": (_edit_tensors(lambda t: t["w_v"].add_(1)), "got one with another checksum"),
+    "other dtype": (_edit_tensors(lambda t: t.update({W_V: t[W_V].double()})), f"must hold {W_V} as torch.float32"),
+    "other shape": (_edit_tensors(lambda t: t.update({W_V: t[W_V][:2]})), "got torch.float32 of shape (2,)"),
+    "nan": (_edit_tensors(lambda t: t[W_V].fill_(torch.nan)), f"must hold finite numbers, got nan or inf in {W_V}"),
+    "other weights": (_edit_tensors(lambda t: t[W_V].add_(1)), "got one with another checksum"),
     "a flipped bit": (_flip, "got one with another checksum"),
 }
 

@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 
 MODEL = Path("regard-demo/model")
+TRANSLATOR = Path("regard-translation")
 
 
 def _show_version(wanted: bool) -> None:
@@ -46,7 +47,7 @@ def demo(
         typer.Option(help="Train until so many seconds after the start; compiling and evaluation come on top.", min=1),
     ] = 170.0,
     out: Annotated[Path, typer.Option(help="Folder for the model and the pictures.")] = Path("regard-demo"),
-    seed: Annotated[int, typer.Option(help="Seed of parameters, dropout and batches.", min=0, max=2**32 - 1)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of parameters, dropout and batches.", min=0, max=2**31 - 1)] = 0,
 ) -> None:
     """Learn to pronounce English words on this machine, and show how the attention aligns letters and sounds."""
     if not math.isfinite(seconds):
@@ -90,6 +91,154 @@ def pronounce(
             if "-" in words:
                 words = [word for given in words for word in (sys.stdin.read().split() if given == "-" else [given])]
         run(words, model=model, alignment=alignment, png=png, html=html, as_json=as_json)
+
+
+@app.command()
+def train(
+    task: Annotated[str, typer.Argument(help="translation, or pronunciation.")],
+    out: Annotated[Path, typer.Option(help="Folder for checkpoints, log and model.")],
+    data: Annotated[
+        str | None, typer.Option(help="Pairs separated by a tab (gzip or not); with --targets the sources; - is stdin.")
+    ] = None,
+    targets: Annotated[str | None, typer.Option(help="Targets, a line for each source.")] = None,
+    valid: Annotated[str | None, typer.Option(help="Pairs to validate with; by default some are held out.")] = None,
+    valid_targets: Annotated[str | None, typer.Option(help="Their targets, as --targets.")] = None,
+    model: Annotated[str | None, typer.Option(help="rnn or transformer.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Sizes by name, such as small, base, bahdanau2014.")] = None,
+    attention: Annotated[
+        str | None, typer.Option(help="additive, dot, general, concat, location, cosine, local, hard, none, ...")
+    ] = None,
+    vocabulary: Annotated[str | None, typer.Option(help="bpe, unigram or characters.")] = None,
+    vocabulary_size: Annotated[int | None, typer.Option(help="Subwords, special ones included.")] = None,
+    joint: Annotated[bool | None, typer.Option("--joint/--apart", help="One vocabulary for both sides.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of the optimizer at most.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Seconds of training at most.")] = None,
+    batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a batch at most, both sides together.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of AdamW at its peak.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of parameters, dropout and batches.")] = None,
+    options: Annotated[Path | None, typer.Option(help="A TOML file with any of the options.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any option, such as training.clip=0.5.")
+    ] = None,
+    show_options: Annotated[bool, typer.Option("--show-options", help="Print all options as TOML, and exit.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out, exactly where it was.")
+    ] = False,
+) -> None:
+    """Train a model on pairs of lines: sentences and their translations, words and their phonemes."""
+    flags = {
+        "data.data": data, "data.targets": targets, "data.valid": valid, "data.valid_targets": valid_targets,
+        "kind": model, "preset": preset, "attention": attention, "vocabularies.kind": vocabulary,
+        "vocabularies.size": vocabulary_size, "vocabularies.joint": joint, "training.steps": steps,
+        "training.seconds": seconds, "training.batch_tokens": batch_tokens, "training.learning_rate": learning_rate,
+        "training.seed": seed,
+    }  # fmt: skip
+    with interruptible():
+        from regard.cli.train import run
+
+        given = {place: value for place, value in flags.items() if value is not None}
+        run(
+            task, out=out, resume=resume, options=options, given=given, settings=settings or [],
+            show_options=show_options,
+        )  # fmt: skip
+
+
+@app.command()
+def compare(
+    task: Annotated[str, typer.Argument(help="translation, or pronunciation.")],
+    attention: Annotated[
+        str, typer.Option(help="Mechanisms, separated by commas: additive,general,local,none,transformer.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the models, the table and the picture.")],
+    data: Annotated[str | None, typer.Option(help="Pairs separated by a tab; with --targets the sources.")] = None,
+    targets: Annotated[str | None, typer.Option(help="Targets, a line for each source.")] = None,
+    valid: Annotated[str | None, typer.Option(help="Pairs to score on; by default some are held out.")] = None,
+    valid_targets: Annotated[str | None, typer.Option(help="Their targets, as --targets.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Sizes by name, such as small, base.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of the optimizer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of parameters, dropout and batches.")] = None,
+    options: Annotated[Path | None, typer.Option(help="A TOML file with any of the options of training.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any option, such as training.clip=0.5.")
+    ] = None,
+) -> None:
+    """Train several mechanisms on the same data, steps and seed, and compare quality, size, speed and memory."""
+    flags = {
+        "data.data": data, "data.targets": targets, "data.valid": valid, "data.valid_targets": valid_targets,
+        "preset": preset, "training.steps": steps, "training.seed": seed,
+    }  # fmt: skip
+    with interruptible():
+        from regard.cli.compare import run
+
+        given = {place: value for place, value in flags.items() if value is not None}
+        run(task, attention, out=out, options=options, given=given, settings=settings or [])
+
+
+@app.command()
+def translate(
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Lines; without any, or -, stdin.")
+    ] = None,
+    model: Annotated[Path, typer.Option(help="Folder of a model.")] = TRANSLATOR,
+    beams: Annotated[int, typer.Option(help="Beams of the search; 1 is greedy.")] = 5,
+    n_best: Annotated[int, typer.Option(help="Show so many translations, each after its score.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="0 favours short translations; 1 long ones.")] = 0.6,
+    no_repeat: Annotated[int, typer.Option(help="Write no run of so many tokens twice; 0 allows it.")] = 0,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw instead of searching.")] = False,
+    temperature: Annotated[float, typer.Option(help="With --sample: below 1 likelier, above 1 freer.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="With --sample: draw from so many; 0 for all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="With --sample: draw from what has this probability together.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of --sample.")] = 0,
+    alignment: Annotated[bool, typer.Option("--alignment", help="Draw which words each word looked at.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Draw tokens instead of words.")] = False,
+    png: Annotated[Path | None, typer.Option(help="Write the alignments to this PNG file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the alignments to this self-contained HTML file.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, a line each, attention weights included.")
+    ] = False,
+    keep_unknown: Annotated[
+        bool, typer.Option("--keep-unknown", help="Do not put the source word where a symbol is unknown.")
+    ] = False,
+) -> None:
+    """Translate lines with a model, and show which words it looked at."""
+    with interruptible():
+        from regard.cli.translate import run
+        from regard.tasks.search import SearchOptions
+        from regard.tasks.written import WritingOptions
+
+        with explained("train"):
+            search = SearchOptions(
+                beams, n_best, length_penalty, no_repeat, sample=sample, temperature=temperature, top_k=top_k,
+                top_p=top_p, seed=seed,
+            )  # fmt: skip
+            wanted = alignment or as_json or png is not None or html is not None
+            chosen = WritingOptions(search, alignment=wanted, replace_unknown=not keep_unknown)
+        run(
+            texts or [], model=model, options=chosen, alignment=alignment, words=not tokens, png=png, html=html,
+            as_json=as_json,
+        )  # fmt: skip
+
+
+@app.command()
+def evaluate(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Pairs separated by a tab; with --targets the sources.")],
+    targets: Annotated[str | None, typer.Option(help="Targets, a line for each source.")] = None,
+    model: Annotated[Path, typer.Option(help="Folder of a model.")] = TRANSLATOR,
+    beams: Annotated[int, typer.Option(help="Beams of the search; 1 is greedy.")] = 5,
+    length_penalty: Annotated[float, typer.Option(help="0 favours short output; 1 long.")] = 0.6,
+    tokenized: Annotated[bool, typer.Option("--tokenized", help="Also BLEU of words between spaces.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write what the model wrote to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Score what a model writes: BLEU and chrF of translations, PER and WER of pronunciations."""
+    with interruptible():
+        from regard.cli.evaluate import run
+        from regard.tasks.search import SearchOptions
+        from regard.tasks.written import WritingOptions
+
+        with explained("train"):
+            options = WritingOptions(SearchOptions(beams, length_penalty=length_penalty))
+        run(data, targets, model=model, options=options, tokenized=tokenized, out=out, as_json=as_json)
 
 
 @app.command()

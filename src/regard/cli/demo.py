@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import random
 import time
-from itertools import islice
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from regard.cli.messages import ascii_only, explained, require
-from regard.cli.progress import TrainingDisplay
+from regard.cli.messages import ascii_only, explained, fail, require
 from regard.cli.pronounce import aligned, write_pictures
 from regard.inspect import draw, legend
-from regard.tasks import Pronouncer
-from regard.tasks.dictionary import Dictionary, load_dictionary, split
+from regard.tasks.dictionary import Dictionary, load_dictionary, pairs_of, split
 from regard.tasks.evaluation import edit_distance
-from regard.tasks.training import train
+from regard.tasks.options import TrainingOptions
+from regard.tasks.pairs import Pairs
+from regard.tasks.pronunciation import RECIPE, Pronouncer
 
 #: Everyday words with treacherous spellings: kept from training to be shown, and out of the score.
 EXAMPLES = ("attention", "alignment", "knowledge", "daughter", "physics", "champion", "righteous", "unbelievable")
@@ -34,23 +32,25 @@ def run(*, deadline: float, out: Path, seed: int) -> None:
     with explained():
         out.mkdir(parents=True, exist_ok=True)
         require("matplotlib")
+        require("lightning")
+        recipe = RECIPE.with_changes({"seed": seed})
         entries = load_dictionary()
     shown = {word: entries.pop(word) for word in EXAMPLES if word in entries}
     learn, held_out = split(entries)
     console.print("[bold]Learning to pronounce English words, letter by letter, with additive attention.[/bold]")
     console.print(f"{len(learn):,} words of the CMU Pronouncing Dictionary to learn from, {len(held_out):,} held out.")
-    pronouncer = _train(console, learn, deadline=deadline, seed=seed)
-    rates, said = pronouncer.evaluate(held_out)
+    pronouncer = _train(console, pairs_of(learn), recipe, deadline=deadline)
+    rates, said = pronouncer.evaluate(pairs_of(held_out))
     console.print(
         f"\nOn {rates.sequences:,} held-out words: phoneme error rate [bold]{rates.symbol:.2f} %[/bold], "
         f"word error rate [bold]{rates.sequence:.2f} %[/bold] (each word against its nearest pronunciation).\n"
     )
     spoken = pronouncer.pronounce(list(shown))
-    said.update((each.word, each.phonemes) for each in spoken)
+    said.update((each.source, each.tokens) for each in spoken)
     chosen = random.Random(seed).sample(sorted(held_out), _RANDOM)
     console.print(_table(said, {**shown, **{word: held_out[word] for word in chosen}}))
     for each in spoken[:_DRAWN]:
-        console.print(f"\n{each.word}\n{draw(aligned(each), ascii_only=ascii_only())}", markup=False)
+        console.print(f"\n{each.source}\n{draw(aligned(each), ascii_only=ascii_only())}", markup=False)
     console.print(f"\n{legend(ascii_only=ascii_only())}")
     with explained():
         pronouncer.save(out / "model")
@@ -58,33 +58,35 @@ def run(*, deadline: float, out: Path, seed: int) -> None:
     _say_where(console, out)
 
 
-def _warm(console: Console, learn: Dictionary) -> float:
+def _warm(console: Console, pairs: Pairs) -> float:
     """Train for a step, so that kernels are there before the clock starts; return the seconds that took."""
-    few = dict(islice(learn.items(), 500))
+    few = Pairs(pairs.sources[:500], pairs.targets[:500])
     began = time.monotonic()
     with console.status("Compiling the kernels of additive attention, once on a machine..."):
-        pronouncer = Pronouncer.untrained(few)
-        train(pronouncer.model, pronouncer.batches(few), steps=1)
+        Pronouncer.untrained(few).learn(few, RECIPE.with_changes({"steps": 1}))
     seconds = time.monotonic() - began
     if seconds > _NOTICED:
         console.print(f"Compiled the kernels of additive attention in {seconds:.0f} seconds, once on this machine.")
     return seconds
 
 
-def _train(console: Console, learn: Dictionary, *, deadline: float, seed: int) -> Pronouncer:
-    deadline += _warm(console, learn)
-    torch.manual_seed(seed)
-    pronouncer = Pronouncer.untrained(learn, seed=seed)
-    batches = pronouncer.batches(learn, seed=seed)
-    seconds = max(1.0, deadline - time.monotonic())
-    console.print(f"Training for {seconds:.0f} seconds; Ctrl-C stops early and keeps what was learned.\n")
-    with TrainingDisplay(console, seconds) as display:
-        progress = train(pronouncer.model, batches, seconds=seconds, report=display.update)
-    if progress.interrupted:
+def _train(console: Console, pairs: Pairs, recipe: TrainingOptions, *, deadline: float) -> Pronouncer:
+    from regard.cli.training import TrainingDisplay
+    from regard.tasks.learner import TrainingError
+
+    deadline += _warm(console, pairs)
+    pronouncer = Pronouncer.untrained(pairs, seed=recipe.seed)
+    recipe = recipe.with_changes({"seconds": max(1.0, deadline - time.monotonic())})
+    console.print(f"Training for {recipe.seconds:.0f} seconds; Ctrl-C stops early and keeps what was learned.\n")
+    try:
+        ended = pronouncer.learn(pairs, recipe, callbacks=[TrainingDisplay(console, recipe, "words")])
+    except TrainingError as error:
+        raise fail(str(error)) from None
+    if ended.reason == "interrupt":
         console.print("Training was interrupted; what follows is what the model had learned by then.")
     console.print(
-        f"Trained on {progress.sequences:,} words in {progress.seconds:.0f} seconds "
-        f"({progress.rate:,.0f} words/s, {progress.steps:,} steps). Evaluating..."
+        f"Trained on {ended.pairs:,} words in {ended.seconds:.0f} seconds "
+        f"({ended.pairs / max(ended.seconds, 1e-9):,.0f} words/s, {ended.steps:,} steps). Evaluating..."
     )
     return pronouncer
 

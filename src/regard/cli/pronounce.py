@@ -8,9 +8,13 @@ from pathlib import Path
 
 import typer
 
+from regard._errors import rejected
 from regard.cli.messages import ascii_only, explained, fail
 from regard.inspect import Alignment, draw, legend, save_html, save_png
-from regard.tasks import Pronouncer, Pronunciation
+from regard.tasks.alignments import alignment as drawn
+from regard.tasks.alignments import chosen
+from regard.tasks.pronunciation import Pronouncer
+from regard.tasks.written import Written
 
 
 def run(
@@ -23,14 +27,16 @@ def run(
         pronouncer = load(model)
         for word in words:
             pronouncer.read(word)
+        if (alignment or png is not None or html is not None) and not pronouncer.writer.model.maps:
+            raise rejected("pronounce", str(model), "hold a model with attention to draw an alignment", "one without")
     spoken = pronouncer.pronounce(words)
     write_pictures(spoken, png=png, html=html)
     if as_json:
         typer.echo(json.dumps([_record(each) for each in spoken], ensure_ascii=False))
         return
-    width = max(len(each.word) for each in spoken)
+    width = max(len(each.source) for each in spoken)
     for each in spoken:
-        typer.echo(f"{each.word:<{width}}  {' '.join(each.phonemes)}")
+        typer.echo(f"{each.source:<{width}}  {' '.join(each.tokens)}")
         if alignment:
             typer.echo(f"\n{draw(aligned(each), ascii_only=ascii_only())}\n")
     if alignment:
@@ -46,14 +52,15 @@ def load(folder: Path) -> Pronouncer:
     return Pronouncer.load(folder)
 
 
-def aligned(spoken: Pronunciation) -> Alignment:
-    """Return what the pictures need of a pronunciation."""
-    title = f"{spoken.word}: {' '.join(spoken.phonemes)}"
-    return Alignment(tuple(spoken.word), spoken.phonemes, spoken.weights, title)
+def aligned(spoken: Written) -> Alignment:
+    """Return what the pictures need of a pronunciation: the mean of all attention maps."""
+    return drawn(spoken, words=False, title=f"{spoken.source}: {' '.join(spoken.tokens)}")
 
 
-def write_pictures(spoken: Sequence[Pronunciation], *, png: Path | None, html: Path | None) -> None:
+def write_pictures(spoken: Sequence[Written], *, png: Path | None, html: Path | None) -> None:
     """Write the alignments of words to the files asked for."""
+    if png is None and html is None:
+        return
     alignments = [aligned(each) for each in spoken]
     note = "Letters across, phonemes down. The stronger a cell, the more of the phoneme's attention went to the letter."
     with explained():
@@ -63,6 +70,7 @@ def write_pictures(spoken: Sequence[Pronunciation], *, png: Path | None, html: P
             save_html(alignments, html, heading="How each phoneme looks at the letters", note=note)
 
 
-def _record(spoken: Pronunciation) -> dict[str, object]:
-    weights = [[round(weight, 6) for weight in row] for row in spoken.weights.tolist()]
-    return {"word": spoken.word, "phonemes": list(spoken.phonemes), "weights": weights}
+def _record(spoken: Written) -> dict[str, object]:
+    weights = None if spoken.alignment is None else chosen(spoken).tolist()
+    rounded = None if weights is None else [[round(weight, 6) for weight in row] for row in weights]
+    return {"word": spoken.source, "phonemes": list(spoken.tokens), "weights": rounded}

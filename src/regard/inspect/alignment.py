@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,9 +23,9 @@ class Alignment:
     Attributes
     ----------
     source : tuple of str
-        The S symbols that were read: letters.
+        The S symbols that were read, such as letters or words.
     target : tuple of str
-        The L symbols that were written: phonemes.
+        The L symbols that were written, such as phonemes or words.
     weights : Tensor (L, S)
         How much of each output symbol's attention went to each input symbol; between 0 and 1.
     title : str
@@ -43,6 +44,10 @@ class Alignment:
         if not bool(torch.isfinite(self.weights).all()):
             raise rejected("Alignment", "weights", "be finite", "nan or inf")
 
+    def of_words(self) -> bool:
+        """Return whether what was read is too long to stand side by side over narrow columns."""
+        return any(columns(symbol) > 2 for symbol in self.source)
+
     def rows(self) -> list[list[float]]:
         """Return the weights as nested lists of numbers in [0, 1]."""
         return self.weights.detach().to("cpu", torch.float64).clamp(0, 1).tolist()
@@ -51,11 +56,14 @@ class Alignment:
 def draw(alignment: Alignment, *, width: int = 80, ascii_only: bool = False) -> str:
     """Draw an alignment with characters: input symbols across, output symbols down, a shade for each weight.
 
+    Letters stand over their columns. Words are set one below the other, each at the top of a line that leads down to
+    its column; what does not fit the width goes on below.
+
     Parameters
     ----------
     alignment : Alignment
     width : int
-        Columns to keep within; cells shrink from three columns to one to fit. A longer input overflows.
+        Columns to keep within; cells shrink from three columns to two, or to one for letters.
     ascii_only : bool
         Use ``. : * #`` where block characters cannot be printed.
 
@@ -71,16 +79,48 @@ def draw(alignment: Alignment, *, width: int = 80, ascii_only: bool = False) -> 
     AA   ██
     K       ██
     S    ░░ ▓▓
+    >>> print(draw(Alignment(("I", "know", "."), ("je", "sais", "."), torch.eye(3))))
+          I
+          │  know
+          │  │  .
+    je    ██
+    sais     ██
+    .           ██
     """
     shades = ASCII_SHADES if ascii_only else SHADES
-    label = max((len(symbol) for symbol in alignment.target), default=0) + 2
-    cell = max(1, min(3, (width - label) // max(1, len(alignment.source))))
+    label = max((columns(symbol) for symbol in alignment.target), default=0) + 2
+    label = min(label, max(width // 3, 6))
+    widest = max(map(columns, alignment.source), default=0)
+    words, least = alignment.of_words(), min(2, max(1, widest))
+    cell = max(least, min(3, (width - label) // max(1, len(alignment.source))))
     ink = max(1, cell - 1)
-    lines = [" " * label + "".join(_fit(symbol, ink, cell) for symbol in alignment.source)]
-    for symbol, row in zip(alignment.target, alignment.rows()):
-        cells = [_fit(shades[round(weight * (len(shades) - 1))] * ink, ink, cell) for weight in row]
-        lines.append(symbol.ljust(label) + "".join(cells))
-    return "\n".join(line.rstrip() for line in lines)
+    rows = alignment.rows()
+    blocks = []
+    for span in _spans(alignment.source, cell, max(1, width - label)):
+        shown = alignment.source[span.start : span.stop]
+        if words:
+            lines = _stairs(shown, label, cell, width - label, "|" if ascii_only else "│")
+        else:
+            lines = [" " * label + "".join(padded(symbol.center(ink), cell) for symbol in shown)]
+        for symbol, row in zip(alignment.target, rows):
+            marks = (shades[round(weight * (len(shades) - 1))] for weight in row[span.start : span.stop])
+            lines.append(
+                padded(clipped(symbol, label - 2), label) + "".join(padded(mark * ink, cell) for mark in marks)
+            )
+        blocks.append("\n".join(line.rstrip() for line in lines))
+    return "\n\n".join(blocks)
+
+
+def _spans(source: Sequence[str], cell: int, room: int) -> list[range]:
+    """Return which symbols stand side by side: as many as fit into so many columns."""
+    count = max(1, room // cell)
+    return [range(at, min(at + count, len(source))) for at in range(0, len(source), count)] or [range(0)]
+
+
+def _stairs(source: Sequence[str], label: int, cell: int, room: int, bar: str) -> list[str]:
+    """Return a line for each word, which stands where its column begins, with a bar for each column before it."""
+    bars = [" " * label + padded(bar, cell) * i for i in range(len(source))]
+    return [bars[i] + clipped(symbol, max(room - i * cell, 1)) for i, symbol in enumerate(source)]
 
 
 def legend(*, ascii_only: bool = False) -> str:
@@ -96,8 +136,31 @@ def legend(*, ascii_only: bool = False) -> str:
     return "attention: " + "  ".join(steps)
 
 
-def _fit(symbol: str, ink: int, cell: int) -> str:
-    return symbol[:ink].center(ink).ljust(cell)
+def columns(text: str) -> int:
+    r"""Return how many columns of a terminal a text takes: two for wide characters, none for combining ones.
+
+    Examples
+    --------
+    >>> columns("né"), columns("ne\u0301"), columns("猫")
+    (2, 2, 2)
+    """
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+    bare = sum(unicodedata.category(character) in ("Mn", "Me", "Cf") for character in text)
+    return len(text) + wide - bare
+
+
+def padded(text: str, room: int) -> str:
+    """Return a text with blanks behind it, as wide as the room."""
+    return text + " " * (room - columns(text))
+
+
+def clipped(text: str, room: int) -> str:
+    """Return a text no wider than the room, with a mark where it was cut."""
+    if columns(text) <= room:
+        return text
+    while text and columns(text) > room - 1:
+        text = text[:-1]
+    return text + "~"
 
 
 def drawable(alignments: Sequence[Alignment], function: str) -> list[Alignment]:

@@ -25,6 +25,8 @@ section { max-width: 100%; overflow-x: auto; }
 table { border-collapse: separate; border-spacing: 2px; }
 th { font-weight: 600; padding: 0 .25rem; border-radius: 3px; }
 thead th { height: 2rem; min-width: 2.1rem; }
+.words thead th { vertical-align: bottom; padding: .4rem 0; }
+.words thead span { writing-mode: vertical-rl; transform: rotate(180deg); white-space: nowrap; }
 tbody th { text-align: right; padding-right: .6rem; }
 tbody td { position: relative; width: 2.1rem; height: 2.1rem; border-radius: 4px; text-align: center;
   outline: 1px solid var(--line); outline-offset: -1px; font-size: .72rem;
@@ -56,8 +58,9 @@ for (const table of document.querySelectorAll("table")) {
 def render_html(alignments: Sequence[Alignment], *, heading: str = "Alignments", note: str = "") -> str:
     """Return alignments as one HTML page that needs no network: style and script are inside.
 
-    Input symbols run across, output symbols down. Pointing at a cell (or reaching it with the tab key) shows its
-    weight; without a script the number still shows in the cell. The page follows the reader's light or dark setting.
+    Input symbols run across, words turned on their side, and output symbols down. Pointing at a cell (or reaching it
+    with the tab key) shows its weight; without a script the number still shows in the cell. The page follows the
+    reader's light or dark setting.
     All texts are escaped.
 
     Parameters
@@ -109,10 +112,11 @@ def save_html(
 
 
 def _section(alignment: Alignment) -> str:
-    head = "".join(f'<th scope="col">{escape(symbol)}</th>' for symbol in alignment.source)
+    head = "".join(f'<th scope="col"><span>{escape(symbol)}</span></th>' for symbol in alignment.source)
+    kind = ' class="words"' if alignment.of_words() else ""
     rows = "\n".join(_row(symbol, row) for symbol, row in zip(alignment.target, alignment.rows()))
     return (
-        f"<section>\n<h2>{escape(alignment.title)}</h2>\n<table>\n<thead><tr><td></td>{head}</tr></thead>\n"
+        f"<section>\n<h2>{escape(alignment.title)}</h2>\n<table{kind}>\n<thead><tr><td></td>{head}</tr></thead>\n"
         f"<tbody>\n{rows}\n</tbody>\n</table>\n<output></output>\n</section>"
     )
 

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from regard.inspect.alignment import Alignment, drawable
+from regard._errors import rejected
+from regard.inspect.alignment import Alignment, columns, drawable
 
-# All lengths in inches. Every cell has the same size, whatever the word, so that panels can be compared.
-_CELL, _SIDE, _TOP, _GAP, _WIDEST = 0.36, 0.55, 0.75, 0.45, 13.0
+# All lengths in inches. Every cell has the same size, whatever the word, so that panels can be compared; all are
+# smaller where a sequence is so long that the picture would be larger than _LONGEST.
+_CELL, _SIDE, _TOP, _GAP, _WIDEST, _LONGEST = 0.36, 0.55, 0.75, 0.45, 13.0, 40.0
 _BAR_WIDTH, _BAR_HEIGHT, _FOOT = 2.4, 0.14, 0.75
+#: The width of a column of text, and how far down from the panel's head the labels of columns reach.
+_LETTER, _HEAD = 0.09, 0.38
+#: Dots that a picture may have on a side.
+_DOTS = (1 << 16) - 1
+#: Fonts with the scripts that matplotlib's own lacks.
+_SCRIPTS = (
+    "Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans", "WenQuanYi Zen Hei", "Hiragino Sans", "PingFang SC",
+    "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Noto Sans Thai", "Noto Sans Devanagari", "Arial Unicode MS",
+)  # fmt: skip
 
 
 def save_png(alignments: Sequence[Alignment], path: str | Path, *, dpi: int = 144) -> Path:
     """Draw alignments as heat maps and write them as a PNG file.
 
-    Input symbols run across the top, output symbols down the side; the darker a cell, the more of the output
-    symbol's attention went to that input symbol. Needs matplotlib; draws without a display.
+    Input symbols run across the top, words turned on their side, and output symbols down the side; the darker a cell,
+    the more of the output symbol's attention went to that input symbol. Needs matplotlib; draws without a display.
 
     Parameters
     ----------
@@ -35,52 +47,99 @@ def save_png(alignments: Sequence[Alignment], path: str | Path, *, dpi: int = 14
     Raises
     ------
     ValueError
-        If there is nothing to draw.
+        If there is nothing to draw, or too much for a picture.
     OSError
         If the file cannot be written.
     """
+    from matplotlib import rc_context
+
+    shown = drawable(alignments, "save_png")
+    with rc_context({"font.family": _fonts()}):
+        figure = _figure(shown)
+        dots = [int(side * dpi) for side in figure.get_size_inches()]
+        if max(dots) > _DOTS:
+            got = f"{dots[0]} × {dots[1]} dots for {len(shown)} alignments"
+            raise rejected("save_png", "alignments", f"fit a picture of at most {_DOTS} dots a side", got)
+        figure.savefig(path, dpi=dpi, format="png")
+    return Path(path)
+
+
+def _fonts() -> list[str]:
+    """Return the usual font, and behind it those of other scripts that are installed."""
+    from matplotlib.font_manager import fontManager
+
+    installed = {font.name for font in fontManager.ttflist}
+    return ["DejaVu Sans", *(name for name in _SCRIPTS if name in installed)]
+
+
+def _figure(shown: list[Alignment]) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    places = _places(drawable(alignments, "save_png"))
-    width = max(place.left + place.width for place in places) + _GAP
+    longest = max(max(len(each.source), len(each.target)) for each in shown)
+    cell = min(_CELL, _LONGEST / longest)
+    places = _places(shown, cell)
+    width = max(place.left + place.room for place in places) + _GAP
     height = max(place.top + place.height for place in places) + _FOOT
     figure = Figure(figsize=(max(width, _SIDE + _BAR_WIDTH + _GAP), height), facecolor="white")
     FigureCanvasAgg(figure)
-    images = [_heat_map(_axes(figure, place), place.alignment) for place in places]
+    images = [_heat_map(_axes(figure, place), place.alignment, cell) for place in places]
     foot = _Place(places[0].alignment, _SIDE, height - _FOOT + 0.28, _BAR_WIDTH, _BAR_HEIGHT)
     bar = figure.colorbar(images[0], cax=_axes(figure, foot), orientation="horizontal", ticks=[0, 0.5, 1])
     bar.ax.set_xticklabels(["0", "attention weight", "1"], fontsize=9)
     bar.ax.tick_params(length=0)
     bar.outline.set_edgecolor("0.75")
-    path = Path(path)
-    figure.savefig(path, dpi=dpi, format="png")
-    return path
+    return figure
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a heat map goes, in inches from the figure's upper left corner."""
+    """Where a heat map goes, in inches from the figure's upper left corner, and how wide it is with its title."""
 
     alignment: Alignment
     left: float
     top: float
     width: float
     height: float
+    room: float = 0.0
 
 
-def _places(alignments: list[Alignment]) -> list[_Place]:
+def _places(alignments: list[Alignment], cell: float) -> list[_Place]:
     """Set the panels in lines, like words on a page."""
     places: list[_Place] = []
-    left, top, lowest = _SIDE, _TOP, 0.0
+    line: list[_Place] = []
+    right, below = 0.0, 0.0
     for alignment in alignments:
-        width, height = len(alignment.source) * _CELL, max(1, len(alignment.target)) * _CELL
-        room = max(width, len(alignment.title) * 0.1)  # a long title over a short word
-        if places and left + room > _WIDEST:
-            left, top = _SIDE, lowest + _GAP + _TOP
-        places.append(_Place(alignment, left, top, width, height))
-        left, lowest = left + room + _GAP + _SIDE, max(lowest, top + height)
-    return places
+        width, height = len(alignment.source) * cell, max(1, len(alignment.target)) * cell
+        side = max(_SIDE, 0.2 + _LETTER * max(map(columns, alignment.target), default=0) * cell / _CELL)
+        room = max(width, 0.1 * max(map(columns, _title(alignment, width)), default=0))  # a long title, a short word
+        if line and right + side + room > _WIDEST:
+            places += _level(line)
+            right, below = 0.0, max(place.top + place.height for place in places[-len(line) :]) + _GAP
+            line = []
+        line.append(_Place(alignment, right + side, below + _top(alignment, cell), width, height, room))
+        right += side + room + _GAP
+    return places + _level(line)
+
+
+def _level(line: list[_Place]) -> list[_Place]:
+    """Return panels of one line with their upper edges at one height."""
+    top = max(place.top for place in line)
+    return [replace(place, top=top) for place in line]
+
+
+def _top(alignment: Alignment, cell: float) -> float:
+    """Return how much room is needed above a panel: for its columns' labels, and its title."""
+    top = _TOP + 0.18 * max(0, len(_title(alignment, len(alignment.source) * cell)) - 1)
+    if not alignment.of_words():
+        return top
+    return top - _HEAD + 0.15 + _LETTER * max(map(columns, alignment.source)) * cell / _CELL
+
+
+def _title(alignment: Alignment, width: float) -> list[str]:
+    """Return the lines of a title over a panel of this width, three at most."""
+    across = max(40, int(width / 0.1))
+    return textwrap.wrap(alignment.title, across, max_lines=3, placeholder=" ...")
 
 
 def _axes(figure: Any, place: _Place) -> Any:
@@ -89,21 +148,26 @@ def _axes(figure: Any, place: _Place) -> Any:
     return figure.add_axes((place.left / width, bottom / height, place.width / width, place.height / height))
 
 
-def _heat_map(panel: Any, alignment: Alignment) -> Any:
-    columns, rows = range(len(alignment.source)), range(len(alignment.target))
+def _heat_map(panel: Any, alignment: Alignment, cell: float) -> Any:
+    scale, width = cell / _CELL, len(alignment.source) * cell
+    across, down = range(len(alignment.source)), range(len(alignment.target))
     cells = alignment.rows() or [[0.0] * len(alignment.source)]  # nothing was written: one blank row
     image = panel.imshow(cells, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-    panel.set_xticks(columns, [_plain(symbol) for symbol in alignment.source], fontsize=12)
-    panel.set_yticks(rows, [_plain(symbol) for symbol in alignment.target], fontsize=10)
-    panel.set_xticks([x + 0.5 for x in columns[:-1]], minor=True)
-    panel.set_yticks([y + 0.5 for y in rows[:-1]], minor=True)
+    turned: dict[str, Any] = (
+        {"fontsize": 10 * scale, "rotation": 90} if alignment.of_words() else {"fontsize": 12 * scale}
+    )
+    panel.set_xticks(across, [_plain(symbol) for symbol in alignment.source], **turned)
+    panel.set_yticks(down, [_plain(symbol) for symbol in alignment.target], fontsize=10 * scale)
+    panel.set_xticks([x + 0.5 for x in across[:-1]], minor=True)
+    panel.set_yticks([y + 0.5 for y in down[:-1]], minor=True)
     panel.xaxis.tick_top()
     panel.tick_params(which="both", length=0, top=False)
     panel.grid(which="minor", color="0.88", linewidth=0.6)
     for spine in panel.spines.values():
         spine.set_color("0.75")
     if alignment.title:
-        panel.set_title(_plain(alignment.title), fontsize=11, pad=8, loc="left", fontweight="bold")
+        title = "\n".join(_title(alignment, width))
+        panel.set_title(_plain(title), fontsize=11, pad=8, loc="left", fontweight="bold")
     return image
 
 

@@ -1,85 +1,108 @@
-"""A recurrent encoder–decoder with additive attention: reads one sequence, writes another.
+"""A recurrent encoder–decoder with attention in every classic wiring: reads one sequence, writes another.
 
-Dimensions: B batch, S source steps (keys), T target steps (queries), K beams, D embedding, R encoder width for each
-direction, E = 2R key and value width, Q decoder width, C attention features, N target vocabulary.
+Dimensions: B batch, S source steps (keys), T target steps, K beams, L queries (T or K), D embedding, R encoder width
+for each direction, E width of its states (2R, or R in one direction), V width of values, Q decoder width, P width of
+the features that logits are made of, C attention features, Y decoder layers, N target vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard import AuxRequest, attention, masks
 from regard._errors import rejected
-from regard.masks import Mask
-from regard.scores import Additive
+from regard.models._dropout import Dropout
+from regard.models._parts import Output, checked_share, forced
+from regard.models.attending import Attending
+from regard.models.base import EncoderDecoder
+from regard.models.recurrent_config import PRESETS, RecurrentConfig
+from regard.nn import HardAttention
+from regard.nn._base import cleared
+from regard.nn.positions import wide
 
-#: A recurrent state: hidden and cell, (1, B, Q) each.
-State = tuple[Tensor, Tensor]
+__all__ = ["PRESETS", "Memory", "RecurrentConfig", "RecurrentEncoderDecoder", "State"]
+
+_CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
 
 
 @dataclass(frozen=True)
-class RecurrentConfig:
-    """Sizes of a :class:`RecurrentEncoderDecoder`.
+class State:
+    """Where the decoder stands, for R rows: sequences, or their beams.
 
     Attributes
     ----------
-    sources, targets : int
-        Size of the vocabularies that are read and written, padding and end mark included.
-    embedding, encoder, decoder, features : int
-        Widths of the embeddings, of the encoder in each direction, of the decoder, and of the additive score.
-    dropout : float
-        Share of activations zeroed in training, in [0, 1).
+    hidden : Tensor (Y, R, Q)
+    cell : Tensor (Y, R, Q), or None for GRUs
+    fed : Tensor (R, P), or None without input feeding
+        The features of the last step.
+    time : int
+        How many steps have been made.
     """
 
-    sources: int
-    targets: int
-    embedding: int = 128
-    encoder: int = 128
-    decoder: int = 256
-    features: int = 128
-    dropout: float = 0.0
+    hidden: Tensor
+    cell: Tensor | None
+    fed: Tensor | None
+    time: int = 0
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "dropout":
-                if isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value < 1:
-                    raise rejected("RecurrentConfig", "dropout", "be a number in [0, 1)", repr(value))
-            elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 16:
-                raise rejected("RecurrentConfig", field.name, "be a whole number from 1 to 65536", repr(value))
+    def select(self, rows: Tensor) -> State:
+        """Return these rows in this order."""
+        cell, fed = self.cell, self.fed
+        return State(
+            self.hidden.index_select(1, rows),
+            None if cell is None else cell.index_select(1, rows),
+            None if fed is None else fed.index_select(0, rows),
+            self.time,
+        )
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What the encoder made of the sources, computed once and attended at every step.
+    """What the encoder made of B sources, computed once and attended at every step.
 
     Attributes
     ----------
-    states : Tensor (B, 1, S, E)
-        The encoder's states: keys and values of the attention.
-    mask : Mask
-        Hides the states behind each sequence's end.
-    start : (Tensor (1, B, Q), Tensor (1, B, Q))
-        The decoder's first state.
+    keys, values : Tensor (B, S, ·), (B, S, V)
+        The encoder's states as attention compares and reads them; in wiring "encoder" both are what they read of each
+        other.
+    lengths : Tensor (B,)
+        How many are real.
+    start : State
+        The decoder's first state, B rows.
+    weights : Tensor (B, S, S), or None
+        Of the states to each other, where they were asked for.
     """
 
-    states: Tensor
-    mask: Mask
+    keys: Tensor
+    values: Tensor
+    lengths: Tensor
     start: State
+    weights: Tensor | None = None
+
+    def select(self, rows: Tensor) -> Memory:
+        """Return these rows in this order."""
+        weights = None if self.weights is None else self.weights.index_select(0, rows)
+        keys, values, lengths = (part.index_select(0, rows) for part in (self.keys, self.values, self.lengths))
+        return Memory(keys, values, lengths, self.start.select(rows), weights)
 
 
-class RecurrentEncoderDecoder(nn.Module):
-    """Two LSTMs read the source in both directions; a third writes, attending to what they read.
+class RecurrentEncoderDecoder(EncoderDecoder):
+    """Recurrent layers read the source; others write, attending to what was read.
 
-    The score is additive (Bahdanau 2014, arXiv 1409.0473) and the attention comes after the recurrence (Luong 2015,
-    arXiv 1508.04025), so that in training the decoder runs over a whole target in one call::
+    Wirings, with states m of the encoder, h of the decoder, and embeddings y of what was written::
 
-        hₜ = LSTM(yₜ₋₁, hₜ₋₁)     cₜ = Σ α(hₜ, mᵢ) mᵢ     logitsₜ = W tanh(U [hₜ; cₜ])
+        after    hₜ = RNN(yₜ₋₁, hₜ₋₁)          cₜ = Σᵢ α(hₜ, mᵢ) mᵢ            Luong 2015, arXiv 1508.04025
+        before   cₜ = Σᵢ α(hₜ₋₁, mᵢ) mᵢ        hₜ = RNN([yₜ₋₁; cₜ], hₜ₋₁)      Bahdanau 2014, arXiv 1409.0473
+        encoder  cₜ = Σᵢ α(mₜ, mᵢ) mᵢ          hₜ = RNN([yₜ₋₁; cₜ], hₜ₋₁)
 
-    Padding never changes a result: the backward LSTM starts at each sequence's own last symbol.
+        fₜ = tanh(U [hₜ; cₜ])                  logitsₜ = W fₜ + b
+
+    With input feeding the RNN reads [yₜ₋₁; fₜ₋₁]; without attention there is no c. In "encoder", steps after the
+    source's last are given its last row. In training, "after" without input feeding, "encoder" and no attention run
+    over a whole target in one call. Padding never changes a result: the backward layers start at each sequence's own
+    last symbol.
 
     Parameters
     ----------
@@ -93,41 +116,58 @@ class RecurrentEncoderDecoder(nn.Module):
     torch.Size([2, 4, 41])
     """
 
+    config: RecurrentConfig
+
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.config = config
-        D, R, Q, C = config.embedding, config.encoder, config.decoder, config.features
-        E = 2 * R
+        D, R, Q, Y = config.embedding, config.encoder, config.decoder, config.decoder_layers
+        E, P, cell = R * (1 + config.bidirectional), D if config.tied else Q, _CELLS[config.cell]
         self.source_embedding = nn.Embedding(config.sources, D)
         self.target_embedding = nn.Embedding(config.targets, D)
-        self.forward_encoder = nn.LSTM(D, R, batch_first=True)
-        self.backward_encoder = nn.LSTM(D, R, batch_first=True)
-        self.bridge = nn.Linear(E, Q)
-        self.decoder = nn.LSTM(D, Q, batch_first=True)
-        self.w_q = nn.Parameter(torch.empty(C, Q))
-        self.w_k = nn.Parameter(torch.empty(C, E))
-        self.w_v = nn.Parameter(torch.empty(C))
-        self.combine = nn.Linear(Q + E, Q)
-        self.output = nn.Linear(Q, config.targets)
-        self.dropout = nn.Dropout(config.dropout)
+        inputs = [D, *[E] * (config.encoder_layers - 1)]
+        self.onward = nn.ModuleList([cell(width, R, batch_first=True) for width in inputs])
+        self.backward = nn.ModuleList([cell(width, R, batch_first=True) for width in inputs * config.bidirectional])
+        self.bridge = nn.Linear(E, Y * Q)
+        self.attending: Attending | None = None
+        if config.attention != "none":
+            sizes = (E if config.wiring == "encoder" else Q, E, config.features)
+            options: Any = {name: getattr(config, name) for name in ("projections", "scope", "window", "hard")}
+            self.attending = Attending(config.attention, sizes, longest=config.longest, **options)
+        V = 0 if self.attending is None else self.attending.width
+        enters = P if config.input_feeding else V if config.wiring != "after" else 0
+        between = config.dropout if Y > 1 else 0.0
+        self.decoder = cell(D + enters, Q, Y, batch_first=True, dropout=between)
+        self.combine = nn.Linear(Q + V, P)
+        self.output = Output(P, config.targets, config.tied)
+        self.dropout = Dropout(config.dropout)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw new parameters: orthogonal recurrences, open forget gates, and an output that knows nothing yet."""
-        for name, parameter in self.named_parameters():
-            if "weight_hh" in name:
-                for gate in parameter.data.chunk(4):
-                    nn.init.orthogonal_(gate)
-            elif "weight_ih" in name or name in ("w_q", "w_k"):
-                nn.init.xavier_uniform_(parameter)
-            elif "bias_" in name:
-                nn.init.zeros_(parameter)
-                if "bias_ih" in name:
-                    nn.init.ones_(parameter.data.chunk(4)[1])
-            elif "embedding" in name:
-                nn.init.normal_(parameter, std=0.7)
-        nn.init.normal_(self.w_v, std=self.config.features**-0.5)
-        nn.init.zeros_(self.output.weight)
+        for rnn in (*self.onward, *self.backward, self.decoder):
+            gates = 4 if self.config.cell == "lstm" else 3
+            for name, parameter in rnn.named_parameters():
+                if "weight_hh" in name:
+                    for gate in parameter.data.chunk(gates):
+                        nn.init.orthogonal_(gate)
+                elif "weight_ih" in name:
+                    nn.init.xavier_uniform_(parameter)
+                else:
+                    nn.init.zeros_(parameter)
+                    if gates == 4 and "bias_ih" in name:
+                        nn.init.ones_(parameter.data.chunk(4)[1])
+        for linear in (self.bridge, self.combine):
+            linear.reset_parameters()
+        if self.attending is not None:
+            self.attending.reset_parameters()
+        nn.init.normal_(self.source_embedding.weight, std=0.7)
+        nn.init.normal_(self.target_embedding.weight, std=self.config.embedding**-0.5 if self.config.tied else 0.7)
+        self.output.reset_parameters()
+
+    @property
+    def maps(self) -> tuple[str, ...]:
+        return () if self.attending is None else ("attention",)
 
     def encode(self, source: Tensor, lengths: Tensor) -> Memory:
         """Read the sources.
@@ -142,77 +182,156 @@ class RecurrentEncoderDecoder(nn.Module):
         Returns
         -------
         Memory
+
+        Raises
+        ------
+        ValueError
+            If attention is "location" and a source is longer than it knows.
         """
-        embedded = self.dropout(self.source_embedding(source))  # (B, S, D)
-        turned = _turn(embedded, lengths)  # (B, S, D)
-        onward, _ = self.forward_encoder(embedded)  # (B, S, R)
-        backward, _ = self.backward_encoder(turned)  # (B, S, R)
-        last = (lengths - 1)[:, None, None].expand(-1, 1, onward.shape[-1])  # (B, 1, R)
-        ends = torch.cat([onward.gather(1, last), backward.gather(1, last)], -1)  # (B, 1, E)
-        hidden = torch.tanh(self.bridge(ends)).transpose(0, 1).contiguous()  # (1, B, Q)
-        states = torch.cat([onward, _turn(backward, lengths)], -1)  # (B, S, E)
-        return Memory(self.dropout(states)[:, None], masks.padding(lengths), (hidden, torch.zeros_like(hidden)))
+        return self._encode(source, lengths)
 
-    def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """Return the logits (B, T, N) of every next symbol, given the symbols before it (teacher forcing).
+    def forward(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
+        share = checked_share(self, teacher_forcing)
+        if self.attending is not None and isinstance(self.attending.layer, HardAttention):
+            self.attending.layer.forget()  # draws that nobody asked the surrogate of
+        features, _ = self._features(self.encode(source, lengths), target, share)
+        return self.output(features, self.target_embedding)
 
-        Parameters
-        ----------
-        source : Tensor (B, S)
-        lengths : Tensor (B,)
-        target : Tensor (B, T)
-            The symbols so far, beginning with the start mark.
-        """
-        memory = self.encode(source, lengths)
-        hidden, _ = self.decoder(self.dropout(self.target_embedding(target)), memory.start)  # (B, T, Q)
-        return self._read(hidden, memory)
-
-    def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """Return the attention weights (B, T, S) that :meth:`forward` uses for the same arguments."""
-        memory = self.encode(source, lengths)
-        hidden, _ = self.decoder(self.dropout(self.target_embedding(target)), memory.start)  # (B, T, Q)
-        _, weights = self._attend(hidden, memory, AuxRequest(weights=True))
-        assert weights is not None
-        return weights
+    def start(self, memory: Memory, beams: int) -> State:
+        rows = torch.arange(len(memory.lengths), device=memory.lengths.device)
+        return memory.start.select(rows.repeat_interleave(beams))
 
     def step(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
-        """Write one symbol more, for K beams of every sequence.
+        features, state, _ = self._decode(last, memory, state)
+        return self.output(features, self.target_embedding), state
 
-        Parameters
-        ----------
-        last : Tensor (B, K)
-            The symbol each beam wrote last; the start mark at first.
-        memory : Memory
-        state : State
-            Hidden and cell, (1, B·K, Q) each; ``memory.start`` repeated K times at first.
+    def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        memory = self._encode(source, lengths, weights=True)
+        if self.attending is None:
+            return memory.values.new_empty(len(source), 0, target.shape[1], source.shape[1])
+        _, weights = self._features(memory, target, weights=True)
+        assert weights is not None
+        return weights[:, None]
 
-        Returns
-        -------
-        logits : Tensor (B, K, N)
-        state : State
+    @property
+    def draws(self) -> bool:
+        return self.config.hard == "reinforce"
+
+    def surrogate(self, log_likelihood: Tensor) -> Tensor:
+        """Return what to add to the loss; the draws since the last call are let go.
+
+        Raises
+        ------
+        ValueError
+            If the config's ``hard`` is not "reinforce".
         """
-        embedded = self.dropout(self.target_embedding(last))  # (B, K, D)
-        hidden, state = self.decoder(embedded.flatten(0, 1)[:, None], state)  # (B·K, 1, Q)
-        return self._read(hidden.view(*last.shape, -1), memory), state
+        if self.attending is None or not self.draws:
+            who = f"{type(self).__name__}.surrogate"
+            raise rejected(who, "config.hard", "be 'reinforce'", repr(self.config.hard))
+        # In wiring "encoder" a draw serves all steps.
+        summed = self.config.wiring == "encoder" and log_likelihood.dim() == 2
+        reward = log_likelihood.sum(1) if summed else log_likelihood
+        assert isinstance(self.attending.layer, HardAttention)
+        return self.attending.layer.surrogate(reward)
 
-    def _read(self, hidden: Tensor, memory: Memory) -> Tensor:
-        context, _ = self._attend(hidden, memory)  # (B, T, E)
-        combined = torch.tanh(self.combine(torch.cat([self.dropout(hidden), context], -1)))  # (B, T, Q)
-        return self.output(self.dropout(combined))  # (B, T, N)
+    def _encode(self, source: Tensor, lengths: Tensor, weights: bool = False) -> Memory:
+        if self.config.attention == "location" and source.shape[1] > self.config.longest:
+            expected = f"have at most {self.config.longest} symbols, the config's longest"
+            raise rejected(type(self).__name__, "source", expected, source.shape[1])
+        last = lengths[:, None] - 1  # (B, 1)
+        steps = torch.arange(source.shape[1], device=source.device)
+        turned = torch.where(steps <= last, last - steps, steps)  # (B, S), real steps in reverse order
+        # What is cleared can be anything: NaN would come back through the gradients of the recurrences.
+        states = cleared(self.source_embedding(source), lengths)  # (B, S, D)
+        for number, onward in enumerate(self.onward):
+            states = self.dropout(states)
+            made, _ = onward(states)  # (B, S, R)
+            ends = _rows(made, last)  # (B, 1, R)
+            if self.config.bidirectional:
+                read, _ = self.backward[number](_rows(states, turned))  # (B, S, R)
+                ends = torch.cat([ends, _rows(read, last)], -1)  # (B, 1, E)
+                made = torch.cat([made, _rows(read, turned)], -1)  # (B, S, E)
+            states = made
+        hidden = torch.tanh(self.bridge(ends)).unflatten(-1, (self.config.decoder_layers, -1))  # (B, 1, Y, Q)
+        hidden = hidden.squeeze(1).transpose(0, 1).contiguous()  # (Y, B, Q)
+        cell = hidden.new_zeros(hidden.shape, dtype=wide(hidden.dtype)) if self.config.cell == "lstm" else None
+        fed = hidden.new_zeros(len(source), self.combine.out_features) if self.config.input_feeding else None
+        start, states, told = State(hidden, cell, fed), self.dropout(states), None
+        if self.attending is None:
+            return Memory(states, states, lengths, start)
+        keys, values = self.attending.prepare(states)  # (B, S, ·), (B, S, V)
+        if self.config.wiring == "encoder":
+            keys, told = self.attending(states, keys, values, lengths, steps, weights)  # (B, S, V), (B, S, S)
+            values = keys
+        return Memory(keys, values, lengths, start, told)
 
-    def _attend(
-        self, hidden: Tensor, memory: Memory, request: AuxRequest | None = None
+    def _features(
+        self, memory: Memory, target: Tensor, share: float = 1.0, weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the contexts (B, T, E) of decoder states (B, T, Q), and the weights (B, T, S) if requested."""
-        score = Additive(self.w_v, self.w_q, self.w_k)
-        query, states = hidden[:, None], memory.states  # (B, 1, T, Q), (B, 1, S, E)
-        answer = attention(query, states, states, attn_mask=memory.mask, score=score, return_aux=request)
-        context, weights = (answer, None) if isinstance(answer, Tensor) else (answer[0], answer[1].weights)
-        return context[:, 0], None if weights is None else weights[:, 0]
+        """Return the features (B, T, P) of every step, and the weights (B, T, S) if they are asked for."""
+        if share == 1 and self.config.wiring != "before" and not self.config.input_feeding:
+            features, _, told = self._decode(target, memory, memory.start, whole=True, weights=weights)
+            return features, told
+        state, last, found, maps = memory.start, target[:, :1], [], []
+        for t in range(1, target.shape[1] + 1):
+            features, state, told = self._decode(last, memory, state, weights=weights)  # (B, 1, P), …, (B, 1, S)
+            found.append(features)
+            maps += [] if told is None else [told]
+            last = target[:, t : t + 1]  # (B, 1); none after the last step
+            if share < 1 and last.numel():
+                last = forced(last, self.output(features.detach(), self.target_embedding), share)
+        return torch.cat(found, 1), torch.cat(maps, 1) if maps else None
+
+    def _decode(
+        self, symbols: Tensor, memory: Memory, state: State, *, whole: bool = False, weights: bool = False
+    ) -> tuple[Tensor, State, Tensor | None]:
+        """Read symbols (B, L): L steps of each sequence if ``whole``, else one step of each of its L beams.
+
+        Returns features (B, L, P), the state after them, and the weights (B, L, S) if they are asked for.
+        """
+        (B, L), context, told = symbols.shape, None, None
+        where = torch.arange(L, device=symbols.device) if whole else symbols.new_full((L,), state.time)  # (L,)
+        rows = self.dropout(self.target_embedding(symbols))  # (B, L, D)
+        if self.config.wiring == "before":
+            context, told = self._attend(state.hidden[-1].view(B, L, -1), memory, where, weights)  # (B, L, V)
+        elif self.config.wiring == "encoder":
+            where = torch.minimum(where, memory.lengths[:, None] - 1)  # (B, L)
+            context = _rows(memory.values, where)
+            told = None if memory.weights is None else _rows(memory.weights, where)
+        entering = context if state.fed is None else state.fed.view(B, L, -1)
+        rows = rows if entering is None else torch.cat([rows, entering], -1)  # (B, L, D + V or P)
+        if whole:
+            hidden, end = self.decoder(rows, state.hidden if state.cell is None else (state.hidden, state.cell))
+            last, cell = (end, None) if state.cell is None else end  # (Y, B, Q)
+        else:
+            hidden, last, cell = self._advance(rows.flatten(0, 1), state)
+            hidden = hidden.view(B, L, -1)  # (B, L, Q)
+        if self.config.wiring == "after" and self.attending is not None:
+            context, told = self._attend(hidden, memory, where, weights)
+        parts = [self.dropout(hidden)] if context is None else [self.dropout(hidden), context]
+        features = self.dropout(torch.tanh(self.combine(torch.cat(parts, -1))))  # (B, L, P)
+        fed = None if state.fed is None else features.flatten(0, 1)
+        return features, State(last, cell, fed, state.time + (L if whole else 1)), told
+
+    def _attend(self, query: Tensor, memory: Memory, where: Tensor, weights: bool) -> tuple[Tensor, Tensor | None]:
+        assert self.attending is not None
+        return self.attending(query, memory.keys, memory.values, memory.lengths, where, weights)
+
+    def _advance(self, rows: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the last layer's hidden state (R, Q) one step after, and all layers' hidden and cell (Y, R, Q)."""
+        made: list[tuple[Tensor, ...]] = []
+        states = [state.hidden.unbind()] if state.cell is None else [state.hidden.unbind(), state.cell.unbind()]
+        for number, (weights, *before) in enumerate(zip(self.decoder.all_weights, *states)):
+            rows = self.dropout(rows) if number else rows  # (R, ·)
+            if state.cell is None:
+                made.append((torch.gru_cell(rows, *before, *weights),))
+            else:
+                made.append(torch.lstm_cell(rows, before, *weights))
+            rows = made[-1][0]
+        hidden, *cells = (torch.stack(parts) for parts in zip(*made))
+        return rows, hidden, cells[0] if cells else None
 
 
-def _turn(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Return (B, S, C) with the first ``lengths`` steps of each sequence in reverse order, the others in place."""
-    steps = torch.arange(rows.shape[1], device=rows.device)
-    turned = torch.where(steps < lengths[:, None], lengths[:, None] - 1 - steps, steps)  # (B, S)
-    return rows.gather(1, turned[..., None].expand_as(rows))
+def _rows(sequences: Tensor, steps: Tensor) -> Tensor:
+    """Return the rows (B, L, C) of sequences (B, S, C) at these steps (B, L)."""
+    return sequences.gather(1, steps[..., None].expand(-1, -1, sequences.shape[-1]))

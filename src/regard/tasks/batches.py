@@ -2,15 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard._errors import rejected
-from regard.tasks.vocabulary import END, PAD
+from regard.models.base import END, PAD
+
+#: The most padding, as a share of real symbols, and the most pairs fewer in a batch, for which batches are mixed.
+_WASTE = 0.05
+#: How many batches may be filled from one stretch of similar lengths, tried in this order.
+_MIXED = (16, 8, 4, 2)
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Sequences of unequal lengths one behind the other in one array: a few bytes for each number.
+
+    Attributes
+    ----------
+    numbers : ndarray (total,), int32
+    offsets : ndarray (N + 1,), int64
+        Sequence i is ``numbers[offsets[i] : offsets[i + 1]]``.
+
+    Examples
+    --------
+    >>> ragged = Ragged.of([[5, 6], [], [7]])
+    >>> len(ragged), ragged.lengths.tolist(), ragged[0].tolist()
+    (3, [2, 0, 1], [5, 6])
+    """
+
+    numbers: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence[int]]) -> Ragged:
+        """Return sequences as one array."""
+        numbers: list[int] = []
+        ends = [0]
+        for sequence in sequences:
+            numbers += sequence
+            ends.append(len(numbers))
+        return cls(np.array(numbers, np.int32), np.array(ends, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        if not 0 <= row < len(self):
+            raise IndexError(row)
+        return self.numbers[self.offsets[row] : self.offsets[row + 1]]
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """How many numbers each sequence has, (N,)."""
+        return np.diff(self.offsets)
+
+    def take(self, rows: np.ndarray) -> Ragged:
+        """Return some of the sequences, in this order; one may be named more than once."""
+        lengths = self.lengths[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        shift = np.repeat(self.offsets[rows] - offsets[:-1], lengths)
+        return Ragged(self.numbers[shift + np.arange(offsets[-1])], offsets)
+
+    def padded(self, rows: np.ndarray, *, ending: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return some sequences as one tensor (B, longest), padded with 0 behind, and their lengths (B,).
+
+        Parameters
+        ----------
+        rows : ndarray (B,)
+        ending : int, optional
+            A number to put behind each sequence.
+        """
+        lengths = self.lengths[rows]
+        steps = np.arange(int(lengths.max(initial=0)) + (ending is not None))
+        places = np.minimum(self.offsets[rows][:, None] + steps, max(len(self.numbers) - 1, 0))
+        found = self.numbers[places].astype(np.int64) if len(self.numbers) else np.full(places.shape, PAD)
+        found[steps >= lengths[:, None]] = PAD
+        if ending is not None:
+            found[np.arange(len(rows)), lengths] = ending
+            lengths = lengths + 1
+        return torch.from_numpy(found), torch.from_numpy(lengths)
+
+
+def pad(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Return sequences as one tensor (B, S), padded with 0 behind, and their lengths (B,).
+
+    Examples
+    --------
+    >>> pad([[5, 6], [7]])
+    (tensor([[5, 6],
+            [7, 0]]), tensor([2, 1]))
+    """
+    return Ragged.of(sequences).padded(np.arange(len(sequences)))
 
 
 @dataclass(frozen=True)
@@ -25,76 +113,208 @@ class Batch:
         How many of them are real.
     target : Tensor (B, T)
         Numbers of the symbols to write, each sequence closed by the end mark.
+    rows : Tensor (B,), optional
+        Which pairs of the data these are.
     """
 
     source: Tensor
     lengths: Tensor
     target: Tensor
+    rows: Tensor | None = None
 
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """Return the batch on another device."""
+        return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-def pad(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Return sequences as one tensor (B, S), padded with 0 behind, and their lengths (B,).
+    def pin_memory(self) -> Batch:
+        """Return the batch in memory that is copied to a GPU without waiting."""
+        return self._with(Tensor.pin_memory)
 
-    Examples
-    --------
-    >>> pad([[5, 6], [7]])
-    (tensor([[5, 6],
-            [7, 0]]), tensor([2, 1]))
-    """
-    lengths = np.fromiter((len(sequence) for sequence in sequences), dtype=np.int64, count=len(sequences))
-    padded = np.full((len(sequences), int(lengths.max(initial=0))), PAD, dtype=np.int64)
-    for row, sequence in zip(padded, sequences):
-        row[: len(sequence)] = sequence
-    return torch.from_numpy(padded), torch.from_numpy(lengths)
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        rows = None if self.rows is None else change(self.rows)
+        return Batch(change(self.source), change(self.lengths), change(self.target), rows)
 
 
 class Batches:
-    """An endless stream of shuffled batches, epoch after epoch; sequences of similar lengths go together.
+    """Shuffled batches, epoch after epoch without end; sequences of similar lengths go together.
+
+    Batch number k depends on the data, the seed and k alone, so that a run that stopped goes on exactly where it was.
+    In every epoch each pair comes once. All epochs have equally many batches of the same sizes: pairs are sorted by
+    their lengths once, and cut into stretches of similar lengths that fill some batches; in each epoch pairs of equal
+    lengths are drawn into their places anew, stretches are shuffled, and so are the batches.
 
     Parameters
     ----------
-    sources, targets : sequence of sequence of int
-        N sequences to read, and the N to write for them (without the end mark).
-    size : int
-        Sequences in a batch; an epoch's last batch may have fewer.
-    seed : int
-        The same seed gives the same batches.
+    sources, targets : Ragged or sequence of sequence of int
+        N sequences to read, none empty, and the N to write for them (without the end mark).
+    tokens : int, optional
+        The most places, padding and end marks included, in source and target of a batch together; a longer pair has a
+        batch of its own. 4096 if ``size`` is not given either.
+    size : int, optional
+        Pairs in a batch, instead; some batches may have fewer.
+    seed : int, default 0
+    rank, world : int, default 0 and 1
+        Of ``world`` processes that train one model, each takes other batches, and equally many.
+
+    Raises
+    ------
+    ValueError
+        If there are no pairs, or fewer than processes, or an argument is out of its range.
 
     Examples
     --------
-    >>> batch = next(iter(Batches([[2, 3]], [[5]], size=2)))
-    >>> batch.source, batch.target
-    (tensor([[2, 3]]), tensor([[5, 1]]))
+    >>> batches = Batches([[2, 3], [4]], [[5], []], size=1)
+    >>> batches.per_epoch, sorted(batches.batch(k).target.tolist() for k in range(2))
+    (2, [[[1]], [[5, 1]]])
     """
 
-    def __init__(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], *, size: int, seed: int = 0):
-        if len(sources) != len(targets) or not sources:
+    def __init__(
+        self,
+        sources: Ragged | Sequence[Sequence[int]],
+        targets: Ragged | Sequence[Sequence[int]],
+        *,
+        tokens: int | None = None,
+        size: int | None = None,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        if len(sources) != len(targets) or not len(sources):
             got = f"{len(targets)} for {len(sources)} sources"
             raise rejected("Batches", "targets", "be as many as sources, and at least one", got)
-        if size < 1:
-            raise rejected("Batches", "size", "be at least 1", size)
-        self.size = size
-        self._random = np.random.default_rng(seed)
-        self._source, self._lengths = pad(sources)
-        self._target, self._target_lengths = pad([[*target, END] for target in targets])
+        if tokens is not None and size is not None:
+            raise rejected("Batches", "tokens or size", "be given, not both", f"{tokens} and {size}")
+        for name, value, least in (("tokens", tokens, 1), ("size", size, 1), ("seed", seed, 0), ("world", world, 1)):
+            if value is not None and value < least:
+                raise rejected("Batches", name, f"be at least {least}", value)
+        if not 0 <= rank < world:
+            raise rejected("Batches", "rank", f"be from 0 to {world - 1}, below world", rank)
+        if world > len(sources):
+            raise rejected("Batches", "world", f"be at most the number of pairs, {len(sources)}", world)
+        self._sources = sources if isinstance(sources, Ragged) else Ragged.of(sources)
+        self._targets = targets if isinstance(targets, Ragged) else Ragged.of(targets)
+        self._seed, self._rank, self._world = seed, rank, world
+        s, t = self._sources.lengths, self._targets.lengths + 1
+        if not s.min():
+            raise rejected("Batches", "sources", "not be empty", f"an empty one at {int(s.argmin())}")
+        self._order = _by_length(s, t)
+        s, t = s[self._order], t[self._order]
+        tied = (np.diff(s, prepend=0) != 0) | (np.diff(t, prepend=0) != 0)
+        self._tie = np.cumsum(tied, dtype=np.float64)
+        stretches, self._cuts = _layout(s, t, tokens or 4096, size)
+        self._stretch = np.repeat(np.arange(len(stretches), dtype=np.float64), stretches)
+        self._cuts = _divisible(self._cuts, world)
+        self._epoch: tuple[int, np.ndarray, np.ndarray] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self._order)
+
+    @property
+    def per_epoch(self) -> int:
+        """How many batches an epoch has (for each process)."""
+        return (len(self._cuts) - 1) // self._world
+
+    def batch(self, number: int) -> Batch:
+        """Return the batch of this number, counted from 0 through all epochs; any one at any time.
+
+        Raises
+        ------
+        ValueError
+            If the number is negative.
+        """
+        if number < 0:
+            raise rejected("batch", "number", "be at least 0", number)
+        epoch, step = divmod(number, self.per_epoch)
+        if self._epoch is None or self._epoch[0] != epoch:
+            self._epoch = (epoch, *self._drawn(epoch))
+        _, order, chosen = self._epoch
+        cut = chosen[step]
+        return self._made(order[self._cuts[cut] : self._cuts[cut + 1]])
+
+    def starting(self, number: int = 0) -> Iterator[Batch]:
+        """Yield batches from this number on, for ever."""
+        while True:
+            yield self.batch(number)
+            number += 1
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield batches for ever."""
-        while True:
-            yield from self._epoch()
+        """Yield batches from the first on, for ever."""
+        return self.starting()
 
-    def _epoch(self) -> Iterator[Batch]:
-        # Sort by source length, then target length; the noise below 1 mixes equal lengths anew in every epoch.
-        lengths = self._lengths.numpy(), self._target_lengths.numpy()
-        order = np.lexsort((lengths[1] + self._random.random(len(lengths[1])), lengths[0]))
-        # A random first cut moves all the others, so that words at a border of lengths do not always meet the same.
-        first = int(self._random.integers(1, self.size + 1))
-        cuts = np.split(order, range(first, len(order), self.size))
-        for number in self._random.permutation(len(cuts)):
-            rows = torch.from_numpy(cuts[number])
-            if len(rows):
-                yield self._batch(rows)
+    def once(self) -> Iterator[Batch]:
+        """Yield every pair once, from short to long, in the same batches every time: to evaluate.
 
-    def _batch(self, rows: Tensor) -> Batch:
-        lengths, width = self._lengths[rows], int(self._target_lengths[rows].max())
-        return Batch(self._source[rows, : int(lengths.max())], lengths, self._target[rows, :width])
+        With several processes, each yields as many batches as the others, and its own share of the pairs.
+        """
+        for cut in range(self._rank, len(self._cuts) - 1, self._world):
+            yield self._made(self._order[self._cuts[cut] : self._cuts[cut + 1]])
+
+    def _drawn(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the pairs in an epoch's order, and this process's batches in theirs."""
+        random = np.random.default_rng([self._seed, epoch])
+        order = self._order[np.argsort(self._tie + random.random(len(self)))]
+        order = order[np.argsort(self._stretch + random.random(len(self)))]
+        # The processes' batches of one step have similar lengths, so that none waits long for another.
+        steps = random.permutation(self.per_epoch)
+        whose = random.random((self.per_epoch, self._world)).argsort(1)[:, self._rank]
+        return order, steps * self._world + whose
+
+    def _made(self, rows: np.ndarray) -> Batch:
+        source, lengths = self._sources.padded(rows)
+        target, _ = self._targets.padded(rows, ending=END)
+        return Batch(source, lengths, target, torch.from_numpy(rows.astype(np.int64)))
+
+
+def _by_length(s: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """Return the pairs from short to long sources; target lengths rise and fall by turns, so that none jumps."""
+    rising = np.where(s % 2, t, -t)
+    return np.lexsort((rising, s))
+
+
+def _layout(s: np.ndarray, t: np.ndarray, tokens: int, size: int | None) -> tuple[list[int], np.ndarray]:
+    """Return the sizes of stretches, and where batches begin and end, for pairs in order of their lengths."""
+    N, at = len(s), 0
+    stretches: list[int] = []
+    cuts = [0]
+    area = np.concatenate([[0], np.cumsum(s + t)])
+    while at < N:
+        alone = _rows(s[at:], t[at:], tokens, 1) if size is None else size
+        for batches in (*_MIXED, 1):
+            rows = _rows(s[at:], t[at:], tokens, batches) if size is None else size
+            end = min(N, at + batches * rows)
+            places = int(s[at:end].max() + t[at:end].max()) * (end - at)
+            if rows >= (1 - _WASTE) * alone and places <= (1 + _WASTE) * (area[end] - area[at]):
+                break
+        stretches.append(end - at)
+        cuts += [*range(at + rows, end, rows), end]
+        at = end
+    return stretches, np.array(cuts)
+
+
+def _rows(s: np.ndarray, t: np.ndarray, tokens: int, batches: int) -> int:
+    """Return how many of the first pairs fit a batch if so many batches are filled from them in any order."""
+    rows = max(1, tokens // int(s[0] + t[0]))
+    if batches == 1:
+        widths = np.maximum.accumulate(s[:rows]) + np.maximum.accumulate(t[:rows])
+        return max(1, int((widths * np.arange(1, len(widths) + 1) <= tokens).sum()))
+    while True:
+        reach = rows * batches
+        fit = max(1, tokens // int(s[:reach].max() + t[:reach].max()))
+        if fit >= rows:
+            return rows
+        rows = fit
+
+
+def _divisible(cuts: np.ndarray, world: int) -> np.ndarray:
+    """Return cuts into a number of batches that ``world`` divides: the largest batches are halved.
+
+    Where the pairs do not suffice for that, each batch has one; then some of the shortest pairs share a batch.
+    """
+    while over := (len(cuts) - 1) % world:
+        sizes = np.diff(cuts)
+        largest = np.argsort(-sizes, kind="stable")[: min(world - over, int((sizes > 1).sum()))]
+        if not len(largest):
+            return np.delete(cuts, np.arange(1, 2 * over, 2))
+        cuts = np.sort(np.concatenate([cuts, cuts[largest] + sizes[largest] // 2]))
+    return cuts

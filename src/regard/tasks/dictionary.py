@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from regard._errors import rejected
+from regard.tasks.pairs import Pairs
 
 #: A pronunciation: phonemes such as ``("K", "AE", "T")``.
 Phonemes = tuple[str, ...]
@@ -85,6 +86,18 @@ def load_dictionary() -> Dictionary:
     """
     with data_file().open(encoding="utf-8") as lines:
         return read_dictionary(lines)
+
+
+def pairs_of(entries: Dictionary) -> Pairs:
+    """Return every word with each of its pronunciations, whose phonemes are separated by spaces.
+
+    Examples
+    --------
+    >>> pairs_of({"read": [("R", "EH", "D"), ("R", "IY", "D")]}).targets
+    ['R EH D', 'R IY D']
+    """
+    listed = [(word, " ".join(spoken)) for word, pronunciations in entries.items() for spoken in pronunciations]
+    return Pairs([word for word, _ in listed], [spoken for _, spoken in listed], "dictionary")
 
 
 def split(entries: Dictionary, percent: float = 5.0) -> tuple[Dictionary, Dictionary]:

@@ -1,11 +1,13 @@
-"""How far what a model says is from what is right: edit distance, and the error rates made of it."""
+"""How far what a model writes is from what is right: BLEU and chrF by sacreBLEU, and error rates by edit distance."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
 
-from regard._errors import rejected
+from regard._errors import rejected, unknown_name
 
 
 def edit_distance(ours: Sequence[object], theirs: Sequence[object]) -> int:
@@ -93,3 +95,101 @@ def error_rates(said: Mapping[str, Sequence[str]], references: Mapping[str, Sequ
     if not symbols:
         raise rejected("error_rates", "references", "have symbols", "only empty ones")
     return ErrorRates(errors, symbols, wrong, len(said))
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good translations are, and how that was measured.
+
+    Attributes
+    ----------
+    name : str
+        ``"BLEU"`` or ``"chrF2"``.
+    value : float
+        From 0 to 100, the higher the better.
+    signature : str
+        With which sacreBLEU users say what was measured; ``nrefs:var`` where sentences have unequally many references.
+    details : str
+        As sacreBLEU prints it, for BLEU with precisions, brevity penalty and lengths.
+    """
+
+    name: str
+    value: float
+    signature: str
+    details: str
+
+
+def bleu(
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, lowercase: bool = False, tokenize: str = "13a"
+) -> Score:
+    """Return the BLEU of a corpus (Papineni 2002), as sacreBLEU computes it (Post 2018, arXiv 1804.08771).
+
+    Parameters
+    ----------
+    hypotheses : sequence of str
+        What the model wrote for each of N sentences, as plain text.
+    references : sequence of sequence of str
+        For each of these sentences its right answers: at least one, and not equally many for all.
+    lowercase : bool, default False
+    tokenize : str, default "13a"
+        How sacreBLEU splits text into words: ``"13a"``, ``"intl"``, ``"zh"``, ``"char"`` and so on.
+
+    Returns
+    -------
+    Score
+
+    Raises
+    ------
+    ValueError
+        If there are no sentences, not as many references, a sentence has none, or there is no such tokenizer.
+
+    Examples
+    --------
+    >>> score = bleu(["Run as fast as you can!"], [["Run!", "Run as fast as you can!"]])
+    >>> round(score.value), score.signature.split("|")[0]
+    (100, 'nrefs:2')
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    if tokenize not in BLEU.TOKENIZERS:
+        raise unknown_name("bleu", "tokenize", tokenize, BLEU.TOKENIZERS)
+    return _scored("bleu", BLEU(lowercase=lowercase, tokenize=tokenize), hypotheses, references)
+
+
+def tokenized_bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, lowercase: bool = False) -> Score:
+    """Return the BLEU of texts whose words have spaces between them already, as older papers report it.
+
+    Arguments and errors are those of :func:`bleu`. Such values depend on the tokenizer that made the texts, and can
+    only be compared where it was the same.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU(lowercase=lowercase, tokenize="none", force=True)
+    return _scored("tokenized_bleu", metric, hypotheses, references)
+
+
+def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+    """Return the chrF2 of a corpus (Popović 2015), the F-score of character n-grams, as sacreBLEU computes it.
+
+    Arguments and errors are those of :func:`bleu`. Of several references the nearest counts.
+    """
+    from sacrebleu.metrics.chrf import CHRF
+
+    return _scored("chrf", CHRF(), hypotheses, references)
+
+
+def _scored(function: str, metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+    if not hypotheses:
+        raise rejected(function, "hypotheses", "have at least one sentence", "none")
+    if isinstance(references, str) or any(isinstance(answers, str) for answers in references):
+        raise rejected(function, "references", "be a list of references for each sentence", "a string for one")
+    if len(references) != len(hypotheses):
+        got = f"{len(references)} for {len(hypotheses)} hypotheses"
+        raise rejected(function, "references", "be as many as hypotheses", got)
+    for number, answers in enumerate(references, start=1):
+        if not answers:
+            raise rejected(function, "references", "have at least one for each sentence", f"none for number {number}")
+    # sacreBLEU wants the first reference of every sentence, then the second ones, with None where there is none.
+    streams = [list(stream) for stream in zip_longest(*references)]
+    found = metric.corpus_score(list(hypotheses), streams)
+    return Score(found.name, float(found.score), str(metric.get_signature()), str(found))

@@ -29,11 +29,18 @@ class ModelFileError(ValueError):
     """A model folder that cannot be used; the message says which file and why."""
 
 
-def save_model(folder: str | Path, model: nn.Module, config: Mapping[str, Any]) -> Path:
+def save_model(
+    folder: str | Path,
+    model: nn.Module,
+    config: Mapping[str, Any],
+    *,
+    others: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Path:
     """Write a model's parameters, and a configuration that says how to rebuild it.
 
-    Each file appears whole or not at all. The configuration also keeps a checksum of the parameters, so that a pair
-    left half replaced by a crash is noticed when it is read.
+    All files are written beside the old ones before the first of these is replaced, each as a whole. The configuration
+    also keeps checksums, so that a folder left half replaced by a crash is noticed when it is read.
 
     Parameters
     ----------
@@ -42,6 +49,10 @@ def save_model(folder: str | Path, model: nn.Module, config: Mapping[str, Any]) 
     model : Module
     config : mapping
         Anything JSON can hold.
+    others : mapping, optional
+        Names of further files, and anything JSON can hold for each.
+    dtype : torch.dtype, optional
+        What the parameters are stored as; their own by default.
 
     Returns
     -------
@@ -52,16 +63,44 @@ def save_model(folder: str | Path, model: nn.Module, config: Mapping[str, Any]) 
     ------
     OSError
         If it cannot be written.
+    ValueError
+        If a parameter is not finite, or would not be in ``dtype``.
     """
     from safetensors.torch import save
 
+    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in model.state_dict().items()}
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise rejected("save", "model", f"have finite parameters in {tensor.dtype}", f"nan or inf in {name}")
+    files = {name: _json(data) for name, data in (others or {}).items()} | {WEIGHTS: save(tensors)}
+    sums = {name: _checksum(data) for name, data in files.items()}
+    described = {**config, "sha256": sums.pop(WEIGHTS)} | ({"files": sums} if sums else {})
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    weights = save({name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()})
-    described = {**config, "sha256": hashlib.sha256(weights).hexdigest()}
-    _write_atomically(folder / WEIGHTS, weights)
-    _write_atomically(folder / CONFIG, (json.dumps(described, indent=1, ensure_ascii=False) + "\n").encode())
+    write_together({folder / name: data for name, data in {**files, CONFIG: _json(described, 1)}.items()})
     return folder
+
+
+def load_json(folder: str | Path, name: str, config: Mapping[str, Any]) -> Any:
+    """Read one of the further files of a model folder.
+
+    Parameters
+    ----------
+    folder : str or Path
+    name : str
+    config : mapping
+        What :func:`load_config` returned.
+
+    Raises
+    ------
+    ModelFileError
+        If it is missing, unreadable, not JSON, or not the file that was saved with the configuration.
+    """
+    path, sums = Path(folder) / name, config.get("files")
+    data = _read(path)
+    if not isinstance(sums, dict) or _checksum(data) != sums.get(name):
+        raise _bad(path, f"be the file that {CONFIG} was saved with", "one with another checksum")
+    return _parsed(path, data)
 
 
 def load_config(folder: str | Path, *, kind: str, version: int) -> dict[str, Any]:
@@ -81,12 +120,7 @@ def load_config(folder: str | Path, *, kind: str, version: int) -> dict[str, Any
         If it is missing, unreadable, not JSON, or of another format or version.
     """
     path = Path(folder) / CONFIG
-    try:
-        config = json.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ModelFileError):
-            raise
-        raise _bad(path, "be JSON", f"something else ({error})") from None
+    config = _parsed(path, _read(path))
     if not isinstance(config, dict) or config.get("format") != kind:
         found = config.get("format") if isinstance(config, dict) else config
         raise _bad(path, f"describe a model of format {kind!r}", _brief(found))
@@ -124,7 +158,7 @@ def load_weights(folder: str | Path, model: nn.Module, config: Mapping[str, Any]
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise _bad(path, "be a whole safetensors file", f"one that is cut short or something else ({error})") from None
     _check_tensors(path, tensors, model.state_dict())
-    if hashlib.sha256(data).hexdigest() != config.get("sha256"):
+    if _checksum(data) != config.get("sha256"):
         raise _bad(path, f"be the file that {CONFIG} was saved with", "one with another checksum")
     model.load_state_dict(tensors, assign=True)
 
@@ -157,20 +191,46 @@ def _read(path: Path) -> bytes:
         raise _bad(path, "be readable", error.strerror or type(error).__name__) from None
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that it appears whole or not at all."""
+    write_together({path: data})
+
+
+def write_together(files: Mapping[Path, bytes]) -> None:
+    """Write files, each of which appears whole or not at all; none does if one of them cannot be written."""
+    made: dict[Path, Path] = {}
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)  # mkstemp's own mode would hide the file from other users
-        Path(temporary).replace(path)
+        for path, data in files.items():
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            made[path] = Path(temporary)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            mask = os.umask(0)
+            os.umask(mask)
+            made[path].chmod(0o666 & ~mask)  # mkstemp's own mode would hide the file from other users
+        for path, written in made.items():
+            written.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        for written in made.values():
+            written.unlink(missing_ok=True)
         raise
+
+
+def _json(data: object, indent: int | None = None) -> bytes:
+    return (json.dumps(data, indent=indent, ensure_ascii=False) + "\n").encode()
+
+
+def _parsed(path: Path, data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _bad(path, "be JSON", f"something else ({error})") from None
+
+
+def _checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _brief(value: object) -> str:

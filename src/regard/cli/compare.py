@@ -1,0 +1,61 @@
+"""``regard compare``: several mechanisms on the same data, steps and seed, as a table and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from regard._errors import rejected
+from regard.cli.messages import explained, fail, require
+from regard.cli.train import setting, table_of
+from regard.tasks.comparison import Compared, compare, picture
+from regard.tasks.experiments import ExperimentOptions
+from regard.tasks.kinds import task_of
+
+
+def run(
+    task: str, attention: str, *, out: Path, options: Path | None, given: dict[str, Any], settings: list[str]
+) -> None:
+    """Train a model for each name in ``attention``, separated by commas; "transformer" is one, too."""
+    console = Console(highlight=False, soft_wrap=True)
+    with explained("train"):
+        require("matplotlib")
+        metric = task_of(task).metric
+        names = [name.strip() for name in attention.split(",") if name.strip()]
+        if len(set(names)) != len(names):
+            raise rejected("compare", "--attention", "name each mechanism once", repr(attention))
+        variants = {}
+        for name in names:
+            own = {"kind": "transformer"} if name == "transformer" else {"attention": name}
+            variants[name] = ExperimentOptions.from_table(
+                table_of(task, options, {**given, **own, **dict(setting(each) for each in settings)})
+            )
+        from regard.tasks.learner import TrainingError
+
+        try:
+            found = compare(variants, out, lambda each: console.print(_told(each, metric)))
+        except TrainingError as error:
+            raise fail(str(error)) from None
+        console.print()
+        console.print(_table(found))
+        console.print(f"\nIn {picture(found, metric, out / 'compared.png')} as a picture.")
+
+
+def _told(each: Compared, metric: str) -> str:
+    return f"{each.name}: {metric} {each.scores[metric]:.4g} after {each.steps:,} steps, {each.seconds:.0f} seconds"
+
+
+def _table(found: list[Compared]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("attention")
+    for heading in (*found[0].scores, "parameters", "tokens/s", "memory (MB)"):
+        table.add_column(heading, justify="right")
+    for each in found:
+        scores = (f"{value:.2f}" for value in each.scores.values())
+        table.add_row(
+            each.name, *scores, f"{each.parameters:,}", f"{each.tokens_per_second:,.0f}", f"{each.memory:,.0f}"
+        )
+    return table

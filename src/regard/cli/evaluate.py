@@ -1,0 +1,49 @@
+"""``regard evaluate``: how good a model's output is, against what people wrote."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from regard.cli.messages import explained
+from regard.cli.translate import load
+from regard.tasks.evaluation import bleu, chrf, tokenized_bleu
+from regard.tasks.kinds import task_of
+from regard.tasks.pairs import read_pairs
+from regard.tasks.written import WritingOptions
+
+
+def run(
+    data: str, targets: str | None, *, model: Path, options: WritingOptions, tokenized: bool, out: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Write for every source, and score against all its targets."""
+    with explained("train"):
+        writer = load(model)
+        task = task_of(str(writer.about.get("task", "translation")))
+        pairs = read_pairs(data, targets, longest=None, words=None)
+        for line in pairs.report():
+            typer.echo(line, err=True)
+        references = pairs.references()
+        began = time.monotonic()
+        written = [each.text for each in writer.write(references, options)]
+        seconds = time.monotonic() - began
+        listed = list(references.values())
+        found: dict[str, Any] = {"sources": len(listed), "references": len(pairs), "seconds": round(seconds, 2)}
+        if task.metric == "bleu":
+            scores = [bleu(written, listed), chrf(written, listed)]
+            scores += [tokenized_bleu(written, listed)] if tokenized else []
+            found |= {f"{each.name}|{each.signature}": round(each.value, 2) for each in scores}
+        else:
+            found |= {name: round(value, 3) for name, value in task.scores(written, listed).items()}
+        if out is not None:
+            out.write_text("".join(f"{text}\n" for text in written), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for name, value in found.items():
+        typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")

@@ -1,0 +1,138 @@
+"""``regard train``: pairs of lines in, a folder with a model out."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from regard._errors import rejected, unknown_name
+from regard.cli.messages import INTERRUPTED, explained, fail
+from regard.tasks.experiments import OPTIONS, Experiment, ExperimentOptions
+from regard.tasks.kinds import task_of
+from regard.tasks.options import read_toml
+
+#: What ``--attention`` may say beside a score, and the settings of the recurrent model it stands for.
+SHORT: dict[str, dict[str, Any]] = {
+    "local": {"attention": "general", "scope": "local-p"},
+    "hard": {"attention": "additive", "hard": "gumbel"},
+}
+KINDS = {"rnn": "recurrent", "recurrent": "recurrent", "transformer": "transformer"}
+
+
+def run(
+    task: str,
+    *,
+    out: Path,
+    resume: bool,
+    options: Path | None,
+    given: dict[str, Any],
+    settings: list[str],
+    show_options: bool,
+) -> None:
+    """Train, or go on with a run.
+
+    ``given`` are the flags that were used, by the place in the table of options that each stands for, such as
+    ``"training.steps"``; they go before what the options file says, and ``settings`` before them.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    with explained("train"):
+        task_of(task)
+        changes = {**given, **dict(setting(each) for each in settings)}
+        if resume:
+            experiment = Experiment.resumed(out, _training_alone(changes, options), console.print)
+        else:
+            chosen = ExperimentOptions.from_table(table_of(task, options, changes))
+            if show_options:
+                import tomli_w
+
+                typer.echo(tomli_w.dumps(chosen.to_table()), nl=False)
+                return
+            experiment = Experiment(chosen, out, console.print)
+        _train(console, experiment, resume)
+
+
+def _train(console: Console, experiment: Experiment, resume: bool) -> None:
+    from regard.cli.training import TrainingDisplay
+    from regard.tasks.learner import TrainingError
+
+    display = TrainingDisplay(console, experiment.options.training)
+    task, out = experiment.options.task, experiment.folder
+    try:
+        _, ended = experiment.train(resume=resume, callbacks=[display])
+    except TrainingError as error:
+        raise fail(str(error)) from None
+    if ended.reason == "interrupt":
+        console.print(f"Stopped after step {ended.steps:,}. Go on with:  regard train {task} --out {out} --resume")
+        raise typer.Exit(INTERRUPTED)
+    why = {"steps": "all steps are done", "seconds": "the time is up", "patience": "nothing better was found"}
+    best = "" if math.isnan(ended.best) else f"; best {experiment.options.training.metric} {ended.best:.4g}"
+    console.print(f"Ended after step {ended.steps:,}: {why[ended.reason]}{best}.")
+    word = "translate" if task == "translation" else "pronounce"
+    console.print(f"The model is in {out}. Now try:  regard {word} --model {out} --alignment")
+
+
+def table_of(task: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the table of options: what the file says, with the changes."""
+    table: dict[str, Any] = read_toml(options) if options is not None else {}
+    if table.setdefault("task", task) != task:
+        raise rejected("train", f"task in {options}", f"be {task!r}, as the command says", repr(table["task"]))
+    for place, value in changes.items():
+        *sections, name = place.split(".")
+        inner = table
+        for section in sections:
+            inner = inner.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise rejected("train", f"{section} in {options}", "be a table", repr(inner))
+        inner[name] = value
+    table["kind"] = _kind(table.get("kind", "recurrent"))
+    _attention(table)
+    table.setdefault("training", {}).setdefault("metric", task_of(task).metric)
+    return table
+
+
+def _kind(name: str) -> str:
+    if name not in KINDS:
+        raise unknown_name("train", "model", str(name), KINDS)
+    return KINDS[name]
+
+
+def _attention(table: dict[str, Any]) -> None:
+    """Put what ``--attention`` says where the model's config has it."""
+    name = table.pop("attention", None)
+    if name is None:
+        return
+    model = table.setdefault("model", {})
+    if table["kind"] == "transformer":
+        if name in SHORT:
+            raise rejected("train", "attention", "be a score for a Transformer", repr(name))
+        model["score"] = name
+    else:
+        model.update(SHORT.get(name, {"attention": name}))
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """Return the place and the value of ``NAME=VALUE``; a value that is no TOML is text."""
+    import tomllib
+
+    name, mark, value = text.partition("=")
+    if not mark or not name.strip():
+        raise rejected("train", "--set", "be NAME=VALUE, such as training.clip=0.5", repr(text))
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name.strip(), value.strip()
+
+
+def _training_alone(changes: dict[str, Any], options: Path | None) -> dict[str, Any]:
+    """Return the changes as options of training, or raise where something else is to change."""
+    if options is not None:
+        raise rejected("train", "--options", f"be left out with --resume, which has its own in {OPTIONS}", str(options))
+    others = [place for place in changes if not place.startswith("training.")]
+    if others:
+        expected = "be left out with --resume: the run goes on as it began"
+        raise rejected("train", others[0], expected, changes[others[0]])
+    return {place.removeprefix("training."): value for place, value in changes.items()}

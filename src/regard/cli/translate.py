@@ -1,0 +1,82 @@
+"""``regard translate``: lines in, lines out, by a model trained before; with the alignment as a picture or as data."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import typer
+
+from regard.cli.messages import ascii_only, explained, fail
+from regard.inspect import draw, legend, save_html, save_png
+from regard.tasks.alignments import alignment as aligned
+from regard.tasks.alignments import record
+from regard.tasks.sequences import SequenceModel
+from regard.tasks.written import WritingOptions, Written
+
+#: Lines that are read before the first is answered, where standard input is no terminal.
+_AHEAD = 1024
+
+
+def run(
+    texts: Sequence[str],
+    *,
+    model: Path,
+    options: WritingOptions,
+    alignment: bool,
+    words: bool,
+    png: Path | None,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Write what the model makes of each text, or of each line of standard input where there is none."""
+    pictures = png is not None or html is not None
+    if pictures and (not texts or list(texts) == ["-"]):
+        raise fail("translate: texts must be given as arguments for --png and --html.")
+    with explained("train"):
+        translator = load(model)
+        piped = not texts or list(texts) == ["-"]
+        lines: Iterable[str] = sys.stdin if piped else texts
+        ahead = 1 if piped and sys.stdin.isatty() else _AHEAD
+        kept = []
+        for written in translator.stream(lines, options, ahead=ahead):
+            _show(written, alignment=alignment, words=words, as_json=as_json, n_best=options.search.n_best)
+            if pictures:
+                kept.append(written)
+        if alignment and not as_json and not piped:
+            typer.echo(legend(ascii_only=ascii_only()))
+        _draw([each for each in kept if each.tokens], words=words, png=png, html=html)
+
+
+def load(folder: Path) -> SequenceModel:
+    """Load a model, and say where models come from if there is none."""
+    if not folder.is_dir():
+        raise ValueError(
+            f"there is no model at {folder}: train one with `regard train translation --data pairs.tsv --out {folder}`."
+        )
+    return SequenceModel.load(folder)
+
+
+def _show(written: Written, *, alignment: bool, words: bool, as_json: bool, n_best: int) -> None:
+    if as_json:
+        typer.echo(json.dumps(record(written), ensure_ascii=False))
+        return
+    if written.note:
+        print(f"regard: {written.note}: {written.source[:60]!r}", file=sys.stderr)
+    for each in (written, *written.alternatives):
+        typer.echo(f"{each.normalized:.4f}\t{each.text}" if n_best > 1 else each.text)
+    if alignment and written.tokens:
+        typer.echo(f"\n{draw(aligned(written, words=words), ascii_only=ascii_only())}\n")
+
+
+def _draw(written: Sequence[Written], *, words: bool, png: Path | None, html: Path | None) -> None:
+    if not written:
+        return
+    drawn = [aligned(each, words=words) for each in written]
+    if png is not None:
+        save_png(drawn, png)
+    if html is not None:
+        note = "What was read across, what was written down. The stronger a cell, the more attention went there."
+        save_html(drawn, html, heading="What each word looked at", note=note)

@@ -1,0 +1,201 @@
+"""Attention of one sequence to another, with any score, soft or hard, over all of it or over a window.
+
+Dimensions: B batch, L queries, S keys, Q query width, E width of the states that are attended to, C features.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from regard import AuxRequest, scores
+from regard.nn import (
+    CosineAttention,
+    DotProductAttention,
+    GeneralAttention,
+    HardAttention,
+    KernelAttention,
+    LocalAttention,
+    LocationAttention,
+    ScoredAttention,
+)
+from regard.nn._base import parameter
+
+#: The kernels of a distance. A boxcar is none of them: no gradient reaches what it compares.
+KERNELS = ("epanechikov", "gaussian", "laplacian", "triangular")
+#: Scores that compare rows of one width and learn no projection of their own.
+PLAIN = ("cosine", "dot", *KERNELS, "scaled_dot")
+#: Every score that a model can be built with, by the name it has in :mod:`regard.scores`.
+SCORES = ("additive", "concat", "constant", "general", "location", *PLAIN)
+SCOPES, DRAWS = ("global", "local-m", "local-p"), ("none", "gumbel", "reinforce")
+
+
+class TanhAttention(ScoredAttention):
+    """Attention by ``w_vᵀ tanh(q + k)`` between rows that come projected: the additive score's last part.
+
+    Parameters
+    ----------
+    features : int
+        Width C of queries and keys.
+    """
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.w_v = parameter(features)
+        self.reset_parameters()
+
+    def score(self) -> scores.Score:
+        return scores.Additive(self.w_v)
+
+    def reset_parameters(self) -> None:
+        """Draw w_v with standard deviation 1/√C."""
+        nn.init.normal_(self.w_v, std=len(self.w_v) ** -0.5)
+
+
+class AverageAttention(ScoredAttention):
+    """Attention that weighs all keys alike; nothing is learned."""
+
+    def score(self) -> scores.Score:
+        return scores.Constant()
+
+    def reset_parameters(self) -> None:
+        """Do nothing: there are none."""
+
+
+def scorer(name: str, width: int, longest: int) -> ScoredAttention:
+    """Return the layer that compares projected rows of this width by the score of this name.
+
+    Parameters
+    ----------
+    name : str
+        One of :data:`SCORES`.
+    width : int
+        Of queries and keys.
+    longest : int
+        How many positions of keys a location score knows.
+    """
+    if name in ("additive", "concat"):
+        return TanhAttention(width)
+    if name == "constant":
+        return AverageAttention()
+    if name == "cosine":
+        return CosineAttention(5.0)
+    if name == "location":
+        return LocationAttention(width, longest)
+    if name == "general":
+        return GeneralAttention(width)
+    if name in KERNELS:
+        # Entries are of the order of 1. Such widths bring the Gaussian's scores to the size of a scaled dot product's,
+        # and all keys within a compact kernel's reach.
+        return KernelAttention(name, width**0.25 if name == "gaussian" else 2 * width**0.5)
+    return DotProductAttention(scale=1.0 if name == "dot" else None)
+
+
+class Attending(nn.Module):
+    """What a recurrent model attends with: projections of states, made once, and a score of queries against them.
+
+    ======================  =====================================  =========================
+    score                   query and key                          compared by
+    ======================  =====================================  =========================
+    additive, concat        W_q q, W_k m, of C features            wᵀ tanh(q + k)
+    general                 q, W m, as wide as the query           q·k
+    dot and other ``PLAIN`` q, m; W_k m where widths differ        q·k, −½‖(q − k)/σ‖², …
+    … with ``projections``  W_q q, W_k m, of C features            the same; values are W_v m
+    location                q, by position                         (W q)_s
+    constant                                                       0
+    ======================  =====================================  =========================
+
+    Parameters
+    ----------
+    score : str
+        One of :data:`SCORES`.
+    sizes : (int, int, int)
+        Widths Q of queries and E of states, and features C.
+    projections : bool
+        Whether queries, keys and values are projected before a score of :data:`PLAIN`.
+    scope : {"global", "local-m", "local-p"}
+        Whether all states count, or a window around the query's own position, or around a predicted one.
+    window : int
+        Half the window's width, D.
+    hard : {"none", "gumbel", "reinforce"}
+        Whether one state is read; and how that is learned.
+    longest : int
+        How many positions a location score knows.
+    """
+
+    def __init__(
+        self,
+        score: str,
+        sizes: tuple[int, int, int],
+        *,
+        projections: bool = False,
+        scope: str = "global",
+        window: int = 10,
+        hard: str = "none",
+        longest: int = 64,
+    ) -> None:
+        super().__init__()
+        Q, E, C = sizes
+        self.scope = scope
+        self.query: nn.Module = nn.Identity()
+        self.key: nn.Module = nn.Identity()
+        self.value: nn.Module = nn.Identity()
+        self.width = E  # of values
+        if score in ("additive", "concat") or projections:
+            self.query, self.key = nn.Linear(Q, C, bias=False), nn.Linear(E, C, bias=False)
+            Q = C
+        elif score == "general" or (score in PLAIN and Q != E):
+            self.key = nn.Linear(E, Q, bias=False)
+        if projections:
+            self.value, self.width = nn.Linear(E, C, bias=False), C
+        made = scorer("dot" if score == "general" else score, Q, longest)
+        self.layer: ScoredAttention | LocalAttention | HardAttention = made
+        if scope != "global":
+            mode = "predictive" if scope == "local-p" else "monotonic"
+            # Renormalized, so that what is shown as an alignment are shares of one whole.
+            self.layer = LocalAttention(Q, window, mode=mode, score="dot", renormalize=True)
+            self.layer.scorer = made
+        elif hard != "none":
+            self.layer = HardAttention(Q, score="dot", estimator=hard)
+            self.layer.scorer = made
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the projections by Glorot's rule, and what the layers have as they do."""
+        for module in (self.query, self.key, self.value):
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+        self.layer.reset_parameters()
+
+    def prepare(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys (B, S, ·) and values (B, S, V) of states (B, S, E)."""
+        return self.key(states), self.value(states)
+
+    def forward(
+        self, query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, steps: Tensor, weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what queries read.
+
+        Parameters
+        ----------
+        query : Tensor (B, L, Q)
+        keys, values : Tensor (B, S, ·), (B, S, V)
+            What :meth:`prepare` made.
+        lengths : Tensor (B,)
+            How many of them are real.
+        steps : Tensor (L,)
+            The position of each query in its sequence.
+        weights : bool, default False
+            Whether to tell the weights, too.
+
+        Returns
+        -------
+        context : Tensor (B, L, V)
+        weights : Tensor (B, L, S), or None
+        """
+        request = AuxRequest(weights=True) if weights else None
+        options = {}
+        if self.scope == "local-m":  # behind the end of a source, the window stays on its last states
+            options["positions"] = torch.minimum(steps, lengths[:, None] - 1)  # (B, L)
+        answer = self.layer(self.query(query), keys, values, lengths, return_aux=request, **options)
+        return (answer, None) if isinstance(answer, Tensor) else (answer[0], answer[1].weights)

@@ -1,0 +1,86 @@
+"""What every model can do that reads one sequence and writes another.
+
+Dimensions: B batch, S source steps, T target steps, K beams, N target vocabulary, A attention maps.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Protocol, Self
+
+from torch import Tensor, nn
+
+#: The number of padding, and the number that marks where a sequence ends (and, to a decoder, where it begins).
+PAD, END = 0, 1
+
+
+class Rows(Protocol):
+    """Tensors with one row for each sequence or beam."""
+
+    def select(self, rows: Tensor) -> Self:
+        """Return these rows (an int64 tensor) in this order; a row may be named more than once."""
+
+
+class EncoderDecoder(nn.Module, ABC):
+    """A model that reads a source once and writes a target symbol by symbol.
+
+    ``forward`` scores whole targets at once, for training; ``encode``, ``start`` and ``step`` write, keeping what was
+    computed before. Both give the same logits to rounding. Whatever stands behind a sequence's end has no influence.
+
+    Attributes
+    ----------
+    config : dataclass
+        With ``sources`` and ``targets``, the sizes of the vocabularies, and what else rebuilds the model.
+    """
+
+    config: Any
+
+    @property
+    @abstractmethod
+    def maps(self) -> tuple[str, ...]:
+        """The names of the A attention maps that :meth:`align` returns."""
+
+    @abstractmethod
+    def encode(self, source: Tensor, lengths: Tensor) -> Rows:
+        """Read sources (B, S), of which the first ``lengths`` (B,) symbols are real; the result has B rows."""
+
+    @abstractmethod
+    def forward(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
+        """Return the logits (B, T, N) of every next symbol.
+
+        Parameters
+        ----------
+        source : Tensor (B, S)
+        lengths : Tensor (B,)
+        target : Tensor (B, T)
+            The symbols so far, beginning with :data:`END`.
+        teacher_forcing : float, default 1.0
+            The probability with which a step is given the target's symbol instead of the model's own likeliest.
+        """
+
+    @abstractmethod
+    def start(self, memory: Any, beams: int) -> Rows:
+        """Return the decoder's first state for K beams of each sequence: B·K rows, a sequence's beams together."""
+
+    @abstractmethod
+    def step(self, last: Tensor, memory: Any, state: Any) -> tuple[Tensor, Any]:
+        """Return the logits (B, K, N) after the symbols ``last`` (B, K), and the state after them (B·K rows)."""
+
+    @abstractmethod
+    def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        """Return the attention weights (B, A, T, S) that :meth:`forward` uses for the same arguments."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether training makes choices without a gradient, learned by :meth:`surrogate`."""
+        return False
+
+    def surrogate(self, log_likelihood: Tensor) -> Tensor:
+        """Return what to add to the loss where the model :attr:`draws`.
+
+        Parameters
+        ----------
+        log_likelihood : Tensor (B, T)
+            How likely the last :meth:`forward` in training made each target symbol, detached; 0 for padding.
+        """
+        raise NotImplementedError(f"{type(self).__name__} draws nothing")

@@ -1,0 +1,285 @@
+"""The Transformer encoder–decoder: reads one sequence, writes another, with attention alone.
+
+Dimensions: B batch, S source steps, T target steps, K beams, L rows of a call (T or 1), E width, H heads, N target
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard import AuxRequest
+from regard.models._dropout import Dropout
+from regard.models._parts import Output, checked_share, forced
+from regard.models.attending import scorer
+from regard.models.base import EncoderDecoder
+from regard.models.transformer_config import PRESETS, TransformerConfig
+from regard.nn import (
+    KVCache,
+    LearnedPositions,
+    Rotary,
+    SinusoidalPositions,
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+)
+from regard.nn._base import cleared
+
+__all__ = ["PRESETS", "Memory", "State", "TransformerConfig", "TransformerEncoderDecoder"]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the encoder made of B sources.
+
+    Attributes
+    ----------
+    behind : Tensor (B, S), bool
+        Which steps are padding.
+    caches : tuple of KVCache
+        The keys and values that each layer of the decoder makes of the encoder's rows, projected once.
+    """
+
+    behind: Tensor
+    caches: tuple[KVCache, ...]
+
+    def select(self, rows: Tensor) -> Memory:
+        """Return these rows in this order."""
+        return Memory(self.behind.index_select(0, rows), tuple(_rows(each, rows) for each in self.caches))
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the decoder stands, for R rows: sequences, or their beams.
+
+    Attributes
+    ----------
+    caches : tuple of KVCache
+        The keys and values of the steps so far, for each layer. They may hold later steps, too: those of a state that
+        was made of this one.
+    time : int
+        How many steps have been made.
+    """
+
+    caches: tuple[KVCache, ...]
+    time: int = 0
+
+    def select(self, rows: Tensor) -> State:
+        """Return these rows in this order."""
+        return State(tuple(_rows(_first(each, self.time), rows) for each in self.caches), self.time)
+
+
+class TransformerEncoderDecoder(EncoderDecoder):
+    """A stack of self-attention reads the source; another writes, attending to what was read (Vaswani 2017).
+
+    ::
+
+        x = √E · embedding + position
+        encoder layer    x ← x + MHA(x, x, x)        x ← x + W₂ φ(W₁ x)
+        decoder layer    y ← y + MHA(y, y≤t, y≤t)    y ← y + MHA(y, x, x)    y ← y + W₂ φ(W₁ y)
+        logits = W y + b
+
+    with layer norms of the sums (norm "post"), or of what enters each block and of each stack's end ("pre"). Layers
+    are those of :mod:`regard.nn`. Padding never changes a result.
+
+    Parameters
+    ----------
+    config : TransformerConfig
+
+    Examples
+    --------
+    >>> config = TransformerConfig(sources=30, targets=41, width=16, heads=4, feedforward=32)
+    >>> model = TransformerEncoderDecoder(config)
+    >>> source, lengths = torch.tensor([[2, 3, 4], [5, 6, 0]]), torch.tensor([3, 2])
+    >>> model(source, lengths, target=torch.tensor([[1, 7, 8, 9], [1, 7, 0, 0]])).shape
+    torch.Size([2, 4, 41])
+    >>> model.maps[:2]
+    ('layer 1 head 1', 'layer 1 head 2')
+    """
+
+    config: TransformerConfig
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        E = config.width
+        self.target_embedding = nn.Embedding(config.targets, E)
+        self.source_embedding = None if config.tied == "all" else nn.Embedding(config.sources, E)
+        self.source_positions, self.target_positions = self._positions(), self._positions()
+        self.encoder = nn.ModuleList([self._layer(TransformerEncoderLayer) for _ in range(config.encoder_layers)])
+        self.decoder = nn.ModuleList([self._layer(TransformerDecoderLayer) for _ in range(config.decoder_layers)])
+        self.encoder_norm = nn.LayerNorm(E) if config.norm == "pre" else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(E) if config.norm == "pre" else nn.Identity()
+        self.output = Output(E, config.targets, config.tied != "none")
+        self.dropout = Dropout(config.dropout)
+        self.reset_parameters()
+
+    def _positions(self) -> nn.Module | None:
+        E = self.config.width
+        if self.config.positions == "learned":
+            return LearnedPositions(self.config.longest, E)
+        return SinusoidalPositions(E) if self.config.positions == "sinusoidal" else None
+
+    def _layer(self, kind: Callable[..., nn.Module]) -> nn.Module:
+        config, head = self.config, self.config.width // self.config.heads
+        layer = kind(
+            config.width,
+            config.heads,
+            config.feedforward,
+            config.dropout,
+            config.activation,
+            batch_first=True,
+            norm_first=config.norm == "pre",
+            num_kv_heads=config.kv_heads,
+            # None is the scaled dot product, too, in torch's own kernel where that can be had.
+            score=None if config.score == "scaled_dot" else scorer(config.score, head, config.longest),
+            normalizer=config.normalizer,
+            rotary=Rotary(head) if config.positions == "rotary" else None,
+        )
+        for name, child in list(layer.named_children()):
+            if isinstance(child, nn.Dropout):
+                layer.add_module(name, Dropout(child.p))
+        return layer
+
+    def reset_parameters(self) -> None:
+        """Draw new parameters: matrices by Glorot's rule, embeddings and learned positions with variance 1/E."""
+        for module in (*self.encoder, *self.decoder, self.encoder_norm, self.decoder_norm, self.output):
+            if isinstance(module, TransformerEncoderLayer | TransformerDecoderLayer | nn.LayerNorm | Output):
+                module.reset_parameters()
+        for parameter in (*self.encoder.parameters(), *self.decoder.parameters()):
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+        rows = self.source_embedding, self.target_embedding, self.source_positions, self.target_positions
+        for each in rows:
+            if isinstance(each, nn.Embedding | LearnedPositions):
+                nn.init.normal_(each.weight, std=self.config.width**-0.5)
+
+    @property
+    def maps(self) -> tuple[str, ...]:
+        layers, heads = range(1, self.config.decoder_layers + 1), range(1, self.config.heads + 1)
+        return tuple(f"layer {layer} head {head}" for layer in layers for head in heads)
+
+    def encode(self, source: Tensor, lengths: Tensor) -> Memory:
+        """Read the sources.
+
+        Parameters
+        ----------
+        source : Tensor (B, S)
+            Numbers of the symbols; whatever stands behind a sequence's end is ignored.
+        lengths : Tensor (B,)
+            How many symbols of each sequence are real, at least 1.
+
+        Returns
+        -------
+        Memory
+        """
+        states, behind = self._read(source, lengths)
+        caches = []
+        for layer in self.decoder:
+            caches.append(KVCache())
+            # No query asks; the keys and values go into the cache.
+            self._attend(layer, states[:, :0], states, behind, cache=caches[-1])
+        return Memory(behind, tuple(caches))
+
+    def forward(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
+        share = checked_share(self, teacher_forcing)
+        if share == 1:
+            return self.output(self._write(source, lengths, target, None), self.target_embedding)
+        memory = self.encode(source, lengths)
+        state, last, found = self.start(memory, 1), target[:, :1], []
+        for t in range(1, target.shape[1] + 1):
+            logits, state = self.step(last, memory, state)  # (B, 1, N)
+            found.append(logits)
+            last = target[:, t : t + 1]  # (B, 1); none after the last step
+            last = forced(last, logits, share) if last.numel() else last
+        return torch.cat(found, 1)
+
+    def start(self, memory: Memory, beams: int) -> State:  # noqa: ARG002
+        return State(tuple(KVCache() for _ in self.decoder))
+
+    def step(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
+        B, K = last.shape
+        caches = tuple(_first(each, state.time) for each in state.caches)
+        x = self._embed(last.reshape(B * K, 1), self.target_embedding, self.target_positions, state.time)  # (B·K, 1, E)
+        nothing = x.new_empty(B, 0, self.config.width)  # to add to the memory's keys and values
+        for layer, own, other in zip(self.decoder, caches, memory.caches):
+
+            def read(y: Tensor, layer: nn.Module = layer, other: KVCache = other) -> Tensor:
+                beams = y.view(B, K, -1)  # beams of a sequence are so many queries to one memory
+                return self._attend(layer, beams, nothing, memory.behind, cache=other)[0].view(B * K, 1, -1)
+
+            x = self._decode(layer, x, read, own)
+        x = self.decoder_norm(x).view(B, K, -1)  # (B, K, E)
+        return self.output(x, self.target_embedding), State(caches, state.time + 1)
+
+    def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        found: list[Tensor] = []
+        self._write(source, lengths, target, found)
+        return torch.cat(found, 1)  # (B, layers · H, T, S)
+
+    def _read(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the encoder's rows (B, S, E), and which of them are padding (B, S)."""
+        embedding = self.target_embedding if self.source_embedding is None else self.source_embedding
+        behind = torch.arange(source.shape[1], device=source.device) >= lengths[:, None]  # (B, S)
+        x = self._embed(source, embedding, self.source_positions, 0, lengths)  # (B, S, E)
+        for layer in self.encoder:
+            x = layer(x, src_key_padding_mask=behind)
+        return self.encoder_norm(x), behind
+
+    def _write(self, source: Tensor, lengths: Tensor, target: Tensor, maps: list[Tensor] | None) -> Tensor:
+        """Return the decoder's rows (B, T, E); the weights (B, H, T, S) of its layers to the source go to ``maps``."""
+        states, behind = self._read(source, lengths)
+        x = self._embed(target, self.target_embedding, self.target_positions, 0)  # (B, T, E)
+        for layer in self.decoder:
+
+            def read(y: Tensor, layer: nn.Module = layer) -> Tensor:
+                request = None if maps is None else AuxRequest(weights=True)
+                made, told = self._attend(layer, y, states, behind, return_aux=request)
+                if maps is not None:
+                    maps.append(told.weights)
+                return made
+
+            x = self._decode(layer, x, read, None)
+        return self.decoder_norm(x)
+
+    def _embed(
+        self, symbols: Tensor, embedding: nn.Embedding, positions: nn.Module | None, offset: int, lengths: Any = None
+    ) -> Tensor:
+        """Return the rows (B, L, E) of symbols (B, L), the first of which stands at ``offset``."""
+        rows = cleared(embedding(symbols), lengths) * math.sqrt(self.config.width)
+        return self.dropout(rows if positions is None else positions(rows, offset))
+
+    def _decode(self, layer: nn.Module, x: Tensor, read: Callable[[Tensor], Tensor], cache: KVCache | None) -> Tensor:
+        """Return what a layer makes of rows (B, L, E), where ``read`` is its attention to the source."""
+        assert isinstance(layer, TransformerDecoderLayer)
+        own: dict[str, Any] = {"need_weights": False, "is_causal": True, "cache": cache}
+        x = layer._step(x, 1, lambda y: layer.self_attn(y, y, y, **own)[0])
+        x = layer._step(x, 2, read)
+        return layer._step(x, 3, layer._feed_forward)
+
+    def _attend(self, layer: nn.Module, query: Tensor, states: Tensor, behind: Tensor, **options: Any) -> Any:
+        """Return what rows (B, L, E) read of the source through a layer's attention, and what else is asked."""
+        assert isinstance(layer, TransformerDecoderLayer)
+        return layer.multihead_attn(query, states, states, key_padding_mask=behind, need_weights=False, **options)
+
+
+def _rows(cache: KVCache, rows: Tensor) -> KVCache:
+    """Return a cache of these rows in this order."""
+    twin = copy.copy(cache)
+    twin.reorder(rows)
+    return twin
+
+
+def _first(cache: KVCache, time: int) -> KVCache:
+    """Return the cache of the first steps: itself where it has no others, else a copy, as the others are in use."""
+    if len(cache) == time:
+        return cache
+    twin = copy.copy(cache)
+    twin.truncate(time)
+    return _rows(twin, torch.arange(len(cache.key), device=cache.key.device))

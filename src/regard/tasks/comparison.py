@@ -1,0 +1,165 @@
+"""Several mechanisms on the same data, steps and seed: how good, how large, how fast."""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from regard._errors import rejected
+from regard.tasks.experiments import Experiment, ExperimentOptions
+from regard.tasks.files import write_atomically
+
+RESULTS = "compared.json"
+#: Batches that do not count, as kernels are compiled or loaded there.
+_FIRST = 5
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What became of one of them.
+
+    Attributes
+    ----------
+    name : str
+    scores : dict of str to float
+        On the held-out sources, by beam search.
+    parameters, steps : int
+    tokens_per_second : float
+        Of both sides in training, validations left out.
+    memory : float
+        The most that its process held, in MB (10⁶ bytes).
+    seconds : float
+        Of the whole run.
+    curve : list of (int, float)
+        Steps, and the metric that a validation found there.
+    """
+
+    name: str
+    scores: dict[str, float]
+    parameters: int
+    steps: int
+    tokens_per_second: float
+    memory: float
+    seconds: float
+    curve: list[tuple[int, float]] = field(default_factory=list)
+
+
+def compare(
+    variants: Mapping[str, ExperimentOptions], folder: str | Path, report: Callable[[Compared], None] = lambda _: None
+) -> list[Compared]:
+    """Train one model after the other, each in a process of its own, and return what became of them.
+
+    Parameters
+    ----------
+    variants : mapping of str to ExperimentOptions
+        They may differ in the model alone.
+    folder : str or Path
+        Gets a folder for each, and ``compared.json``.
+    report : callable
+        Called with each when it is there.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two, they differ in more than the model, or an option is wrong.
+    TrainingError
+        If a training cannot go on.
+    """
+    if len(variants) < 2:
+        raise rejected("compare", "variants", "be at least two", len(variants))
+    first, *others = variants.values()
+    for each in others:
+        if _shared(each) != _shared(first):
+            raise rejected("compare", "variants", "differ in the model alone", "other data or training options")
+    folder = Path(folder)
+    for name, options in variants.items():
+        Experiment(options, folder / name)  # what is wrong with the last is said before the first is trained
+    found = []
+    for name, options in variants.items():
+        # A process of its own: memory is that of one model.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            found.append(pool.submit(_run, name, options, folder / name).result())
+        report(found[-1])
+    write_atomically(folder / RESULTS, json.dumps([asdict(each) for each in found], indent=1).encode())
+    return found
+
+
+def _shared(options: ExperimentOptions) -> tuple[Any, ...]:
+    return options.task, options.data, options.vocabularies, options.training
+
+
+def _run(name: str, options: ExperimentOptions, folder: Path) -> Compared:
+    meter = _meter()
+    began = time.monotonic()
+    experiment = Experiment(options, folder, lambda _: None)
+    writer, ended = experiment.train(callbacks=[meter])
+    unit = 1 if sys.platform == "darwin" else 1024
+    return Compared(
+        name,
+        experiment.scores(writer),
+        sum(parameter.numel() for parameter in writer.model.parameters()),
+        ended.steps,
+        meter.tokens / max(meter.seconds, 1e-9),
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6,
+        time.monotonic() - began,
+        _curve(folder / "log" / "metrics.csv", f"valid_{options.training.metric}"),
+    )
+
+
+def _curve(path: Path, metric: str) -> list[tuple[int, float]]:
+    with path.open(encoding="utf-8") as file:
+        return [(int(row["step"]) + 1, float(row[metric])) for row in csv.DictReader(file) if row.get(metric)]
+
+
+def _meter() -> Any:
+    from lightning.pytorch import Callback
+
+    from regard.models.base import PAD
+
+    class Meter(Callback):
+        """Counts the tokens and the seconds of training steps, the first few of which compile."""
+
+        tokens, seconds, began = 0, 0.0, 0.0
+
+        def on_train_batch_start(self, *_: Any) -> None:
+            self.began = time.monotonic()
+
+        def on_train_batch_end(self, *given: Any) -> None:
+            *_, batch, number = given
+            if number >= _FIRST:
+                self.seconds += time.monotonic() - self.began
+                self.tokens += int(batch.lengths.sum()) + int((batch.target != PAD).sum())
+
+    return Meter()
+
+
+def picture(found: list[Compared], metric: str, path: str | Path) -> Path:
+    """Draw the metric over the steps, and the tokens per second, and write a PNG file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    quality, speed = figure.subplots(1, 2, width_ratios=(3, 2))
+    for each in found:
+        if each.curve:
+            quality.plot(*zip(*each.curve), marker=".", label=each.name)
+    quality.set(xlabel="step", ylabel=f"{metric} of a validation (greedy)")
+    quality.legend(frameon=False)
+    colors = [f"C{i}" for i in range(len(found))]
+    speed.barh([each.name for each in found], [each.tokens_per_second for each in found], color=colors)
+    speed.invert_yaxis()
+    speed.set(xlabel="tokens per second in training")
+    for axes in (quality, speed):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130, format="png")
+    return Path(path)

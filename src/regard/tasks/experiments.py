@@ -1,0 +1,277 @@
+"""From files of pairs to a model in a folder, where everything that a run was asked for is kept, to go on with it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from regard._errors import RegardWarning, described, rejected, unknown_name
+from regard.models import EncoderDecoder
+from regard.tasks.batches import Batches
+from regard.tasks.codecs import Codec
+from regard.tasks.files import write_atomically
+from regard.tasks.kinds import Task, Vocabularies, task_of
+from regard.tasks.options import TrainingOptions, read_toml
+from regard.tasks.pairs import Pairs, read_pairs, split
+from regard.tasks.search import SearchOptions
+from regard.tasks.sequences import KINDS, SequenceModel
+from regard.tasks.written import WritingOptions
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+
+    from regard.tasks.runs import Ended
+
+#: What a run's folder holds beside checkpoints, log and model: its options, and what it began with.
+OPTIONS, BEGUN, SOURCE, TARGET = "options.toml", "run.json", "source.json", "target.json"
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Where the pairs come from.
+
+    Attributes
+    ----------
+    data : str
+        A file of pairs separated by a tab; or, with ``targets``, of sources; "-" is standard input.
+    targets : str
+    valid, valid_targets : str
+        The same to validate with; by default ``held_out`` sources are held out of the data.
+    held_out : int
+    longest : int
+        The most words that a side may have.
+    """
+
+    data: str = ""
+    targets: str = ""
+    valid: str = ""
+    valid_targets: str = ""
+    held_out: int = 1000
+    longest: int = 100
+
+
+@dataclass(frozen=True)
+class ExperimentOptions:
+    """Everything that a run is asked for.
+
+    Attributes
+    ----------
+    task : str
+    data : DataOptions
+    vocabularies : Vocabularies
+    kind : str
+        Of the model: one of :data:`regard.tasks.sequences.KINDS`.
+    preset : str
+    model : dict
+        Fields of the model's config, in place of the preset's.
+    training : TrainingOptions
+    """
+
+    task: str = "translation"
+    data: DataOptions = field(default_factory=DataOptions)
+    vocabularies: Vocabularies = field(default_factory=Vocabularies)
+    kind: str = "recurrent"
+    preset: str = "base"
+    model: dict[str, Any] = field(default_factory=dict)
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+
+    @classmethod
+    def from_table(cls, table: dict[str, Any]) -> Self:
+        """Return the options that a table of TOML holds; raise where a name is unknown or a value wrong."""
+        table = dict(table)
+        kinds: dict[str, Any] = {"data": DataOptions, "vocabularies": Vocabularies, "training": TrainingOptions}
+        made: dict[str, Any] = {}
+        for name, kind in kinds.items():
+            given = table.pop(name, {})
+            known = {each.name: type(each.default) for each in fields(kind)}
+            for key, value in given.items():
+                if key not in known:
+                    raise unknown_name("options", f"{name}.{key}", key, known)
+                if name != "training" and type(value) is not known[key]:
+                    raise rejected(
+                        "options", f"{name}.{key}", f"be of type {known[key].__name__}", described(value), TypeError
+                    )
+            made[name] = kind(**given)
+        for key in table:
+            if key not in ("task", "kind", "preset", "model"):
+                raise unknown_name("options", "name", key, ("task", "kind", "preset", "model", *kinds))
+        return cls(**made, **table)
+
+    def to_table(self) -> dict[str, Any]:
+        """Return a table of TOML."""
+        return asdict(self)
+
+
+class Experiment:
+    """A run in a folder.
+
+    Parameters
+    ----------
+    options : ExperimentOptions
+    folder : str or Path
+    say : callable
+        Called with every line that a user should read.
+    """
+
+    def __init__(self, options: ExperimentOptions, folder: str | Path, say: Callable[[str], None] = print) -> None:
+        # A run is resumed from anywhere.
+        data = options.data
+        self.options = replace(options, data=replace(
+            data, data=_absolute(data.data), targets=_absolute(data.targets), valid=_absolute(data.valid),
+            valid_targets=_absolute(data.valid_targets),
+        ))  # fmt: skip
+        self.folder, self.say = Path(folder), say
+        self.task: Task = task_of(options.task)
+        if options.kind not in KINDS:
+            raise unknown_name("train", "kind", options.kind, KINDS)
+        self._config(8, 8)  # what is wrong with it is said before anything is read
+
+    @classmethod
+    def resumed(cls, folder: str | Path, changes: dict[str, Any], say: Callable[[str], None] = print) -> Experiment:
+        """Return the run in a folder, to go on; ``changes`` are options of training that may differ now."""
+        folder = Path(folder)
+        if not (folder / OPTIONS).exists():
+            raise rejected("resume", str(folder), "be the folder of a run", f"no {OPTIONS} in it")
+        before = ExperimentOptions.from_table(read_toml(folder / OPTIONS))
+        training = before.training.with_changes(changes)
+        for name in training.resumable(before.training):
+            say(f"{name} is now {getattr(training, name)}, was {getattr(before.training, name)}")
+        return cls(replace(before, training=training), folder, say)
+
+    def train(self, *, resume: bool = False, callbacks: Iterable[Callback] = ()) -> tuple[SequenceModel, Ended]:
+        """Read the data, train, and save the model to the folder.
+
+        Raises
+        ------
+        ValueError
+            If a file or an option is wrong, the folder holds another run, or the data is not that of the run.
+        TrainingError
+            If training cannot go on.
+        """
+        from regard.tasks.learner import Learner, Stream
+        from regard.tasks.runs import CHECKPOINTS, LAST, train
+
+        training = self.options.training
+        if not resume and (self.folder / CHECKPOINTS / LAST).exists():
+            raise rejected(
+                "train", "out", "be a new folder, or be resumed (--resume)", f"{self.folder}, which has a run"
+            )
+        if training.threads:
+            torch.set_num_threads(training.threads)
+        learn, valid = self._pairs()
+        self._valid = valid
+        source, target = self._codecs(learn, resume)
+        torch.manual_seed(training.seed)
+        model = KINDS[self.options.kind][1](self._config(len(source), len(target)))
+        count = sum(parameter.numel() for parameter in model.parameters())
+        self.say(
+            f"{self.options.kind} model, {count:,} parameters, vocabularies of {len(source):,} and {len(target):,}"
+        )
+        rank, world = _place()
+        encode = source.encode_all, target.encode_all
+        batches, once = (
+            Batches(
+                encode[0](pairs.sources), encode[1](pairs.targets), tokens=training.batch_tokens, seed=training.seed,
+                rank=rank, world=world,
+            )
+            for pairs in (learn, valid)
+        )  # fmt: skip
+        self.say(f"an epoch has {batches.per_epoch:,} batches")
+        writer = SequenceModel(model, source, target, self._about())
+        learner = Learner(model, training, Stream(batches.batch), self._score(writer, valid))
+        ended = train(learner, list(once.once()), training, self.folder, resume=resume, callbacks=callbacks)
+        if ended.reason != "interrupt" and rank == 0:
+            writer.model.eval()
+            writer.save(self.folder)
+        return writer, ended
+
+    def scores(self, writer: SequenceModel) -> dict[str, float]:
+        """Return the task's scores of a model on the sources that the training held out, by beam search."""
+        references = self._valid.references()
+        written = writer.write(references, WritingOptions(SearchOptions()))
+        return self.task.scores([each.text for each in written], list(references.values()))
+
+    def _pairs(self) -> tuple[Pairs, Pairs]:
+        """Return the pairs to learn from and to validate with."""
+        data, lowercase = self.options.data, self.options.vocabularies.lowercase
+        if not data.data:
+            raise rejected("train", "data", "be given: a file of pairs separated by a tab", "none")
+        learn = read_pairs(data.data, data.targets or None, words=data.longest, lowercase=lowercase)
+        for line in learn.report():
+            self.say(line)
+        if data.valid:
+            valid = read_pairs(data.valid, data.valid_targets or None, words=data.longest, lowercase=lowercase)
+            for line in valid.report():
+                self.say(line)
+        else:
+            learn, valid = split(learn, min(data.held_out, max(1, len(set(learn.sources)) // 10)))
+            self.say(f"held out to validate: {len(set(valid.sources)):,} sources with {len(valid):,} targets")
+        return learn, valid
+
+    def _codecs(self, learn: Pairs, resume: bool) -> tuple[Codec, Codec]:
+        """Return the codecs: learned, or those that the run began with."""
+        mark = hashlib.blake2b("\n".join(f"{s}\t{t}" for s, t in learn).encode(), digest_size=16).hexdigest()
+        if resume:
+            begun = json.loads((self.folder / BEGUN).read_text(encoding="utf-8"))
+            if begun["data"] != mark:
+                raise rejected("resume", "data", "be the pairs that the run began with", "others")
+            source, target = (
+                Codec.from_json(json.loads((self.folder / name).read_text(encoding="utf-8")), name)
+                for name in (SOURCE, TARGET)
+            )
+            return source, target
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", RegardWarning)
+            source, target = self.task.codecs(learn, self.options.vocabularies)
+        for each in told:
+            self.say(str(each.message))
+        if _place()[0] == 0:
+            import tomli_w
+
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.folder / OPTIONS, tomli_w.dumps(self.options.to_table()).encode())
+            for name, codec in ((SOURCE, source), (TARGET, target)):
+                write_atomically(self.folder / name, json.dumps(codec.to_json(), ensure_ascii=False).encode())
+            write_atomically(self.folder / BEGUN, json.dumps({"data": mark}).encode())
+        return source, target
+
+    def _config(self, sources: int, targets: int) -> Any:
+        """Return the model's config for vocabularies of these sizes, or raise where an option is wrong."""
+        config, _ = KINDS[self.options.kind]
+        known = {each.name for each in fields(config)} - {"sources", "targets"}
+        for name in self.options.model:
+            if name not in known:
+                raise unknown_name(config.__name__, "option", name, known)
+        return config.preset(self.options.preset, sources, targets, **self.options.model)
+
+    def _score(self, writer: SequenceModel, valid: Pairs) -> Callable[[EncoderDecoder], dict[str, float]]:
+        """Return what a validation asks beside the loss: greedy search for some of the held-out sources."""
+        references = dict(list(valid.references().items())[: self.options.training.validate_most])
+        options = WritingOptions(SearchOptions(beams=1))
+
+        def score(_: EncoderDecoder) -> dict[str, float]:
+            written = writer.write(references, options)
+            return self.task.scores([each.text for each in written], list(references.values()))
+
+        return score
+
+    def _about(self) -> dict[str, Any]:
+        return {"task": self.options.task}
+
+
+def _absolute(name: str) -> str:
+    return str(Path(name).resolve()) if name not in ("", "-") else name
+
+
+def _place() -> tuple[int, int]:
+    """Return this process's number and how many there are, as torchrun says."""
+    import os
+
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,0 +1,160 @@
+"""One step of training, and what a validation finds, for Lightning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.models.base import END, PAD, EncoderDecoder
+from regard.tasks.batches import Batch
+from regard.tasks.options import TrainingOptions
+
+#: What a validation finds beside the loss, such as ``{"bleu": 31.2}``.
+Score = Callable[[EncoderDecoder], dict[str, float]]
+
+
+class TrainingError(RuntimeError):
+    """Training that cannot go on; the message says where to look."""
+
+
+class Stream:
+    """Training batches from the n-th on; where it begins is set when a run is resumed."""
+
+    def __init__(self, batch: Callable[[int], Batch], first: int = 0) -> None:
+        self._batch, self.first = batch, first
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield batches for ever."""
+        number = self.first
+        while True:
+            yield self._batch(number)
+            number += 1
+
+
+def _no_clock() -> float:
+    return 0.0
+
+
+class Learner(LightningModule):
+    """A model that learns to write the targets of batches.
+
+    Everything random in a step is drawn from a generator seeded by the seed and the step's number: a run that was
+    killed and goes on from a checkpoint draws what it would have drawn.
+
+    Parameters
+    ----------
+    model : EncoderDecoder
+    options : TrainingOptions
+    stream : Stream
+        Its beginning is moved when a checkpoint is loaded.
+    score : callable, optional
+        ``score(model)`` is called by every validation and returns what is logged beside the loss.
+    """
+
+    def __init__(
+        self, model: EncoderDecoder, options: TrainingOptions, stream: Stream, score: Score | None = None
+    ) -> None:
+        super().__init__()
+        self.model, self.options, self._score = model, options, score
+        self.stream, self._bfloat16 = stream, is_bfloat16(options.precision)
+        #: The last batch's loss, and the seconds of training so far, where somebody holds the clock.
+        self.loss, self.seconds = math.nan, _no_clock
+        self._sums = torch.zeros(2, dtype=torch.float64)
+
+    def training_step(self, batch: Batch, number: int) -> Tensor:
+        """Return the loss of a batch: the mean cross-entropy of a symbol, in nats."""
+        accumulate = self.options.accumulate
+        done = self.global_step * accumulate + number % accumulate
+        seed = _mixed(self.options.seed, done, self.global_rank)
+        # Where there is no GPU, this takes a hundredth of the time of torch.manual_seed.
+        torch.default_generator.manual_seed(seed) if self.device.type == "cpu" else torch.manual_seed(seed)
+        logits = self._logits(batch, self.options.teacher_forcing)
+        loss = cross_entropy(logits, batch.target, self.options.label_smoothing)
+        if self.model.draws:
+            loss = loss + self.model.surrogate(_log_likelihood(logits, batch.target))
+        self.loss = float(loss.detach())
+        if not math.isfinite(self.loss):
+            raise TrainingError(
+                f"train: the loss must be finite, got {self.loss} at step {self.global_step + 1}: lower "
+                f"learning_rate (now {self.options.learning_rate:g}) or clip (now {self.options.clip:g}); "
+                "checkpoints from before it are kept."
+            )
+        if self.trainer.loggers:
+            self.log("loss", self.loss, batch_size=len(batch.source))
+        return loss
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the last validation."""
+        self._sums = torch.zeros(2, dtype=torch.float64)
+
+    def validation_step(self, batch: Batch, number: int) -> None:  # noqa: ARG002
+        """Add up the losses of symbols."""
+        real = (batch.target != PAD).sum()
+        loss = cross_entropy(self._logits(batch, 1.0), batch.target, 0.0)
+        self._sums += torch.stack([loss.double() * real, real.double()]).cpu()
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the loss of a symbol without smoothing, and what the task says."""
+        total, count = self._sums.tolist()
+        found = {"valid_loss": total / max(count, 1.0)}
+        if self._score is not None:
+            found |= {f"valid_{name}": value for name, value in self._score(self.model).items()}
+        self.log_dict(found, prog_bar=True, sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        """Return AdamW with the schedule."""
+        options = self.options
+        optimizer = torch.optim.AdamW(
+            self.parameters(), lr=options.learning_rate, betas=(0.9, options.beta2), weight_decay=options.weight_decay,
+            fused=True,
+        )  # fmt: skip
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: options.rate(step, self.seconds()))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:  # noqa: ARG002
+        """Return the batch on a device."""
+        return batch.to(device)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Let the batches go on where the checkpoint was saved."""
+        self.stream.first = checkpoint["global_step"] * self.options.accumulate
+
+    def _logits(self, batch: Batch, teacher_forcing: float) -> Tensor:
+        start = torch.full_like(batch.target[:, :1], END)
+        shifted = torch.cat([start, batch.target[:, :-1]], 1)
+        # Lightning's own mixed precision converts parameters anew at every use, and allows no fused optimizer.
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bfloat16):
+            return self.model(batch.source, batch.lengths, shifted, teacher_forcing)
+
+
+def cross_entropy(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
+    """Return the mean cross-entropy (nats) of the symbols of targets (B, T) that are no padding."""
+    return F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), ignore_index=PAD, label_smoothing=smoothing)
+
+
+def is_bfloat16(precision: str) -> bool:
+    """Return whether matrix products run in bfloat16: for "auto" where the processor multiplies it in hardware."""
+    able: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    fast = torch.cuda.is_available() or bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+    return fast if precision == "auto" else precision == "bfloat16"
+
+
+def _log_likelihood(logits: Tensor, target: Tensor) -> Tensor:
+    """Return how likely each symbol of targets (B, T) was, detached; 0 for padding."""
+    losses = F.cross_entropy(
+        logits.detach().float().flatten(0, 1), target.flatten(), ignore_index=PAD, reduction="none"
+    )
+    return -losses.view(target.shape)
+
+
+def _mixed(seed: int, number: int, rank: int) -> int:
+    """Return a seed for one batch: neighbours have nothing in common."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB + 1) % (1 << 64)
+    mixed ^= mixed >> 31
+    return mixed * 0xD6E8FEB86659FD93 % (1 << 63)

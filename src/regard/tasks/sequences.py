@@ -1,0 +1,376 @@
+"""A trained model with what it reads and writes: saved, loaded, and put to lines of text.
+
+Dimensions: A attention maps, T target tokens, S source tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._errors import rejected, unknown_name
+from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
+from regard.models.base import END, EncoderDecoder
+from regard.tasks.batches import pad
+from regard.tasks.codecs import UNKNOWN, Codec, Word
+from regard.tasks.files import CONFIG, ModelFileError, load_config, load_json, load_weights, save_model
+from regard.tasks.pairs import normalize
+from regard.tasks.search import Hypothesis, search
+from regard.tasks.written import WritingOptions, Written
+
+FORMAT, VERSION = "regard.sequences", 1
+SOURCE, TARGET = "source.json", "target.json"
+#: The models that a folder can hold, by the name that its configuration gives.
+KINDS: dict[str, tuple[type[Any], type[Any]]] = {
+    "recurrent": (RecurrentConfig, RecurrentEncoderDecoder),
+    "transformer": (TransformerConfig, TransformerEncoderDecoder),
+}
+#: What parameters may be stored as. They are computed with in float32.
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+#: The most places of source tokens in a batch, padding included.
+_PLACES = 8192
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line as the model reads it, with what was found for it."""
+
+    text: str
+    numbers: list[int]
+    note: str = ""
+    found: list[Hypothesis] = field(default_factory=list)
+
+
+class SequenceModel:
+    """A model with its codecs.
+
+    Parameters
+    ----------
+    model : EncoderDecoder
+        Put into evaluation mode.
+    source, target : Codec
+        What turns texts into the numbers that it reads, and back those that it writes.
+    about : mapping, optional
+        What else is worth knowing of it, as JSON can hold it; saved with the model.
+
+    Raises
+    ------
+    ValueError
+        If a vocabulary of the model is not of its codec's size.
+
+    Examples
+    --------
+    >>> from regard.tasks.codecs import SymbolCodec
+    >>> letters, phonemes = SymbolCodec.train(["cat"]), SymbolCodec.train(["K AE T"], separator=" ")
+    >>> config = RecurrentConfig(len(letters), len(phonemes), encoder=8, decoder=8)
+    >>> model = SequenceModel(RecurrentEncoderDecoder(config), letters, phonemes)
+    >>> [written.source for written in model.write(["cat", "", "act"])]
+    ['cat', '', 'act']
+    """
+
+    def __init__(
+        self, model: EncoderDecoder, source: Codec, target: Codec, about: Mapping[str, Any] | None = None
+    ) -> None:
+        for name, size, codec in (("source", model.config.sources, source), ("target", model.config.targets, target)):
+            if size != len(codec):
+                raise rejected("SequenceModel", name, f"have the {size} symbols that the model knows", len(codec))
+        self.model = model.eval()
+        self.source, self.target = source, target
+        self.about = dict(about or {})
+
+    @property
+    def kind(self) -> str:
+        """The model's name in :data:`KINDS`.
+
+        Raises
+        ------
+        TypeError
+            If it is none of them.
+        """
+        for name, (_, kind) in KINDS.items():
+            if type(self.model) is kind:
+                return name
+        names = " or ".join(kind.__name__ for _, kind in KINDS.values())
+        raise rejected("save", "model", f"be a {names}", type(self.model).__name__, TypeError)
+
+    @property
+    def longest(self) -> tuple[int | None, int | None]:
+        """How many symbols of a source the model can read, and of a target it can write; None for no bound."""
+        config = self.model.config
+        if isinstance(config, TransformerConfig):
+            bounded = config.positions == "learned" or config.score == "location"
+            return (config.longest, max(1, config.longest - 1)) if bounded else (None, None)  # the start mark counts
+        bounded = isinstance(config, RecurrentConfig) and config.attention == "location"
+        return (config.longest if bounded else None, None)
+
+    def save(self, folder: str | Path, *, dtype: str = "float32") -> Path:
+        """Write everything to a folder; see :meth:`load`.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Made if missing. What it holds already is replaced, or left as it is if the disk is full.
+        dtype : {"float32", "float16", "bfloat16"}
+            What the parameters are stored as.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        ValueError
+            If a parameter is not finite.
+        """
+        if dtype not in DTYPES:
+            raise unknown_name("save", "dtype", dtype, DTYPES)
+        config = {
+            "format": FORMAT,
+            "version": VERSION,
+            "kind": self.kind,
+            "model": asdict(self.model.config),
+            "dtype": dtype,
+            "about": self.about,
+        }
+        others = {SOURCE: self.source.to_json(), TARGET: self.target.to_json()}
+        return save_model(folder, self.model, config, others=others, dtype=DTYPES[dtype])
+
+    @classmethod
+    def load(cls, folder: str | Path) -> SequenceModel:
+        """Read a model from the folder that :meth:`save` wrote.
+
+        Raises
+        ------
+        ModelFileError
+            If a file is missing, unreadable, cut short, changed, of another format or version, or does not fit the
+            others.
+        """
+        path = Path(folder) / CONFIG
+        config = load_config(folder, kind=FORMAT, version=VERSION)
+        for name, known in (("kind", sorted(KINDS)), ("dtype", sorted(DTYPES))):
+            if not isinstance(config.get(name), str) or config[name] not in known:
+                raise _bad(path, f"have a {name!r} among {', '.join(known)}", repr(config.get(name))[:60])
+        if not isinstance(config.get("about"), dict):
+            raise _bad(path, "have an object 'about'", repr(config.get("about"))[:60])
+        source, target = (
+            Codec.from_json(load_json(folder, name, config), str(Path(folder) / name)) for name in (SOURCE, TARGET)
+        )
+        model = _built(path, *KINDS[config["kind"]], config.get("model")).to(DTYPES[config["dtype"]])
+        sizes = (model.config.sources, model.config.targets)
+        if sizes != (len(source), len(target)):
+            expected = f"have sources {len(source)} and targets {len(target)}, as {SOURCE} and {TARGET} say"
+            raise _bad(path, expected, f"{sizes[0]} and {sizes[1]}")
+        load_weights(folder, model, config)
+        return cls(model.float(), source, target, config["about"])
+
+    def write(self, lines: Iterable[str], options: WritingOptions | None = None, *, first: int = 1) -> list[Written]:
+        """Return what the model writes for each line, in the order given.
+
+        Lines of similar lengths go through the model together; what is written for one does not depend on the others.
+        For an empty line nothing is written.
+
+        Parameters
+        ----------
+        lines : iterable of str
+        options : WritingOptions, optional
+        first : int
+            What error messages call the first line.
+
+        Raises
+        ------
+        ValueError
+            If a line is too long and is to be refused.
+        TypeError
+            If one str is given in place of lines.
+        """
+        if isinstance(lines, str):
+            raise rejected("write", "lines", "be a list of lines", "a str", TypeError)
+        options, texts = options or WritingOptions(), list(lines)
+        numbers = self.source.encode_all(texts)
+        read = [self._read(text, numbers[i].tolist(), options, first + i) for i, text in enumerate(texts)]
+        written = [Written(line.text, note=line.note) for line in read]
+        bounds = [bound for bound in (options.search.longest, self.longest[1]) if bound]
+        searching = replace(options.search, longest=min(bounds, default=0))
+        with self._evaluating():
+            for rows in _batches([len(line.numbers) for line in read], options.batch):
+                sources = self._padded([read[i].numbers for i in rows])
+                with torch.autocast(sources[0].device.type, torch.bfloat16, enabled=options.precision == "bfloat16"):
+                    found = search(self.model, *sources, searching)
+                batch = [replace(read[i], found=each or [_NOTHING]) for i, each in zip(rows, found)]
+                for i, each in zip(rows, self._told(batch, options)):
+                    written[i] = each
+        return written
+
+    def stream(
+        self, lines: Iterable[str], options: WritingOptions | None = None, *, ahead: int = 1024
+    ) -> Iterator[Written]:
+        """Yield what the model writes for each line, in the order given, for as many lines as there are.
+
+        Parameters
+        ----------
+        lines : iterable of str
+            Such as standard input; a line's end is no part of it.
+        options : WritingOptions, optional
+        ahead : int
+            Lines that are read before the first of them is answered: with many, equal lengths go together; with one,
+            every line is answered before the next is read.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`write`, after the lines before were answered as far as they were read earlier.
+        """
+        if ahead < 1:
+            raise rejected("stream", "ahead", "be at least 1", ahead)
+        texts, first = (line.rstrip("\r\n") for line in lines), 1
+        while block := list(islice(texts, ahead)):
+            yield from self.write(block, options, first=first)
+            first += len(block)
+
+    def _read(self, text: str, numbers: list[int], options: WritingOptions, number: int) -> _Line:
+        most = min(options.longest, self.longest[0] or options.longest)
+        if len(numbers) <= most:
+            return _Line(text, numbers)
+        if options.too_long == "refuse":
+            raise rejected("write", f"line {number}", f"have at most {most} tokens", len(numbers))
+        return _Line(text, numbers[:most], f"cut to the first {most} of {len(numbers)} tokens")
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        training = self.model.training
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train(training)
+
+    def _padded(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        device = next(self.model.parameters()).device
+        source, lengths = pad(sequences)
+        return source.to(device), lengths.to(device)
+
+    def _told(self, batch: list[_Line], options: WritingOptions) -> Iterator[Written]:
+        """Yield what was written for some lines."""
+        wanted = [
+            (line.numbers, each.numbers)
+            for line in batch
+            for each in line.found
+            if options.alignment or (options.replace_unknown and UNKNOWN in each.numbers)
+        ]
+        weights = iter(self._aligned(wanted) if self.model.maps else [None] * len(wanted))
+        for line in batch:
+            told = []
+            for each in line.found:
+                unknown = options.replace_unknown and UNKNOWN in each.numbers
+                alignment = next(weights) if options.alignment or unknown else None
+                told.append(self._one(line, each, alignment, options))
+            yield replace(told[0], alternatives=tuple(told[1:]))
+
+    def _one(self, line: _Line, found: Hypothesis, alignment: Tensor | None, options: WritingOptions) -> Written:
+        text, words = self.target.decode(found.numbers), None
+        if options.replace_unknown and alignment is not None and UNKNOWN in found.numbers:
+            words = self.target.words(found.numbers)
+            text, words = _replaced(self.target, found.numbers, words, _whole_words(self.source, line), alignment)
+        written = Written(
+            line.text,
+            text,
+            tuple(self.source.tokens(line.numbers)),
+            tuple(self.target.tokens(found.numbers)),
+            found.score,
+            found.normalized,
+            note=line.note,
+        )
+        if not options.alignment:
+            return written
+        read = self.source.words(line.numbers)
+        if UNKNOWN in line.numbers:
+            whole = _whole_words(self.source, line)
+            unknown = [UNKNOWN in line.numbers[word.tokens.start : word.tokens.stop] for word in read]
+            read = [replace(word, text=whole[word.tokens.start]) if new else word for word, new in zip(read, unknown)]
+        said = self.target.words(found.numbers) if words is None else words
+        maps = self.model.maps
+        return replace(written, maps=maps, alignment=alignment, source_words=tuple(read), words=tuple(said))
+
+    @torch.no_grad()
+    def _aligned(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
+        """Return the attention weights (A, T, S) with which targets were written for sources."""
+        if not pairs:
+            return []
+        source, lengths = self._padded([source for source, _ in pairs])
+        target, _ = self._padded([[END, *target[:-1]] for _, target in pairs])
+        weights = self.model.align(source, lengths, target).cpu()
+        return [each[:, : len(target), : len(source)] for each, (source, target) in zip(weights, pairs)]
+
+
+_NOTHING = Hypothesis((), -torch.inf, -torch.inf)
+
+
+def _batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Yield which lines go together, from the longest to the shortest, without the empty ones."""
+    order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
+    begin = 0
+    while begin < len(order):
+        count = min(most, max(1, _PLACES // lengths[order[begin]]))
+        yield order[begin : begin + count]
+        begin += count
+
+
+def _whole_words(codec: Codec, line: _Line) -> list[str]:
+    """Return the word of the text itself in which each token stands, signs around it apart."""
+    text = normalize(line.text, codec.lowercase)
+    words = [(word, len(codec.encode(word))) for word in text.split()]
+    found = [word for word, tokens in words for _ in range(tokens)]
+    if len(found) < len(line.numbers):  # spaces are tokens, too: every character is one
+        found = list(text)
+    signs = "".join({sign for sign in text if not sign.isalnum()})
+    return [word.strip(signs) or word for word in found]
+
+
+def _replaced(
+    codec: Codec, numbers: Sequence[int], words: Sequence[Word], whole: Sequence[str], alignment: Tensor
+) -> tuple[str, list[Word]]:
+    """Return a text and its words, of which those that are not wholly known become the source words looked at.
+
+    Parameters
+    ----------
+    codec : Codec
+    numbers : sequence of int (T,)
+    words : sequence of Word
+        Which of them make up words.
+    whole : sequence of str (S,)
+        The word of the source in which each of its tokens stands.
+    alignment : Tensor (A, T, S)
+    """
+    most = alignment.mean(0).argmax(-1).tolist()  # (T,)
+    known: list[int] = []
+    found, replacements = [], []
+    for word in words:
+        own = list(numbers[word.tokens.start : word.tokens.stop])
+        if UNKNOWN in own:
+            word = replace(word, text=whole[most[word.tokens.start + own.index(UNKNOWN)]])
+            replacements.append(" " * codec.tokens(own[:1])[0].startswith("▁") + word.text)
+            own = [UNKNOWN]
+        known += own
+        found.append(word)
+    return codec.decode(known, replacements), found
+
+
+def _built(path: Path, config: type[Any], model: type[Any], described: Any) -> Any:
+    """Return the model that a configuration describes, without parameters."""
+    known = {each.name for each in fields(config)}
+    if not isinstance(described, dict) or set(described) != known:
+        raise _bad(path, f"have a field 'model' with {', '.join(sorted(known))}", "other fields")
+    try:
+        with torch.device("meta"):
+            return model(config(**described))
+    except (ValueError, TypeError) as error:
+        raise _bad(path, "describe a model", f"this: {error}") from None
+
+
+def _bad(path: Path, expected: str, got: object) -> Exception:
+    return rejected("load", str(path), expected, got, ModelFileError)

@@ -1,0 +1,312 @@
+"""Subword vocabularies learned from texts by Hugging Face ``tokenizers``: byte-pair encoding, unigram, characters."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import math
+import warnings
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, models, trainers
+from tokenizers.pre_tokenizers import Split
+
+from regard._errors import RegardWarning, rejected, unknown_name
+from regard.tasks.batches import Ragged
+from regard.tasks.codecs import FIRST, UNKNOWN, UNKNOWN_TEXT, Codec, Word, bad, described, strings, until_end
+from regard.tasks.pairs import normalize
+
+KINDS = ("bpe", "unigram", "characters")
+#: How many subwords are learned where nothing else is asked.
+_SIZE = 8000
+#: The most characters of a subword.
+_LONGEST = 16
+#: No subword goes beyond one of these, each with the space before it: a word with its apostrophes, a digit, signs.
+_PARTS = Split(Regex(r" ?\p{L}[\p{L}\p{M}]*(?:['’]\p{L}[\p{L}\p{M}]*)*| ?\p{N}| ?[^ \p{L}\p{N}]+"), "isolated")
+#: Scripts written without spaces between words.
+_DENSE = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
+_LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}{UNKNOWN_TEXT}]&&[^{_DENSE}]]"
+#: What a reader calls a word. Of dense scripts each character is one, and tokens that begin at different ones differ.
+_WORDS = Split(
+    Regex(rf"{_LETTER}+(?:[-'’.,_]{_LETTER}+)*|[{_DENSE}]\p{{M}}*|[^ \p{{L}}\p{{M}}\p{{N}}]+|\p{{M}}+"),
+    "removed",
+    invert=True,
+)
+#: The numbers of a text's words are looked up for so many different words at a time.
+_BLOCK = 1 << 16
+
+
+class SubwordCodec(Codec):
+    """Texts as pieces of words. A piece that begins a word has the space before it, so texts come back exactly.
+
+    Make one by :meth:`train`.
+
+    Parameters
+    ----------
+    kind : str
+        ``"bpe"``, ``"unigram"`` or ``"characters"``.
+    pieces : sequence of str
+        All different; numbered behind the special numbers and, if any, the bytes.
+    rules : sequence
+        For BPE, the pairs of pieces to merge, in order; for unigram, the log-probability of each piece; else empty.
+    lowercase : bool, default False
+    byte_fallback : bool, default False
+        Spell characters that no piece has by the bytes of UTF-8, for which there are 256 further numbers, so that
+        nothing is unknown.
+
+    Examples
+    --------
+    >>> codec = SubwordCodec.train(["a rose is a rose"] * 2, kind="characters")
+    >>> codec.tokens(codec.encode("so rare"))
+    ['▁', 's', 'o', '▁', 'r', 'a', 'r', 'e']
+    >>> codec.decode(codec.encode("so rare")), [word.text for word in codec.words("so rare")]
+    ('so rare', ['so', 'rare'])
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        pieces: Sequence[str],
+        rules: Sequence[Any] = (),
+        *,
+        lowercase: bool = False,
+        byte_fallback: bool = False,
+    ) -> None:
+        if kind not in KINDS:
+            raise unknown_name("SubwordCodec", "kind", kind, KINDS)
+        self.kind, self.pieces, self.rules = kind, tuple(pieces), tuple(rules)
+        self.lowercase, self.byte_fallback = lowercase, byte_fallback
+        self._check()
+        spelled = [bytes([byte]) for byte in range(256)] if byte_fallback else []
+        self._first = FIRST + len(spelled)
+        self._bytes = [b"", b"", UNKNOWN_TEXT.encode(), *spelled, *(piece.encode() for piece in self.pieces)]
+        # A space behind keeps these from being found in a text: only at its beginning does a part have one.
+        reserved = [f"{number} " for number in range(self._first)]
+        vocabulary = [*reserved, *self.pieces]
+        if kind == "unigram":
+            scores = [0.0] * self._first + list(self.rules)
+            model: Any = models.Unigram(list(zip(vocabulary, scores)), unk_id=UNKNOWN)
+        else:
+            numbers = {piece: number for number, piece in enumerate(vocabulary)}
+            merges = [tuple(rule) for rule in self.rules]
+            model = models.BPE(vocab=numbers, merges=merges, unk_token=reserved[UNKNOWN])
+        self._tokenizer = Tokenizer(model)
+        self._tokenizer.pre_tokenizer = _PARTS
+
+    def _check(self) -> None:
+        if len(set(self.pieces)) != len(self.pieces):
+            repeated = f"{len(self.pieces) - len(set(self.pieces))} repeated"
+            raise rejected("SubwordCodec", "pieces", "all be different", repeated)
+        for piece in self.pieces:
+            if not piece or " " in piece[1:]:
+                raise rejected("SubwordCodec", "pieces", "have a space at most at their beginning", repr(piece))
+        if self.kind == "unigram":
+            finite = all(isinstance(score, float | int) and math.isfinite(score) for score in self.rules)
+            if len(self.rules) != len(self.pieces) or not finite:
+                raise rejected("SubwordCodec", "rules", "be a finite score for each piece", "something else")
+        elif self.kind == "characters":
+            if self.rules or any(len(piece) != 1 for piece in self.pieces):
+                raise rejected("SubwordCodec", "pieces", "be single characters, without rules", "others")
+        else:
+            known = set(self.pieces)
+            for rule in self.rules:
+                if len(rule) != 2 or not {*rule, "".join(rule)} <= known:
+                    raise rejected("SubwordCodec", "rules", "merge two pieces into one", repr(rule))
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        kind: str = "bpe",
+        size: int | None = None,
+        *,
+        lowercase: bool = False,
+        byte_fallback: bool = False,
+        rare: float = 1e-6,
+    ) -> SubwordCodec:
+        """Learn pieces from texts: the same ones from the same texts, in whatever order and on however many threads.
+
+        Parameters
+        ----------
+        texts : iterable of str
+            For one codec of both sides, the texts of both.
+        kind : str, default "bpe"
+            ``"bpe"`` (Sennrich 2016, arXiv 1508.07909), ``"unigram"`` (Kudo 2018, arXiv 1804.10959), ``"characters"``.
+        size : int, optional
+            How many numbers there are to be, special ones included; 8000 by default, and for characters all.
+        lowercase, byte_fallback : bool, default False
+            As of the class.
+        rare : float, default 1e-6
+            Characters that are a smaller share of the texts than this are left unknown; 0 keeps all.
+
+        Raises
+        ------
+        ValueError
+            If there is no text, or ``size`` has no room for the alphabet.
+
+        Warns
+        -----
+        RegardWarning
+            If the texts have fewer pieces than ``size``.
+        """
+        if kind not in KINDS:
+            raise unknown_name("SubwordCodec.train", "kind", kind, KINDS)
+        if not 0 <= rare < 1:
+            raise rejected("SubwordCodec.train", "rare", "be in [0, 1)", rare)
+        lines = [f" {text}" for text in (normalize(text, lowercase) for text in texts) if text]
+        if not lines:
+            raise rejected("SubwordCodec.train", "texts", "have a text that is not empty", "none")
+        alphabet, dropped = _alphabet(lines, rare)
+        special = FIRST + 256 * byte_fallback
+        least = special + len(alphabet)
+        asked = size or (least if kind == "characters" else max(_SIZE, least))
+        if asked < least:
+            expected = f"be at least {least}, for the {len(alphabet)} characters of these texts"
+            raise rejected("SubwordCodec.train", "size", expected, asked)
+        if dropped:
+            away = str.maketrans(dict.fromkeys(dropped, " "))
+            lines = [f" {' '.join(line.translate(away).split())}" for line in lines]
+        pieces, rules = _learned(lines, kind, asked - special, alphabet)
+        codec = cls(kind, pieces, rules, lowercase=lowercase, byte_fallback=byte_fallback)
+        if size is not None and len(codec) < size:
+            reached = f"SubwordCodec.train: size {size} is more than these texts support; it is {len(codec)}."
+            warnings.warn(reached, RegardWarning, stacklevel=2)
+        return codec
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def encode_all(self, texts: Iterable[str]) -> Ragged:
+        # No piece goes beyond a space: different words are looked up once each, however often they come.
+        words: defaultdict[str, int] = defaultdict()
+        words.default_factory = words.__len__
+        found: list[int] = []
+        ends = [0]
+        for text in texts:
+            found.extend(map(words.__getitem__, normalize(text, self.lowercase).split()))
+            ends.append(len(found))
+        numbers = Ragged.of(self._spelled([f" {word}" for word in words])).take(np.array(found, np.int64))
+        return Ragged(numbers.numbers, numbers.offsets[ends])
+
+    def _spelled(self, words: list[str]) -> Iterable[list[int]]:
+        for first in range(0, len(words), _BLOCK):
+            block = words[first : first + _BLOCK]
+            for word, encoding in zip(block, self._tokenizer.encode_batch_fast(block)):
+                numbers = encoding.ids
+                if self.byte_fallback and UNKNOWN in numbers:
+                    yield self._by_bytes(word)
+                else:
+                    yield numbers
+
+    def _by_bytes(self, word: str) -> list[int]:
+        encoding, found = self._tokenizer.encode(word), []
+        for number, (start, end) in zip(encoding.ids, encoding.offsets):
+            found += [FIRST + byte for byte in word[start:end].encode()] if number == UNKNOWN else [number]
+        return found
+
+    def decode(self, numbers: Iterable[int], replacements: Iterable[str] = ()) -> str:
+        fill = iter(replacements)
+        found = bytearray()
+        for number in until_end(numbers):
+            found += next(fill, UNKNOWN_TEXT).encode() if number == UNKNOWN else self._bytes[number]
+        return normalize(found.decode(errors="replace"))
+
+    def words(self, text: str | Iterable[int]) -> list[Word]:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        starts: list[int] = []
+        whole = ""
+        for number in self.encode(text) if isinstance(text, str) else until_end(text):
+            starts.append(len(whole))
+            whole += decoder.decode(self._bytes[number])
+        whole += decoder.decode(b"", True)
+        firsts = [first for _, (first, _) in _WORDS.pre_tokenize_str(whole)]
+        # A token belongs to the word in which its first character other than a space lies.
+        owners = [max(0, bisect_right(firsts, start + (whole[start : start + 1] == " ")) - 1) for start in starts]
+        found: list[Word] = []
+        begin = 0
+        for place in range(1, len(owners) + 1):
+            if place == len(owners) or owners[place] != owners[begin]:
+                end = starts[place] if place < len(owners) else len(whole)
+                found.append(Word(whole[starts[begin] : end].strip(), range(begin, place)))
+                begin = place
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        rules = [list(rule) if self.kind == "bpe" else rule for rule in self.rules]
+        rest = {"byte_fallback": self.byte_fallback, "pieces": list(self.pieces), "rules": rules}
+        return described(self.kind, self.lowercase, **rest)
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any], name: str) -> SubwordCodec:
+        """Return the codec that JSON describes, as :meth:`Codec.from_json` does."""
+        kind, rules, fallback = data.get("kind"), data.get("rules"), data.get("byte_fallback")
+        if kind not in KINDS:
+            raise bad(name, f"be of a kind among symbols, {', '.join(KINDS)}", kind)
+        if not isinstance(fallback, bool):
+            raise bad(name, "say true or false for 'byte_fallback'", fallback)
+        if not isinstance(rules, list):
+            raise bad(name, "have a list 'rules'", rules)
+        for rule in rules if kind == "bpe" else ():
+            if not isinstance(rule, list) or len(rule) != 2 or not all(isinstance(piece, str) for piece in rule):
+                raise bad(name, "have pairs of strings as 'rules'", rule)
+        pieces = strings(data, "pieces", name)
+        pairs = [tuple(rule) for rule in rules] if kind == "bpe" else rules
+        return cls(kind, pieces, pairs, lowercase=data["lowercase"], byte_fallback=fallback)
+
+    def _shown(self, number: int) -> str:
+        if number < self._first:
+            return f"<0x{number - FIRST:02X}>"
+        return self.pieces[number - self._first].replace(" ", "▁")
+
+
+def _alphabet(lines: list[str], rare: float) -> tuple[list[str], list[str]]:
+    """Return the characters that are at least such a share of the texts, with the space, and the other ones."""
+    counts: Counter[str] = Counter()
+    for line in lines:
+        counts.update(line)
+    least = rare * counts.total()
+    # The trainers end words with zeros. A space begins each text.
+    dropped = sorted(letter for letter, count in counts.items() if count < least or letter == "\0")
+    return sorted({" ", *counts}.difference(dropped)), [letter for letter in dropped if letter != " "]
+
+
+def _learned(lines: list[str], kind: str, size: int, alphabet: list[str]) -> tuple[list[str], list[Any]]:
+    """Return at most ``size`` pieces, the alphabet among them, and the rules of this kind."""
+    if kind == "characters":
+        return alphabet, []
+    tokenizer = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
+    tokenizer.pre_tokenizer = _PARTS
+    shared: dict[str, Any] = {"vocab_size": size, "show_progress": False, "special_tokens": []}
+    if kind == "bpe":
+        shared |= {"initial_alphabet": alphabet, "limit_alphabet": len(alphabet), "max_token_length": _LONGEST}
+        tokenizer.train_from_iterator(lines, trainers.BpeTrainer(min_frequency=2, **shared))
+        numbers = tokenizer.get_vocab()
+        return sorted(numbers, key=numbers.__getitem__), [tuple(rule) for rule in _model(tokenizer)["merges"]]
+    trainer = trainers.UnigramTrainer(max_piece_length=_LONGEST, unk_token=None, **shared)
+    tokenizer.train_from_iterator(lines, trainer)
+    # Sums over threads differ in their last digits: without these, the same texts give the same file.
+    scores = _settled({piece: round(score, 6) for piece, score in _model(tokenizer)["vocab"]})
+    pieces = sorted(scores, key=lambda piece: (-scores[piece], piece))
+    # Near the least size the trainer gives more than it was asked for.
+    long = [piece for piece in pieces if len(piece) > 1]
+    surplus = set(long[max(0, len(long) - max(0, len(pieces) - size)) :])
+    pieces = [piece for piece in pieces if piece not in surplus]
+    return pieces, [scores[piece] for piece in pieces]
+
+
+def _settled(scores: dict[str, float]) -> dict[str, float]:
+    """Return scores in which letters that the trainer added last, each a step below another by chance, are equal."""
+    last: list[str] = []
+    for piece in sorted(scores, key=scores.__getitem__):
+        if len(piece) > 1 or (last and not math.isclose(scores[piece] - scores[last[-1]], 1e-4, abs_tol=2e-6)):
+            break
+        last.append(piece)
+    return scores | dict.fromkeys(last, min(scores.values()))
+
+
+def _model(tokenizer: Tokenizer) -> dict[str, Any]:
+    return json.loads(tokenizer.to_str())["model"]

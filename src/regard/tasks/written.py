@@ -1,0 +1,94 @@
+"""What is asked of a model that writes, and what it wrote.
+
+Dimensions: A attention maps, T target tokens, S source tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from regard._errors import described, rejected, unknown_name
+from regard.tasks.codecs import Word
+from regard.tasks.search import SearchOptions
+
+
+@dataclass(frozen=True)
+class WritingOptions:
+    """How lines are read and written.
+
+    Attributes
+    ----------
+    search : SearchOptions
+    alignment : bool
+        Whether to tell the attention weights.
+    replace_unknown : bool
+        Write the source word with the most attention in place of a word that the vocabulary cannot spell.
+    longest : int
+        Source tokens that are read at most; the model may know fewer positions.
+    too_long : {"cut", "refuse"}
+        What to do with a line that has more: read its first ones and say so, or raise ValueError.
+    batch : int
+        Lines that are written for at once, at most; fewer where they are long.
+    precision : {"float32", "bfloat16"}
+        Of matrix products in a search. bfloat16 is faster for wide models and large vocabularies where the processor
+        is built for it; what is nearly tied is then settled by rounding.
+    """
+
+    search: SearchOptions = field(default_factory=SearchOptions)
+    alignment: bool = False
+    replace_unknown: bool = True
+    longest: int = 512
+    too_long: str = "cut"
+    batch: int = 128
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("longest", "batch"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise rejected("write", name, "be a whole number from 1 on", described(value))
+        for name, known in (("too_long", ("cut", "refuse")), ("precision", ("float32", "bfloat16"))):
+            if getattr(self, name) not in known:
+                raise unknown_name("write", name, str(getattr(self, name)), known)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a model wrote for a line.
+
+    Attributes
+    ----------
+    source, text : str
+        The line as it was given, and what was written for it.
+    source_tokens, tokens : tuple of str
+        What the model read and wrote, as pictures show it.
+    score : float
+        Log-probability of the tokens and their end in nats.
+    normalized : float
+        That divided by the length penalty.
+    alternatives : tuple of Written
+        The next best, where more than one was asked for.
+    maps : tuple of str
+        Names of the A attention maps; none unless they were asked for.
+    alignment : Tensor (A, T, S), or None
+        How much of each token's attention went to each source token, where that was asked for.
+    source_words, words : tuple of Word
+        Which tokens make up words, where the alignment was asked for.
+    note : str
+        What the reader should know, such as that the line was cut; mostly empty.
+    """
+
+    source: str
+    text: str = ""
+    source_tokens: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    score: float = 0.0
+    normalized: float = 0.0
+    alternatives: tuple[Written, ...] = ()
+    maps: tuple[str, ...] = ()
+    alignment: Tensor | None = None
+    source_words: tuple[Word, ...] = ()
+    words: tuple[Word, ...] = ()
+    note: str = ""

@@ -1,0 +1,52 @@
+"""``regard compare``: a table and a picture of several mechanisms."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+SMALL = [
+    "--preset", "small", "--steps", "12", "--set", "vocabularies.kind=characters", "--set", "training.batch_tokens=400",
+    "--set", "training.validate_every=6", "--set", "data.held_out=10", "--set", "model.dropout=0.0",
+]  # fmt: skip
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("\n".join(f"{a}{b}\t{b}{a}" for a in "abcdefgh" for b in "klmnopqr"), encoding="utf-8")
+    return path
+
+
+def test_a_table_a_picture_and_numbers(regard, pairs, tmp_path) -> None:
+    out = tmp_path / "out"
+    result = regard(
+        "compare", "translation", "--attention", "additive,none,transformer", "--data", pairs, "--out", out, *SMALL
+    )
+    assert result.code == 0, result.err
+    for name in ("additive", "none", "transformer", "bleu", "tokens/s", "memory"):
+        assert name in result.out
+    found = json.loads((out / "compared.json").read_text(encoding="utf-8"))
+    assert [each["name"] for each in found] == ["additive", "none", "transformer"]
+    for each in found:
+        assert each["steps"] == 12 and each["parameters"] > 1000 and each["tokens_per_second"] > 0
+        assert [step for step, _ in each["curve"]] == [6, 12] and each["memory"] > 50
+        assert (out / each["name"] / "config.json").exists()
+    assert found[0]["parameters"] > found[1]["parameters"]
+    assert (out / "compared.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--attention", "additive"], "variants must be at least two, got 1"),
+        (["--attention", "dot,dot"], "--attention must name each mechanism once"),
+        (["--attention", "dot,aditive"], "did you mean 'additive'"),
+        (["--attention", "dot,additive", "--steps", "0"], "steps must be at least 1"),
+    ],
+)
+def test_wrong_options(regard, pairs, tmp_path, arguments, message) -> None:
+    result = regard("compare", "translation", "--data", pairs, "--out", tmp_path / "out", *SMALL, *arguments)
+    assert result.code == 2 and message in result.err and "Traceback" not in result.err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,214 @@
+"""What every encoder–decoder keeps: steps are forward, padding is nothing, sequences are alone, gradients arrive."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from model_cases import CASES, LENGTHS, SOURCE, SOURCES, TARGET, made
+from torch import Tensor
+
+from regard.models import EncoderDecoder
+
+GARBAGE = SOURCES - 1
+#: Where no rounding moves a choice or a window.
+ROUNDED = [
+    *("rnn after additive", "rnn layers", "rnn gru layers", "rnn no attention gru", "rnn feeding", "rnn before gru"),
+    *("rnn encoder projected", "rnn local-m", "transformer pre", "transformer rotary", "transformer all tied"),
+]
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def loss_of(model: EncoderDecoder, source: Tensor = SOURCE) -> Tensor:
+    """Return a loss that depends on every logit, and on how likely draws of hard attention were."""
+    logits = model(source, LENGTHS, TARGET)
+    loss = (logits.log_softmax(-1) * torch.arange(logits.shape[-1]).double().cos()).sum()
+    if model.training and getattr(model.config, "hard", "none") == "reinforce":
+        loss = loss + model.surrogate(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
+    return loss
+
+
+@torch.no_grad()
+def test_steps_of_reordered_beams_are_forward(case: str) -> None:
+    model, (B, T), K = made(case), TARGET.shape, 3
+    generator = torch.Generator().manual_seed(2)
+    memory = model.encode(SOURCE, LENGTHS)
+    state, written = model.start(memory, K), torch.ones(B, K, 1, dtype=torch.long)
+    for t in range(T):
+        logits, state = model.step(written[..., -1], memory, state)
+        if t in (0, 3, T - 1):
+            every = model(SOURCE.repeat_interleave(K, 0), LENGTHS.repeat_interleave(K), written.flatten(0, 1))
+            torch.testing.assert_close(logits, every[:, -1].view(B, K, -1), **EXACT)
+        parent = torch.randint(K, (B, K), generator=generator)
+        state = state.select((parent + K * torch.arange(B)[:, None]).flatten())
+        written = written.gather(1, parent[..., None].expand_as(written))
+        written = torch.cat([written, torch.randint(1, 9, (B, K, 1), generator=generator)], -1)
+
+
+@torch.no_grad()
+def test_a_step_leaves_its_state_and_memory_as_they_were(case: str) -> None:
+    model, rows = made(case), torch.tensor([2, 0])
+    memory = model.encode(SOURCE, LENGTHS)
+    _, state = model.step(TARGET[:, :1], memory, model.start(memory, 1))
+    first, then = model.step(TARGET[:, 1:2], memory, state)
+    model.step(TARGET[:, 2:3], memory, then)
+    again, _ = model.step(TARGET[:, 1:2], memory, state)
+    fewer, _ = model.step(TARGET[rows, 1:2], memory.select(rows), state.select(rows))
+    assert torch.equal(first, again)
+    torch.testing.assert_close(fewer, first[rows], **EXACT)
+
+
+@torch.no_grad()
+def test_weights_are_shares_of_what_is_real(case: str) -> None:
+    model = made(case)
+    weights = model.align(SOURCE, LENGTHS, TARGET)
+    assert weights.shape == (3, len(model.maps), 8, 6)
+    assert (weights >= 0).all()
+    for row, length in enumerate(LENGTHS.tolist()):
+        assert not weights[row, ..., length:].any()
+    if "sigmoid" not in case:
+        torch.testing.assert_close(weights.sum(-1), torch.ones(3, len(model.maps), 8, dtype=torch.float64))
+    if " hard " in case:
+        assert ((weights == 0) | (weights == 1)).all()
+
+
+def test_nothing_behind_the_end_is_seen(case: str) -> None:
+    behind, results = torch.arange(6) >= LENGTHS[:, None], []
+    for garbage in (0, GARBAGE):
+        model = made(case)
+        embedding = getattr(model, "source_embedding", None) or model.target_embedding
+        if garbage:
+            with torch.no_grad():
+                embedding.weight[garbage] = torch.nan
+        logits = model(SOURCE.masked_fill(behind, garbage), LENGTHS, TARGET)
+        # Where the embedding is tied, the logit of the poisoned symbol is NaN, and all gradients of what it comes from.
+        read = [each for each in model.parameters() if each is not embedding.weight and "all tied" not in case]
+        found = torch.autograd.grad(logits.cos().sum(), read, allow_unused=True) if read else ()
+        results.append((logits[..., : min(GARBAGE, logits.shape[-1])].detach(), *found))
+    for clean, other in zip(*results):
+        assert (clean is None and other is None) or torch.equal(clean, other)
+
+
+@torch.no_grad()
+def test_sequences_are_alone(case: str) -> None:
+    model = made(case)
+    logits, weights = model(SOURCE, LENGTHS, TARGET), model.align(SOURCE, LENGTHS, TARGET)
+    for row, length in enumerate(LENGTHS.tolist()):
+        alone = SOURCE[row : row + 1, :length], LENGTHS[row : row + 1], TARGET[row : row + 1]
+        torch.testing.assert_close(model(*alone)[0], logits[row], **EXACT)
+        torch.testing.assert_close(model.align(*alone)[0], weights[row, ..., :length], **EXACT)
+
+
+@torch.no_grad()
+def test_later_targets_do_not_reach_earlier_logits(case: str) -> None:
+    model, changed = made(case), TARGET.clone()
+    changed[:, 3:] = 0
+    logits = model(SOURCE, LENGTHS, TARGET)
+    torch.testing.assert_close(model(SOURCE, LENGTHS, changed)[:, :3], logits[:, :3], **EXACT)
+    torch.testing.assert_close(model(SOURCE, LENGTHS, TARGET[:, :3]), logits[:, :3], **EXACT)
+
+
+@torch.no_grad()
+def test_without_teacher_forcing_a_model_reads_what_it_writes(case: str) -> None:
+    model, written = made(case), TARGET[:, :1]
+    logits = model(SOURCE, LENGTHS, TARGET, teacher_forcing=0.0)
+    for _ in range(TARGET.shape[1] - 1):
+        written = torch.cat([written, model(SOURCE, LENGTHS, written)[:, -1:].argmax(-1)], 1)
+    torch.testing.assert_close(logits, model(SOURCE, LENGTHS, written), **EXACT)
+    assert not torch.equal(written, TARGET)
+
+
+def test_every_parameter_gets_a_gradient(case: str) -> None:
+    model = made(case).train()
+    loss_of(model).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+
+
+def test_gradients_arrive_without_teacher_forcing() -> None:
+    for case in ("rnn after additive", "rnn before gru", "transformer post"):
+        model = made(case).train()
+        model(SOURCE, LENGTHS, TARGET, teacher_forcing=0.3).square().sum().backward()
+        assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters()), case
+
+
+@pytest.mark.parametrize("case", ["rnn after additive", "rnn before gru", "rnn tied", "transformer post"])
+def test_a_model_is_its_parameters(case: str) -> None:
+    model, other = made(case), made(case)
+    for parameter in other.parameters():
+        torch.nn.init.normal_(parameter)
+    expected = model(SOURCE, LENGTHS, TARGET)
+    assert not torch.equal(other(SOURCE, LENGTHS, TARGET), expected)
+    called = torch.func.functional_call(other, dict(model.named_parameters()), (SOURCE, LENGTHS, TARGET))
+    torch.testing.assert_close(called, expected, **EXACT)
+    torch.testing.assert_close(copy.deepcopy(model)(SOURCE, LENGTHS, TARGET), expected, **EXACT)
+    storages = [tensor.data_ptr() for tensor in model.state_dict().values()]
+    assert len(set(storages)) == len(storages), "a tied matrix is saved once"
+    other.load_state_dict(model.state_dict(), assign=True)
+    assert torch.equal(other(SOURCE, LENGTHS, TARGET), expected)
+
+
+def test_deep_copies_of_models_that_drew() -> None:
+    model = made("rnn hard reinforce").train()
+    model(SOURCE, LENGTHS, TARGET)
+    torch.manual_seed(1)
+    copied = copy.deepcopy(model)(SOURCE, LENGTHS, TARGET)
+    torch.manual_seed(1)
+    assert torch.equal(copied, model(SOURCE, LENGTHS, TARGET))
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if "additive" in name or "gru" in name or "dot" in name])
+def test_reset_parameters_draws_anew(case: str) -> None:
+    model = made(case)
+    torch.manual_seed(3)
+    model.reset_parameters()
+    first = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, 7.0)
+    torch.manual_seed(3)
+    model.reset_parameters()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, first[name]), name
+        assert not (parameter == 7).any(), name
+
+
+@pytest.mark.parametrize("case", ROUNDED)
+def test_bfloat16_is_close(case: str) -> None:
+    model = made(case).float()
+    exact = model(SOURCE, LENGTHS, TARGET)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(SOURCE, LENGTHS, TARGET)
+        rounded.float().sum().backward()
+        memory = model.encode(SOURCE, LENGTHS)
+        state = model.start(memory, 1)
+        with torch.no_grad():
+            for t in range(2):
+                logits, state = model.step(TARGET[:, t : t + 1], memory, state)
+    assert (rounded.float() - exact).abs().max() < 0.25
+    assert (logits[:, 0].float() - exact[:, 1]).abs().max() < 0.25
+
+
+@pytest.mark.parametrize("case", ["rnn layers", "rnn before gru", "rnn feeding tied gru", "transformer pre"])
+def test_dropout_obeys_training(case: str) -> None:
+    model = made(case, dropout=0.5)
+    assert torch.equal(model(SOURCE, LENGTHS, TARGET), model(SOURCE, LENGTHS, TARGET))
+    model.train()
+    assert not torch.equal(model(SOURCE, LENGTHS, TARGET), model(SOURCE, LENGTHS, TARGET))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, True, "1", float("nan")])
+@pytest.mark.parametrize("case", ["rnn gru", "transformer post"])
+def test_the_teacher_forcing_ratio_is_checked(case: str, share: object) -> None:
+    model = made(case)
+    with pytest.raises(ValueError) as caught:
+        model(SOURCE, LENGTHS, TARGET, teacher_forcing=share)
+    name = type(model).__name__
+    assert str(caught.value) == f"{name}: teacher_forcing must be a probability in [0, 1], got {share!r}."

@@ -1,0 +1,103 @@
+"""A tiny model that learns to copy, and a run of it in a folder: also as a program that can be killed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from regard.models.base import END, EncoderDecoder
+from regard.tasks.batches import Batch
+from regard.tasks.learner import Learner, Stream
+from regard.tasks.options import TrainingOptions
+from regard.tasks.runs import train
+
+SYMBOLS, LENGTH = 12, 5
+
+
+@dataclass(frozen=True)
+class Config:
+    sources: int = SYMBOLS
+    targets: int = SYMBOLS
+
+
+class Copier(EncoderDecoder):
+    """Reads a symbol for each that it writes."""
+
+    maps = ()
+
+    def __init__(self, dropout: float = 0.2) -> None:
+        super().__init__()
+        self.config = Config()
+        self.embedding = nn.Embedding(SYMBOLS, 16)
+        self.cell = nn.GRU(16, 32, batch_first=True)
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(32, SYMBOLS)
+
+    def encode(self, source, lengths):
+        raise NotImplementedError
+
+    def start(self, memory, beams):
+        raise NotImplementedError
+
+    def step(self, last, memory, state):
+        raise NotImplementedError
+
+    def align(self, source, lengths, target):
+        raise NotImplementedError
+
+    def forward(self, source, lengths, target, teacher_forcing=1.0):
+        source = torch.nn.functional.pad(source, (0, target.shape[1] - source.shape[1]))
+        hidden, _ = self.cell(self.dropout(self.embedding(source) + self.embedding(target)))
+        return self.output(self.dropout(hidden))
+
+
+def batch(number: int) -> Batch:
+    generator = torch.Generator().manual_seed(number)
+    source = torch.randint(2, SYMBOLS, (8, LENGTH), generator=generator)
+    return Batch(source, torch.full((8,), LENGTH), torch.nn.functional.pad(source, (0, 1), value=END))
+
+
+VALID = [batch(10_000 + i) for i in range(3)]
+OPTIONS = TrainingOptions(
+    steps=40, learning_rate=1e-2, warmup=5, validate_every=10, save_every=4, metric="loss", keep=3, average=2,
+    precision="float32", label_smoothing=0.05, accumulate=2,
+)  # fmt: skip
+
+
+def learner(options: TrainingOptions = OPTIONS, score=None, make=batch) -> Learner:
+    torch.manual_seed(options.seed)
+    return Learner(Copier(), options, Stream(make), score)
+
+
+def main(folder: str) -> None:
+    """Train to the end, from the last checkpoint where there is one, and write the parameters."""
+    options = OPTIONS.with_changes({"steps": 120})
+    learning = learner(options)
+    train(learning, VALID, options, folder, resume=(Path(folder) / "checkpoints" / "last.ckpt").exists())
+    torch.save(learning.model.state_dict(), Path(folder) / "end.pt")
+
+
+def apart(folder: str, processes: int) -> None:
+    """Train on shares of the batches, one for each process, and write every process's parameters."""
+    rank = int(os.environ.get("RANK", "0"))
+    options = OPTIONS.with_changes(
+        {"devices": processes, "strategy": "ddp" if processes > 1 else "auto", "accelerator": "cpu", "keep": 1}
+        | {"average": 1, "accumulate": 2 // processes, "steps": 20}
+    )
+    torch.manual_seed(0)
+    learning = Learner(Copier(dropout=0.0), options, Stream(lambda number: batch(number * processes + rank)))
+    train(learning, VALID, options, folder)
+    torch.save(learning.model.state_dict(), Path(folder) / f"end{rank}.pt")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if len(sys.argv) > 2:
+        apart(sys.argv[1], int(sys.argv[2]))
+    else:
+        main(sys.argv[1])

@@ -1,0 +1,289 @@
+"""Training runs: whole checkpoints, and going on to the same bits."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from copying import OPTIONS, VALID, batch, learner
+from lightning.pytorch import Callback
+
+from regard.tasks import runs
+from regard.tasks.learner import TrainingError
+from regard.tasks.options import TrainingOptions
+from regard.tasks.runs import train
+
+
+def parameters(learning):
+    return {name: tensor.clone() for name, tensor in learning.model.state_dict().items()}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+class StopAt(Callback):
+    """Ends a run as somebody would who presses Ctrl-C in a step."""
+
+    def __init__(self, batch_index):
+        self.at = batch_index
+
+    def on_train_batch_start(self, trainer, module, data, index):
+        if index == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return a run that was never stopped: its end, its folder and its parameters."""
+    folder = tmp_path_factory.mktemp("whole")
+    learning = learner()
+    ended = train(learning, VALID, OPTIONS, folder)
+    return ended, folder, parameters(learning)
+
+
+def test_it_learns(whole):
+    ended, folder, _ = whole
+    assert ended.steps == 40 and ended.reason == "steps"
+    with (folder / "log" / "metrics.csv").open() as file:
+        losses = [float(row["valid_loss"]) for row in csv.DictReader(file) if row["valid_loss"]]
+    assert len(losses) == 4 and losses[-1] < 0.8 * losses[0]
+    assert ended.best == pytest.approx(min(losses), rel=1e-4)
+
+
+@pytest.mark.parametrize("at", [3, 37, 39, 60])  # 39 ends with a validation and a checkpoint
+def test_an_interrupted_run_goes_on_to_the_same_bits(at, whole, tmp_path):
+    ended = train(learner(), VALID, OPTIONS, tmp_path, callbacks=[StopAt(at)])
+    assert ended.reason == "interrupt" and ended.steps == at // 2 + 1
+    learning = learner(OPTIONS.with_changes({"seed": 0}))
+    ended = train(learning, VALID, OPTIONS, tmp_path, resume=True)
+    assert ended == whole[0]
+    assert same(parameters(learning), whole[2])
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
+    """At a random moment, also while a file is written; what was saved before is whole."""
+    program = Path(__file__).with_name("copying.py")
+    drawn = random.Random(0)
+
+    def start(folder):
+        return subprocess.Popen([sys.executable, str(program), str(folder)], stdout=subprocess.DEVNULL)
+
+    assert start(tmp_path / "whole").wait() == 0
+    killed = 0
+    while not (tmp_path / "killed" / "end.pt").exists():
+        process = start(tmp_path / "killed")
+        last = tmp_path / "killed" / "checkpoints" / "last.ckpt"
+        while killed < 2 and process.poll() is None and not last.exists():
+            time.sleep(0.01)
+        if killed < 2:
+            time.sleep(drawn.uniform(0, 0.4))
+            process.send_signal(signal.SIGKILL)
+        killed += process.wait() == -signal.SIGKILL
+        assert process.returncode in (0, -signal.SIGKILL)
+    assert killed >= 1
+    one, other = (torch.load(tmp_path / name / "end.pt") for name in ("whole", "killed"))
+    assert same(one, other)
+
+
+def test_random_numbers_of_others_change_nothing(whole, tmp_path):
+    def score(model):
+        torch.rand(random.Random().randint(1, 9))
+        return {"bleu": 0.0}
+
+    learning = learner(score=score)
+    train(learning, VALID, OPTIONS, tmp_path)
+    assert same(parameters(learning), whole[2])
+
+
+def test_a_model_in_evaluation_mode_is_trained_all_the_same(whole, tmp_path):
+    learning = learner()
+    learning.eval()
+    train(learning, VALID, OPTIONS, tmp_path)
+    assert same(parameters(learning), whole[2])
+
+
+def test_more_steps_may_be_asked_for(tmp_path):
+    longer = OPTIONS.with_changes({"steps": 24, "schedule": "constant"})
+    shorter = longer.with_changes({"steps": 12})
+    one, other = learner(longer), learner(shorter)
+    train(one, VALID, longer, tmp_path / "one")
+    train(other, VALID, shorter, tmp_path / "other")
+    ended = train(again := learner(longer), VALID, longer, tmp_path / "other", resume=True)
+    assert ended.steps == 24
+    assert same(parameters(one), parameters(again))
+
+
+def test_the_model_is_the_mean_of_the_best(whole):
+    _, folder, found = whole
+    saved = sorted((folder / "checkpoints").glob("best-*.ckpt"))
+    assert len(saved) == OPTIONS.keep
+    states = [torch.load(path, weights_only=True) for path in saved]
+    ranked = sorted(states, key=lambda state: state["global_step"])[-2:]  # the loss fell all the time
+    for name, tensor in found.items():
+        mean = sum(state["state_dict"][f"model.{name}"].double() for state in ranked) / 2
+        torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
+
+
+def test_patience(tmp_path):
+    values = iter([3.0, 2.0, 2.5, 2.4, 1.0])
+    options = OPTIONS.with_changes({"patience": 2, "metric": "bleu", "steps": 100, "average": 1})
+    ended = train(learner(options, score=lambda model: {"bleu": next(values)}), VALID, options, tmp_path)
+    assert ended.reason == "patience" and ended.steps == 30 and ended.best == 3.0
+
+
+def test_time(tmp_path):
+    options = OPTIONS.with_changes({"seconds": 0.3, "steps": 100_000, "validate_every": 50_000})
+    ended = train(learner(options), VALID, options, tmp_path)
+    assert ended.reason == "seconds" and 0 < ended.steps < 100_000
+    assert 0.3 <= ended.seconds < 5 and ended.pairs >= 16 * ended.steps
+    assert (tmp_path / "checkpoints" / "last.ckpt").exists()
+
+
+def test_without_a_folder_or_a_validation_nothing_is_written(whole, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = train(learning := learner(), [], OPTIONS.with_changes({"patience": 1}), None)
+    assert (ended.steps, ended.pairs, ended.reason) == (40, 80 * 8, "steps")
+    assert math.isnan(ended.best) and ended.seconds > 0
+    assert not list(tmp_path.iterdir())
+    last = torch.load(whole[1] / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert same(parameters(learning), {name.removeprefix("model."): tensor for name, tensor in last.items()})
+
+
+def test_a_disk_is_not_blamed_where_nothing_is_written():
+    def make(number):
+        raise OSError("no data")
+
+    with pytest.raises(OSError, match=r"^no data$"):
+        train(learner(make=make), [], OPTIONS, None)
+
+
+def test_two_processes_are_two_batches_for_each_step(tmp_path):
+    program = str(Path(__file__).with_name("copying.py"))
+    one, two = tmp_path / "one", tmp_path / "two"
+    subprocess.run([sys.executable, program, str(one), "1"], check=True, stdout=subprocess.DEVNULL)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    done = subprocess.run([*launcher, program, str(two), "2"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    alone, first, second = (torch.load(path) for path in (one / "end0.pt", two / "end0.pt", two / "end1.pt"))
+    assert same(first, second)
+    for name, tensor in alone.items():
+        torch.testing.assert_close(first[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+class TestTrouble:
+    def test_a_loss_that_is_no_number(self, tmp_path):
+        options = OPTIONS.with_changes({"save_every": 1})
+        learning = learner(options)
+
+        def bad(number):
+            if number == 12:  # made while the batch before it is learned
+                learning.model.output.bias.data.fill_(torch.nan)
+            return batch(number)
+
+        learning.stream._batch = bad
+        with pytest.raises(TrainingError, match=r"the loss must be finite, got nan at step 6: lower learning_rate"):
+            train(learning, VALID, options, tmp_path)
+        state = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+        assert state["global_step"] == 5
+        assert all(torch.isfinite(tensor).all() for tensor in state["state_dict"].values())
+
+    def test_a_full_disk_leaves_the_checkpoint_before(self, tmp_path, monkeypatch):
+        real, calls = runs.write_atomically, []
+
+        def full(path, data):
+            calls.append(path.name)
+            if len(calls) > 1:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(path, data)
+
+        monkeypatch.setattr(runs, "write_atomically", full)
+        with pytest.raises(TrainingError, match="must take a checkpoint, got No space left on device"):
+            train(learner(), VALID, OPTIONS, tmp_path)
+        assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 4
+
+    @pytest.mark.parametrize(
+        "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory: 9")]
+    )
+    def test_too_little_memory(self, tmp_path, error):
+        def make(number):
+            raise error
+
+        with pytest.raises(TrainingError, match=r"lower batch_tokens \(now 4096\) and raise accumulate \(now 2\)"):
+            train(learner(make=make), VALID, OPTIONS, tmp_path)
+
+    def test_other_errors_stay_what_they_are(self, tmp_path):
+        def make(number):
+            raise RuntimeError("a bug")
+
+        with pytest.raises(RuntimeError, match=r"^a bug$"):
+            train(learner(make=make), VALID, OPTIONS, tmp_path)
+
+    def test_a_checkpoint_with_code_is_refused(self, tmp_path):
+        import pickle
+
+        path = tmp_path / "checkpoints" / "last.ckpt"
+        path.parent.mkdir()
+        path.write_bytes(pickle.dumps(learner))
+        with pytest.raises(Exception, match=r"(?i)weights.only"):
+            train(learner(), VALID, OPTIONS, tmp_path, resume=True)
+
+
+class TestOptions:
+    def test_what_may_change_and_what_may_not(self):
+        before = TrainingOptions()
+        assert TrainingOptions(steps=9, patience=3).resumable(before) == ["steps", "patience"]
+        with pytest.raises(ValueError, match=r"resume: learning_rate must be 0.002, as the run that is resumed began"):
+            TrainingOptions(learning_rate=1.0).resumable(before)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"stpes": 3}, r"options: name must be one of .* got 'stpes' \(did you mean 'steps'\?\)"),
+            ({"steps": 0}, "options: steps must be at least 1, got 0"),
+            ({"label_smoothing": 1.0}, "label_smoothing must be at least 0 and below 1, got 1.0"),
+            ({"schedule": "cosin"}, r"schedule must be one of .* \(did you mean 'cosine'\?\)"),
+            ({"average": 9}, "average must be at most keep, which is 5, got 9"),
+        ],
+    )
+    def test_wrong_values(self, changes, message):
+        with pytest.raises(ValueError, match=message):
+            TrainingOptions().with_changes(changes)
+
+    def test_wrong_types(self):
+        with pytest.raises(TypeError, match="options: steps must be of type int, got True"):
+            TrainingOptions(steps=True)
+
+    @pytest.mark.parametrize("schedule", ["inverse_sqrt", "cosine", "linear", "constant"])
+    def test_rates(self, schedule):
+        options = TrainingOptions(steps=100, warmup=10, schedule=schedule)
+        rates = [options.rate(step) for step in range(100)]
+        assert rates[:10] == pytest.approx([0.1 * i for i in range(1, 11)])
+        assert all(0 < rate <= 1 for rate in rates)
+        assert schedule == "constant" or all(a > b for a, b in pairwise(rates[10:]))
+        shares = options.with_changes({"warmup": 10 / 101})
+        assert [shares.rate(step) for step in range(100)] == pytest.approx(rates)
+
+    @pytest.mark.parametrize("schedule", ["inverse_sqrt", "cosine", "linear", "constant"])
+    def test_rates_by_the_clock(self, schedule):
+        """Shares of the budget are of the steps or of the seconds, whichever is further."""
+        options = TrainingOptions(steps=100, seconds=1000, warmup=0.1, schedule=schedule)
+        by_step = [options.rate(step) for step in range(100)]
+        assert [options.rate(0, 1000 * (step + 1) / 101) for step in range(100)] == pytest.approx(by_step)
+        assert [options.rate(step, 1.0) for step in range(100)] == pytest.approx(by_step)
+        assert schedule in ("constant", "inverse_sqrt") or options.rate(0, 1000) == options.rate(0, 1001) == 0
+        steps = options.with_changes({"warmup": 10})
+        assert steps.rate(4, 900) <= 0.5 and steps.rate(4, 10) == 0.5
+        assert options.progress(30, 100) == 0.3 and options.progress(30, 700) == 0.7
+        assert TrainingOptions(steps=100).progress(30, 700) == 0.3

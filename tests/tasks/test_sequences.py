@@ -1,0 +1,220 @@
+"""A model with its codecs, put to lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import pytest
+import torch
+from small_models import ENGLISH, LINES, MAKERS, SOURCE, TARGET, recurrent, transformer
+from tabled import Tabled
+
+from regard.models.base import END
+from regard.tasks import sequences
+from regard.tasks.codecs import UNKNOWN, SymbolCodec
+from regard.tasks.search import SearchOptions
+from regard.tasks.sequences import SequenceModel
+from regard.tasks.subwords import SubwordCodec
+from regard.tasks.written import WritingOptions
+
+
+@pytest.fixture(params=MAKERS)
+def model(request: pytest.FixtureRequest) -> SequenceModel:
+    return MAKERS[request.param]()
+
+
+def test_codecs_of_other_sizes_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=rf"target must have the {len(TARGET)} symbols that the model knows, got {len(SOURCE)}\."
+    ):
+        SequenceModel(recurrent().model, SOURCE, SOURCE)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 64])
+def test_lines_come_back_in_order_and_do_not_depend_on_each_other(model: SequenceModel, batch: int) -> None:
+    options = WritingOptions(alignment=True, batch=batch)
+    written = model.write(LINES, options)
+    assert [each.source for each in written] == LINES
+    for line, each in zip(LINES, written):
+        alone = model.write([line], options)[0]
+        assert (each.text, each.tokens) == (alone.text, alone.tokens)
+        assert each.score == pytest.approx(alone.score, abs=1e-4)
+        if not line.strip():
+            assert (each.text, each.tokens, each.score, each.alignment) == ("", (), 0.0, None)
+        else:
+            torch.testing.assert_close(each.alignment, alone.alignment, atol=1e-5, rtol=1e-4)
+
+
+def test_the_alignment_is_the_models_for_what_was_written(model: SequenceModel) -> None:
+    options = WritingOptions(SearchOptions(n_best=3), alignment=True)
+    for line, best in zip(LINES, model.write(LINES, options)):
+        if not line.strip():
+            continue
+        source = SOURCE.encode(line)
+        assert best.source_tokens == tuple(SOURCE.tokens(source))
+        assert len(best.alternatives) == 2
+        for each in (best, *best.alternatives):
+            assert each.maps == model.model.maps
+            assert each.alignment.shape == (len(each.maps), len(each.tokens), len(source))
+            torch.testing.assert_close(each.alignment.sum(-1), torch.ones(each.alignment.shape[:2]))
+            numbers = [next(n for n in range(len(TARGET)) if TARGET.tokens([n]) == [token]) for token in each.tokens]
+            assert each.text == TARGET.decode(numbers).strip()
+            target = torch.tensor([[END, *numbers]])
+            weights = model.model.align(torch.tensor([source]), torch.tensor([len(source)]), target)[0, :, :-1]
+            torch.testing.assert_close(each.alignment, weights.detach(), atol=1e-5, rtol=1e-4)
+        assert best.normalized >= best.alternatives[0].normalized >= best.alternatives[1].normalized
+    assert model.write(LINES[:1])[0].alignment is None
+
+
+def test_a_model_without_attention_has_no_alignment() -> None:
+    model = recurrent(attention="none")
+    written = model.write(LINES[:1], WritingOptions(alignment=True))[0]
+    assert (written.alignment, written.maps) == (None, ())
+    assert written.tokens
+
+
+class Copying(Tabled):
+    """Writes the unknown symbol twice, and looks at the last source symbol, then at the first."""
+
+    def __init__(self, sources: int, targets: int) -> None:
+        super().__init__(sources, targets)
+        self.table.data.fill_(-50.0)
+        self.table.data[:, :, END, UNKNOWN] = 0.0
+        self.table.data[:, END, UNKNOWN, UNKNOWN] = 0.0
+        self.table.data[:, UNKNOWN, UNKNOWN, END] = 0.0
+
+    def align(self, source, lengths, target):
+        weights = torch.zeros(len(source), 2, target.shape[1], source.shape[1])
+        weights[torch.arange(len(source)), :, 0, lengths - 1] = 1.0
+        weights[:, :, 1:, 0] = 1.0
+        return weights
+
+
+def test_unknown_symbols_become_the_words_looked_at() -> None:
+    words = SymbolCodec.train(["a b"], " ")
+    model = SequenceModel(Copying(len(words), len(words)), words, words)
+    assert [each.text for each in model.write(["Bonn a (Köln)", "b"])] == ["Köln Bonn", "b b"]
+    kept = model.write(["Bonn a Köln"], WritingOptions(replace_unknown=False))[0]
+    assert (kept.text, kept.alignment) == ("\ufffd \ufffd", None)
+    letters = SymbolCodec.train(["a b"])
+    assert SequenceModel(Copying(len(letters), 6), letters, letters).write(["a 猫x"])[0].text == "xa"
+    pieces = SubwordCodec.train(ENGLISH, "characters")
+    model = SequenceModel(Copying(len(pieces), len(words)), pieces, words)
+    assert model.write(["the cat, 猫!"])[0].text == "猫 the"
+    shown = model.write(["the cat n猫e"], WritingOptions(alignment=True))[0]
+    assert [word.text for word in shown.source_words] == ["the", "cat", "n猫e"]
+    assert [word.text for word in shown.words] == shown.text.split() == ["n猫e", "the"]
+
+
+def test_a_word_that_is_partly_unknown_is_replaced_as_a_whole() -> None:
+    pieces = SubwordCodec.train(["la vache", "le veau"], "characters")
+    words = SymbolCodec.train(["a b"], " ")
+    numbers = [*pieces.encode("la v"), UNKNOWN, *pieces.encode("x")[1:], UNKNOWN, *pieces.encode(" e")]
+    weights = torch.zeros(1, len(numbers), 2)
+    weights[..., 1] = 1.0
+    text, told = sequences._replaced(pieces, numbers, pieces.words(numbers), ["a", "vöx"], weights)
+    assert text == "la vöx e"
+    assert [word.text for word in told] == ["la", "vöx", "e"]
+    assert sequences._replaced(words, [UNKNOWN, 3], words.words([UNKNOWN, 3]), ["a", "c"], weights[:, :2])[0] == "c a"
+
+
+def test_long_lines_are_cut_or_refused() -> None:
+    model = recurrent()
+    long = "the dog and " * 100
+    tokens = len(SOURCE.encode(long))
+    whole, short = model.write([long, "a cat"])
+    assert whole.note == "" if tokens <= 512 else f"cut to the first 512 of {tokens} tokens"
+    told, short = model.write([long, "a cat"], WritingOptions(longest=20))
+    assert told.note == f"cut to the first 20 of {tokens} tokens"
+    assert (told.source, len(told.source_tokens), short.note) == (long, 20, "")
+    with pytest.raises(ValueError, match=rf"^write: line 2 must have at most 20 tokens, got {tokens}\.$"):
+        model.write(["a cat", long], WritingOptions(longest=20, too_long="refuse"))
+
+
+def test_a_model_that_knows_few_positions_is_not_asked_for_more() -> None:
+    makers = {
+        9: recurrent(attention="location", longest=9),
+        8: transformer(positions="learned", longest=9),
+        7: transformer(score="location", longest=8, positions="rotary"),
+    }
+    for most, model in makers.items():
+        told = model.write([" ".join(ENGLISH)], WritingOptions(SearchOptions(shortest=most), alignment=True))[0]
+        assert told.note.startswith(f"cut to the first {model.model.config.longest} of ")
+        assert len(told.tokens) >= most
+        assert model.longest[1] in (None, most)
+    assert recurrent().longest == transformer().longest == (None, None)
+
+
+def test_bfloat16_is_near_enough(model: SequenceModel) -> None:
+    exact = model.write(LINES, WritingOptions(alignment=True))
+    near = model.write(LINES, WritingOptions(alignment=True, precision="bfloat16"))
+    assert not torch.is_autocast_enabled("cpu")
+    for one, other in zip(exact, near):
+        assert other.normalized == pytest.approx(one.normalized, rel=0.05)
+        assert one.alignment is None or other.alignment.dtype == torch.float32
+
+
+def test_long_lines_go_in_small_batches() -> None:
+    lengths = [3, 0, 5000, 20, 3000, 3000, 20000, 1]
+    assert list(sequences._batches(lengths, 3)) == [[6], [2], [4, 5], [3, 0, 7]]
+    assert list(sequences._batches([2] * 5, 2)) == [[0, 1], [2, 3], [4]]
+    assert list(sequences._batches([0, 0], 2)) == []
+
+
+def test_a_stream_is_answered_in_order_and_read_ahead_so_far() -> None:
+    model, taken = recurrent(), []
+
+    def lines() -> Iterator[str]:
+        for i in range(1000):
+            taken.append(i)
+            yield LINES[i % len(LINES)] + ("\r\n" if i % 2 else "\n")
+
+    stream = model.stream(lines(), ahead=5)
+    first = list(islice(stream, 7))
+    assert len(taken) == 10
+    assert [each.source for each in first] == LINES[:7]
+    assert [each.text for each in first] == [each.text for each in model.write(LINES[:7])]
+    assert [each.source for each in model.stream(["x"], ahead=1)] == ["x"]
+    with pytest.raises(ValueError, match=r"write: line 3 must have at most 2 tokens"):
+        list(model.stream(["a", "a", "the zone"], WritingOptions(longest=2, too_long="refuse"), ahead=2))
+    with pytest.raises(ValueError, match=r"stream: ahead must be at least 1, got 0"):
+        next(model.stream([], ahead=0))
+
+
+def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = recurrent(dropout=0.5)
+    expected = model.write(LINES)
+    model.model.train()
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sequences, "search", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.write(LINES)
+    assert model.model.training
+    assert model.write(LINES) == expected, "dropout is off while a model writes"
+    assert model.model.training
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"longest": 0}, r"write: longest must be a whole number from 1 on, got 0\."),
+        ({"batch": 1.5}, r"write: batch must be a whole number from 1 on, got 1\.5\."),
+        (
+            {"too_long": "cute"},
+            r"write: too_long must be one of 'cut', 'refuse', got 'cute' \(did you mean 'cut'\?\)\.",
+        ),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        WritingOptions(**options)
+
+
+def test_one_line_is_no_list_of_lines() -> None:
+    with pytest.raises(TypeError, match=r"^write: lines must be a list of lines, got a str\.$"):
+        recurrent().write("a cat")

@@ -39,7 +39,7 @@ def _refused(outcome, *parts: str) -> None:
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "must be a table in CSV or Parquet, got a binary file"),
         (b"PK\x03\x04\x14\0\6\0", "got a zip file or an Excel workbook (save it as CSV)"),
         (b"x,y\n1,2\nK\xf6ln,3\n", "must be text in UTF-8, got byte 0xf6 in line 3 (save it in UTF-8)"),
-        (gzip.compress(GOOD.encode(), mtime=0)[:-12], "must be a whole gzip file, got one that is cut short or damaged"),
+        (gzip.compress(GOOD.encode(), mtime=0)[:-12], "must be a whole gzip file, got one that is cut short"),
         (b"PAR1 and nothing more", "must be a whole Parquet file, got one that is cut short or something else"),
         (b"y\n1\n2\n", "must have 2 columns or more, separated by commas, semicolons, tabs, bars, got 1: 'y'"),
         (b"x,y\n1,2\n3,4,5\n", "must have 2 cells in every row as in its first, got 3 in line 3"),

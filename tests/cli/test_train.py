@@ -131,6 +131,17 @@ class TestOptions:
                 ["--model", "transformer", "--attention", "hard"],
                 "attention must be a score for a Transformer, got 'hard'",
             ),
+            (["--set", "training.clip=abc"], "clip must be of type float, got 'abc'"),
+            (["--set", "training=5"], "training must be a table of options, got 5"),
+            (["--set", "model=5"], "model must be a table of options, got 5"),
+            (["--set", "data=5"], "data must be a table"),
+            (["--set", "training.metric=wer"], "training.metric must be loss or one of bleu, chrf for translation"),
+            (
+                ["--model", "transformer", "--set", "model.tied=all"],
+                "model.tied must be 'none' or 'target' without a joint",
+            ),
+            (["--set", "training.devices=2"], "training.devices must be 1 without torchrun, got 2"),
+            (["--valid-targets", "x", "--data", "DATA"], "valid must be given with valid_targets"),
             (["--vocabulary", "words", "--data", "DATA"], "kind must be one of"),
             (["--vocabulary-size", "5", "--data", "DATA"], "size must be at least"),
             ([], "data must be given: a file of pairs separated by a tab"),
@@ -163,7 +174,8 @@ class TestResume:
     def test_what_may_not_change(self, regard, pairs, tmp_path) -> None:
         assert regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "5", *SMALL).code == 0
         for arguments, message in (
-            (["--learning-rate", "0.1"], "learning_rate must be 0.003, as the run that is resumed began"),
+            (["--batch-tokens", "64"], "batch_tokens must be 400, as the run that is resumed began"),
+            (["--show-options"], "--show-options must be left out with --resume"),
             (["--preset", "base"], "preset must be left out with --resume"),
         ):
             result = regard("train", "translation", "--out", tmp_path, "--resume", *arguments)
@@ -179,6 +191,16 @@ class TestResume:
     def test_a_folder_without_a_run(self, regard, tmp_path) -> None:
         result = regard("train", "translation", "--out", tmp_path, "--resume")
         assert result.code == 2 and "be the folder of a run, got no options.toml in it" in result.err
+
+
+@pytest.mark.parametrize("kind", [["--model", "transformer"], ["--attention", "hard"], ["--attention", "location"]])
+def test_other_mechanisms_are_trained_saved_and_loaded(regard, pairs, tmp_path, kind) -> None:
+    chosen = SMALL[2:] if "transformer" not in kind else SMALL[2:6]
+    chosen = [*chosen, "--set", "model.longest=4"] if "location" in kind else chosen
+    result = regard("train", "translation", "--data", pairs, "--out", tmp_path / "out", "--steps", "4", *kind, *chosen)
+    assert result.code == 0, result.err
+    assert ("left out, longer than model.longest allows" in result.out) == ("location" in kind)
+    assert regard("translate", "--model", tmp_path / "out", "red dog").code == 0
 
 
 def test_no_model(regard, tmp_path) -> None:

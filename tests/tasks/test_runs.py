@@ -7,6 +7,7 @@ import errno
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,12 +37,14 @@ def same(one, other):
 class StopAt(Callback):
     """Ends a run as somebody would who presses Ctrl-C in a step."""
 
+    number = signal.SIGINT
+
     def __init__(self, batch_index):
         self.at = batch_index
 
     def on_train_batch_start(self, trainer, module, data, index):
         if index == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), self.number)
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +98,57 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
     assert killed >= 1
     one, other = (torch.load(tmp_path / name / "end.pt") for name in ("whole", "killed"))
     assert same(one, other)
+
+
+@pytest.mark.parametrize("options", [{"save_every": 10}, {"save_every": 5, "patience": 9}, {"save_every": 20}])
+def test_a_step_that_is_saved_and_validated(options, tmp_path):
+    """The checkpoint of such a step knows what its validation found."""
+    chosen = OPTIONS.with_changes(options)
+    one = learner(chosen)
+    ended = train(one, VALID, chosen, tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    killed = learner(chosen, make=Killed(41))
+    with pytest.raises(KeyError, match="killed"):
+        train(killed, VALID, chosen, tmp_path / "other")
+    again = learner(chosen)
+    assert train(again, VALID, chosen, tmp_path / "other", resume=True) == ended
+    assert same(parameters(again), parameters(one))
+
+
+class Killed:
+    """Batches that end a run as if it were killed, once one of them has been asked for."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __call__(self, number):
+        if number == self.number:
+            raise KeyError("killed")
+        return batch(number)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"seconds": 0.2, "steps": 100_000}, {"patience": 1, "metric": "bleu", "average": 1}]
+)
+def test_a_run_that_has_ended_stays_as_it_is(changes, tmp_path):
+    options = OPTIONS.with_changes(changes)
+    score = (lambda model: {"bleu": 0.0}) if "metric" in changes else None
+    one = learner(options, score)
+    ended = train(one, VALID, options, tmp_path / "one")
+    (tmp_path / "one").rename(tmp_path / "moved")
+    again = learner(options, score)
+    resumed = train(again, VALID, options, tmp_path / "moved", resume=True)
+    assert (resumed.steps, resumed.reason, resumed.best) == (ended.steps, ended.reason, ended.best)
+    assert same(parameters(again), parameters(one))
+
+
+def test_a_request_to_terminate_is_an_interrupt(tmp_path):
+    class Terminate(StopAt):
+        number = signal.SIGTERM
+
+    ended = train(learner(), VALID, OPTIONS, tmp_path, callbacks=[Terminate(11)])
+    assert ended.reason == "interrupt" and ended.steps == 6
+    assert (tmp_path / "checkpoints" / "last.ckpt").exists()
 
 
 def test_random_numbers_of_others_change_nothing(whole, tmp_path):
@@ -220,7 +274,9 @@ class TestTrouble:
         def make(number):
             raise error
 
-        with pytest.raises(TrainingError, match=r"lower batch_tokens \(now 4096\) and raise accumulate \(now 2\)"):
+        with pytest.raises(
+            TrainingError, match=r"begin anew with lower batch_tokens \(now 4096\), and accumulate \(now 2\)"
+        ):
             train(learner(make=make), VALID, OPTIONS, tmp_path)
 
     def test_other_errors_stay_what_they_are(self, tmp_path):
@@ -236,7 +292,14 @@ class TestTrouble:
         path = tmp_path / "checkpoints" / "last.ckpt"
         path.parent.mkdir()
         path.write_bytes(pickle.dumps(learner))
-        with pytest.raises(Exception, match=r"(?i)weights.only"):
+        message = "last.ckpt must be a whole checkpoint of tensors, got one that is damaged or something else"
+        with pytest.raises(TrainingError, match=message):
+            train(learner(), VALID, OPTIONS, tmp_path, resume=True)
+        path.write_bytes(b"PK\x03\x04 cut")
+        with pytest.raises(TrainingError, match=message):
+            train(learner(), VALID, OPTIONS, tmp_path, resume=True)
+        path.unlink()
+        with pytest.raises(TrainingError, match=r"last\.ckpt must exist, got no such file"):
             train(learner(), VALID, OPTIONS, tmp_path, resume=True)
 
 
@@ -244,8 +307,8 @@ class TestOptions:
     def test_what_may_change_and_what_may_not(self):
         before = TrainingOptions()
         assert TrainingOptions(steps=9, patience=3).resumable(before) == ["steps", "patience"]
-        with pytest.raises(ValueError, match=r"resume: learning_rate must be 0.002, as the run that is resumed began"):
-            TrainingOptions(learning_rate=1.0).resumable(before)
+        with pytest.raises(ValueError, match=r"resume: batch_tokens must be 4096, as the run that is resumed began"):
+            TrainingOptions(batch_tokens=64).resumable(before)
 
     @pytest.mark.parametrize(
         ("changes", "message"),

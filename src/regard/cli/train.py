@@ -42,10 +42,19 @@ def run(
     with explained("train"):
         task_of(task)
         changes = {**given, **dict(setting(each) for each in settings)}
+        if resume and show_options:
+            raise rejected("train", "--show-options", f"be left out with --resume; they are in {out / OPTIONS}", "both")
         if resume:
             experiment = Experiment.resumed(out, _training_alone(changes, options), console.print)
+            if experiment.options.task != task:
+                raise rejected(
+                    "train", "task", f"be {experiment.options.task!r}, as the run in {out} began", repr(task)
+                )
         else:
-            chosen = ExperimentOptions.from_table(table_of(task, options, changes))
+            try:
+                chosen = ExperimentOptions.from_table(table_of(task, options, changes))
+            except TypeError as error:  # a value of another type than the option's
+                raise fail(str(error)) from None
             if show_options:
                 import tomli_w
 
@@ -56,6 +65,8 @@ def run(
 
 
 def _train(console: Console, experiment: Experiment, resume: bool) -> None:
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
     from regard.cli.training import TrainingDisplay
     from regard.tasks.learner import TrainingError
 
@@ -63,7 +74,7 @@ def _train(console: Console, experiment: Experiment, resume: bool) -> None:
     task, out = experiment.options.task, experiment.folder
     try:
         _, ended = experiment.train(resume=resume, callbacks=[display])
-    except TrainingError as error:
+    except (TrainingError, MisconfigurationException) as error:
         raise fail(str(error)) from None
     if ended.reason == "interrupt":
         console.print(f"Stopped after step {ended.steps:,}. Go on with:  regard train {task} --out {out} --resume")
@@ -90,7 +101,12 @@ def table_of(task: str, options: Path | None, changes: dict[str, Any]) -> dict[s
         inner[name] = value
     table["kind"] = _kind(table.get("kind", "recurrent"))
     _attention(table)
-    table.setdefault("training", {}).setdefault("metric", task_of(task).metric)
+    training = table.setdefault("training", {})
+    if not isinstance(training, dict):
+        raise rejected("train", "training", "be a table of options", repr(training))
+    training.setdefault("metric", task_of(task).metric)
+    if training.get("seconds"):
+        training.setdefault("warmup", 0.05)  # of the time: nobody knows how many steps there will be
     return table
 
 
@@ -106,6 +122,8 @@ def _attention(table: dict[str, Any]) -> None:
     if name is None:
         return
     model = table.setdefault("model", {})
+    if not isinstance(model, dict):
+        raise rejected("train", "model", "be a table of options", repr(model))
     if table["kind"] == "transformer":
         if name in SHORT:
             raise rejected("train", "attention", "be a score for a Transformer", repr(name))

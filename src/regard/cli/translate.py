@@ -65,6 +65,8 @@ def _show(written: Written, *, alignment: bool, words: bool, as_json: bool, n_be
         return
     if written.note:
         print(f"regard: {written.note}: {written.source[:60]!r}", file=sys.stderr)
+    if not written.tokens and written.source.strip():
+        print(f"regard: the model wrote nothing for {written.source[:60]!r}", file=sys.stderr)
     for each in (written, *written.alternatives):
         typer.echo(f"{each.normalized:.4f}\t{each.text}" if n_best > 1 else each.text)
     if alignment and written.tokens:

@@ -86,6 +86,8 @@ class TransformerConfig(Config):
 #: Vaswani 2017, add ``tied="all"``.
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {"width": 256, "heads": 4, "encoder_layers": 3, "decoder_layers": 3, "feedforward": 1024, "norm": "pre"},
+    "base": {"width": 384, "heads": 6, "encoder_layers": 4, "decoder_layers": 4, "feedforward": 1536, "norm": "pre"}
+    | {"dropout": 0.2},
     "multi30k": {"width": 128, "heads": 4, "encoder_layers": 4, "decoder_layers": 4, "feedforward": 256}
     | {"dropout": 0.3},
     "vaswani2017-base": {"width": 512, "heads": 8, "feedforward": 2048, "dropout": 0.1},

@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 
 from regard._errors import RegardWarning, described, rejected, unknown_name
 from regard.models import EncoderDecoder
-from regard.tasks.batches import Batches
+from regard.tasks.batches import Batches, Ragged
 from regard.tasks.codecs import Codec
 from regard.tasks.files import write_atomically
 from regard.tasks.kinds import Task, Vocabularies, task_of
@@ -89,7 +90,7 @@ class ExperimentOptions:
         kinds: dict[str, Any] = {"data": DataOptions, "vocabularies": Vocabularies, "training": TrainingOptions}
         made: dict[str, Any] = {}
         for name, kind in kinds.items():
-            given = table.pop(name, {})
+            given = _table("options", name, table.pop(name, {}))
             known = {each.name: type(each.default) for each in fields(kind)}
             for key, value in given.items():
                 if key not in known:
@@ -99,6 +100,7 @@ class ExperimentOptions:
                         "options", f"{name}.{key}", f"be of type {known[key].__name__}", described(value), TypeError
                     )
             made[name] = kind(**given)
+        _table("options", "model", table.get("model", {}))
         for key in table:
             if key not in ("task", "kind", "preset", "model"):
                 raise unknown_name("options", "name", key, ("task", "kind", "preset", "model", *kinds))
@@ -127,11 +129,23 @@ class Experiment:
             data, data=_absolute(data.data), targets=_absolute(data.targets), valid=_absolute(data.valid),
             valid_targets=_absolute(data.valid_targets),
         ))  # fmt: skip
-        self.folder, self.say = Path(folder), say
+        self.folder = Path(folder)
+        self.say = say if _place()[0] == 0 else lambda _: None
         self.task: Task = task_of(options.task)
         if options.kind not in KINDS:
             raise unknown_name("train", "kind", options.kind, KINDS)
-        self._config(8, 8)  # what is wrong with it is said before anything is read
+        config = self._config(8, 8)  # what is wrong with it is said before anything is read
+        if getattr(config, "tied", None) == "all" and not options.vocabularies.joint:
+            raise rejected("train", "model.tied", "be 'none' or 'target' without a joint vocabulary", "'all'")
+        if options.training.metric not in ("loss", *self.task.names):
+            expected = f"be loss or one of {', '.join(self.task.names)} for {options.task}"
+            raise rejected("train", "training.metric", expected, repr(options.training.metric))
+        if data.valid_targets and not data.valid:
+            raise rejected("train", "valid", "be given with valid_targets", "none")
+        _, world = _place()
+        if world != options.training.devices:
+            expected = f"be {world}, as many as torchrun has started" if world > 1 else "be 1 without torchrun"
+            raise rejected("train", "training.devices", expected, options.training.devices)
 
     @classmethod
     def resumed(cls, folder: str | Path, changes: dict[str, Any], say: Callable[[str], None] = print) -> Experiment:
@@ -159,7 +173,11 @@ class Experiment:
         from regard.tasks.runs import CHECKPOINTS, LAST, train
 
         training = self.options.training
-        if not resume and (self.folder / CHECKPOINTS / LAST).exists():
+        saved = (self.folder / CHECKPOINTS / LAST).exists()
+        if resume and not saved:
+            expected = "have been saved once to be resumed; begin anew"
+            raise rejected("resume", str(self.folder), expected, f"no {CHECKPOINTS}/{LAST} in it")
+        if not resume and saved:
             raise rejected(
                 "train", "out", "be a new folder, or be resumed (--resume)", f"{self.folder}, which has a run"
             )
@@ -167,7 +185,7 @@ class Experiment:
             torch.set_num_threads(training.threads)
         learn, valid = self._pairs()
         self._valid = valid
-        source, target = self._codecs(learn, resume)
+        source, target = self._codecs(learn, valid, resume)
         torch.manual_seed(training.seed)
         model = KINDS[self.options.kind][1](self._config(len(source), len(target)))
         count = sum(parameter.numel() for parameter in model.parameters())
@@ -175,22 +193,33 @@ class Experiment:
             f"{self.options.kind} model, {count:,} parameters, vocabularies of {len(source):,} and {len(target):,}"
         )
         rank, world = _place()
-        encode = source.encode_all, target.encode_all
+        writer = SequenceModel(model, source, target, self._about())
         batches, once = (
             Batches(
-                encode[0](pairs.sources), encode[1](pairs.targets), tokens=training.batch_tokens, seed=training.seed,
-                rank=rank, world=world,
+                *self._numbers(pairs, writer), tokens=training.batch_tokens, seed=training.seed, rank=rank, world=world
             )
             for pairs in (learn, valid)
-        )  # fmt: skip
+        )
         self.say(f"an epoch has {batches.per_epoch:,} batches")
-        writer = SequenceModel(model, source, target, self._about())
         learner = Learner(model, training, Stream(batches.batch), self._score(writer, valid))
         ended = train(learner, list(once.once()), training, self.folder, resume=resume, callbacks=callbacks)
         if ended.reason != "interrupt" and rank == 0:
             writer.model.eval()
             writer.save(self.folder)
         return writer, ended
+
+    def _numbers(self, pairs: Pairs, writer: SequenceModel) -> tuple[Ragged, Ragged]:
+        """Return the pairs as numbers; what is longer than the model can read or write is left out, and told."""
+        sources, targets = writer.source.encode_all(pairs.sources), writer.target.encode_all(pairs.targets)
+        fits = np.ones(len(pairs), bool)
+        for ragged, most in zip((sources, targets), writer.longest):
+            fits &= True if most is None else ragged.lengths <= most
+        fit = np.flatnonzero(fits)
+        if len(fit) < len(pairs):
+            self.say(f"left out, longer than model.longest allows: {len(pairs) - len(fit):,} pairs")
+        if not len(fit):
+            raise rejected("train", "model.longest", "be at least the length of some pair in tokens", "less than any")
+        return sources.take(fit), targets.take(fit)
 
     def scores(self, writer: SequenceModel) -> dict[str, float]:
         """Return the task's scores of a model on the sources that the training held out, by beam search."""
@@ -215,17 +244,15 @@ class Experiment:
             self.say(f"held out to validate: {len(set(valid.sources)):,} sources with {len(valid):,} targets")
         return learn, valid
 
-    def _codecs(self, learn: Pairs, resume: bool) -> tuple[Codec, Codec]:
+    def _codecs(self, learn: Pairs, valid: Pairs, resume: bool) -> tuple[Codec, Codec]:
         """Return the codecs: learned, or those that the run began with."""
-        mark = hashlib.blake2b("\n".join(f"{s}\t{t}" for s, t in learn).encode(), digest_size=16).hexdigest()
+        marks = {"data": _mark(learn), "valid": _mark(valid)}
         if resume:
-            begun = json.loads((self.folder / BEGUN).read_text(encoding="utf-8"))
-            if begun["data"] != mark:
-                raise rejected("resume", "data", "be the pairs that the run began with", "others")
-            source, target = (
-                Codec.from_json(json.loads((self.folder / name).read_text(encoding="utf-8")), name)
-                for name in (SOURCE, TARGET)
-            )
+            begun = self._read(BEGUN)
+            for name, mark in marks.items():
+                if begun.get(name) != mark:
+                    raise rejected("resume", name, "be the pairs that the run began with", "others")
+            source, target = (Codec.from_json(self._read(name), str(self.folder / name)) for name in (SOURCE, TARGET))
             return source, target
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", RegardWarning)
@@ -236,11 +263,23 @@ class Experiment:
             import tomli_w
 
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.folder / OPTIONS, tomli_w.dumps(self.options.to_table()).encode())
             for name, codec in ((SOURCE, source), (TARGET, target)):
                 write_atomically(self.folder / name, json.dumps(codec.to_json(), ensure_ascii=False).encode())
-            write_atomically(self.folder / BEGUN, json.dumps({"data": mark}).encode())
+            write_atomically(self.folder / BEGUN, json.dumps(marks).encode())
+            # Last: a folder that has it is a run's.
+            write_atomically(self.folder / OPTIONS, tomli_w.dumps(self.options.to_table()).encode())
         return source, target
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """Return what a JSON file of the run holds."""
+        path = self.folder / name
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise rejected("resume", str(path), "be the file that the run began with", "one that is damaged")
+        return found
 
     def _config(self, sources: int, targets: int) -> Any:
         """Return the model's config for vocabularies of these sizes, or raise where an option is wrong."""
@@ -264,6 +303,17 @@ class Experiment:
 
     def _about(self) -> dict[str, Any]:
         return {"task": self.options.task}
+
+
+def _mark(pairs: Pairs) -> str:
+    """Return a checksum of pairs in their order."""
+    return hashlib.blake2b("\n".join(f"{s}\t{t}" for s, t in pairs).encode(), digest_size=16).hexdigest()
+
+
+def _table(function: str, name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise rejected(function, name, "be a table of options", repr(value))
+    return value
 
 
 def _absolute(name: str) -> str:

@@ -68,7 +68,10 @@ def save_model(
     """
     from safetensors.torch import save
 
-    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise rejected("save", "model", f"have finite parameters in {tensor.dtype}", f"nan or inf in {name}")

@@ -36,9 +36,10 @@ class Vocabularies:
 class Task(ABC):
     """Pairs of texts to learn from, and a score."""
 
-    #: Its name on the command line, and the metric that a run goes by.
+    #: Its name on the command line, the metric that a run goes by, and all that there are.
     name: str
     metric: str
+    names: tuple[str, ...]
 
     @abstractmethod
     def codecs(self, pairs: Pairs, vocabularies: Vocabularies) -> tuple[Codec, Codec]:
@@ -53,7 +54,7 @@ class Task(ABC):
 class Translation(Task):
     """Sentences into sentences: subwords, BLEU and chrF."""
 
-    name, metric = "translation", "bleu"
+    name, metric, names = "translation", "bleu", ("bleu", "chrf")
 
     def codecs(self, pairs: Pairs, vocabularies: Vocabularies) -> tuple[Codec, Codec]:
         from regard.tasks.subwords import SubwordCodec
@@ -78,7 +79,7 @@ class Translation(Task):
 class Pronunciation(Task):
     """Words into phonemes separated by spaces: symbols, phoneme and word error rates."""
 
-    name, metric = "pronunciation", "wer"
+    name, metric, names = "pronunciation", "wer", ("per", "wer")
 
     def codecs(self, pairs: Pairs, vocabularies: Vocabularies) -> tuple[Codec, Codec]:  # noqa: ARG002
         return SymbolCodec.train(pairs.sources, lowercase=True), SymbolCodec.train(pairs.targets, separator=" ")

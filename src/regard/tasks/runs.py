@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import pickle
 import signal
 import threading
 import time
@@ -18,8 +19,9 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -122,7 +124,10 @@ def train(
         with _explained(options, folder):
             validation: Any = DataLoader(valid, batch_size=None) if valid else None  # type: ignore[arg-type]
             begin = last.path if resume and last is not None else None
-            trainer.fit(learner, learner.stream, validation, ckpt_path=begin)
+            try:
+                trainer.fit(learner, learner.stream, validation, ckpt_path=begin)
+            except SIGTERMException:
+                stop.reason = "interrupt"
     reason = stop.reason or ("steps" if trainer.global_step >= options.steps else "patience")
     if best is not None and reason != "interrupt":
         _take_best(learner, best, options.average)
@@ -146,7 +151,7 @@ def _hooks(
         hooks.append(best)
     if options.patience and validated:
         hooks.append(EarlyStopping(metric, patience=options.patience, mode=mode, min_delta=0.0))
-    return best, hooks, None if folder is None else _Last(folder / CHECKPOINTS / LAST, options.save_every)
+    return best, hooks, None if folder is None else _Last(folder / CHECKPOINTS / LAST, options, validated)
 
 
 class AtomicCheckpoints(TorchCheckpointIO):
@@ -163,19 +168,53 @@ class AtomicCheckpoints(TorchCheckpointIO):
         write_atomically(path, data.getvalue())
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:  # noqa: ARG002
-        """Read tensors and plain values; what would run code is refused."""
-        return torch.load(path, map_location=map_location, weights_only=True)
+        """Read tensors and plain values; what would run code is refused. The folder may have been moved."""
+        try:
+            state = torch.load(path, map_location=map_location, weights_only=True)
+            for name, each in state["callbacks"].items():
+                if name.startswith("ModelCheckpoint"):
+                    state["callbacks"][name] = _moved(each, Path(path).parent)
+        except FileNotFoundError:
+            raise TrainingError(f"resume: {path} must exist, got no such file: the run had not saved yet.") from None
+        except (RuntimeError, pickle.UnpicklingError, KeyError, EOFError, AttributeError, ValueError) as error:
+            raise TrainingError(
+                f"resume: {path} must be a whole checkpoint of tensors, got one that is damaged or something else "
+                f"({type(error).__name__})."
+            ) from None
+        return state
 
 
-class _Last(Callback):
-    """Saves what is needed to go on, every so many steps and at the end."""
+def _moved(state: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return what a ModelCheckpoint knows, its files in this folder; those that are gone are forgotten."""
 
-    def __init__(self, path: Path, every: int) -> None:
-        self.path, self.every = path, every
-        self._saved = -1
+    def here(path: str) -> str:
+        return str(folder / Path(path).name) if path else path
+
+    kept = {here(path): score for path, score in state["best_k_models"].items() if Path(here(path)).exists()}
+    paths = ("best_model_path", "kth_best_model_path", "last_model_path")
+    return state | {"dirpath": str(folder), "best_k_models": kept} | {name: here(state[name]) for name in paths}
+
+
+class _Last(Checkpoint):
+    """Saves what is needed to go on, every so many steps and at the end.
+
+    Lightning calls checkpoints after all other callbacks, and in their order; so this one knows of the best. Where a
+    step is validated it is saved after that: a run that goes on must know what was found.
+    """
+
+    def __init__(self, path: Path, options: TrainingOptions, validated: bool) -> None:
+        self.path, self.every = path, options.save_every
+        self._validated_every = options.validate_every if validated else 0
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Save after steps, not between batches of one."""
+        if trainer.fit_loop._should_accumulate() or trainer.global_step % self.every:
+            return
+        if not self._validated_every or trainer.global_step % self._validated_every:
+            self._save(trainer)
+
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
+        """Save what was put off."""
         if trainer.global_step % self.every == 0:
             self._save(trainer)
 
@@ -183,9 +222,15 @@ class _Last(Callback):
         """Save the end."""
         self._save(trainer)
 
+    def on_exception(self, trainer: Trainer, module: Any, exception: BaseException) -> None:  # noqa: ARG002
+        """Save where somebody asked the process to terminate, which Lightning tells after a step."""
+        due = self._validated_every and trainer.global_step % self._validated_every == 0
+        if isinstance(exception, SIGTERMException) and not due and not trainer.fit_loop._should_accumulate():
+            self._save(trainer)
+
     def _save(self, trainer: Trainer) -> None:
-        if trainer.global_step != self._saved and not trainer.fit_loop._should_accumulate():
-            self._saved = trainer.global_step
+        state = trainer.lightning_module.parameters()
+        if all(bool(torch.isfinite(parameter).all()) for parameter in state):  # else the one before is kept
             trainer.save_checkpoint(self.path)
 
 
@@ -200,8 +245,14 @@ class _Stop(Callback):
         """Return the seconds of training."""
         return self._before + max(min(time.monotonic(), self._ended) - self._began, 0.0)
 
-    def on_train_start(self, *_: Any) -> None:
-        """Start the clock."""
+    def on_train_start(self, trainer: Any, *_: Any) -> None:
+        """Start the clock, unless the run that is resumed had ended."""
+        if self.seconds and self._before >= self.seconds:
+            self.reason = "seconds"
+        patient = [each for each in trainer.callbacks if isinstance(each, EarlyStopping)]
+        if self.reason or any(each.wait_count >= each.patience for each in patient):
+            trainer.should_stop = True
+            trainer.limit_val_batches = 0
         self._began = time.monotonic()
 
     def on_train_end(self, *_: Any) -> None:
@@ -259,15 +310,15 @@ def _explained(options: TrainingOptions, folder: Path | None) -> Iterator[None]:
         if folder is None:
             raise
         raise TrainingError(
-            f"train: {folder} must take a checkpoint, got {error.strerror or error}; the one before is whole: free "
-            "some space and go on with --resume."
+            f"train: {folder} must take a checkpoint, got {error.strerror or error}; what was there before is whole: "
+            "mend that, and go on with --resume."
         ) from error
     except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not _is_memory(error):
+        if isinstance(error, TrainingError) or (isinstance(error, RuntimeError) and not _is_memory(error)):
             raise
         raise TrainingError(
-            f"train: a batch must fit in memory, got an allocation that failed; lower batch_tokens (now "
-            f"{options.batch_tokens}) and raise accumulate (now {options.accumulate}) by the same factor."
+            f"train: a batch must fit in memory, got an allocation that failed; begin anew with lower batch_tokens "
+            f"(now {options.batch_tokens}), and accumulate (now {options.accumulate}) raised by the same factor."
         ) from error
 
 

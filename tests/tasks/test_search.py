@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tabled import Tabled, everything, log_probability, repeats
 from torch import Tensor
@@ -31,7 +32,7 @@ def found(model: EncoderDecoder, lines: list[list[int]], **options: object) -> l
     return search(model, *pad(lines), SearchOptions(**options))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     penalty=st.sampled_from([0.0, 0.6, 1.0, 3.0]),
@@ -53,7 +54,7 @@ def test_wide_beams_find_the_best(
             assert each.normalized == pytest.approx(rank, abs=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), beams=st.integers(1, 6), penalty=st.sampled_from([0.0, 1.0]))
 def test_answers_are_ranked_and_their_scores_are_the_models(seed: int, beams: int, penalty: float) -> None:
     model = Tabled(targets=7, seed=seed)
@@ -68,8 +69,14 @@ def test_answers_are_ranked_and_their_scores_are_the_models(seed: int, beams: in
             assert each.normalized == pytest.approx(each.score / ((6 + len(each.numbers)) / 6) ** penalty)
 
 
-def plainly(model: Tabled, source: list[int], options: SearchOptions) -> list[tuple[int, ...]]:
-    """Search with lists, hypothesis by hypothesis, for as long as the limit allows."""
+def tied(ranked: list[tuple[float, tuple[int, ...]]], first: int, last: int) -> bool:
+    """Return whether two neighbours of these places differ by no more than rounding: sums of the same numbers do."""
+    scores = [score for score, _ in ranked[first : last + 1]]
+    return any(a - b < 1e-9 for a, b in pairwise(scores))
+
+
+def plainly(model: Tabled, source: list[int], options: SearchOptions) -> list[tuple[int, ...]] | None:
+    """Search with lists, hypothesis by hypothesis, for as long as the limit allows; None where rounding decides."""
     table = model.table.detach().log_softmax(-1)[sum(source) % 7].tolist()
     limit = int(options.limits(torch.tensor([len(source)])))
     beams: list[tuple[float, tuple[int, ...]]] = [(0.0, (PAD, END))]
@@ -85,16 +92,20 @@ def plainly(model: Tabled, source: list[int], options: SearchOptions) -> list[tu
                 if not barred:
                     following.append((score + table[path[-2]][path[-1]][symbol], longer))
         following.sort(reverse=True)
+        going_on = [each for each in following if each[1][-1] != END]
+        if any(tied(each, options.beams - 1, options.beams) for each in (following, going_on)):
+            return None
         for score, path in following[: options.beams]:
             if path[-1] == END:
                 ended.append((score / ((5 + step + 1) / 6) ** options.length_penalty, path[2:-1]))
-        beams = [each for each in following if each[1][-1] != END][: options.beams]
+        beams = going_on[: options.beams]
         if options.beams == 1 and ended:
             break
-    return [path for _, path in sorted(ended, reverse=True)[: options.n_best]]
+    ended.sort(reverse=True)
+    return None if tied(ended, 0, options.n_best) else [path for _, path in ended[: options.n_best]]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     beams=st.integers(1, 6),
@@ -111,7 +122,9 @@ def test_narrow_beams_find_what_a_plain_search_finds(
     n_best = data.draw(st.integers(1, beams))
     options = SearchOptions(beams, n_best, penalty, no_repeat, shortest, ratio=1.5, extra=3)
     answers = search(model, SOURCE, LENGTHS, options)
-    assert [[each.numbers for each in best] for best in answers] == [plainly(model, s, options) for s in LINES]
+    plain = [plainly(model, line, options) for line in LINES]
+    assume(all(each is not None for each in plain))
+    assert [[each.numbers for each in best] for best in answers] == plain
 
 
 @pytest.mark.parametrize("penalty", [0.0, 2.0])
@@ -138,7 +151,7 @@ def test_more_beams_find_nothing_worse_as_a_rule() -> None:
     assert sum(best[0]) < sum(best[1]) <= sum(best[2])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), no_repeat=st.integers(1, 4), beams=st.integers(1, 4))
 def test_no_run_is_written_twice(seed: int, no_repeat: int, beams: int) -> None:
     model = Tabled(seed=seed, end=-4.0)
@@ -255,7 +268,7 @@ def test_samples_depend_on_the_seed_and_the_source_alone() -> None:
         assert answers[0].normalized >= answers[1].normalized
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6), N=st.sampled_from([5, 63, 64, 65, 300, 1000]), count=st.integers(1, 12),
     beams=st.integers(1, 5), ties=st.booleans(),

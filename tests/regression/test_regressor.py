@@ -178,6 +178,9 @@ class TestEmpty:
         with pytest.raises(ValueError, match=message):
             self.model("raise").predict(self.query)
         np.testing.assert_allclose(self.model("raise").predict([[0.5]]), [1.5])
+        for method in ("weights", "attention"):
+            with pytest.raises(ValueError, match=message):
+                getattr(self.model("raise"), method)(self.query)
 
     @pytest.mark.parametrize("empty", ["nearest", "mean", "nan"])
     def test_weights_and_points_agree_with_predictions(self, empty):
@@ -489,6 +492,8 @@ class TestAmongOthers:
         ({"kernel": "gausian"}, ValueError, r"kernel must be one of .*, got 'gausian' \(did you mean 'gaussian'\?\)"),
         ({"kernel": 3}, TypeError, "kernel must be a name or a function of distances, got 3"),
         ({"bandwidth": "wide"}, ValueError, "bandwidth must be a positive number, 2 of them, or .*'wide'"),
+        ({"bandwidth": "lo"}, ValueError, r"bandwidth must be .*, got 'lo' \(did you mean 'loo'\?\)"),
+        ({"empty": "neares"}, ValueError, r"empty must be .*, got 'neares' \(did you mean 'nearest'\?\)"),
         ({"bandwidth": 0.0}, ValueError, "bandwidth must be a positive number, .* got 0.0"),
         ({"bandwidth": True}, ValueError, "bandwidth must be a positive number, .* got True"),
         ({"bandwidth": [1.0, 2.0, 3.0]}, ValueError, r"bandwidth must be .* got an array of shape \(3,\)"),

@@ -31,7 +31,6 @@ class KernelEstimator(TrainingPoints):
         raise NotImplementedError
 
     def _query(self, X: Any, smoother: Smoother) -> Tensor:
-        check_is_fitted(self)
         X = validate_data(self, _inputs.as_array(X), reset=False, dtype=[np.float64, np.float32])
         return _inputs.tensor(self._features.coordinates(X)).to(smoother.key)
 
@@ -147,13 +146,14 @@ class KernelEstimator(TrainingPoints):
             done += len(effective)
         lost = ~found.any(1)
         if lost.any():
-            found[lost] = self._weights_instead(smoother, query[torch.from_numpy(lost).to(query.device)], bandwidth)
+            far = query[torch.from_numpy(lost).to(query.device)]
+            found[lost] = self._weights_instead(smoother, far, bandwidth, len(query))
         return _inputs.like(X, found)
 
-    def _weights_instead(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor) -> np.ndarray:
+    def _weights_instead(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor, count: int) -> np.ndarray:
         found = np.zeros((len(lost), self._count))
         if self.empty == "raise":
-            self._instead(smoother, lost, bandwidth, len(lost))
+            self._instead(smoother, lost, bandwidth, count)
         elif self.empty == "nan":
             found[:] = np.nan
         elif self.empty == "mean":
@@ -188,16 +188,16 @@ class KernelEstimator(TrainingPoints):
             effective = 1 / float(smoother.concentration(query, bandwidth)[0])
             total = float(np.abs(np.asarray(self.weights(one))).sum())
         names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])
-        place = {row: i for i, row in enumerate(self._rows)}
         width = bandwidth.cpu().numpy()[self._features.owner]
         gaps = (smoother.key - query).cpu().numpy() / width
         rows = []
         for weight, index in zip(np.asarray(found.weights)[0], np.asarray(found.indices)[0]):
             if index >= 0:
-                gap = gaps[place[index]]
+                place = int(np.searchsorted(self._rows, index))
+                gap = gaps[place]
                 distance = np.abs(gap).sum() if self._features.manhattan else np.sqrt((gap**2).sum())
-                features = {_apart(name): value for name, value in zip(names, self._X[place[index]].tolist())}
-                target = self._shown(place[index])
+                features = {_apart(name): value for name, value in zip(names, self._X[place].tolist())}
+                target = self._shown(place)
                 row = {"index": int(index), "weight": float(weight), "target": target, "distance": float(distance)}
                 rows.append(row | features)
         share = float(np.abs(np.asarray(found.weights)).sum()) / total if total > 0 else 0.0

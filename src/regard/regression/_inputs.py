@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
 
@@ -67,7 +68,7 @@ def checked_bandwidth(function: str, bandwidth: Any, width: int) -> np.ndarray |
     expected = f"be a positive number, {width} of them, or one of {', '.join(map(repr, ways))}"
     if isinstance(bandwidth, str):
         if bandwidth not in ways:
-            raise rejected(function, "bandwidth", expected, repr(bandwidth))
+            raise rejected(function, "bandwidth", expected, _near(bandwidth, ways))
         return bandwidth
     try:
         found = np.asarray(as_array(bandwidth))
@@ -86,10 +87,16 @@ def _has_bool(bandwidth: Any) -> bool:
     return any(isinstance(one, (bool, np.bool_)) for one in each)
 
 
+def _near(value: Any, known: tuple[Any, ...]) -> str:
+    """Return what came, with the nearest name that would have been right."""
+    near = get_close_matches(value, [each for each in known if isinstance(each, str)], 1) if type(value) is str else []
+    return described(value) + (f" (did you mean {near[0]!r}?)" if near else "")
+
+
 def choice(function: str, name: str, value: Any, known: tuple[Any, ...]) -> None:
     """Check that a parameter is one of a few."""
     if isinstance(value, bool) or value not in known:
-        raise rejected(function, name, f"be one of {', '.join(map(repr, known))}", described(value))
+        raise rejected(function, name, f"be one of {', '.join(map(repr, known))}", _near(value, known))
 
 
 def count(function: str, name: str, value: Any, least: int = 1) -> int:

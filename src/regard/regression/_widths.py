@@ -27,7 +27,7 @@ FAR = 1e3
 
 @dataclass(frozen=True)
 class Curve:
-    """The leave-one-out error at some bandwidths, narrow to wide.
+    """The leave-one-out error at some bandwidths: narrow to wide after a search, in the order tried after learning.
 
     Attributes
     ----------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import os
@@ -159,8 +160,6 @@ class AtomicCheckpoints(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:  # noqa: ARG002
         """Write beside the old file, and replace it when all is on the disk."""
-        import io
-
         data = io.BytesIO()
         torch.save(checkpoint, data)
         path = Path(path)

@@ -7,7 +7,6 @@ import errno
 import math
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -106,7 +105,6 @@ def test_a_step_that_is_saved_and_validated(options, tmp_path):
     chosen = OPTIONS.with_changes(options)
     one = learner(chosen)
     ended = train(one, VALID, chosen, tmp_path / "one")
-    shutil.copytree(tmp_path / "one", tmp_path / "copy")
     killed = learner(chosen, make=Killed(41))
     with pytest.raises(KeyError, match="killed"):
         train(killed, VALID, chosen, tmp_path / "other")
@@ -177,6 +175,25 @@ def test_more_steps_may_be_asked_for(tmp_path):
     ended = train(again := learner(longer), VALID, longer, tmp_path / "other", resume=True)
     assert ended.steps == 24
     assert same(parameters(one), parameters(again))
+
+
+def test_a_changed_learning_rate_is_obeyed(tmp_path):
+    options = OPTIONS.with_changes({"steps": 12, "average": 1, "metric": "bleu", "validate_every": 1000})
+    train(one := learner(options), VALID, options, tmp_path)
+    before = parameters(one)
+    still = options.with_changes({"steps": 20, "learning_rate": 0.0})
+    assert still.resumable(options) == ["steps", "learning_rate"]
+    assert train(again := learner(still), VALID, still, tmp_path, resume=True).steps == 20
+    assert same(parameters(again), before)
+
+
+def test_a_changed_patience_is_obeyed(tmp_path):
+    options = OPTIONS.with_changes({"patience": 1, "metric": "bleu", "steps": 100, "average": 1})
+    score = lambda model: {"bleu": 0.0}  # noqa: E731
+    assert train(learner(options, score), VALID, options, tmp_path).steps == 20
+    longer = options.with_changes({"patience": 3})
+    ended = train(learner(longer, score), VALID, longer, tmp_path, resume=True)
+    assert ended.steps == 40 and ended.reason == "patience"
 
 
 def test_the_model_is_the_mean_of_the_best(whole):

@@ -111,10 +111,11 @@ class Learner(LightningModule):
         """Return AdamW with the schedule."""
         options = self.options
         optimizer = torch.optim.AdamW(
-            self.parameters(), lr=options.learning_rate, betas=(0.9, options.beta2), weight_decay=options.weight_decay,
+            self.parameters(), lr=1.0, betas=(0.9, options.beta2), weight_decay=options.weight_decay,
             fused=True,
         )  # fmt: skip
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: options.rate(step, self.seconds()))
+        # The rate is all in the schedule: what a checkpoint restores of the optimizer must not undo a changed option.
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self._rate(step, self.seconds()))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:  # noqa: ARG002
@@ -124,6 +125,13 @@ class Learner(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Let the batches go on where the checkpoint was saved."""
         self.stream.first = checkpoint["global_step"] * self.options.accumulate
+        if not self.options.seconds:
+            for state in checkpoint["optimizer_states"]:
+                for group in state["param_groups"]:
+                    group["lr"] = self._rate(checkpoint["global_step"], 0.0)
+
+    def _rate(self, step: int, seconds: float) -> float:
+        return self.options.learning_rate * self.options.rate(step, seconds)
 
     def _logits(self, batch: Batch, teacher_forcing: float) -> Tensor:
         start = torch.full_like(batch.target[:, :1], END)

@@ -95,7 +95,7 @@ def train(
         If the loss is not finite, memory or the disk is full; the last checkpoint is whole.
     """
     folder = None if folder is None else Path(folder)
-    stop = _Stop(options.seconds, options.validate_every)
+    stop = _Stop(options)
     learner.seconds = stop.used
     best, hooks, last = _hooks(options, folder, bool(valid))
     learner.train()  # Lightning trains a model in the mode that it finds it in
@@ -236,8 +236,9 @@ class _Last(Checkpoint):
 class _Stop(Callback):
     """Ends training after a step: when time is up, or somebody asked. It holds the clock."""
 
-    def __init__(self, seconds: float, validate_every: int) -> None:
-        self.seconds, self.validate_every, self.reason, self.pairs = seconds, validate_every, "", 0
+    def __init__(self, options: TrainingOptions) -> None:
+        self.seconds, self.validate_every, self.patience = options.seconds, options.validate_every, options.patience
+        self.reason, self.pairs = "", 0
         self._before, self._began, self._ended = 0.0, math.inf, math.inf
 
     def used(self) -> float:
@@ -249,6 +250,8 @@ class _Stop(Callback):
         if self.seconds and self._before >= self.seconds:
             self.reason = "seconds"
         patient = [each for each in trainer.callbacks if isinstance(each, EarlyStopping)]
+        for each in patient:
+            each.patience = self.patience  # the checkpoint has restored its own
         if self.reason or any(each.wait_count >= each.patience for each in patient):
             trainer.should_stop = True
             trainer.limit_val_batches = 0

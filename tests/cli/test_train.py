@@ -170,6 +170,7 @@ class TestResume:
         on = regard("train", "translation", "--out", tmp_path, "--resume", "--steps", "15")
         assert on.code == 0, on.err
         assert "steps is now 15, was 10" in on.out and "Ended after step 15" in on.out
+        assert tomllib.loads((tmp_path / "options.toml").read_text(encoding="utf-8"))["training"]["steps"] == 15
 
     def test_what_may_not_change(self, regard, pairs, tmp_path) -> None:
         assert regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "5", *SMALL).code == 0

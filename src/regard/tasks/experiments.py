@@ -253,6 +253,7 @@ class Experiment:
                 if begun.get(name) != mark:
                     raise rejected("resume", name, "be the pairs that the run began with", "others")
             source, target = (Codec.from_json(self._read(name), str(self.folder / name)) for name in (SOURCE, TARGET))
+            self._write_options()  # what was changed stays changed when the run is resumed again
             return source, target
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", RegardWarning)
@@ -260,15 +261,19 @@ class Experiment:
         for each in told:
             self.say(str(each.message))
         if _place()[0] == 0:
-            import tomli_w
-
             self.folder.mkdir(parents=True, exist_ok=True)
             for name, codec in ((SOURCE, source), (TARGET, target)):
                 write_atomically(self.folder / name, json.dumps(codec.to_json(), ensure_ascii=False).encode())
             write_atomically(self.folder / BEGUN, json.dumps(marks).encode())
             # Last: a folder that has it is a run's.
-            write_atomically(self.folder / OPTIONS, tomli_w.dumps(self.options.to_table()).encode())
+            self._write_options()
         return source, target
+
+    def _write_options(self) -> None:
+        if _place()[0] == 0:
+            import tomli_w
+
+            write_atomically(self.folder / OPTIONS, tomli_w.dumps(self.options.to_table()).encode())
 
     def _read(self, name: str) -> dict[str, Any]:
         """Return what a JSON file of the run holds."""

@@ -50,10 +50,14 @@ class Copier(EncoderDecoder):
     def align(self, source, lengths, target):
         raise NotImplementedError
 
-    def forward(self, source, lengths, target, teacher_forcing=1.0):
+    @property
+    def vocabulary(self):
+        return self.output.weight, self.output.bias
+
+    def features(self, source, lengths, target, teacher_forcing=1.0):
         source = torch.nn.functional.pad(source, (0, target.shape[1] - source.shape[1]))
         hidden, _ = self.cell(self.dropout(self.embedding(source) + self.embedding(target)))
-        return self.output(self.dropout(hidden))
+        return self.dropout(hidden)
 
 
 def batch(number: int) -> Batch:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard._errors import described, rejected, unknown_name
@@ -87,7 +86,7 @@ class Config(ABC):
 
 
 class Output(nn.Module):
-    """Logits of every symbol, ``W x + b``; W is the embedding of the symbols where that is tied (Press & Wolf 2017).
+    """What makes logits ``W x + b``; W is the embedding of the symbols where that is tied (Press & Wolf 2017).
 
     Parameters
     ----------
@@ -110,9 +109,9 @@ class Output(nn.Module):
         for each in self.parameters():
             nn.init.zeros_(each)
 
-    def forward(self, rows: Tensor, embedding: nn.Embedding) -> Tensor:
-        """Return the logits (..., N) of rows (..., E)."""
-        return F.linear(rows, embedding.weight if self.weight is None else self.weight, self.bias)
+    def beside(self, embedding: nn.Embedding) -> tuple[Tensor, Tensor]:
+        """Return W (N, width) and b (N,)."""
+        return embedding.weight if self.weight is None else self.weight, self.bias
 
 
 def forced(given: Tensor, logits: Tensor, share: float) -> Tensor:

@@ -1,6 +1,7 @@
 """What every model can do that reads one sequence and writes another.
 
-Dimensions: B batch, S source steps, T target steps, K beams, N target vocabulary, A attention maps.
+Dimensions: B batch, S source steps, T target steps, K beams, N target vocabulary, P width of the features that logits
+are made of, A attention maps.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Protocol, Self
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 #: The number of padding, and the number that marks where a sequence ends (and, to a decoder, where it begins).
@@ -44,7 +46,18 @@ class EncoderDecoder(nn.Module, ABC):
     def encode(self, source: Tensor, lengths: Tensor) -> Rows:
         """Read sources (B, S), of which the first ``lengths`` (B,) symbols are real; the result has B rows."""
 
+    @property
     @abstractmethod
+    def vocabulary(self) -> tuple[Tensor, Tensor]:
+        """The weight (N, P) and the bias (N,) that make logits of features."""
+
+    @abstractmethod
+    def features(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
+        """Return the rows (B, T, P) that the logits of every next symbol are made of; arguments as :meth:`forward`'s.
+
+        A loss needs no more: all logits of a batch at once take more memory than the rest of a model.
+        """
+
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
         """Return the logits (B, T, N) of every next symbol.
 
@@ -57,6 +70,11 @@ class EncoderDecoder(nn.Module, ABC):
         teacher_forcing : float, default 1.0
             The probability with which a step is given the target's symbol instead of the model's own likeliest.
         """
+        return self.logits(self.features(source, lengths, target, teacher_forcing))
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return the logits (..., N) of rows (..., P)."""
+        return F.linear(features, *self.vocabulary)
 
     @abstractmethod
     def start(self, memory: Any, beams: int) -> Rows:

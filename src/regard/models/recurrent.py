@@ -190,12 +190,15 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         """
         return self._encode(source, lengths)
 
-    def forward(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
+    @property
+    def vocabulary(self) -> tuple[Tensor, Tensor]:
+        return self.output.beside(self.target_embedding)
+
+    def features(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
         share = checked_share(self, teacher_forcing)
         if self.attending is not None and isinstance(self.attending.layer, HardAttention):
             self.attending.layer.forget()  # draws that nobody asked the surrogate of
-        features, _ = self._features(self.encode(source, lengths), target, share)
-        return self.output(features, self.target_embedding)
+        return self._features(self.encode(source, lengths), target, share)[0]
 
     def start(self, memory: Memory, beams: int) -> State:
         rows = torch.arange(len(memory.lengths), device=memory.lengths.device)
@@ -203,7 +206,7 @@ class RecurrentEncoderDecoder(EncoderDecoder):
 
     def step(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
         features, state, _ = self._decode(last, memory, state)
-        return self.output(features, self.target_embedding), state
+        return self.logits(features), state
 
     def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         memory = self._encode(source, lengths, weights=True)
@@ -279,7 +282,7 @@ class RecurrentEncoderDecoder(EncoderDecoder):
             maps += [] if told is None else [told]
             last = target[:, t : t + 1]  # (B, 1); none after the last step
             if share < 1 and last.numel():
-                last = forced(last, self.output(features.detach(), self.target_embedding), share)
+                last = forced(last, self.logits(features.detach()), share)
         return torch.cat(found, 1), torch.cat(maps, 1) if maps else None
 
     def _decode(

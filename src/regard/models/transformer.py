@@ -187,23 +187,37 @@ class TransformerEncoderDecoder(EncoderDecoder):
             self._attend(layer, states[:, :0], states, behind, cache=caches[-1])
         return Memory(behind, tuple(caches))
 
-    def forward(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
+    @property
+    def vocabulary(self) -> tuple[Tensor, Tensor]:
+        return self.output.beside(self.target_embedding)
+
+    def features(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
         share = checked_share(self, teacher_forcing)
         if share == 1:
-            return self.output(self._write(source, lengths, target, None), self.target_embedding)
+            return self._write(source, lengths, target, None)
         memory = self.encode(source, lengths)
         state, last, found = self.start(memory, 1), target[:, :1], []
         for t in range(1, target.shape[1] + 1):
-            logits, state = self.step(last, memory, state)  # (B, 1, N)
-            found.append(logits)
+            features, state = self._advance(last, memory, state)  # (B, 1, E)
+            found.append(features)
             last = target[:, t : t + 1]  # (B, 1); none after the last step
-            last = forced(last, logits, share) if last.numel() else last
+            last = forced(last, self.logits(features.detach()), share) if last.numel() else last
         return torch.cat(found, 1)
 
     def start(self, memory: Memory, beams: int) -> State:  # noqa: ARG002
         return State(tuple(KVCache() for _ in self.decoder))
 
     def step(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
+        features, state = self._advance(last, memory, state)
+        return self.logits(features), state
+
+    def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        found: list[Tensor] = []
+        self._write(source, lengths, target, found)
+        return torch.cat(found, 1)  # (B, layers · H, T, S)
+
+    def _advance(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
+        """Return the rows (B, K, E) after the symbols ``last`` (B, K), and the state after them."""
         B, K = last.shape
         caches = tuple(_first(each, state.time) for each in state.caches)
         x = self._embed(last.reshape(B * K, 1), self.target_embedding, self.target_positions, state.time)  # (B·K, 1, E)
@@ -216,12 +230,7 @@ class TransformerEncoderDecoder(EncoderDecoder):
 
             x = self._decode(layer, x, read, own)
         x = self.decoder_norm(x).view(B, K, -1)  # (B, K, E)
-        return self.output(x, self.target_embedding), State(caches, state.time + 1)
-
-    def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        found: list[Tensor] = []
-        self._write(source, lengths, target, found)
-        return torch.cat(found, 1)  # (B, layers · H, T, S)
+        return x, State(caches, state.time + 1)
 
     def _read(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the encoder's rows (B, S, E), and which of them are padding (B, S)."""

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
-from torch.nn import functional as F
 
 from regard.models.base import END, PAD, EncoderDecoder
 from regard.tasks.batches import Batch
+from regard.tasks.losses import cross_entropy
 from regard.tasks.options import TrainingOptions
 
 #: What a validation finds beside the loss, such as ``{"bleu": 31.2}``.
@@ -74,10 +74,9 @@ class Learner(LightningModule):
         seed = _mixed(self.options.seed, done, self.global_rank)
         # Where there is no GPU, this takes a hundredth of the time of torch.manual_seed.
         torch.default_generator.manual_seed(seed) if self.device.type == "cpu" else torch.manual_seed(seed)
-        logits = self._logits(batch, self.options.teacher_forcing)
-        loss = cross_entropy(logits, batch.target, self.options.label_smoothing)
+        loss, log_likelihood = self._loss(batch, self.options.teacher_forcing, self.options.label_smoothing)
         if self.model.draws:
-            loss = loss + self.model.surrogate(_log_likelihood(logits, batch.target))
+            loss = loss + self.model.surrogate(log_likelihood)
         self.loss = float(loss.detach())
         if not math.isfinite(self.loss):
             raise TrainingError(
@@ -95,9 +94,8 @@ class Learner(LightningModule):
 
     def validation_step(self, batch: Batch, number: int) -> None:  # noqa: ARG002
         """Add up the losses of symbols."""
-        real = (batch.target != PAD).sum()
-        loss = cross_entropy(self._logits(batch, 1.0), batch.target, 0.0)
-        self._sums += torch.stack([loss.double() * real, real.double()]).cpu()
+        _, log_likelihood = self._loss(batch, 1.0, 0.0)
+        self._sums += torch.stack([-log_likelihood.double().sum(), (batch.target != PAD).sum().double()]).cpu()
 
     def on_validation_epoch_end(self) -> None:
         """Log the loss of a symbol without smoothing, and what the task says."""
@@ -133,17 +131,13 @@ class Learner(LightningModule):
     def _rate(self, step: int, seconds: float) -> float:
         return self.options.learning_rate * self.options.rate(step, seconds)
 
-    def _logits(self, batch: Batch, teacher_forcing: float) -> Tensor:
+    def _loss(self, batch: Batch, teacher_forcing: float, smoothing: float) -> tuple[Tensor, Tensor]:
         start = torch.full_like(batch.target[:, :1], END)
         shifted = torch.cat([start, batch.target[:, :-1]], 1)
         # Lightning's own mixed precision converts parameters anew at every use, and allows no fused optimizer.
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bfloat16):
-            return self.model(batch.source, batch.lengths, shifted, teacher_forcing)
-
-
-def cross_entropy(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
-    """Return the mean cross-entropy (nats) of the symbols of targets (B, T) that are no padding."""
-    return F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), ignore_index=PAD, label_smoothing=smoothing)
+            features = self.model.features(batch.source, batch.lengths, shifted, teacher_forcing)
+            return cross_entropy(features, self.model.vocabulary, batch.target, smoothing)
 
 
 def is_bfloat16(precision: str) -> bool:
@@ -151,14 +145,6 @@ def is_bfloat16(precision: str) -> bool:
     able: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     fast = torch.cuda.is_available() or bool(able.get("avx512_bf16") or able.get("amx_bf16"))
     return fast if precision == "auto" else precision == "bfloat16"
-
-
-def _log_likelihood(logits: Tensor, target: Tensor) -> Tensor:
-    """Return how likely each symbol of targets (B, T) was, detached; 0 for padding."""
-    losses = F.cross_entropy(
-        logits.detach().float().flatten(0, 1), target.flatten(), ignore_index=PAD, reduction="none"
-    )
-    return -losses.view(target.shape)
 
 
 def _mixed(seed: int, number: int, rank: int) -> int:

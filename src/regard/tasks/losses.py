@@ -1,0 +1,113 @@
+"""The loss of training, from the features that logits are made of: the logits themselves never exist all at once.
+
+Dimensions: B batch, T target steps, P width of features, N target vocabulary, R rows that are no padding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.models.base import PAD
+
+#: Logits that exist at once: on a CPU as many as stay in its cache.
+_LOGITS = {"cpu": 3 << 19}
+_LOGITS_ELSEWHERE = 1 << 26
+
+
+def cross_entropy(
+    features: Tensor, vocabulary: tuple[Tensor, Tensor], target: Tensor, smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return the mean cross-entropy of the symbols that are no padding, and how likely each symbol was.
+
+    With logits z = W f + b, a symbol y costs −(1 − s) log softmax(z)_y − s · mean of log softmax(z), s the smoothing
+    (Szegedy 2015, arXiv 1512.00567). Logits are made, and the gradients with respect to W, b and f taken, for some rows
+    at a time; under autocast products run in its dtype, and all else in float32. torch's own chunked
+    ``linear_cross_entropy`` knows no smoothing.
+
+    Parameters
+    ----------
+    features : Tensor (B, T, P)
+    vocabulary : Tensor (N, P), Tensor (N,)
+        W and b.
+    target : Tensor (B, T)
+        Of the numbers of symbols; :data:`~regard.models.base.PAD` is padding.
+    smoothing : float, default 0
+        In [0, 1).
+
+    Returns
+    -------
+    loss : Tensor ()
+        In nats, float32 or, of float64 features, float64; 0 where all is padding.
+    log_likelihood : Tensor (B, T)
+        The logarithm of each symbol's probability, detached; 0 for padding.
+
+    Examples
+    --------
+    >>> features, vocabulary = torch.zeros(1, 3, 8), (torch.ones(4, 8), torch.zeros(4))
+    >>> loss, log_likelihood = cross_entropy(features, vocabulary, torch.tensor([[2, 3, 0]]), smoothing=0.1)
+    >>> loss.exp(), log_likelihood.exp()
+    (tensor(4.), tensor([[0.2500, 0.2500, 1.0000]]))
+    """
+    real = (target != PAD).flatten().nonzero()[:, 0]  # (R,)
+    rows, symbols = features.flatten(0, 1).index_select(0, real), target.flatten()[real]
+    kind = features.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else features.dtype
+    loss, likely = _Chunked.apply(rows, *vocabulary, symbols, smoothing, dtype, torch.is_grad_enabled())
+    log_likelihood = likely.new_zeros(target.numel()).index_copy(0, real, likely)
+    return loss, log_likelihood.view(target.shape)
+
+
+class _Chunked(torch.autograd.Function):
+    """Takes the gradients on the way forward, where the logits are at hand."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, symbols: Tensor, smoothing: float, dtype: torch.dtype,
+        needed: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Return the mean loss () of rows (R, P), and log p (R,) of their symbols."""
+        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+        count, N = max(len(rows), 1), len(weight)
+        used, matrix, shift = rows.to(dtype), weight.to(dtype), bias.to(wide)
+        found = rows.new_empty(len(rows), dtype=wide)
+        mean = rows.new_zeros((), dtype=wide)  # of all log p
+        if needed:
+            to_rows, to_weight, to_bias = torch.empty_like(rows), torch.zeros_like(weight), torch.zeros_like(shift)
+        step = max(_LOGITS.get(rows.device.type, _LOGITS_ELSEWHERE) // N, 1)
+        with torch.autocast(rows.device.type, enabled=False):
+            for first in range(0, len(rows), step):
+                some = slice(first, first + step)
+                at = symbols[some, None]  # (C, 1) of the chunk's C rows
+                logits = F.linear(used[some], matrix).to(wide).add_(shift)  # (C, N)
+                top = logits.amax(1, keepdim=True)
+                picked = logits.gather(1, at)
+                average = logits.mean(1, keepdim=True) if smoothing else picked
+                shares = logits.sub_(top).exp_()
+                total = shares.sum(1, keepdim=True)
+                normal = total.log().add_(top)  # log Σ exp z
+                found[some] = (picked - normal)[:, 0]
+                mean += (average - normal).sum()
+                if needed:
+                    # ∂loss/∂z = (softmax(z) − (1 − s)·onehot(y) − s/N) / R
+                    shares.mul_(1 / (total * count))
+                    if smoothing:
+                        shares.sub_(smoothing / N / count)
+                    shares.scatter_add_(1, at, torch.full_like(top, -(1 - smoothing) / count))
+                    to_bias += shares.sum(0)
+                    slopes = shares.to(dtype)
+                    to_rows[some] = slopes @ matrix
+                    to_weight += slopes.t() @ used[some]
+        if needed:
+            ctx.save_for_backward(to_rows, to_weight, to_bias.to(bias.dtype))
+        ctx.mark_non_differentiable(found)
+        return -((1 - smoothing) * found.sum() + smoothing * mean) / count, found
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients with respect to rows, weight and bias."""
+        rows, weight, bias = (saved * slope for saved in ctx.saved_tensors)
+        return rows, weight, bias, None, None, None, None

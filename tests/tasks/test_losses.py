@@ -1,0 +1,83 @@
+"""The chunked loss against the definition, written out in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.tasks import losses
+from regard.tasks.losses import cross_entropy
+
+
+def made(seed: int, B: int = 3, T: int = 5, P: int = 4, N: int = 7, dtype: torch.dtype = torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(B, T, P, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(N, P, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    bias = torch.randn(N, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    return features, weight, bias, torch.randint(0, N, (B, T), generator=generator)
+
+
+def written_out(features, weight, bias, target, smoothing):
+    logs = (features.double() @ weight.double().t() + bias.double()).log_softmax(-1)
+    picked = logs.gather(-1, target[..., None])[..., 0]
+    real = (target != 0).double()
+    loss = -(((1 - smoothing) * picked + smoothing * logs.mean(-1)) * real).sum() / real.sum().clamp(min=1)
+    return loss, picked * real
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    st.integers(0, 99), st.integers(1, 4), st.integers(1, 6), st.integers(1, 5), st.integers(2, 9),
+    st.sampled_from([0.0, 0.1, 0.7]), st.sampled_from([1, 8, 20, 1 << 20]),
+)  # fmt: skip
+def test_loss_and_gradients_are_the_definition(seed, B, T, P, N, smoothing, at_once):
+    *parts, target = made(seed, B, T, P, N)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(losses._LOGITS, "cpu", at_once)
+        loss, likely = cross_entropy(parts[0], (parts[1], parts[2]), target, smoothing)
+    want, want_likely = written_out(*parts, target, smoothing)
+    torch.testing.assert_close((loss, likely), (want, want_likely))
+    assert not likely.requires_grad
+    got = torch.autograd.grad(3 * loss, parts)
+    torch.testing.assert_close(got, torch.autograd.grad(3 * want, parts))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_errors_are_those_of_torch(dtype):
+    """No further from float64 than what torch makes of all logits at once, in the same precision."""
+    *parts, target = made(0, 8, 40, 32, 500, torch.float32)
+    target = target.clamp(min=1)
+    want = torch.autograd.grad(written_out(*parts, target, 0.1)[0], parts)
+    with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
+        loss, _ = cross_entropy(parts[0], (parts[1], parts[2]), target, 0.1)
+        logits = F.linear(*parts)
+    got = torch.autograd.grad(loss, parts)
+    usual = torch.autograd.grad(
+        F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), label_smoothing=0.1), parts
+    )
+    for ours, torchs, right in zip(got, usual, want):
+        assert ours.dtype == torch.float32
+        assert (ours - right).norm() <= 1.5 * (torchs - right).norm()
+
+
+def test_all_padding_costs_nothing():
+    features, weight, bias, target = made(0)
+    loss, likely = cross_entropy(features, (weight, bias), torch.zeros_like(target), 0.1)
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert not likely.any()
+    assert features.grad is not None
+    assert not features.grad.any()
+
+
+def test_without_gradients_none_are_taken(monkeypatch):
+    features, weight, bias, target = made(0)
+    products = []
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda *both: products.append(both))
+    with torch.no_grad():
+        loss, _ = cross_entropy(features, (weight, bias), target)
+    assert not products
+    assert loss.isfinite()

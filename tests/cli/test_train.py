@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
+import signal
 import tomllib
 from pathlib import Path
 
 import pytest
 import torch
+
+from regard.tasks import files
+from regard.tasks.sequences import SequenceModel
 
 WORDS = {"one": "un", "two": "deux", "red": "rouge", "blue": "bleu", "cat": "chat", "dog": "chien", "sees": "voit"}
 
@@ -102,6 +108,15 @@ def test_evaluation(regard, model, pairs) -> None:
     assert any(name.startswith("chrF") and "version:" in name for name in found)
 
 
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_help_fits_on_a_screen(regard, monkeypatch, command) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = regard(command, "--help").out.splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 80
+    options = [line for line in lines if line.startswith("│") and "--" in line]
+    assert len(options) == {"train": 21, "compare": 12}[command], "an option is a line"
+
+
 class TestOptions:
     def test_a_file_flags_and_settings(self, regard, pairs, tmp_path) -> None:
         path = tmp_path / "options.toml"
@@ -143,6 +158,34 @@ class TestOptions:
             (["--set", "training.devices=2"], "training.devices must be 1 without torchrun, got 2"),
             (["--valid-targets", "x", "--data", "DATA"], "valid must be given with valid_targets"),
             (["--vocabulary", "words", "--data", "DATA"], "kind must be one of"),
+            (
+                ["--vocabulary", "characters", "--vocabulary-size", "90"],
+                "vocabularies.size must be left out for characters, all of which count, got 90",
+            ),
+            (
+                ["--valid", "x", "--set", "data.held_out=7"],
+                "data.held_out must be left out where valid is given, got 7",
+            ),
+            (["--data", "DATA", "--set", "data.held_out=9999"], "held_out must be from 1 to"),
+            (["--targets", "x"], "train: data must be given with targets, got none"),
+            (
+                ["--data", "-", "--valid", "-"],
+                "valid must be a file where standard input is something else, got - as data",
+            ),
+            (
+                ["--attention", "dot", "--set", "model.attention=general"],
+                "model.attention must be left out with --attention, got 'general'",
+            ),
+            (
+                ["--model", "transformer", "--attention", "dot", "--set", "model.score=cosine"],
+                "model.score must be left out with --attention, got 'cosine'",
+            ),
+            (["--set", "model.window=3"], "model.window must be left out without scope 'local-m' or 'local-p', got 3"),
+            (["--set", "model.longest=9"], "model.longest must be left out without attention 'location', got 9"),
+            (
+                ["--model", "transformer", "--set", "model.longest=9"],
+                "model.longest must be left out without positions 'learned' or score 'location', got 9",
+            ),
             (["--vocabulary-size", "5", "--data", "DATA"], "size must be at least"),
             ([], "data must be given: a file of pairs separated by a tab"),
             (["--data", "nowhere.tsv"], "nowhere.tsv"),
@@ -155,6 +198,32 @@ class TestOptions:
         assert result.code == 2 and "Traceback" not in result.err
         assert message in result.err.replace("\n", " ")
         assert not (tmp_path / "x" / "checkpoints").exists()
+
+    @pytest.mark.parametrize("name", ["kind=unigram", "size=90", "joint=true"])
+    def test_pronunciation_has_symbols_of_its_own(self, regard, pairs, tmp_path, name) -> None:
+        result = regard("train", "pronunciation", "--out", tmp_path, "--data", pairs, "--set", f"vocabularies.{name}")
+        said = f"vocabularies.{name.split('=')[0]} must be left out for pronunciation, where letters and phonemes are"
+        assert result.code == 2 and said in result.err.replace("\n", " ")
+
+    def test_attention_is_given_once(self, regard, tmp_path) -> None:
+        path = tmp_path / "options.toml"
+        path.write_text('attention = "local"\n[model]\nattention = "dot"\n', encoding="utf-8")
+        arguments = ["train", "translation", "--out", tmp_path / "x", "--options", path, "--show-options"]
+        result = regard(*arguments)
+        assert result.code == 2 and f"model.attention must be left out in {path}, got 'dot'" in result.err
+        path.write_text('attention = "additive"\n', encoding="utf-8")
+        shown = regard(*arguments, "--set", "model.attention=dot")
+        assert tomllib.loads(shown.out)["model"] == {"attention": "dot"}, "a setting goes before the file"
+
+    def test_sources_on_both_sides_are_told(self, regard, pairs, tmp_path) -> None:
+        lines = pairs.read_text(encoding="utf-8").splitlines()
+        (tmp_path / "valid.tsv").write_text("\n".join([*lines[:3], "never seen\tx"]), encoding="utf-8")
+        result = regard(
+            "train", "translation", "--data", pairs, "--valid", tmp_path / "valid.tsv", "--out", tmp_path / "x",
+            "--steps", "2", *SMALL[:-2],
+        )  # fmt: skip
+        assert result.code == 0, result.err
+        assert "3 of the 4 sources to validate with are also to learn from: scores of validations are" in result.out
 
     def test_an_unknown_task(self, regard, tmp_path) -> None:
         result = regard("train", "translaton", "--out", tmp_path)
@@ -170,7 +239,49 @@ class TestResume:
         on = regard("train", "translation", "--out", tmp_path, "--resume", "--steps", "15")
         assert on.code == 0, on.err
         assert "steps is now 15, was 10" in on.out and "Ended after step 15" in on.out
+        assert "going on after step 10\n" in on.out and "going on" not in first.out
         assert tomllib.loads((tmp_path / "options.toml").read_text(encoding="utf-8"))["training"]["steps"] == 15
+
+    def test_an_interrupt_while_the_model_is_saved(self, regard, pairs, tmp_path, monkeypatch) -> None:
+        real = files.write_together
+
+        def interrupted(written) -> None:
+            if any(path.name == "config.json" for path in written):
+                signal.raise_signal(signal.SIGINT)
+            real(written)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "write_together", interrupted)
+            result = regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "4", *SMALL)
+        assert result.code == 130 and "Traceback" not in result.err
+        assert f"Stopped. Go on with:  regard train translation --out {tmp_path} --resume" in result.out
+        saved = {name: (tmp_path / name).read_bytes() for name in ("config.json", "model.safetensors")}
+        assert SequenceModel.load(tmp_path).about["training"]["steps"] == 4, "it was saved to the end"
+        assert regard("train", "translation", "--out", tmp_path, "--resume").code == 0
+        assert (tmp_path / "model.safetensors").read_bytes() == saved["model.safetensors"]
+
+    def test_a_disk_that_is_full_when_the_model_is_saved(self, regard, pairs, tmp_path, monkeypatch) -> None:
+        real = files.write_together
+
+        def full(written) -> None:
+            if any(path.name == "config.json" for path in written):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(written)
+
+        monkeypatch.setattr(files, "write_together", full)
+        result = regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "4", *SMALL)
+        assert result.code == 2 and "Traceback" not in result.err
+        assert f"{tmp_path} must take the model, got No space left on device; the training is done" in result.err
+        assert not (tmp_path / "config.json").exists() and (tmp_path / "checkpoints" / "last.ckpt").exists()
+
+    def test_data_that_is_gone(self, regard, pairs, tmp_path) -> None:
+        copied = tmp_path / "pairs.tsv"
+        copied.write_bytes(pairs.read_bytes())
+        out = tmp_path / "out"
+        assert regard("train", "translation", "--data", copied, "--out", out, "--steps", "4", *SMALL).code == 0
+        copied.unlink()
+        result = regard("train", "translation", "--out", out, "--resume", "--steps", "6")
+        assert result.code == 2 and f"{copied} must exist, got no such file" in result.err
 
     def test_what_may_not_change(self, regard, pairs, tmp_path) -> None:
         assert regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "5", *SMALL).code == 0
@@ -215,8 +326,11 @@ def test_pronunciation_by_the_same_command(regard, tmp_path) -> None:
     (tmp_path / "words.tsv").write_text("\n".join(lines), encoding="utf-8")
     out = tmp_path / "out"
     result = regard(
-        "train", "pronunciation", "--data", tmp_path / "words.tsv", "--out", out, "--steps", "500", *SMALL,
+        "train", "pronunciation", "--data", tmp_path / "words.tsv", "--out", out, "--steps", "500", *SMALL[:2],
+        *SMALL[4:],
     )  # fmt: skip
     assert result.code == 0, result.err
+    refused = regard("evaluate", tmp_path / "words.tsv", "--model", out, "--tokenized")
+    assert refused.code == 2 and "--tokenized must be left out for pronunciation, which BLEU does not" in refused.err
     found = json.loads(regard("evaluate", tmp_path / "words.tsv", "--model", out, "--json").out.splitlines()[-1])
     assert found["per"] < 10 and found["wer"] < 30

@@ -17,6 +17,7 @@ from regard.models import (
 )
 
 WHOLE = "must be a whole number from 1 to 65536, got"
+LAYERS = "must be a whole number from 1 to 100, got"
 SHARE = "dropout must be a number in [0, 1), got"
 PLAIN = "'cosine', 'dot', 'epanechikov', 'gaussian', 'laplacian', 'triangular', 'scaled_dot'"
 SCORES = "'additive', 'concat', 'constant', 'cosine', 'dot', 'epanechikov', 'gaussian', 'general', 'laplacian', "
@@ -27,8 +28,9 @@ RECURRENT: list[tuple[dict[str, Any], str]] = [
     ({"encoder": True}, f"encoder {WHOLE} True."),
     ({"features": 1 << 20}, f"features {WHOLE} 1048576."),
     ({"embedding": -1}, f"embedding {WHOLE} -1."),
-    ({"encoder_layers": 0}, f"encoder_layers {WHOLE} 0."),
-    ({"decoder_layers": None}, f"decoder_layers {WHOLE} None."),
+    ({"encoder_layers": 0}, f"encoder_layers {LAYERS} 0."),
+    ({"decoder_layers": None}, f"decoder_layers {LAYERS} None."),
+    ({"encoder_layers": 101}, f"encoder_layers {LAYERS} 101."),
     ({"window": 0}, f"window {WHOLE} 0."),
     ({"longest": 0}, f"longest {WHOLE} 0."),
     *[({"dropout": value}, f"{SHARE} {value!r}.") for value in (1.0, -0.1, float("nan"), "0", True)],

@@ -12,7 +12,7 @@ from small_models import ENGLISH, LINES, MAKERS, SOURCE, TARGET, recurrent
 from tabled import Tabled
 
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder
-from regard.tasks import files
+from regard.tasks import files, sequences
 from regard.tasks.codecs import SymbolCodec
 from regard.tasks.files import ModelFileError
 from regard.tasks.sequences import SequenceModel
@@ -138,6 +138,14 @@ TAMPERED = {
         r"must describe a model, got this: RecurrentConfig: encoder",
     ),
     "type": (edited(lambda c: c["model"].update(encoder="a")), r"must describe a model, got this"),
+    "depth": (
+        edited(lambda c: c["model"].update(encoder_layers=60_000)),
+        r"this: RecurrentConfig: encoder_layers must be a whole number from 1 to 100, got 60000",
+    ),
+    "layers": (
+        edited(lambda c: c["model"].update(decoder_layers=99)),
+        r"must have at most as many layers as model\.safetensors has tensors, \d\d, got 100",
+    ),
     "width": (edited(lambda c: c["model"].update(encoder=7)), r"model\.safetensors must hold"),
     "vocabulary": (
         edited(lambda c: c["model"].update(sources=7)),
@@ -167,6 +175,21 @@ def test_a_folder_that_was_tampered_with_is_explained(folder: Path, name: str) -
         SequenceModel.load(folder)
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)
+
+
+def test_a_model_that_was_never_saved_is_not_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in memory, where the configuration claims widths, nor layer by layer."""
+    edited(lambda c: c["model"].update(encoder=60_000, decoder=60_000, embedding=60_000))(folder)
+    with pytest.raises(ModelFileError, match=r"model\.safetensors must hold .* of shape \(.*(60|120)000"):
+        SequenceModel.load(folder)
+
+    def build(config: object) -> None:
+        raise AssertionError("built")
+
+    monkeypatch.setitem(sequences.KINDS, "recurrent", (RecurrentConfig, build))
+    edited(lambda c: c["model"].update(encoder_layers=99))(folder)
+    with pytest.raises(ModelFileError, match="must have at most as many layers"):
+        SequenceModel.load(folder)
 
 
 def test_a_model_of_another_class_cannot_be_saved(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from copying import OPTIONS, VALID, batch, learner
 from lightning.pytorch import Callback
 
-from regard.tasks import runs
+from regard.tasks import checkpoints, logs
 from regard.tasks.learner import TrainingError
 from regard.tasks.options import TrainingOptions
 from regard.tasks.runs import train
@@ -123,6 +123,55 @@ class Killed:
         if number == self.number:
             raise KeyError("killed")
         return batch(number)
+
+
+def test_the_best_are_those_of_a_run_that_was_not_killed(tmp_path, monkeypatch):
+    """Also where validations between the last checkpoint and the end of the process drove some of them out."""
+    monkeypatch.chdir(tmp_path)  # a folder may be named relative to where one is
+    values = [5.0, 5.0, 5.0, 5.0, 6.0, 5.0, 6.0, 5.0]
+    options = OPTIONS.with_changes({"metric": "bleu", "validate_every": 5, "save_every": 20, "average": 3})
+    found = []
+    for folder, ends in (("one", None), ("other", 73)):
+        begun = score = Scores(values)
+        if ends is not None:
+            with pytest.raises(KeyError, match="killed"):
+                train(learner(options, score, Killed(ends)), VALID, options, folder)
+            assert begun.count == 7  # two that are better, after the checkpoint of step 20
+            score = Scores(values, 4)
+        ended = train(again := learner(options, score), VALID, options, folder, resume=ends is not None)
+        assert (ended.best, score.count) == (6.0, 8)
+        found.append((sorted(path.name for path in Path(folder, "checkpoints").iterdir()), parameters(again)))
+    assert found[0][0] == found[1][0] == ["best-step=15.ckpt", "best-step=25.ckpt", "best-step=35.ckpt", "last.ckpt"]
+    assert same(found[0][1], found[1][1])
+
+
+class Scores:
+    """Scores of validations, from one of them on."""
+
+    def __init__(self, values, count=0):
+        self.values, self.count = values, count
+
+    def __call__(self, model):
+        self.count += 1
+        return {"bleu": self.values[self.count - 1]}
+
+
+def test_a_resumed_run_goes_on_with_its_log(whole, tmp_path):
+    with pytest.raises(KeyError, match="killed"):
+        train(learner(make=Killed(63)), VALID, OPTIONS, tmp_path)
+    log = tmp_path / "log" / "metrics.csv"
+    log.write_text(log.read_text(encoding="utf-8") + "0,1.5,2", encoding="utf-8")  # a line that was cut
+    left = tmp_path / "checkpoints" / ".last.ckpt.abc"
+    left.write_bytes(b"half")
+    train(learner(), VALID, OPTIONS, tmp_path, resume=True)
+    assert not left.exists()
+    one, other = (path.read_text(encoding="utf-8") for path in (log, whole[1] / "log" / "metrics.csv"))
+    told, expected = ([(row["step"], row["loss"], row["valid_loss"]) for row in rows(text)] for text in (one, other))
+    assert told == expected and len(told) == 8
+
+
+def rows(text):
+    return csv.DictReader(text.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -240,7 +289,7 @@ def test_a_disk_is_not_blamed_where_nothing_is_written():
         train(learner(make=make), [], OPTIONS, None)
 
 
-def test_two_processes_are_two_batches_for_each_step(tmp_path):
+def test_two_processes_are_two_batches_for_each_step_and_one_validation(tmp_path):
     program = str(Path(__file__).with_name("copying.py"))
     one, two = tmp_path / "one", tmp_path / "two"
     subprocess.run([sys.executable, program, str(one), "1"], check=True, stdout=subprocess.DEVNULL)
@@ -251,6 +300,10 @@ def test_two_processes_are_two_batches_for_each_step(tmp_path):
     assert same(first, second)
     for name, tensor in alone.items():
         torch.testing.assert_close(first[name], tensor, rtol=1e-4, atol=1e-5)
+    alone, first, second = (torch.load(path) for path in (one / "told0.pt", two / "told0.pt", two / "told1.pt"))
+    assert (alone["asked"], first["asked"], second["asked"]) == (2, 2, 0), "one process scores for all"
+    assert first["told"] == second["told"] == pytest.approx(alone["told"], rel=1e-4, abs=1e-5)
+    assert set(first["told"]) == {"valid_loss", "valid_bleu"}
 
 
 class TestTrouble:
@@ -271,7 +324,7 @@ class TestTrouble:
         assert all(torch.isfinite(tensor).all() for tensor in state["state_dict"].values())
 
     def test_a_full_disk_leaves_the_checkpoint_before(self, tmp_path, monkeypatch):
-        real, calls = runs.write_atomically, []
+        real, calls = checkpoints.write_atomically, []
 
         def full(path, data):
             calls.append(path.name)
@@ -279,9 +332,43 @@ class TestTrouble:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             real(path, data)
 
-        monkeypatch.setattr(runs, "write_atomically", full)
+        monkeypatch.setattr(checkpoints, "write_atomically", full)
         with pytest.raises(TrainingError, match="must take a checkpoint, got No space left on device"):
             train(learner(), VALID, OPTIONS, tmp_path)
+        assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 4
+
+    def test_a_full_disk_leaves_the_log_of_before(self, tmp_path, monkeypatch):
+        def full(self):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(logs._Rows, "save", full)
+        with pytest.raises(TrainingError, match=r"/log must take the log, got No space left on device; check"):
+            train(learner(), VALID, OPTIONS, tmp_path)
+
+    def test_other_errors_of_the_system_are_not_a_checkpoints(self, tmp_path):
+        def make(number):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "pairs.tsv")
+
+        with pytest.raises(FileNotFoundError, match=r"No such file or directory: 'pairs\.tsv'$"):
+            train(learner(make=make), VALID, OPTIONS, tmp_path)
+
+    def test_a_checkpoint_that_cannot_be_read(self, tmp_path):
+        path = tmp_path / "checkpoints" / "last.ckpt"
+        path.mkdir(parents=True)
+        with pytest.raises(TrainingError, match=r"resume: .*last\.ckpt must be readable, got Is a directory\.$"):
+            train(learner(), VALID, OPTIONS, tmp_path, resume=True)
+
+    def test_a_second_interrupt_is_raised(self, tmp_path):
+        class Twice(Callback):
+            def on_train_batch_start(self, trainer, module, data, index):
+                if index == 9:
+                    os.kill(os.getpid(), signal.SIGINT)
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        before = signal.getsignal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            train(learner(), VALID, OPTIONS, tmp_path, callbacks=[Twice()])
+        assert signal.getsignal(signal.SIGINT) is before
         assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 4
 
     @pytest.mark.parametrize(

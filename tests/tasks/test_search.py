@@ -22,6 +22,7 @@ from regard.models import (
 from regard.models.base import END, PAD
 from regard.tasks._beams import Front, likeliest, log_probabilities
 from regard.tasks.batches import pad
+from regard.tasks.codecs import UNKNOWN
 from regard.tasks.search import Hypothesis, SearchOptions, search
 
 LINES = [[3, 4, 5], [6, 7], [8], [2, 2, 2, 2], [5, 3]]
@@ -67,6 +68,18 @@ def test_answers_are_ranked_and_their_scores_are_the_models(seed: int, beams: in
             assert not {PAD, END} & set(each.numbers)
             assert each.score == pytest.approx(log_probability(model, source, each.numbers), abs=1e-9)
             assert each.normalized == pytest.approx(each.score / ((6 + len(each.numbers)) / 6) ** penalty)
+
+
+@pytest.mark.parametrize("beams", [1, 400])
+def test_what_is_unknown_may_be_barred(beams: int) -> None:
+    model = Tabled(targets=5, seed=4)
+    model.table.data[..., UNKNOWN] += 4.0
+    options = SearchOptions(beams, shortest=2, ratio=0, extra=4, unknown=False)
+    for source, (answer,) in zip(LINES, search(model, SOURCE, LENGTHS, options)):
+        assert UNKNOWN not in answer.numbers
+        assert UNKNOWN in found(model, [source], shortest=2, ratio=0, extra=4)[0][0].numbers
+        best = next(target for target, _, _ in everything(model, source, options) if UNKNOWN not in target)
+        assert beams == 1 or answer.numbers == best
 
 
 def tied(ranked: list[tuple[float, tuple[int, ...]]], first: int, last: int) -> bool:
@@ -342,6 +355,8 @@ def test_logits_that_are_no_numbers_are_named() -> None:
         ({"ratio": math.inf}, "search: ratio must be a number from 0 on, got inf."),
         ({"no_repeat": -1}, "search: no_repeat must be at least 0, got -1."),
         ({"top_k": 3}, "search: top_k must be 0 unless sample is True, got 3."),
+        ({"seed": 3}, "search: seed must be 0 unless sample is True, got 3."),
+        ({"sample": True, "beams": 3}, "search: beams must be 5 where sample is True, got 3."),
         ({"temperature": 0.5}, "search: temperature must be 1.0 unless sample is True, got 0.5."),
         ({"sample": True, "temperature": 0}, "search: temperature must be a number above 0, got 0.0."),
         ({"sample": True, "top_p": 0.0}, "search: top_p must be in (0, 1], got 0.0."),

@@ -95,8 +95,9 @@ def test_unknown_symbols_become_the_words_looked_at() -> None:
     words = SymbolCodec.train(["a b"], " ")
     model = SequenceModel(Copying(len(words), len(words)), words, words)
     assert [each.text for each in model.write(["Bonn a (Köln)", "b"])] == ["Köln Bonn", "b b"]
-    kept = model.write(["Bonn a Köln"], WritingOptions(replace_unknown=False))[0]
-    assert (kept.text, kept.alignment) == ("\ufffd \ufffd", None)
+    for options in (WritingOptions(replace_unknown=False), WritingOptions(SearchOptions(unknown=False))):
+        known = model.write(["Bonn a Köln"], options)[0]
+        assert not {"<unk>", "\ufffd"} & {*known.tokens, *known.text} and known.alignment is None
     letters = SymbolCodec.train(["a b"])
     assert SequenceModel(Copying(len(letters), 6), letters, letters).write(["a 猫x"])[0].text == "xa"
     pieces = SubwordCodec.train(ENGLISH, "characters")
@@ -105,6 +106,18 @@ def test_unknown_symbols_become_the_words_looked_at() -> None:
     shown = model.write(["the cat n猫e"], WritingOptions(alignment=True))[0]
     assert [word.text for word in shown.source_words] == ["the", "cat", "n猫e"]
     assert [word.text for word in shown.words] == shown.text.split() == ["n猫e", "the"]
+
+
+def test_nothing_unknown_is_written_where_no_source_word_can_replace_it() -> None:
+    letters, words = SymbolCodec.train(["abc"]), SymbolCodec.train(["a b"], " ")
+    sounds = SequenceModel(Copying(len(letters), len(words)), letters, words)
+    blind = SequenceModel(Copying(len(words), len(words)), words, words)
+    blind.model.maps = ()
+    for model in (sounds, blind):
+        for search in (SearchOptions(), SearchOptions(beams=1), SearchOptions(sample=True, n_best=4)):
+            for each in model.write(["b a", "c"], WritingOptions(search)):
+                written = [each, *each.alternatives]
+                assert all("<unk>" not in one.tokens and "\ufffd" not in one.text for one in written)
 
 
 def test_a_word_that_is_partly_unknown_is_replaced_as_a_whole() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from regard._errors import rejected
 from regard.cli.messages import explained
 from regard.cli.translate import load
 from regard.tasks.evaluation import bleu, chrf, tokenized_bleu
@@ -25,6 +26,8 @@ def run(
     with explained("train"):
         writer = load(model)
         task = task_of(str(writer.about.get("task", "translation")))
+        if tokenized and task.metric != "bleu":
+            raise rejected("evaluate", "--tokenized", f"be left out for {task.name}, which BLEU does not score", "it")
         pairs = read_pairs(data, targets, longest=None, words=None)
         for line in pairs.report():
             typer.echo(line, err=True)

@@ -61,6 +61,7 @@ def run(
                 typer.echo(tomli_w.dumps(chosen.to_table()), nl=False)
                 return
             experiment = Experiment(chosen, out, console.print)
+            experiment.check_model()
         _train(console, experiment, resume)
 
 
@@ -68,16 +69,23 @@ def _train(console: Console, experiment: Experiment, resume: bool) -> None:
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     from regard.cli.training import TrainingDisplay
+    from regard.tasks.checkpoints import CHECKPOINTS, LAST
     from regard.tasks.learner import TrainingError
 
     display = TrainingDisplay(console, experiment.options.training)
     task, out = experiment.options.task, experiment.folder
+    on = f"Go on with:  regard train {task} --out {out} --resume"
     try:
         _, ended = experiment.train(resume=resume, callbacks=[display])
     except (TrainingError, MisconfigurationException) as error:
         raise fail(str(error)) from None
+    except KeyboardInterrupt:  # between the steps and the end
+        if not (out / CHECKPOINTS / LAST).exists():
+            raise
+        console.print(f"Stopped. {on}")
+        raise typer.Exit(INTERRUPTED) from None
     if ended.reason == "interrupt":
-        console.print(f"Stopped after step {ended.steps:,}. Go on with:  regard train {task} --out {out} --resume")
+        console.print(f"Stopped after step {ended.steps:,}. {on}")
         raise typer.Exit(INTERRUPTED)
     why = {"steps": "all steps are done", "seconds": "the time is up", "patience": "nothing better was found"}
     best = "" if math.isnan(ended.best) else f"; best {experiment.options.training.metric} {ended.best:.4g}"
@@ -91,6 +99,11 @@ def table_of(task: str, options: Path | None, changes: dict[str, Any]) -> dict[s
     table: dict[str, Any] = read_toml(options) if options is not None else {}
     if table.setdefault("task", task) != task:
         raise rejected("train", f"task in {options}", f"be {task!r}, as the command says", repr(table["task"]))
+    own = table.get("model")
+    _one_attention(f"in {options}", "attention" in table, own if isinstance(own, dict) else {}, "model.")
+    _one_attention("with --attention", "attention" in changes, changes, "")
+    if changes.keys() & {"model.attention", "model.score"}:
+        table.pop("attention", None)  # what the file says
     for place, value in changes.items():
         *sections, name = place.split(".")
         inner = table
@@ -114,6 +127,13 @@ def _kind(name: str) -> str:
     if name not in KINDS:
         raise unknown_name("train", "model", str(name), KINDS)
     return KINDS[name]
+
+
+def _one_attention(where: str, given: bool, others: dict[str, Any], prefix: str) -> None:
+    """Raise where both ``attention`` and the field that it stands for are given: one would have no effect."""
+    for name in ("model.attention", "model.score"):
+        if given and name.removeprefix(prefix) in others:
+            raise rejected("train", name, f"be left out {where}", repr(others[name.removeprefix(prefix)]))
 
 
 def _attention(table: dict[str, Any]) -> None:

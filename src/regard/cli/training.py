@@ -38,6 +38,8 @@ class TrainingDisplay(Callback):
     def on_train_start(self, trainer: Trainer, module: Any) -> None:
         """Start the bar."""
         self._count, self._first, self._before = 0, trainer.global_step, module.seconds()
+        if self._first and trainer.is_global_zero:
+            self._console.print(f"going on after step {self._first:,}")
         self._lines = trainer.is_global_zero and not (self._console.is_terminal or trainer.enable_validation)
         self._shown = int(_LINES * self._options.progress(self._first, self._before))
         if self._console.is_terminal and trainer.is_global_zero:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from regard._errors import described, rejected, unknown_name
 from regard.nn._base import parameter
 
-#: No width, length or number of layers is larger.
-_LARGEST = 1 << 16
+#: No width or length is larger, and no model deeper.
+_LARGEST, _DEEPEST = 1 << 16, 100
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,16 @@ class Config(ABC):
             raise unknown_name(cls.__name__, "preset", str(name), known)
         return cls(sources, targets, **{**known[name], **changes})
 
-    def whole(self, *names: str) -> None:
-        """Raise unless these fields are whole numbers from 1 on."""
+    def whole(self, *names: str, most: int = _LARGEST) -> None:
+        """Raise unless these fields are whole numbers from 1 on, and not absurdly large."""
         for name in names:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
-                raise self.refused(name, f"be a whole number from 1 to {_LARGEST}", repr(value))
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise self.refused(name, f"be a whole number from 1 to {most}", repr(value))
+
+    def layers(self, *names: str) -> None:
+        """Raise unless these fields are numbers of layers."""
+        self.whole(*names, most=_DEEPEST)
 
     def share(self, name: str) -> None:
         """Raise unless a field is a number in [0, 1)."""

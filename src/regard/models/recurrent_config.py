@@ -73,7 +73,8 @@ class RecurrentConfig(Config):
 
     def __post_init__(self) -> None:
         self.whole("sources", "targets", "embedding", "encoder", "decoder", "features")
-        self.whole("encoder_layers", "decoder_layers", "window", "longest")
+        self.whole("window", "longest")
+        self.layers("encoder_layers", "decoder_layers")
         self.share("dropout")
         self.flag("bidirectional", "projections", "input_feeding", "tied")
         known = {"cell": CELLS, "attention": (*SCORES, "none"), "scope": SCOPES, "hard": DRAWS}

@@ -59,7 +59,8 @@ class TransformerConfig(Config):
     tied: str = "target"
 
     def __post_init__(self) -> None:
-        self.whole("sources", "targets", "width", "heads", "encoder_layers", "decoder_layers", "feedforward", "longest")
+        self.whole("sources", "targets", "width", "heads", "feedforward", "longest")
+        self.layers("encoder_layers", "decoder_layers")
         self.share("dropout")
         for name, known in {"activation": ACTIVATIONS, "norm": NORMS, "score": SCORES}.items():
             self.one_of(name, known)

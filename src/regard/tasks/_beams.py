@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.models.base import END, PAD
+from regard.tasks.codecs import UNKNOWN
 
 #: Probabilities are looked through in runs of so many: of most runs, the greatest is all that must be known.
 _RUN = 64
@@ -137,11 +138,13 @@ class Ended:
         ]
 
 
-def log_probabilities(logits: Tensor, front: Front, *, shortest: int, no_repeat: int) -> Tensor:
+def log_probabilities(logits: Tensor, front: Front, *, shortest: int, no_repeat: int, unknown: bool = True) -> Tensor:
     """Return the log-probability (B, K, N) of each next symbol: −inf for one that may not come next."""
     written = front.tokens.shape[-1] - 1
     gains = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
     gains[..., PAD] = -torch.inf
+    if not unknown:
+        gains[..., UNKNOWN : UNKNOWN + 1] = -torch.inf
     if written < shortest:
         gains[..., END] = -torch.inf
     if no_repeat and written >= no_repeat:

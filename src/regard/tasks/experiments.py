@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from regard._errors import RegardWarning, described, rejected, unknown_name
-from regard.models import EncoderDecoder
+from regard.models import EncoderDecoder, RecurrentConfig
 from regard.tasks.batches import Batches, Ragged
 from regard.tasks.codecs import Codec
 from regard.tasks.files import write_atomically
@@ -46,6 +47,7 @@ class DataOptions:
     valid, valid_targets : str
         The same to validate with; by default ``held_out`` sources are held out of the data.
     held_out : int
+        By default at most a tenth of the sources.
     longest : int
         The most words that a side may have.
     """
@@ -56,6 +58,17 @@ class DataOptions:
     valid_targets: str = ""
     held_out: int = 1000
     longest: int = 100
+
+    def __post_init__(self) -> None:
+        piped = [name for name in ("data", "targets", "valid", "valid_targets") if getattr(self, name) == "-"]
+        if len(piped) > 1:
+            raise rejected("train", piped[1], "be a file where standard input is something else", f"- as {piped[0]} is")
+        if self.targets and not self.data:
+            raise rejected("train", "data", "be given with targets", "none")
+        if self.valid_targets and not self.valid:
+            raise rejected("train", "valid", "be given with valid_targets", "none")
+        if self.valid:
+            _left_out("data.held_out", "where valid is given", self.held_out, DataOptions.held_out)
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,14 @@ class ExperimentOptions:
     preset: str = "base"
     model: dict[str, Any] = field(default_factory=dict)
     training: TrainingOptions = field(default_factory=TrainingOptions)
+
+    def __post_init__(self) -> None:
+        for name in ("kind", "size", "joint") if self.task == "pronunciation" else ():
+            where = "for pronunciation, where letters and phonemes are the symbols"
+            _left_out(f"vocabularies.{name}", where, getattr(self.vocabularies, name), getattr(Vocabularies, name))
+        if self.vocabularies.kind == "characters":
+            size = self.vocabularies.size
+            _left_out("vocabularies.size", "for characters, all of which count", size, Vocabularies.size)
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> Self:
@@ -140,8 +161,6 @@ class Experiment:
         if options.training.metric not in ("loss", *self.task.names):
             expected = f"be loss or one of {', '.join(self.task.names)} for {options.task}"
             raise rejected("train", "training.metric", expected, repr(options.training.metric))
-        if data.valid_targets and not data.valid:
-            raise rejected("train", "valid", "be given with valid_targets", "none")
         _, world = _place()
         if world != options.training.devices:
             expected = f"be {world}, as many as torchrun has started" if world > 1 else "be 1 without torchrun"
@@ -169,8 +188,9 @@ class Experiment:
         TrainingError
             If training cannot go on.
         """
-        from regard.tasks.learner import Learner, Stream
-        from regard.tasks.runs import CHECKPOINTS, LAST, train
+        from regard.tasks.checkpoints import CHECKPOINTS, LAST
+        from regard.tasks.learner import Learner, Stream, TrainingError
+        from regard.tasks.runs import train, unbroken
 
         training = self.options.training
         saved = (self.folder / CHECKPOINTS / LAST).exists()
@@ -205,7 +225,22 @@ class Experiment:
         ended = train(learner, list(once.once()), training, self.folder, resume=resume, callbacks=callbacks)
         if ended.reason != "interrupt" and rank == 0:
             writer.model.eval()
-            writer.save(self.folder)
+            writer.about["training"] = {
+                "pairs": len(learn),
+                "steps": ended.steps,
+                "seconds": round(ended.seconds, 1),
+                "seed": training.seed,
+                "threads": torch.get_num_threads(),
+                "best": ended.best if math.isfinite(ended.best) else None,
+            }
+            try:
+                with unbroken():
+                    writer.save(self.folder)
+            except OSError as error:
+                raise TrainingError(
+                    f"train: {self.folder} must take the model, got {error.strerror or error}; the training is done, "
+                    "and its checkpoints are whole: mend that, and get the model with --resume."
+                ) from error
         return writer, ended
 
     def _numbers(self, pairs: Pairs, writer: SequenceModel) -> tuple[Ragged, Ragged]:
@@ -239,8 +274,17 @@ class Experiment:
             valid = read_pairs(data.valid, data.valid_targets or None, words=data.longest, lowercase=lowercase)
             for line in valid.report():
                 self.say(line)
+            known, held = set(learn.sources), set(valid.sources)
+            if known & held:
+                self.say(
+                    f"{len(known & held):,} of the {len(held):,} sources to validate with are also to learn from: "
+                    "scores of validations are better than those of new sentences"
+                )
         else:
-            learn, valid = split(learn, min(data.held_out, max(1, len(set(learn.sources)) // 10)))
+            count = data.held_out
+            if count == DataOptions.held_out:
+                count = min(count, max(1, len(set(learn.sources)) // 10))
+            learn, valid = split(learn, count)
             self.say(f"held out to validate: {len(set(valid.sources)):,} sources with {len(valid):,} targets")
         return learn, valid
 
@@ -295,6 +339,19 @@ class Experiment:
                 raise unknown_name(config.__name__, "option", name, known)
         return config.preset(self.options.preset, sources, targets, **self.options.model)
 
+    def check_model(self) -> None:
+        """Raise where a field of the model was asked for that has no effect beside the others."""
+        config = self._config(8, 8)
+        if isinstance(config, RecurrentConfig):
+            used = {"window": config.scope != "global", "longest": config.attention == "location"}
+            needed = {"window": "scope 'local-m' or 'local-p'", "longest": "attention 'location'"}
+        else:
+            used = {"longest": config.positions == "learned" or config.score == "location"}
+            needed = {"longest": "positions 'learned' or score 'location'"}
+        for name, value in self.options.model.items():
+            if not used.get(name, True):
+                raise rejected("train", f"model.{name}", f"be left out without {needed[name]}", value)
+
     def _score(self, writer: SequenceModel, valid: Pairs) -> Callable[[EncoderDecoder], dict[str, float]]:
         """Return what a validation asks beside the loss: greedy search for some of the held-out sources."""
         references = dict(list(valid.references().items())[: self.options.training.validate_most])
@@ -313,6 +370,12 @@ class Experiment:
 def _mark(pairs: Pairs) -> str:
     """Return a checksum of pairs in their order."""
     return hashlib.blake2b("\n".join(f"{s}\t{t}" for s, t in pairs).encode(), digest_size=16).hexdigest()
+
+
+def _left_out(name: str, where: str, value: Any, default: Any) -> None:
+    """Raise where an option is given that would have no effect."""
+    if value != default:
+        raise rejected("train", name, f"be left out {where}", repr(value))
 
 
 def _table(function: str, name: str, value: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -54,7 +54,8 @@ class Learner(LightningModule):
     stream : Stream
         Its beginning is moved when a checkpoint is loaded.
     score : callable, optional
-        ``score(model)`` is called by every validation and returns what is logged beside the loss.
+        ``score(model)`` is called by every validation, in the first process, and returns what is logged beside the
+        loss.
     """
 
     def __init__(
@@ -98,12 +99,17 @@ class Learner(LightningModule):
         self._sums += torch.stack([-log_likelihood.double().sum(), (batch.target != PAD).sum().double()]).cpu()
 
     def on_validation_epoch_end(self) -> None:
-        """Log the loss of a symbol without smoothing, and what the task says."""
-        total, count = self._sums.tolist()
+        """Log the loss of a symbol without smoothing, and what the task says: the same in all processes."""
+        strategy = self.trainer.strategy
+        sums = self._sums
+        if self.trainer.world_size > 1:
+            sums = cast(Tensor, strategy.reduce(sums.to(self.device), reduce_op="sum"))  # each has its own batches
+        total, count = sums.tolist()
         found = {"valid_loss": total / max(count, 1.0)}
-        if self._score is not None:
-            found |= {f"valid_{name}": value for name, value in self._score(self.model).items()}
-        self.log_dict(found, prog_bar=True, sync_dist=True)
+        if self._score is not None:  # the models are alike: one process asks, the others wait
+            told = self._score(self.model) if self.trainer.is_global_zero else {}
+            found |= {f"valid_{name}": value for name, value in strategy.broadcast(told).items()}
+        self.log_dict(found, prog_bar=True)
 
     def configure_optimizers(self) -> Any:
         """Return AdamW with the schedule."""

@@ -1,12 +1,9 @@
-"""A training run: checkpoints that are whole or not there, and going on exactly where one was saved."""
+"""A training run: until when, what interrupts it, and what is said where it cannot go on."""
 
 from __future__ import annotations
 
-import io
 import logging
 import math
-import os
-import pickle
 import signal
 import threading
 import time
@@ -18,20 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from regard.tasks.batches import Batch
-from regard.tasks.files import write_atomically
+from regard.tasks.checkpoints import BEST, CHECKPOINTS, LAST, AtomicCheckpoints, Best, Last, take_best
 from regard.tasks.learner import Learner, TrainingError
+from regard.tasks.logs import Log
 from regard.tasks.options import TrainingOptions
 
-CHECKPOINTS, LAST, BEST, LOG = "checkpoints", "last.ckpt", "best", "log"
+LOG = "log"
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ def train(
     """Train until the budget is used up, validation finds nothing better, or a keyboard interrupt.
 
     The parameters end as those of the best validation (the mean of the best ``options.average``), or the last where
-    there was none. An interrupt ends the step at hand, saves, and returns; a second one ends the process.
+    there was none. An interrupt ends the step at hand, saves, and returns; a second one is raised at once.
 
     Parameters
     ----------
@@ -122,16 +118,20 @@ def train(
             callbacks=[*hooks, *callbacks, stop, *([] if last is None else [last])],
             plugins=[AtomicCheckpoints()],
         )
-        with _explained(options, folder):
+        with _explained(options):
             validation: Any = DataLoader(valid, batch_size=None) if valid else None  # type: ignore[arg-type]
             begin = last.path if resume and last is not None else None
             try:
                 trainer.fit(learner, learner.stream, validation, ckpt_path=begin)
             except SIGTERMException:
                 stop.reason = "interrupt"
+            except SystemExit as ended:  # what Lightning makes of a second keyboard interrupt
+                if isinstance(ended.__context__, KeyboardInterrupt):
+                    raise KeyboardInterrupt from None
+                raise
     reason = stop.reason or ("steps" if trainer.global_step >= options.steps else "patience")
     if best is not None and reason != "interrupt":
-        _take_best(learner, best, options.average)
+        take_best(learner, best, options.average)
     score = None if best is None else best.best_model_score
     found = float("nan") if score is None else float(score)
     return Ended(trainer.global_step, stop.pairs, reason, found, stop.used())
@@ -139,98 +139,20 @@ def train(
 
 def _hooks(
     options: TrainingOptions, folder: Path | None, validated: bool
-) -> tuple[ModelCheckpoint | None, list[Callback], _Last | None]:
+) -> tuple[Best | None, list[Callback], Last | None]:
     """Return what keeps the best, it and whatever else looks at validations, and what saves where to go on."""
     best, metric = None, f"valid_{options.metric}"
     hooks: list[Callback] = []
     mode = "min" if options.minimizes else "max"
     if folder is not None and validated:
-        best = ModelCheckpoint(
+        best = Best(
             folder / CHECKPOINTS, f"{BEST}-{{step}}", monitor=metric, mode=mode, save_top_k=options.keep,
             auto_insert_metric_name=True, save_weights_only=True, enable_version_counter=False,
         )  # fmt: skip
         hooks.append(best)
     if options.patience and validated:
         hooks.append(EarlyStopping(metric, patience=options.patience, mode=mode, min_delta=0.0))
-    return best, hooks, None if folder is None else _Last(folder / CHECKPOINTS / LAST, options, validated)
-
-
-class AtomicCheckpoints(TorchCheckpointIO):
-    """Checkpoints that appear whole or not at all, also when the power fails, and that carry no code."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:  # noqa: ARG002
-        """Write beside the old file, and replace it when all is on the disk."""
-        data = io.BytesIO()
-        torch.save(checkpoint, data)
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, data.getvalue())
-
-    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:  # noqa: ARG002
-        """Read tensors and plain values; what would run code is refused. The folder may have been moved."""
-        try:
-            state = torch.load(path, map_location=map_location, weights_only=True)
-            for name, each in state["callbacks"].items():
-                if name.startswith("ModelCheckpoint"):
-                    state["callbacks"][name] = _moved(each, Path(path).parent)
-        except FileNotFoundError:
-            raise TrainingError(f"resume: {path} must exist, got no such file: the run had not saved yet.") from None
-        except (RuntimeError, pickle.UnpicklingError, KeyError, EOFError, AttributeError, ValueError) as error:
-            raise TrainingError(
-                f"resume: {path} must be a whole checkpoint of tensors, got one that is damaged or something else "
-                f"({type(error).__name__})."
-            ) from None
-        return state
-
-
-def _moved(state: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return what a ModelCheckpoint knows, its files in this folder; those that are gone are forgotten."""
-
-    def here(path: str) -> str:
-        return str(folder / Path(path).name) if path else path
-
-    kept = {here(path): score for path, score in state["best_k_models"].items() if Path(here(path)).exists()}
-    paths = ("best_model_path", "kth_best_model_path", "last_model_path")
-    return state | {"dirpath": str(folder), "best_k_models": kept} | {name: here(state[name]) for name in paths}
-
-
-class _Last(Checkpoint):
-    """Saves what is needed to go on, every so many steps and at the end.
-
-    Lightning calls checkpoints after all other callbacks, and in their order; so this one knows of the best. Where a
-    step is validated it is saved after that: a run that goes on must know what was found.
-    """
-
-    def __init__(self, path: Path, options: TrainingOptions, validated: bool) -> None:
-        self.path, self.every = path, options.save_every
-        self._validated_every = options.validate_every if validated else 0
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Save after steps, not between batches of one."""
-        if trainer.fit_loop._should_accumulate() or trainer.global_step % self.every:
-            return
-        if not self._validated_every or trainer.global_step % self._validated_every:
-            self._save(trainer)
-
-    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
-        """Save what was put off."""
-        if trainer.global_step % self.every == 0:
-            self._save(trainer)
-
-    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
-        """Save the end."""
-        self._save(trainer)
-
-    def on_exception(self, trainer: Trainer, module: Any, exception: BaseException) -> None:  # noqa: ARG002
-        """Save where somebody asked the process to terminate, which Lightning tells after a step."""
-        due = self._validated_every and trainer.global_step % self._validated_every == 0
-        if isinstance(exception, SIGTERMException) and not due and not trainer.fit_loop._should_accumulate():
-            self._save(trainer)
-
-    def _save(self, trainer: Trainer) -> None:
-        state = trainer.lightning_module.parameters()
-        if all(bool(torch.isfinite(parameter).all()) for parameter in state):  # else the one before is kept
-            trainer.save_checkpoint(self.path)
+    return best, hooks, None if folder is None else Last(folder / CHECKPOINTS / LAST, options, validated, best)
 
 
 class _Stop(Callback):
@@ -304,17 +226,26 @@ def _interruptible(stop: _Stop) -> Iterator[None]:
 
 
 @contextmanager
-def _explained(options: TrainingOptions, folder: Path | None) -> Iterator[None]:
-    """Say in one sentence what to do where memory or the disk is full."""
+def unbroken() -> Iterator[None]:
+    """Let a keyboard interrupt wait until what is at hand is done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda *given: asked.append(given[0]))
     try:
         yield
-    except OSError as error:
-        if folder is None:
-            raise
-        raise TrainingError(
-            f"train: {folder} must take a checkpoint, got {error.strerror or error}; what was there before is whole: "
-            "mend that, and go on with --resume."
-        ) from error
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if asked:
+            signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def _explained(options: TrainingOptions) -> Iterator[None]:
+    """Say in one sentence what to do where memory is full."""
+    try:
+        yield
     except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
         if isinstance(error, TrainingError) or (isinstance(error, RuntimeError) and not _is_memory(error)):
             raise
@@ -329,22 +260,8 @@ def _is_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "out of memory" in text
 
 
-def _take_best(learner: Learner, best: ModelCheckpoint, average: int) -> None:
-    """Give the model the mean of the parameters of the best checkpoints."""
-    ranked = sorted(best.best_k_models.items(), key=lambda item: float(item[1]), reverse=best.mode == "max")
-    paths = [path for path, _ in ranked[:average] if os.path.exists(path)]  # noqa: PTH110
-    if not paths:
-        return
-    total: dict[str, Tensor] = {}
-    for path in paths:
-        state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-        for name, tensor in state.items():
-            total[name] = tensor.double() if name not in total else total[name] + tensor
-    learner.load_state_dict({name: (tensor / len(paths)).to(state[name].dtype) for name, tensor in total.items()})
-
-
 def _loggers(folder: Path, options: TrainingOptions) -> list[Logger]:
-    found: list[Logger] = [CSVLogger(folder, name=LOG, version="")]
+    found: list[Logger] = [Log(folder, name=LOG, version="")]
     return [*found, TensorBoardLogger(folder, name=LOG, version="")] if options.tensorboard else found
 
 

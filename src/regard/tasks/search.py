@@ -37,6 +37,9 @@ class SearchOptions:
         For a source of S symbols, at most ``ratio · S + extra`` are written, or ``shortest`` where that is more.
     longest : int
         No more than these in any case; 0 for no such bound.
+    unknown : bool
+        Whether the symbol for whatever a vocabulary does not know may be written. Where texts are wanted it is, if at
+        all, only where a source word can take its place.
     sample : bool
         Draw instead of searching. What is drawn for a source is settled by its symbols and the seed: equal sources
         get equal samples, whatever else is in the batch.
@@ -57,6 +60,7 @@ class SearchOptions:
     ratio: float = 2.0
     extra: int = 8
     longest: int = 0
+    unknown: bool = True
     sample: bool = False
     temperature: float = 1.0
     top_k: int = 0
@@ -84,12 +88,15 @@ class SearchOptions:
             raise rejected("search", "temperature", "be a number above 0", self.temperature)
         if not 0 < self.top_p <= 1:
             raise rejected("search", "top_p", "be in (0, 1]", self.top_p)
-        if not self.sample:
-            if self.n_best > self.beams:
-                raise rejected("search", "n_best", f"be at most beams, which is {self.beams}", self.n_best)
-            for name, unused in {"temperature": 1.0, "top_k": 0, "top_p": 1.0}.items():
-                if getattr(self, name) != unused:
-                    raise rejected("search", name, f"be {unused} unless sample is True", getattr(self, name))
+        if not self.sample and self.n_best > self.beams:
+            raise rejected("search", "n_best", f"be at most beams, which is {self.beams}", self.n_best)
+        # An option without effect is a mistake of whoever sets it.
+        of_samples = ("temperature", "top_k", "top_p", "seed")
+        for name in ("beams",) if self.sample else of_samples:
+            unused = getattr(SearchOptions, name)
+            if getattr(self, name) != unused:
+                where = "where sample is True" if self.sample else "unless sample is True"
+                raise rejected("search", name, f"be {unused} {where}", getattr(self, name))
 
     def limits(self, lengths: Tensor) -> Tensor:
         """Return how many symbols are written at most for sources of these lengths, (B,) int64."""
@@ -169,7 +176,9 @@ def search(
     draws = uniform(source, lengths, front.limits, width, options.seed) if options.sample else None
     for step in range(int(front.limits.max()) + 1):
         logits, state = model.step(front.tokens[..., -1], memory, state)
-        gains = log_probabilities(logits, front, shortest=options.shortest, no_repeat=options.no_repeat)
+        gains = log_probabilities(
+            logits, front, shortest=options.shortest, no_repeat=options.no_repeat, unknown=options.unknown
+        )
         candidates = _candidates(front, gains, None if draws is None else draws[front.rows, :, step], options)
         if bool(candidates.score.isnan().any()):
             raise rejected("search", "model", "give logits that are numbers", "nan")

@@ -20,7 +20,7 @@ from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerC
 from regard.models.base import END, EncoderDecoder
 from regard.tasks.batches import pad
 from regard.tasks.codecs import UNKNOWN, Codec, Word
-from regard.tasks.files import CONFIG, ModelFileError, load_config, load_json, load_weights, save_model
+from regard.tasks.files import CONFIG, WEIGHTS, ModelFileError, load_config, load_json, load_weights, save_model
 from regard.tasks.pairs import normalize
 from regard.tasks.search import Hypothesis, search
 from regard.tasks.written import WritingOptions, Written
@@ -195,7 +195,8 @@ class SequenceModel:
         read = [self._read(text, numbers[i].tolist(), options, first + i) for i, text in enumerate(texts)]
         written = [Written(line.text, note=line.note) for line in read]
         bounds = [bound for bound in (options.search.longest, self.longest[1]) if bound]
-        searching = replace(options.search, longest=min(bounds, default=0))
+        unknown = options.search.unknown and options.replace_unknown and self._replaces()
+        searching = replace(options.search, longest=min(bounds, default=0), unknown=unknown)
         with self._evaluating():
             for rows in _batches([len(line.numbers) for line in read], options.batch):
                 sources = self._padded([read[i].numbers for i in rows])
@@ -239,6 +240,11 @@ class SequenceModel:
         if options.too_long == "refuse":
             raise rejected("write", f"line {number}", f"have at most {most} tokens", len(numbers))
         return _Line(text, numbers[:most], f"cut to the first {most} of {len(numbers)} tokens")
+
+    def _replaces(self) -> bool:
+        """Return whether a word of the source can stand where a symbol is unknown: no letter is a sound."""
+        read, written = (getattr(codec, "separator", None) for codec in (self.source, self.target))
+        return bool(self.model.maps) and (read, written) != ("", " ")
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -366,10 +372,28 @@ def _built(path: Path, config: type[Any], model: type[Any], described: Any) -> A
     if not isinstance(described, dict) or set(described) != known:
         raise _bad(path, f"have a field 'model' with {', '.join(sorted(known))}", "other fields")
     try:
+        made = config(**described)
+        # Modules cost time even without parameters. A layer has some of its own.
+        layers, stored = made.encoder_layers + made.decoder_layers, _stored(path.with_name(WEIGHTS))
+        if stored is not None and layers > stored:
+            raise _bad(path, f"have at most as many layers as {WEIGHTS} has tensors, {stored}", layers)
         with torch.device("meta"):
-            return model(config(**described))
+            return model(made)
+    except ModelFileError:
+        raise
     except (ValueError, TypeError) as error:
         raise _bad(path, "describe a model", f"this: {error}") from None
+
+
+def _stored(path: Path) -> int | None:
+    """Return how many tensors a file of parameters claims to have; None where reading it will tell what is wrong."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return len(file.keys())
+    except (OSError, SafetensorError):
+        return None
 
 
 def _bad(path: Path, expected: str, got: object) -> Exception:

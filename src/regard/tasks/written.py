@@ -24,7 +24,8 @@ class WritingOptions:
     alignment : bool
         Whether to tell the attention weights.
     replace_unknown : bool
-        Write the source word with the most attention in place of a word that the vocabulary cannot spell.
+        Write the source word with the most attention in place of a word that the vocabulary cannot spell. Otherwise,
+        or where the model has no attention, only what the vocabulary can spell is written.
     longest : int
         Source tokens that are read at most; the model may know fewer positions.
     too_long : {"cut", "refuse"}

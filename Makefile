@@ -6,17 +6,21 @@ READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
 DEMO_SECONDS ?= 170
 
-.PHONY: demo test lint costs bench regression docs gallery campaign clean
+.PHONY: demo demo-training test lint costs bench regression pretrained translation kills docs gallery campaign clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-# Threads that spin for a moment and then sleep: endless spinning loses most of the speed on a machine that is busy
-# with something else, and sleeping at once a third of it on one that is not.
+# The model in the box translates, and shows what it looked at.
 demo: $(READY)
-	GOMP_SPINCOUNT=20000 $(BIN)/regard demo --seconds $(DEMO_SECONDS)
+	$(BIN)/regard demo
+
+# A model learns on this machine. Threads that spin for a moment and then sleep: endless spinning loses most of the
+# speed on a machine that is busy with something else, and sleeping at once a third of it on one that is not.
+demo-training: $(READY)
+	GOMP_SPINCOUNT=20000 $(BIN)/regard demo --train --seconds $(DEMO_SECONDS)
 
 # Two processes of one thread each; scikit-learn's check of other array libraries runs only where SciPy was told of them.
 test: $(READY)
@@ -50,6 +54,22 @@ docs: $(READY)
 
 gallery: $(READY)
 	$(BIN)/python -m examples
+
+# The model in the box, anew: TATOEBA holds en-fr.train, en-fr.valid and en-fr.test.tsv.gz.
+TATOEBA ?= ../shared/data/tatoeba
+pretrained: $(READY)
+	$(BIN)/regard train translation --options recipes/english-french.toml --out build/english-french \
+		--data $(TATOEBA)/en-fr.train.tsv.gz --valid $(TATOEBA)/en-fr.valid.tsv.gz
+	$(BIN)/python -m recipes.pack build/english-french $(TATOEBA)/en-fr.test.tsv.gz src/regard/pretrained/english-french
+
+# Trained models beside published scores: DATA holds multi30k, cmudict and tatoeba.
+DATA ?= ../shared/data
+translation: $(BENCH_READY)
+	$(BIN)/python -m benchmarks.translation --data $(DATA)
+
+# A training run that is killed twenty times and resumed, against one that was left alone.
+kills: $(READY)
+	$(BIN)/python -m benchmarks.kills
 
 # The laws over tens of thousands of generated cases; `make test` runs a smaller number.
 campaign: $(READY)

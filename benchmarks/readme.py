@@ -1,7 +1,7 @@
 """Write what was measured into README and docs, and the catalogue there, too: ``python -m benchmarks.readme``.
 
-The numbers come from the newest report in benchmarks/results, and from what the demo printed (`make demo | tee
-benchmarks/results/demo.txt`); they are never typed. What stands between ``<!-- name -->`` and ``<!-- /name -->`` is
+The numbers come from the newest report in benchmarks/results, and from what the demo printed (`make demo-training |
+tee benchmarks/results/demo.txt`); they are never typed. What stands between ``<!-- name -->`` and ``<!-- /name -->`` is
 replaced, within a line or over lines:
 
 ``bench``
@@ -20,6 +20,9 @@ replaced, within a line or over lines:
     how near to the least leave-one-out error "loo" comes, and by how much "learned" is ahead of it
 the name of a goal
     what was measured for it, with its unit; ``name:time`` and ``name:against`` are the two times
+
+``translation``
+    the scores of trained models, in docs/translation.md
 
 The marks of docs/regression.md are filled from benchmarks/results/real-data.json; ``benchmarks.real_report.contents``
 says what they are.
@@ -40,12 +43,15 @@ from benchmarks.bench import LIMIT_NAMES
 from benchmarks.machine import ROOT
 from benchmarks.real_report import contents as of_real_data
 from benchmarks.report import seconds
+from benchmarks.translation import summary
 
 RESULTS = ROOT / "benchmarks" / "results"
 #: What `python -m benchmarks.bandwidths` writes.
 BANDWIDTHS = RESULTS / "bandwidths.json"
 #: The comparison on real data, and the page that shows it.
 REAL, REGRESSION = RESULTS / "real-data.json", ROOT / "docs" / "regression.md"
+#: The scores of trained models, and the page that shows them.
+TRAINED, TRANSLATION = RESULTS / "translation.json", ROOT / "docs" / "translation.md"
 UNITS = {"time": "× the time", "speed": "× faster", "overhead": "µs more", "backward": "× the forward", "memory": "MB"}
 #: The goals that a reader sees first.
 HEADLINE = (
@@ -217,6 +223,12 @@ def regression() -> str:
     return filled(REGRESSION.read_text(encoding="utf-8"), made)
 
 
+def translation() -> str:
+    """Return the page on translation with what was measured last."""
+    made = {"translation": lambda: summary(json.loads(TRAINED.read_text(encoding="utf-8")))}
+    return filled(TRANSLATION.read_text(encoding="utf-8"), made)
+
+
 def newest(case: str) -> dict[str, Any] | None:
     """Return the newest report that has a case, or None."""
     paths = sorted(RESULTS.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -228,6 +240,8 @@ def main() -> int:
     """Fill in README and docs and return 0; 1 where there is nothing to fill in."""
     if REAL.exists():
         REGRESSION.write_text(regression(), encoding="utf-8")
+    if TRAINED.exists():
+        TRANSLATION.write_text(translation(), encoding="utf-8")
     readme, found = ROOT / "README.md", newest("additive")
     if found is None:
         print("no report in benchmarks/results: run `make bench` first", file=sys.stderr)

@@ -20,8 +20,9 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 #: From the top down. A file may import from its own layer and from those below.
 LAYERS = [
-    ("testing",),
+    ("testing", "__main__"),
     ("cli",),
+    ("pretrained",),
     ("tasks", "inspect", "regression"),
     ("models",),
     ("nn",),

@@ -39,3 +39,4 @@ def test_the_numbers_are_those_of_the_newest_report() -> None:
     from benchmarks import readme
 
     assert readme.regression() == readme.REGRESSION.read_text(encoding="utf-8"), "run `make docs`"
+    assert readme.translation() == readme.TRANSLATION.read_text(encoding="utf-8"), "run `make docs`"

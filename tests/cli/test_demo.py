@@ -1,149 +1,86 @@
-"""``regard demo`` end to end, on a made-up dictionary and a fixed number of steps."""
+"""``regard demo`` with the model that comes along."""
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-from importlib.util import find_spec
+import io
+import sys
 from pathlib import Path
 
 import pytest
-from lightning.pytorch import Callback
 
 from regard.cli import demo
-from regard.tasks.dictionary import Dictionary
-from regard.tasks.pairs import Pairs
-from regard.tasks.pronunciation import Pronouncer
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Dictionary:
-    """Make the demonstration small: few words, few steps, a narrow model."""
-    chance = random.Random(0)
-    words = {"".join(chance.choice("abcdefghiklmnopqrstuvwy") for _ in range(4)) for _ in range(400)}
-    entries = {word: [tuple(word.upper())] for word in sorted(words) + list(demo.EXAMPLES)}
-    untrained = Pronouncer.untrained
-
-    def narrow(pairs: Pairs, *, seed: int = 0) -> Pronouncer:
-        return untrained(pairs, seed=seed, embedding=8, encoder=8, decoder=8, features=8)
-
-    monkeypatch.setattr(demo, "load_dictionary", lambda: dict(entries))
-    monkeypatch.setattr(Pronouncer, "untrained", narrow)
-    monkeypatch.setattr(demo, "RECIPE", demo.RECIPE.with_changes({"steps": 30, "precision": "float32"}))
-    return entries
-
-
-def test_it_says_what_a_newcomer_needs(regard, small: Dictionary, tmp_path: Path) -> None:
-    out = tmp_path / "here"
-    outcome = regard("demo", "--seconds", 20, "--out", out)
+def test_it_translates_at_once_and_shows_what_was_looked_at(regard, tmp_path: Path) -> None:
+    outcome = regard("demo", "--out", tmp_path)
     assert outcome.code == 0, outcome.err
-    for text in (
-        "held out",
-        "training 100%  loss",
-        "words/s",
-        "phoneme error rate",
-        "word error rate",
-        "Words it never",
-    ):
-        assert text in outcome.out
-    for word in demo.EXAMPLES:
-        assert word in outcome.out
-    assert f"regard pronounce serendipity flibbertigibbet --alignment --model {out / 'model'}" in outcome.out
-    assert (out / "alignments.png").read_bytes().startswith(b"\x89PNG")
-    assert "<table>" in (out / "alignments.html").read_text(encoding="utf-8")
-    again = regard("pronounce", "table", "--model", out / "model")
-    assert again.code == 0, again.err
+    shown = outcome.out
+    for sentence in (*demo.DRAWN, *demo.MORE):
+        assert f"{sentence}\n  " in shown
+    assert "la zone de contrôle international" in shown
+    assert "█" in shown
+    assert "BLEU is " in shown
+    assert shown.index("regard translate") < shown.index("regard demo --train")
+    assert (tmp_path / "alignments.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "alignments.html").read_text(encoding="utf-8").count("<table>") == len(demo.DRAWN)
 
 
-def test_examples_are_neither_learned_nor_scored(regard, small: Dictionary, tmp_path: Path, monkeypatch) -> None:
-    seen: list[set[str]] = []
-    learn, evaluate = Pronouncer.learn, Pronouncer.evaluate
-
-    def learning(self, pairs, options, **others):
-        seen.append(set(pairs.sources))
-        return learn(self, pairs, options, **others)
-
-    def evaluating(self, pairs):
-        seen.append(set(pairs.sources))
-        return evaluate(self, pairs)
-
-    monkeypatch.setattr(Pronouncer, "learn", learning)
-    monkeypatch.setattr(Pronouncer, "evaluate", evaluating)
-    assert regard("demo", "--out", tmp_path).code == 0
-    warming, learned, scored = seen
-    assert warming <= learned
-    assert not set(demo.EXAMPLES) & (learned | scored)
-    assert not learned & scored
-    assert len(learned) + len(scored) + len(demo.EXAMPLES) == len(small)
+def test_sentences_of_ones_own(regard, tmp_path: Path) -> None:
+    outcome = regard("demo", "I am tired.", "a [bold] [/cat] <b>", "", "--out", tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert "I am tired.\n  Je suis fatigu" in outcome.out
+    assert "a [bold] [/cat] <b>\n" in outcome.out
+    assert "(nothing)" in outcome.out
+    assert demo.MORE[0] not in outcome.out
 
 
-def test_an_interrupt_of_training_still_evaluates_and_saves(regard, small, tmp_path: Path, monkeypatch) -> None:
-    class Interrupt(Callback):
-        def on_train_batch_start(self, trainer, module, batch, number):
-            if number == 5:
-                os.kill(os.getpid(), signal.SIGINT)
-
-    learn = Pronouncer.learn
-    monkeypatch.setattr(
-        Pronouncer, "learn", lambda *given, callbacks=(): learn(*given, callbacks=[*callbacks, Interrupt()])
-    )
-    outcome = regard("demo", "--out", tmp_path)
-    assert outcome.code == 0
-    assert "interrupted" in outcome.out
-    assert ", 6 steps)" in outcome.out
-    assert "phoneme error rate" in outcome.out
-    assert (tmp_path / "model" / "model.safetensors").exists()
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-def test_an_interrupt_later_ends_it(regard, small, tmp_path: Path, monkeypatch) -> None:
-    def interrupt(*arguments: object) -> None:
-        raise KeyboardInterrupt
+def test_a_terminal_is_asked_for_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal("Thank you.\n\nnever read\n"))
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    demo.run([], out=tmp_path)
+    shown = sys.stdout.getvalue()
+    assert "An English sentence of yours" in shown
+    assert "Merci." in shown
+    assert "never read" not in shown
+    assert (tmp_path / "alignments.html").read_text(encoding="utf-8").count("<table>") == len(demo.DRAWN) + 1
 
-    monkeypatch.setattr(Pronouncer, "evaluate", interrupt)
-    outcome = regard("demo", "--out", tmp_path)
-    assert outcome.code == 130
-    assert "Traceback" not in outcome.err
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["I see.", "--train"], "demo: sentences must not be given with --train, got 'I see.'."),
+        (["--seconds", "20"], "demo: --seconds must come with --train, got it alone."),
+        (["--seed", "1"], "demo: --seed must come with --train, got it alone."),
+    ],
+)
+def test_what_has_no_effect_is_refused(regard, arguments: list[str], said: str) -> None:
+    outcome = regard("demo", *arguments)
+    assert (outcome.code, outcome.err) == (2, f"regard: {said}\n")
 
 
-def test_a_folder_that_cannot_be_made_is_noticed_before_training(regard, small, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made(regard, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     outcome = regard("demo", "--out", tmp_path / "file")
     assert outcome.code == 2
     assert "cannot be used" in outcome.err
-    assert "training" not in outcome.out
 
 
-def test_a_missing_package_is_noticed_before_training(regard, small, tmp_path: Path, monkeypatch) -> None:
+def test_a_missing_package_is_named(regard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.cli.messages.find_spec", lambda name: None)
     outcome = regard("demo", "--out", tmp_path)
     assert outcome.code == 2
-    assert "matplotlib is missing: pip install 'regard[pronunciation]'" in outcome.err
-    assert "training" not in outcome.out
-    real = find_spec
-    monkeypatch.setattr("regard.cli.messages.find_spec", lambda name: None if name == "lightning" else real(name))
-    assert "lightning is missing: pip install 'regard[pronunciation]'" in regard("demo", "--out", tmp_path).err
+    assert "tokenizers is missing: pip install 'regard[translate]'" in outcome.err
 
 
-def test_a_missing_dictionary_says_how_to_get_it(regard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.tasks.dictionary.find_spec", lambda name: None)
-    outcome = regard("demo", "--out", tmp_path)
-    assert outcome.code == 2
-    assert "pip install 'regard[pronunciation]'" in outcome.err
-    assert "Traceback" not in outcome.err
-
-
-def test_a_loss_that_is_no_number_is_one_sentence(regard, small, tmp_path: Path, monkeypatch) -> None:
-    untrained = Pronouncer.untrained
-
-    def broken(pairs, *, seed=0):
-        made = untrained(pairs, seed=seed)
-        made.writer.model.output.bias.data.fill_(float("nan"))
-        return made
-
-    monkeypatch.setattr(Pronouncer, "untrained", broken)
-    monkeypatch.setattr(demo, "_warm", lambda *_: 0.0)
-    outcome = regard("demo", "--out", tmp_path)
-    assert outcome.code == 2
-    assert outcome.err.startswith("regard: train: the loss must be finite, got nan at step 1: lower learning_rate")
-    assert outcome.err.count("\n") == 1
+def test_translate_knows_the_model_by_name(regard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    default, named = regard("translate", "Thank you."), regard("translate", "Thank you.", "--model", "english-french")
+    assert default.code == 0, default.err
+    assert default.out == named.out == "Merci.\n"
+    monkeypatch.chdir(tmp_path)
+    Path("english-french").mkdir()  # a folder of the user's comes first
+    assert regard("translate", "Thank you.").code == 2

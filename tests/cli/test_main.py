@@ -24,7 +24,7 @@ def test_wrong_usage(regard, arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("seconds", ["nan", "inf"])
 def test_seconds_are_finite(regard, seconds: str) -> None:
-    outcome = regard("demo", "--seconds", seconds)
+    outcome = regard("demo", "--train", "--seconds", seconds)
     assert outcome.code == 2
     assert "--seconds" in outcome.err
 

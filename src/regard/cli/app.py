@@ -21,7 +21,10 @@ app = typer.Typer(
 )
 
 MODEL = Path("regard-demo/model")
-TRANSLATOR = Path("regard-translation")
+#: Comes with the package.
+TRANSLATOR = Path("english-french")
+#: Seconds of the demonstration's training.
+_TRAINING = 170.0
 
 
 def _show_version(wanted: bool) -> None:
@@ -42,21 +45,41 @@ def _options(
 @app.command()
 def demo(
     context: typer.Context,
+    sentences: Annotated[
+        list[str] | None, typer.Argument(metavar="[SENTENCE]...", help="English sentences of your own.")
+    ] = None,
+    train: Annotated[
+        bool, typer.Option("--train", help="Learn to pronounce English words on this machine instead.")
+    ] = False,
     seconds: Annotated[
-        float,
-        typer.Option(help="Train until so many seconds after the start; compiling and evaluation come on top.", min=1),
-    ] = 170.0,
-    out: Annotated[Path, typer.Option(help="Folder for the model and the pictures.")] = Path("regard-demo"),
-    seed: Annotated[int, typer.Option(help="Seed of parameters, dropout and batches.", min=0, max=2**31 - 1)] = 0,
+        float | None,
+        typer.Option(
+            help="With --train: until so many seconds after the start, 170 by default; evaluation comes on top.", min=1
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for pictures, and with --train the model.")] = Path("regard-demo"),
+    seed: Annotated[
+        int | None, typer.Option(help="With --train: of parameters, dropout and batches.", min=0, max=2**31 - 1)
+    ] = None,
 ) -> None:
-    """Learn to pronounce English words on this machine, and show how the attention aligns letters and sounds."""
-    if not math.isfinite(seconds):
+    """Translate English to French, and show which words each word looked at."""
+    if seconds is not None and not math.isfinite(seconds):
         raise fail(f"demo: --seconds must be finite, got {seconds}.")
+    if train and sentences:
+        raise fail(f"demo: sentences must not be given with --train, got {sentences[0][:60]!r}.")
+    for name, value in (("--seconds", seconds), ("--seed", seed)):
+        if not train and value is not None:
+            raise fail(f"demo: {name} must come with --train, got it alone.")
     started = context.obj if isinstance(context.obj, float) else time.monotonic()
     with interruptible():
-        from regard.cli.demo import run
+        if train:
+            from regard.cli import demo_training
 
-        run(deadline=started + seconds, out=out, seed=seed)
+            demo_training.run(deadline=started + (seconds or _TRAINING), out=out, seed=seed or 0)
+        else:
+            from regard.cli.demo import run
+
+            run(sentences or [], out=out)
 
 
 @app.command()
@@ -93,39 +116,36 @@ def pronounce(
         run(words, model=model, alignment=alignment, png=png, html=html, as_json=as_json)
 
 
-@app.command()
+@app.command(
+    epilog="--attention may be additive, dot, scaled_dot, general, concat, location, cosine, local, hard, none and "
+    "more: see `regard catalogue`. --data may be compressed by gzip. --show-options prints every option there is."
+)
 def train(
-    task: Annotated[str, typer.Argument(help="translation, or pronunciation.")],
-    out: Annotated[Path, typer.Option(help="Folder for checkpoints, log and model.")],
-    data: Annotated[
-        str | None, typer.Option(help="Pairs separated by a tab (gzip or not); with --targets the sources; - is stdin.")
-    ] = None,
-    targets: Annotated[str | None, typer.Option(help="Targets, a line for each source.")] = None,
-    valid: Annotated[str | None, typer.Option(help="Pairs to validate with; by default some are held out.")] = None,
-    valid_targets: Annotated[str | None, typer.Option(help="Their targets, as --targets.")] = None,
+    task: Annotated[str, typer.Argument(help="translation or pronunciation.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run.")],
+    data: Annotated[str | None, typer.Option(help="Tab-separated pairs; - stdin.")] = None,
+    targets: Annotated[str | None, typer.Option(help="Targets of --data's sources.")] = None,
+    valid: Annotated[str | None, typer.Option(help="Pairs to validate with.")] = None,
+    valid_targets: Annotated[str | None, typer.Option(help="Targets of --valid's sources.")] = None,
     model: Annotated[str | None, typer.Option(help="rnn or transformer.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Sizes by name, such as small, base, bahdanau2014.")] = None,
-    attention: Annotated[
-        str | None, typer.Option(help="additive, dot, general, concat, location, cosine, local, hard, none, ...")
-    ] = None,
+    preset: Annotated[str | None, typer.Option(help="Sizes: small, base, ...")] = None,
+    attention: Annotated[str | None, typer.Option(help="additive, dot, local, ...")] = None,
     vocabulary: Annotated[str | None, typer.Option(help="bpe, unigram or characters.")] = None,
-    vocabulary_size: Annotated[int | None, typer.Option(help="Subwords, special ones included.")] = None,
-    joint: Annotated[bool | None, typer.Option("--joint/--apart", help="One vocabulary for both sides.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of the optimizer at most.")] = None,
+    vocabulary_size: Annotated[int | None, typer.Option(help="How many subwords.")] = None,
+    joint: Annotated[bool | None, typer.Option("--joint/--apart", help="One vocabulary for both.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps at most.")] = None,
     seconds: Annotated[float | None, typer.Option(help="Seconds of training at most.")] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a batch at most, both sides together.")] = None,
+    batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a batch at most.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Of AdamW at its peak.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of parameters, dropout and batches.")] = None,
-    options: Annotated[Path | None, typer.Option(help="A TOML file with any of the options.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of all that is random.")] = None,
+    options: Annotated[Path | None, typer.Option(help="A TOML file of options.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any option, such as training.clip=0.5.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any, as training.clip=0.5.")
     ] = None,
-    show_options: Annotated[bool, typer.Option("--show-options", help="Print all options as TOML, and exit.")] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out, exactly where it was.")
-    ] = False,
+    show_options: Annotated[bool, typer.Option("--show-options", help="Print all options as TOML.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
 ) -> None:
-    """Train a model on pairs of lines: sentences and their translations, words and their phonemes."""
+    """Train a model on pairs, such as sentences and their translations."""
     flags = {
         "data.data": data, "data.targets": targets, "data.valid": valid, "data.valid_targets": valid_targets,
         "kind": model, "preset": preset, "attention": attention, "vocabularies.kind": vocabulary,
@@ -145,21 +165,19 @@ def train(
 
 @app.command()
 def compare(
-    task: Annotated[str, typer.Argument(help="translation, or pronunciation.")],
-    attention: Annotated[
-        str, typer.Option(help="Mechanisms, separated by commas: additive,general,local,none,transformer.")
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for the models, the table and the picture.")],
-    data: Annotated[str | None, typer.Option(help="Pairs separated by a tab; with --targets the sources.")] = None,
-    targets: Annotated[str | None, typer.Option(help="Targets, a line for each source.")] = None,
-    valid: Annotated[str | None, typer.Option(help="Pairs to score on; by default some are held out.")] = None,
-    valid_targets: Annotated[str | None, typer.Option(help="Their targets, as --targets.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Sizes by name, such as small, base.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of the optimizer.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of parameters, dropout and batches.")] = None,
-    options: Annotated[Path | None, typer.Option(help="A TOML file with any of the options of training.")] = None,
+    task: Annotated[str, typer.Argument(help="translation or pronunciation.")],
+    attention: Annotated[str, typer.Option(help="Such as additive,local,transformer.")],
+    out: Annotated[Path, typer.Option(help="Folder of the models and results.")],
+    data: Annotated[str | None, typer.Option(help="Tab-separated pairs; - is stdin.")] = None,
+    targets: Annotated[str | None, typer.Option(help="Targets of --data's sources.")] = None,
+    valid: Annotated[str | None, typer.Option(help="Pairs to score on, instead of some held out.")] = None,
+    valid_targets: Annotated[str | None, typer.Option(help="Targets of --valid's sources.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Sizes: small, base, ...")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of each.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of all that is random.")] = None,
+    options: Annotated[Path | None, typer.Option(help="A TOML file of options of training.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any option, such as training.clip=0.5.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any option, as training.clip=0.5.")
     ] = None,
 ) -> None:
     """Train several mechanisms on the same data, steps and seed, and compare quality, size, speed and memory."""
@@ -179,7 +197,7 @@ def translate(
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="[TEXT]...", help="Lines; without any, or -, stdin.")
     ] = None,
-    model: Annotated[Path, typer.Option(help="Folder of a model.")] = TRANSLATOR,
+    model: Annotated[Path, typer.Option(help="Folder of a model; english-french comes along.")] = TRANSLATOR,
     beams: Annotated[int, typer.Option(help="Beams of the search; 1 is greedy.")] = 5,
     n_best: Annotated[int, typer.Option(help="Show so many translations, each after its score.")] = 1,
     length_penalty: Annotated[float, typer.Option(help="0 favours short translations; 1 long ones.")] = 0.6,
@@ -197,7 +215,7 @@ def translate(
         bool, typer.Option("--json", help="Print JSON, a line each, attention weights included.")
     ] = False,
     keep_unknown: Annotated[
-        bool, typer.Option("--keep-unknown", help="Do not put the source word where a symbol is unknown.")
+        bool, typer.Option("--keep-unknown", help="Write only what the vocabulary can spell, no source words.")
     ] = False,
 ) -> None:
     """Translate lines with a model, and show which words it looked at."""
@@ -206,13 +224,15 @@ def translate(
         from regard.tasks.search import SearchOptions
         from regard.tasks.written import WritingOptions
 
-        with explained("train"):
+        with explained("translate"):
             search = SearchOptions(
                 beams, n_best, length_penalty, no_repeat, sample=sample, temperature=temperature, top_k=top_k,
                 top_p=top_p, seed=seed,
             )  # fmt: skip
-            wanted = alignment or as_json or png is not None or html is not None
-            chosen = WritingOptions(search, alignment=wanted, replace_unknown=not keep_unknown)
+            drawn = alignment or png is not None or html is not None
+            if tokens and not drawn:
+                raise fail("translate: --tokens must come with --alignment, --png or --html, got it alone.")
+            chosen = WritingOptions(search, alignment=drawn or as_json, replace_unknown=not keep_unknown)
         run(
             texts or [], model=model, options=chosen, alignment=alignment, words=not tokens, png=png, html=html,
             as_json=as_json,
@@ -223,7 +243,7 @@ def translate(
 def evaluate(
     data: Annotated[str, typer.Argument(metavar="DATA", help="Pairs separated by a tab; with --targets the sources.")],
     targets: Annotated[str | None, typer.Option(help="Targets, a line for each source.")] = None,
-    model: Annotated[Path, typer.Option(help="Folder of a model.")] = TRANSLATOR,
+    model: Annotated[Path, typer.Option(help="Folder of a model; english-french comes along.")] = TRANSLATOR,
     beams: Annotated[int, typer.Option(help="Beams of the search; 1 is greedy.")] = 5,
     length_penalty: Annotated[float, typer.Option(help="0 favours short output; 1 long.")] = 0.6,
     tokenized: Annotated[bool, typer.Option("--tokenized", help="Also BLEU of words between spaces.")] = False,

@@ -1,111 +1,98 @@
-"""``regard demo``: train, evaluate, pronounce, draw, save."""
+"""``regard demo``: translate with the model that comes along, and show what each word looked at."""
 
 from __future__ import annotations
 
-import random
-import time
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from regard.cli.messages import ascii_only, explained, fail, require
-from regard.cli.pronounce import aligned, write_pictures
-from regard.inspect import draw, legend
-from regard.tasks.dictionary import Dictionary, load_dictionary, pairs_of, split
-from regard.tasks.evaluation import edit_distance
-from regard.tasks.options import TrainingOptions
-from regard.tasks.pairs import Pairs
-from regard.tasks.pronunciation import RECIPE, Pronouncer
+from regard import pretrained
+from regard.cli.messages import ascii_only, explained, require
+from regard.inspect import draw, legend, save_html, save_png
+from regard.tasks.alignments import alignment as aligned
+from regard.tasks.sequences import SequenceModel
+from regard.tasks.written import WritingOptions, Written
 
-#: Everyday words with treacherous spellings: kept from training to be shown, and out of the score.
-EXAMPLES = ("attention", "alignment", "knowledge", "daughter", "physics", "champion", "righteous", "unbelievable")
-_DRAWN = 2
-_RANDOM = 6
-#: Seconds of preparation that are worth a line.
-_NOTICED = 2.0
+#: Drawn, word by word.
+DRAWN = ("the zone of international control", "I love you")
+#: Only translated.
+MORE = (
+    "Where is the nearest station?",
+    "My sister has never seen the sea.",
+    "It is too late to change your mind.",
+    "I would like a cup of tea without sugar.",
+)
+_OPTIONS = WritingOptions(alignment=True)
+_HEADING, _NOTE = (
+    "What each French word looked at",
+    "English across, French down. The stronger a cell, the more attention.",
+)
 
 
-def run(*, deadline: float, out: Path, seed: int) -> None:
-    """Run the demonstration; training ends at ``deadline`` on the monotonic clock."""
+def run(sentences: Sequence[str], *, out: Path) -> None:
+    """Translate the examples and the user's sentences, and draw the alignments."""
     console = Console(highlight=False, soft_wrap=True)
-    with explained():
-        out.mkdir(parents=True, exist_ok=True)
+    with explained("translate"):
+        require("tokenizers")
         require("matplotlib")
-        require("lightning")
-        recipe = RECIPE.with_changes({"seed": seed})
-        entries = load_dictionary()
-    shown = {word: entries.pop(word) for word in EXAMPLES if word in entries}
-    learn, held_out = split(entries)
-    console.print("[bold]Learning to pronounce English words, letter by letter, with additive attention.[/bold]")
-    console.print(f"{len(learn):,} words of the CMU Pronouncing Dictionary to learn from, {len(held_out):,} held out.")
-    pronouncer = _train(console, pairs_of(learn), recipe, deadline=deadline)
-    rates, said = pronouncer.evaluate(pairs_of(held_out))
+        out.mkdir(parents=True, exist_ok=True)
+        translator = pretrained.load()
+    _introduce(console, translator.about)
+    drawn = translator.write([*DRAWN, *sentences], _OPTIONS)
+    for each in drawn:
+        _show(console, each)
+    console.print(f"{legend(ascii_only=ascii_only())}\n")
+    if not sentences:
+        for each in translator.write(MORE):
+            _say(console, each)
+        for each in _asked(console, translator):
+            _show(console, each)
+            drawn.append(each)
+    with explained("translate"):
+        pictures = [aligned(each) for each in drawn if each.tokens]
+        save_png(pictures, out / "alignments.png")
+        save_html(pictures, out / "alignments.html", heading=_HEADING, note=_NOTE)
+    for path, what in (("alignments.png", "a picture"), ("alignments.html", "a page")):
+        console.print(f"  {out / path}  {what} of these alignments", markup=False)
+    console.print("\nNow try:")
+    console.print('  regard translate "I have lost my keys." --alignment', markup=False)
     console.print(
-        f"\nOn {rates.sequences:,} held-out words: phoneme error rate [bold]{rates.symbol:.2f} %[/bold], "
-        f"word error rate [bold]{rates.sequence:.2f} %[/bold] (each word against its nearest pronunciation).\n"
+        "  regard demo --train    a model learns to pronounce on this machine, in three minutes", markup=False
     )
-    spoken = pronouncer.pronounce(list(shown))
-    said.update((each.source, each.tokens) for each in spoken)
-    chosen = random.Random(seed).sample(sorted(held_out), _RANDOM)
-    console.print(_table(said, {**shown, **{word: held_out[word] for word in chosen}}))
-    for each in spoken[:_DRAWN]:
-        console.print(f"\n{each.source}\n{draw(aligned(each), ascii_only=ascii_only())}", markup=False)
-    console.print(f"\n{legend(ascii_only=ascii_only())}")
-    with explained():
-        pronouncer.save(out / "model")
-    write_pictures(spoken, png=out / "alignments.png", html=out / "alignments.html")
-    _say_where(console, out)
+    console.print("  regard train translation --data pairs.tsv --out DIR    a translator of your own", markup=False)
 
 
-def _warm(console: Console, pairs: Pairs) -> float:
-    """Train for a step, so that kernels are there before the clock starts; return the seconds that took."""
-    few = Pairs(pairs.sources[:500], pairs.targets[:500])
-    began = time.monotonic()
-    with console.status("Compiling the kernels of additive attention, once on a machine..."):
-        Pronouncer.untrained(few).learn(few, RECIPE.with_changes({"steps": 1}))
-    seconds = time.monotonic() - began
-    if seconds > _NOTICED:
-        console.print(f"Compiled the kernels of additive attention in {seconds:.0f} seconds, once on this machine.")
-    return seconds
-
-
-def _train(console: Console, pairs: Pairs, recipe: TrainingOptions, *, deadline: float) -> Pronouncer:
-    from regard.cli.training import TrainingDisplay
-    from regard.tasks.learner import TrainingError
-
-    deadline += _warm(console, pairs)
-    pronouncer = Pronouncer.untrained(pairs, seed=recipe.seed)
-    recipe = recipe.with_changes({"seconds": max(1.0, deadline - time.monotonic())})
-    console.print(f"Training for {recipe.seconds:.0f} seconds; Ctrl-C stops early and keeps what was learned.\n")
-    try:
-        ended = pronouncer.learn(pairs, recipe, callbacks=[TrainingDisplay(console, recipe, "words")])
-    except TrainingError as error:
-        raise fail(str(error)) from None
-    if ended.reason == "interrupt":
-        console.print("Training was interrupted; what follows is what the model had learned by then.")
+def _introduce(console: Console, about: dict[str, Any]) -> None:
+    scores = about.get("scores", {})
+    console.print("[bold]English to French, by a recurrent model with additive attention (Bahdanau 2014).[/bold]")
     console.print(
-        f"Trained on {ended.pairs:,} words in {ended.seconds:.0f} seconds "
-        f"({ended.pairs / max(ended.seconds, 1e-9):,.0f} words/s, {ended.steps:,} steps). Evaluating..."
+        f"It learned from {about['pairs']:,} pairs of sentences of tatoeba.org; on {scores['sources']:,} others its "
+        f"BLEU is {scores['bleu']:.1f}.\n"
     )
-    return pronouncer
 
 
-def _table(said: dict[str, tuple[str, ...]], entries: Dictionary) -> Table:
-    """Show what the model says beside the nearest of what the dictionary says."""
-    right, wrong = ("ok", "x") if ascii_only() else ("✓", "✗")
-    table = Table(title="Words it never saw", title_justify="left", box=None, pad_edge=False)
-    for heading in ("word", "model", "dictionary", ""):
-        table.add_column(heading, overflow="fold")
-    for word, pronunciations in entries.items():
-        nearest = min(pronunciations, key=lambda spoken: edit_distance(said[word], spoken))
-        same = said[word] == nearest
-        table.add_row(word, " ".join(said[word]), " ".join(nearest), right if same else f"[bold red]{wrong}[/bold red]")
-    return table
+def _show(console: Console, written: Written) -> None:
+    _say(console, written)
+    if written.tokens:
+        console.print(f"\n{draw(aligned(written), ascii_only=ascii_only())}\n", markup=False)
 
 
-def _say_where(console: Console, out: Path) -> None:
-    for path, what in (("model", "the model"), ("alignments.png", "a picture"), ("alignments.html", "a page")):
-        console.print(f"  {out / path}  {what}", markup=False)
-    option = "" if out == Path("regard-demo") else f" --model {out / 'model'}"
-    console.print(f"\nNow try:  regard pronounce serendipity flibbertigibbet --alignment{option}", markup=False)
+def _say(console: Console, written: Written) -> None:
+    console.print(written.source, markup=False)
+    console.print(f"  {written.text or '(nothing)'}", markup=False, style="bold")
+
+
+def _asked(console: Console, translator: SequenceModel) -> Iterator[Written]:
+    """Translate what a person types, until an empty line."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return
+    while True:
+        console.print("\nAn English sentence of yours (Return to go on):", end=" ")
+        line = sys.stdin.readline().strip()
+        if not line:
+            console.print()
+            return
+        yield from translator.write([line], _OPTIONS)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from regard import pretrained
 from regard.cli.messages import ascii_only, explained, fail
 from regard.inspect import draw, legend, save_html, save_png
 from regard.tasks.alignments import alignment as aligned
@@ -35,7 +36,7 @@ def run(
     pictures = png is not None or html is not None
     if pictures and (not texts or list(texts) == ["-"]):
         raise fail("translate: texts must be given as arguments for --png and --html.")
-    with explained("train"):
+    with explained("translate"):
         translator = load(model)
         piped = not texts or list(texts) == ["-"]
         lines: Iterable[str] = sys.stdin if piped else texts
@@ -51,12 +52,14 @@ def run(
 
 
 def load(folder: Path) -> SequenceModel:
-    """Load a model, and say where models come from if there is none."""
-    if not folder.is_dir():
-        raise ValueError(
-            f"there is no model at {folder}: train one with `regard train translation --data pairs.tsv --out {folder}`."
-        )
-    return SequenceModel.load(folder)
+    """Load a model from its folder or, where there is none, by the name of one that comes along."""
+    if folder.is_dir():
+        return SequenceModel.load(folder)
+    if str(folder) in pretrained.names():
+        return pretrained.load(str(folder))
+    raise ValueError(
+        f"there is no model at {folder}: train one with `regard train translation --data pairs.tsv --out {folder}`."
+    )
 
 
 def _show(written: Written, *, alignment: bool, words: bool, as_json: bool, n_best: int) -> None:

@@ -1,0 +1,228 @@
+"""How good trained models are, beside published scores: ``python -m benchmarks.translation --data DIR [NAME ...]``.
+
+DIR holds ``multi30k`` (train, val and test_2016_flickr, .de.gz and .en.gz), ``cmudict`` (train, valid and test.tsv.gz)
+and ``tatoeba`` (en-fr.test.tsv.gz). What is not trained yet in ``--runs`` is trained first, by the command that the
+report shows; a run that was stopped goes on. Each result is kept in benchmarks/results/translation.json until the same
+is measured again, and translation.md shows all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import ROOT, facts
+from regard import pretrained
+from regard.tasks.evaluation import bleu, chrf, tokenized_bleu
+from regard.tasks.kinds import task_of
+from regard.tasks.pairs import read_pairs
+from regard.tasks.sequences import SequenceModel
+
+RESULTS = ROOT / "benchmarks" / "results"
+GERMAN = "--data {0}/train.de.gz --targets {0}/train.en.gz --valid {0}/val.de.gz --valid-targets {0}/val.en.gz"
+ENGLISH = "--data {0}/train.en.gz --targets {0}/train.de.gz --valid {0}/val.en.gz --valid-targets {0}/val.de.gz"
+TOKENIZED = "tokenized, lower case"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model to train and score.
+
+    Attributes
+    ----------
+    title : str
+    recipe : str
+        The options file's name; none for the model in the box.
+    arguments : str
+        Of ``regard train``, without the recipe; {0} is the folder of the data.
+    data : str
+        The folder in DIR.
+    test : tuple of str
+        Sources and targets, or pairs.
+    published, target : dict of str to float or str
+        By the name of the score.
+    """
+
+    title: str
+    recipe: str
+    arguments: str
+    data: str
+    test: tuple[str, ...]
+    published: dict[str, str] = field(default_factory=dict)
+    target: dict[str, float] = field(default_factory=dict)
+
+
+_DE_EN = ("test_2016_flickr.de.gz", "test_2016_flickr.en.gz")
+TRIALS = {
+    "multi30k-none": Trial(
+        "Multi30k German→English, recurrent without attention", "multi30k-recurrent", f"{GERMAN} --attention none",
+        "multi30k", _DE_EN, {TOKENIZED: "20.6"},
+    ),
+    "multi30k-additive": Trial(
+        "Multi30k German→English, recurrent with additive attention", "multi30k-recurrent", GERMAN,
+        "multi30k", _DE_EN, {TOKENIZED: "28.3"}, {"BLEU": 34.0},
+    ),
+    "multi30k-transformer": Trial(
+        "Multi30k German→English, Transformer", "multi30k-transformer", GERMAN,
+        "multi30k", _DE_EN, {TOKENIZED: "36.5"}, {"BLEU": 38.0},
+    ),
+    "multi30k-transformer-en-de": Trial(
+        "Multi30k English→German, Transformer", "multi30k-transformer", ENGLISH,
+        "multi30k", _DE_EN[::-1], {TOKENIZED: "41.0"}, {TOKENIZED: 41.5},
+    ),
+    "cmudict": Trial(
+        "CMUdict, letters into phonemes, recurrent with additive attention", "pronunciation",
+        "--data {0}/train.tsv.gz --valid {0}/valid.tsv.gz", "cmudict", ("test.tsv.gz",),
+        {"WER": "20–24", "PER": "4.7–5.9"}, {"WER": 20.0, "PER": 4.7},
+    ),
+    "english-french": Trial(
+        "Tatoeba English→French, the model in the box", "", "", "tatoeba", ("en-fr.test.tsv.gz",), {}, {"BLEU": 45.0}
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was reached: scores by name, and how."""
+
+    title: str
+    command: str
+    parameters: int
+    scores: dict[str, float]
+    published: dict[str, str]
+    target: dict[str, float]
+    sources: int
+    references: int
+    training: dict[str, Any]
+    signatures: dict[str, str]
+    where: dict[str, str]
+
+
+def trained(trial: Trial, data: Path, run: Path) -> str:
+    """Train unless that was done, and return the command as a reader would type it."""
+    name = "translation" if trial.data != "cmudict" else "pronunciation"
+    words = ["regard", "train", name, "--options", f"recipes/{trial.recipe}.toml"]
+    words += [*shlex.split(trial.arguments.format(data / trial.data)), "--out", str(run)]
+    if not (run / "model.safetensors").exists():
+        again = (run / "checkpoints" / "last.ckpt").exists()
+        given = ["regard", "train", name, "--out", str(run), "--resume"] if again else words
+        subprocess.run([sys.executable, "-m", *given], cwd=ROOT, check=True)
+    return shlex.join(words).replace(str(data), "DATA").replace(str(run), "RUN")
+
+
+def scored(model: SequenceModel, test: Sequence[Path]) -> tuple[dict[str, float], dict[str, str], int, int]:
+    """Return scores and their signatures, and how many sources and references there were; beam search with 5 beams."""
+    references = read_pairs(*map(str, test), longest=None, words=None).references()
+    written, listed = [each.text for each in model.write(references)], list(references.values())
+    count = sum(map(len, listed))
+    task = task_of(str(model.about["task"]))
+    if task.metric != "bleu":
+        return (
+            {name.upper(): round(value, 2) for name, value in task.scores(written, listed).items()},
+            {},
+            len(listed),
+            count,
+        )
+    language = model.about.get("languages", ["", "en"])[1]
+    plain, characters = bleu(written, listed), chrf(written, listed)
+    split = tokenized_bleu(_split(written, language), [_split(each, language) for each in listed])
+    found = {"BLEU": plain, TOKENIZED: split, "chrF": characters}
+    scores = {name: round(score.value, 2) for name, score in found.items()}
+    return scores, {name: score.signature for name, score in found.items()}, len(listed), count
+
+
+def _split(texts: Sequence[str], language: str) -> list[str]:
+    """Return texts as older papers scored them: tokenized as Moses does, in lower case."""
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+    normalizer, tokenizer = MosesPunctNormalizer(language), MosesTokenizer(language)
+    return [tokenizer.tokenize(normalizer.normalize(text), return_str=True, escape=False).lower() for text in texts]
+
+
+def measure(name: str, data: Path, runs: Path) -> Result:
+    """Train where needed, and score."""
+    trial = TRIALS[name]
+    if trial.recipe:
+        command = trained(trial, data, runs / name)
+        model = SequenceModel.load(runs / name)
+        training = dict(model.about["training"])
+    else:
+        command, model, training = "make pretrained", pretrained.load(), {}
+    scores, signatures, sources, references = scored(model, [data / trial.data / each for each in trial.test])
+    where = facts() | {"date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"}
+    return Result(
+        trial.title, command, sum(each.numel() for each in model.model.parameters()), scores, trial.published,
+        trial.target, sources, references, training, signatures, where,
+    )  # fmt: skip
+
+
+def summary(results: dict[str, dict[str, Any]]) -> str:
+    """Return the table of scores."""
+    lines = ["| what | score | reached | published | asked |", "| --- | --- | ---: | ---: | ---: |"]
+    for each in results.values():
+        for score, value in each["scores"].items():
+            target = each["target"].get(score)
+            missed = target is not None and (value > target if score in ("WER", "PER") else value < target)
+            reached, asked = f"{value:.2f}", "" if target is None else f"{target:g}"
+            lines.append(
+                f"| {each['title']} | {score} | {f'**{reached}** (missed)' if missed else reached} "
+                f"| {each['published'].get(score, '')} | {asked} |"
+            )
+    return "\n".join(lines)
+
+
+def markdown(results: dict[str, dict[str, Any]]) -> str:
+    """Return the report."""
+    lines = [
+        "# Trained models, beside published scores", "",
+        "`python -m benchmarks.translation --data DATA`; one run each, its seed below. BLEU is sacreBLEU's of "
+        f'the text as it is; "{TOKENIZED}" is BLEU of both sides after Moses\' tokenizer, which is what the published '
+        "scores of Multi30k are made of, though not with the same tokenizers throughout. Beam search with 5 beams.", "",
+        summary(results), "", "## How", "",
+        "| what | parameters | steps | minutes | threads | seed | sentences | references | command |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]  # fmt: skip
+    for each in results.values():
+        told = each["training"]
+        minutes = f"{told['seconds'] / 60:.0f}" if told else "see its card"
+        lines.append(
+            f"| {each['title']} | {each['parameters']:,} | {told.get('steps', '')} | {minutes} | "
+            f"{told.get('threads', '')} | {told.get('seed', '')} | {each['sources']:,} | {each['references']:,} | "
+            f"`{each['command']}` |"
+        )
+    signatures = {name: text for each in results.values() for name, text in each["signatures"].items()}
+    lines += ["", *(f"{name}: `{signature}`  " for name, signature in signatures.items()), ""]
+    *_, last = results.values()
+    lines += ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in last["where"].items())]
+    return "\n".join(lines) + "\n"
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Measure what is named, or all, and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(TRIALS)}")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--runs", type=Path, default=ROOT / "build" / "runs")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args(given)
+    path = arguments.results / "translation.json"
+    results: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+    for name in arguments.names or TRIALS:
+        results[name] = asdict(measure(name, arguments.data, arguments.runs))
+        results = {known: results[known] for known in TRIALS if known in results}
+        path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.with_suffix(".md").write_text(markdown(results), encoding="utf-8")
+        print(f"{name}: {results[name]['scores']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

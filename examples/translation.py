@@ -1,0 +1,36 @@
+"""What each word of a translation looked at.
+
+The model in the box, additive attention over the encoder's states (Bahdanau 2014): French words down, English across.
+Where adjective and noun change places, so do the weights.
+"""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from regard import pretrained
+from regard.tasks.alignments import alignment
+from regard.tasks.written import WritingOptions
+
+SENTENCES = ("the zone of international control", "I love you.", "My sister has never seen the sea.")
+
+
+def draw() -> Figure:
+    """Draw the weights of words."""
+    written = pretrained.load().write(SENTENCES, WritingOptions(alignment=True))
+    figure, axes = plt.subplots(1, len(written), figsize=(11, 3.8), constrained_layout=True)
+    for each, axis in zip(written, axes):
+        seen = alignment(each)
+        axis.imshow(seen.weights, cmap="Blues", vmin=0, vmax=1)
+        axis.set_xticks(range(len(seen.source)), seen.source, rotation=60, ha="left", rotation_mode="anchor")
+        axis.set_yticks(range(len(seen.target)), seen.target)
+        axis.tick_params(length=0, top=True, labeltop=True, labelbottom=False)
+        axis.spines[:].set_visible(False)
+        axis.set_title(each.text, y=-0.18, fontsize=11)
+    return figure
+
+
+if __name__ == "__main__":
+    draw()
+    plt.show()

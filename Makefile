@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
 DEMO_SECONDS ?= 170
 
-.PHONY: demo demo-training test lint costs bench regression pretrained translation kills docs gallery campaign clean
+.PHONY: demo demo-training test lint costs bench regression pretrained translation joeynmt kills docs gallery campaign clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -66,6 +66,19 @@ pretrained: $(READY)
 DATA ?= ../shared/data
 translation: $(BENCH_READY)
 	$(BIN)/python -m benchmarks.translation --data $(DATA)
+
+# JoeyNMT needs older packages than regard: an environment of its own, with what it imports. MULTI30K has its gzip files.
+JOEYNMT := build/joeynmt
+$(JOEYNMT)/.ready: constraints.txt
+	test -x $(JOEYNMT)/bin/python || $(PYTHON) -m venv $(JOEYNMT)
+	PIP_CONSTRAINT=constraints.txt $(JOEYNMT)/bin/python -m pip install --quiet --no-deps joeynmt==2.3.0
+	PIP_CONSTRAINT=constraints.txt $(JOEYNMT)/bin/python -m pip install --quiet torch numpy tensorboard sacrebleu \
+		sentencepiece subword-nmt pyyaml packaging importlib_metadata matplotlib tqdm
+	touch $@
+
+MULTI30K ?= $(DATA)/multi30k
+joeynmt: $(READY) $(JOEYNMT)/.ready
+	$(BIN)/python -m benchmarks.joeynmt --joeynmt-python $(JOEYNMT)/bin/python --data $(MULTI30K)
 
 # A training run that is killed twenty times and resumed, against one that was left alone.
 kills: $(READY)

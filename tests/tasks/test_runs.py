@@ -281,6 +281,15 @@ def test_without_a_folder_or_a_validation_nothing_is_written(whole, tmp_path, mo
     assert same(parameters(learning), {name.removeprefix("model."): tensor for name, tensor in last.items()})
 
 
+def test_without_a_validation_a_run_is_saved_and_resumed(tmp_path):
+    shorter, longer = OPTIONS.with_changes({"steps": 10}), OPTIONS.with_changes({"steps": 15})
+    ended = train(one := learner(longer), [], longer, tmp_path / "one")
+    assert (ended.steps, ended.reason, math.isnan(ended.best)) == (15, "steps", True)
+    train(learner(shorter), [], shorter, tmp_path / "other")
+    train(again := learner(longer), [], longer, tmp_path / "other", resume=True)
+    assert same(one, again)
+
+
 def test_a_disk_is_not_blamed_where_nothing_is_written():
     def make(number):
         raise OSError("no data")

@@ -111,7 +111,7 @@ def train(
             log_every_n_steps=10,
             enable_progress_bar=False,
             enable_model_summary=False,
-            enable_checkpointing=best is not None,
+            enable_checkpointing=last is not None,
             use_distributed_sampler=False,
             logger=False if folder is None else _loggers(folder, options),
             # What is saved last comes last, so that it knows of the best.

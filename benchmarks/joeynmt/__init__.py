@@ -1,0 +1,1 @@
+"""Training and translation beside JoeyNMT: the same shapes, batches and data, in turns."""

@@ -1,0 +1,95 @@
+"""Regard beside JoeyNMT: ``python -m benchmarks.joeynmt --joeynmt-python PYTHON --data FOLDER``.
+
+Tokens a second of training and sentences a second of beam search, with the same shapes, batches and data. JoeyNMT needs
+an environment of its own, whose Python is to be named: ``make joeynmt`` makes one. FOLDER holds Multi30k as gzip lines:
+train.de.gz, train.en.gz, test_2016_flickr.de.gz and test_2016_flickr.en.gz.
+
+Writes benchmarks/results/<processor>-joeynmt.md and .json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.joeynmt import compare, prepare, report
+from benchmarks.joeynmt.shapes import SHAPES
+from benchmarks.machine import ROOT, facts
+
+TASKS = ("training", "translation")
+_VERSIONS = "from importlib.metadata import version as v; print(v('joeynmt'), v('torch'))"
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m benchmarks.joeynmt", description=(__doc__ or "").partition("\n")[0])
+    python = ROOT / "build" / "joeynmt" / "bin" / "python"
+    parser.add_argument("--joeynmt-python", type=Path, default=python, help="Python of JoeyNMT's environment")
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "multi30k", help="Multi30k")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10, help="batches of a round of training")
+    parser.add_argument("--seconds", type=float, default=180.0, help="that regard learns for before both translate")
+    parser.add_argument("--threads", type=int, default=2, help="of torch, for each side")
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--precisions", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
+    parser.add_argument("--quick", action="store_true", help="one short round, to see that all works; no numbers")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.rounds, options.steps, options.seconds = 1, 2, min(options.seconds, 20.0)
+    if "float32" not in options.precisions:
+        parser.error("--precisions must have float32, which is what others are compared with")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prepare, compare and write."""
+    options = parsed(arguments)
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - began:6.0f} s  {line}", file=sys.stderr, flush=True)
+
+    torch.set_num_threads(options.threads)
+    where = facts()
+    versions = subprocess.run([options.joeynmt_python, "-c", _VERSIONS], check=True, capture_output=True, text=True)
+    theirs, their_torch = versions.stdout.split()
+    where = {name: value for name, value in where.items() if name not in ("numba", "pykeops", "statsmodels")}
+    where |= {"JoeyNMT": f"{theirs}, with torch {their_torch}"}
+    where["date"] = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    where["command"] = shlex.join(
+        ["python", "-m", "benchmarks.joeynmt", *(sys.argv[1:] if arguments is None else arguments)]
+    )
+    data = prepare.Data.read(options.data, most=64 if options.quick else None)
+    say(f"{len(data.batches):,} pairs, {len(data.codec)} symbols, {len(data.order)} sentences to translate")
+    contenders = tuple(each for each in compare.CONTENDERS if each.precision in options.precisions)
+    tables: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        settings = compare.Settings(
+            options.joeynmt_python, Path(folder), options.threads, options.rounds, contenders, say
+        )
+        for task in options.tasks:
+            for shape in options.shapes:
+                if task == "training":
+                    tables.append(compare.training(settings, shape, data, options.steps))
+                else:
+                    prepare.learned(Path(folder) / shape, shape, data, options.seconds, say)
+                    tables.append(compare.translation(settings, shape, data))
+    where["took"] = f"{(time.monotonic() - began) / 60:.0f} minutes"
+    for path in report.write({"machine": where, "tables": tables}, options.out):
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""What both sides are given: batches in the numbers of each, and the parameters that both translate with."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.joeynmt import weights
+from benchmarks.joeynmt.ours import built, options
+from benchmarks.joeynmt.shapes import END, PAD, SHAPES, START, numbers
+from regard.tasks.batches import Batch, Batches, Ragged
+from regard.tasks.learner import Learner, Stream
+from regard.tasks.pairs import normalize
+from regard.tasks.runs import train
+from regard.tasks.subwords import SubwordCodec
+
+#: Numbers of the joint vocabulary, and tokens of a batch, both sides and padding included.
+SYMBOLS, TOKENS = 8000, 4096
+SENTENCES = 64
+
+
+def lines(path: Path) -> list[str]:
+    """Return the lines of a gzip file as models read them."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [normalize(line) for line in file]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Sentences to learn from and to translate.
+
+    Attributes
+    ----------
+    codec : SubwordCodec
+        Of both languages.
+    batches : Batches
+        Of the training pairs.
+    sources : Ragged
+        Test sentences.
+    order : ndarray
+        Which of them come when: from the longest to the shortest, as ``regard translate`` takes them.
+    references : list of str
+    """
+
+    codec: SubwordCodec
+    batches: Batches
+    sources: Ragged
+    order: np.ndarray
+    references: list[str]
+
+    @classmethod
+    def read(cls, folder: Path, most: int | None = None) -> Data:
+        """Read Multi30k, German to English; of the test set the first ``most`` sentences."""
+        german, english = lines(folder / "train.de.gz"), lines(folder / "train.en.gz")
+        codec = SubwordCodec.train([*german, *english], size=SYMBOLS)
+        batches = Batches(codec.encode_all(german), codec.encode_all(english), tokens=TOKENS)
+        sources = codec.encode_all(lines(folder / "test_2016_flickr.de.gz")[:most])
+        order = np.argsort(-sources.lengths, kind="stable")
+        return cls(codec, batches, sources, order, lines(folder / "test_2016_flickr.en.gz")[:most])
+
+    @property
+    def size(self) -> int:
+        """How many symbols models know: one more than texts have."""
+        return len(self.codec) + 1
+
+    def test_batches(self) -> list[Batch]:
+        """Return the test sentences to translate together."""
+        parts = [self.order[first : first + SENTENCES] for first in range(0, len(self.order), SENTENCES)]
+        return [Batch(*self.sources.padded(part), torch.zeros(len(part), 0, dtype=torch.int64)) for part in parts]
+
+
+def save(path: Path, batches: list[Batch], size: int) -> None:
+    """Write batches twice: in regard's numbers to PATH-ours.npz, in JoeyNMT's, targets with a start, to -theirs.npz."""
+    ours: dict[str, np.ndarray] = {}
+    other: dict[str, np.ndarray] = {}
+    of = numbers(size)
+    assert of[0] == PAD
+    assert of[1] == END
+    for i, batch in enumerate(batches):
+        lengths = batch.lengths.numpy()
+        ours |= {f"{i}.source": batch.source.numpy(), f"{i}.lengths": lengths}
+        other |= {f"{i}.source": of[batch.source.numpy()], f"{i}.lengths": lengths}
+        if batch.target.shape[1]:
+            target = batch.target.numpy()
+            ours[f"{i}.target"] = target
+            other[f"{i}.target"] = np.concatenate([np.full_like(target[:, :1], START), of[target]], 1)
+    np.savez(f"{path}-ours.npz", **ours)
+    np.savez(f"{path}-theirs.npz", **other)
+
+
+def real(batches: list[Batch]) -> int:
+    """Return how many tokens are no padding, on both sides; the end mark of a target counts."""
+    return sum(int(batch.lengths.sum()) + int((batch.target != 0).sum()) for batch in batches)
+
+
+def learned(path: Path, shape: str, data: Data, seconds: float, say: Callable[[str], None]) -> None:
+    """Train a model with regard, and write its parameters to PATH-ours.npz and by JoeyNMT's names to -theirs.npz."""
+    torch.manual_seed(0)
+    model = built(shape, data.size, copied=True)
+    given = options(seconds=seconds, schedule="linear", warmup=0.1, learning_rate=2e-3, steps=1_000_000)
+    learner = Learner(model, given, Stream(data.batches.batch))
+    ended = train(learner, [], given, None)
+    say(f"{shape}: learned for {ended.seconds:.0f} s, {ended.steps} steps, loss {learner.loss:.2f}")
+    state = {name: each.numpy() for name, each in model.state_dict().items()}
+    np.savez(f"{path}-ours.npz", **state)
+    np.savez(f"{path}-theirs.npz", **weights.theirs(SHAPES[shape].kind, state))

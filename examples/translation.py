@@ -1,7 +1,6 @@
 """What each word of a translation looked at.
 
 The model in the box, additive attention over the encoder's states (Bahdanau 2014): French words down, English across.
-Where adjective and noun change places, so do the weights.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from regard import pretrained
 from regard.tasks.alignments import alignment
 from regard.tasks.written import WritingOptions
 
-SENTENCES = ("the zone of international control", "I love you.", "My sister has never seen the sea.")
+SENTENCES = ("My sister has never seen the sea.", "I love you.", "He speaks English better than I do.")
 
 
 def draw() -> Figure:

@@ -17,12 +17,13 @@ def test_it_translates_at_once_and_shows_what_was_looked_at(regard, tmp_path: Pa
     shown = outcome.out
     for sentence in (*demo.DRAWN, *demo.MORE):
         assert f"{sentence}\n  " in shown
-    assert "la zone de contrôle international" in shown
+    assert "Ma sœur n'a jamais vu la mer." in shown
+    assert "Je t'aime." in shown
     assert "█" in shown
     assert "BLEU is " in shown
     assert shown.index("regard translate") < shown.index("regard demo --train")
     assert (tmp_path / "alignments.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "alignments.html").read_text(encoding="utf-8").count("<table>") == len(demo.DRAWN)
+    assert (tmp_path / "alignments.html").read_text(encoding="utf-8").count("<table") == len(demo.DRAWN)
 
 
 def test_sentences_of_ones_own(regard, tmp_path: Path) -> None:
@@ -47,7 +48,13 @@ def test_a_terminal_is_asked_for_sentences(tmp_path: Path, monkeypatch: pytest.M
     assert "An English sentence of yours" in shown
     assert "Merci." in shown
     assert "never read" not in shown
-    assert (tmp_path / "alignments.html").read_text(encoding="utf-8").count("<table>") == len(demo.DRAWN) + 1
+
+
+def test_a_long_sentence_is_not_drawn_and_a_cut_one_told(regard, tmp_path: Path) -> None:
+    outcome = regard("demo", "the cat " * 300, "--out", tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert "(only its first 512" in outcome.out or "512" in outcome.out
+    assert max(map(len, outcome.out.replace("the cat", "").splitlines())) < 4000
 
 
 @pytest.mark.parametrize(
@@ -82,5 +89,7 @@ def test_translate_knows_the_model_by_name(regard, tmp_path: Path, monkeypatch: 
     assert default.code == 0, default.err
     assert default.out == named.out == "Merci.\n"
     monkeypatch.chdir(tmp_path)
-    Path("english-french").mkdir()  # a folder of the user's comes first
+    Path("english-french").mkdir()  # not a model
+    assert regard("translate", "Thank you.").out == "Merci.\n"
+    (Path("english-french") / "config.json").write_text("{}")  # a model of the user's comes first
     assert regard("translate", "Thank you.").code == 2

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from regard import cli
@@ -35,3 +40,29 @@ def test_a_missing_package_is_one_hint(regard, monkeypatch: pytest.MonkeyPatch) 
     assert outcome.code == 2
     assert outcome.err.count("\n") == 1
     assert "pip install 'regard[cli]'" in outcome.err
+
+
+def run(*arguments: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    command = f"{sys.executable} -m regard {' '.join(arguments)} {shell}"
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        capture_output=True, text=True, check=False, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def test_closed_streams_are_no_crash(tmp_path: Path) -> None:
+    for closed in ("<&-", ">&-"):
+        done = run("demo", "--out", str(tmp_path), shell=closed)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    done = run("catalogue", shell="| true")
+    assert done.stderr == ""
+    assert done.returncode in (0, 1)
+
+
+def test_what_an_encoding_lacks_is_replaced(tmp_path: Path) -> None:
+    done = run("demo", "--out", str(tmp_path), PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Ma s?ur n'a jamais vu la mer.\n" in done.stdout

@@ -83,7 +83,7 @@ def test_no_words_at_all(regard) -> None:
 
 
 def test_a_missing_model(regard, tmp_path: Path) -> None:
-    _refused(regard("pronounce", "cat", "--model", tmp_path / "no"), "train one with `regard demo`")
+    _refused(regard("pronounce", "cat", "--model", tmp_path / "no"), "train one with `regard demo --train`")
     (tmp_path / "file").touch()
     _refused(regard("pronounce", "cat", "--model", tmp_path / "file"), "there is no model at")
     (tmp_path / "empty").mkdir()
@@ -101,7 +101,10 @@ def test_a_foreign_model(regard, model: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"wte.weight": torch.ones(2, 2)}, model / "model.safetensors")
-    _refused(regard("pronounce", "cat", "--model", model), "hold the parameters that config.json describes")
+    _refused(
+        regard("pronounce", "cat", "--model", model),
+        "have at most as many layers as model.safetensors has tensors, 1, got 2",
+    )
 
 
 def test_a_pickle_is_never_loaded(regard, model: Path, tmp_path: Path) -> None:

@@ -44,13 +44,13 @@ def looked_at(translator: SequenceModel, sentence: str) -> tuple[str, dict[str, 
     return written.text, {word: seen.source[int(row.argmax())] for word, row in zip(seen.target, seen.weights)}
 
 
-def test_nouns_and_adjectives_cross(translator: SequenceModel) -> None:
-    text, looks = looked_at(translator, "the zone of international control")
-    assert text.rstrip(".").lower() == "la zone de contrôle international"
-    assert (looks["zone"], looks["contrôle"], looks["international"]) == ("zone", "control", "international")
+def test_each_word_looks_at_its_own(translator: SequenceModel) -> None:
+    text, looks = looked_at(translator, "My sister has never seen the sea.")
+    assert text == "Ma sœur n'a jamais vu la mer."
+    assert (looks["sœur"], looks["jamais"], looks["vu"], looks["mer"]) == ("sister", "never", "seen", "sea")
 
 
 def test_a_pronoun_moves_before_the_verb(translator: SequenceModel) -> None:
     text, looks = looked_at(translator, "I love you.")
-    assert text in ("Je t'aime.", "Je vous aime.")
-    assert looks["aime"] == "love"
+    assert text == "Je t'aime."
+    assert looks["t'aime"] in ("love", "you")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 import time
 from importlib.util import find_spec
@@ -11,9 +13,10 @@ def main(arguments: list[str] | None = None) -> None:
     """Run ``regard`` with these arguments (by default the process's own), and exit.
 
     Exit codes: 0 done, 2 the input was wrong or a package is missing (one sentence on stderr says what), 130
-    interrupted from the keyboard.
+    interrupted from the keyboard, 1 nobody reads the output any more.
     """
     started = time.monotonic()
+    _open_streams()
     if any(find_spec(name) is None for name in ("typer", "rich", "safetensors")):
         print(
             "regard: the command line needs packages that are missing: pip install 'regard[cli]'",
@@ -26,3 +29,13 @@ def main(arguments: list[str] | None = None) -> None:
         app(args=arguments, prog_name="regard", obj=started)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _open_streams() -> None:
+    """Read nothing from, and write nothing to, standard streams that are closed; write what an encoding lacks as ?."""
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name) or open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+        setattr(sys, name, stream)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

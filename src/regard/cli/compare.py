@@ -20,7 +20,7 @@ def run(
     task: str, attention: str, *, out: Path, options: Path | None, given: dict[str, Any], settings: list[str]
 ) -> None:
     """Train a model for each name in ``attention``, separated by commas; "transformer" is one, too."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with explained("train"):
         require("matplotlib")
         metric = task_of(task).metric

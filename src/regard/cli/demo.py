@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,16 @@ from regard.tasks.sequences import SequenceModel
 from regard.tasks.written import WritingOptions, Written
 
 #: Drawn, word by word.
-DRAWN = ("the zone of international control", "I love you")
+DRAWN = ("My sister has never seen the sea.", "I love you.")
 #: Only translated.
 MORE = (
     "Where is the nearest station?",
-    "My sister has never seen the sea.",
     "It is too late to change your mind.",
     "I would like a cup of tea without sugar.",
+    "He speaks English better than I do.",
 )
+#: Words that a picture in the terminal has at most.
+_WIDEST = 40
 _OPTIONS = WritingOptions(alignment=True)
 _HEADING, _NOTE = (
     "What each French word looked at",
@@ -34,7 +36,7 @@ _HEADING, _NOTE = (
 
 def run(sentences: Sequence[str], *, out: Path) -> None:
     """Translate the examples and the user's sentences, and draw the alignments."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with explained("translate"):
         require("tokenizers")
         require("matplotlib")
@@ -45,29 +47,29 @@ def run(sentences: Sequence[str], *, out: Path) -> None:
     for each in drawn:
         _show(console, each)
     console.print(f"{legend(ascii_only=ascii_only())}\n")
-    if not sentences:
-        for each in translator.write(MORE):
-            _say(console, each)
-        for each in _asked(console, translator):
-            _show(console, each)
-            drawn.append(each)
     with explained("translate"):
         pictures = [aligned(each) for each in drawn if each.tokens]
         save_png(pictures, out / "alignments.png")
         save_html(pictures, out / "alignments.html", heading=_HEADING, note=_NOTE)
+    if not sentences:
+        for each in translator.write(MORE):
+            _say(console, each)
+        console.print()
     for path, what in (("alignments.png", "a picture"), ("alignments.html", "a page")):
-        console.print(f"  {out / path}  {what} of these alignments", markup=False)
+        console.print(f"  {out / path}  {what} of these alignments")
     console.print("\nNow try:")
-    console.print('  regard translate "I have lost my keys." --alignment', markup=False)
+    console.print('  regard translate "I have lost my keys." --alignment')
     console.print(
         "  regard demo --train    a model learns to pronounce on this machine, in three minutes", markup=False
     )
-    console.print("  regard train translation --data pairs.tsv --out DIR    a translator of your own", markup=False)
+    console.print("  regard train translation --data pairs.tsv --out DIR    a translator of your own")
+    if not sentences:
+        _ask(console, translator)
 
 
 def _introduce(console: Console, about: dict[str, Any]) -> None:
     scores = about.get("scores", {})
-    console.print("[bold]English to French, by a recurrent model with additive attention (Bahdanau 2014).[/bold]")
+    console.print("English to French, by a recurrent model with additive attention (Bahdanau 2014).", style="bold")
     console.print(
         f"It learned from {about['pairs']:,} pairs of sentences of tatoeba.org; on {scores['sources']:,} others its "
         f"BLEU is {scores['bleu']:.1f}.\n"
@@ -76,23 +78,24 @@ def _introduce(console: Console, about: dict[str, Any]) -> None:
 
 def _show(console: Console, written: Written) -> None:
     _say(console, written)
-    if written.tokens:
-        console.print(f"\n{draw(aligned(written), ascii_only=ascii_only())}\n", markup=False)
+    if written.tokens and max(len(written.source_words), len(written.words)) <= _WIDEST:
+        console.print(f"\n{draw(aligned(written), ascii_only=ascii_only())}\n")
 
 
 def _say(console: Console, written: Written) -> None:
-    console.print(written.source, markup=False)
-    console.print(f"  {written.text or '(nothing)'}", markup=False, style="bold")
+    console.print("".join(letter if letter.isprintable() else " " for letter in written.source))
+    console.print(f"  {written.text or '(nothing)'}", style="bold")
+    if written.note:
+        console.print(f"  ({written.note})")
 
 
-def _asked(console: Console, translator: SequenceModel) -> Iterator[Written]:
+def _ask(console: Console, translator: SequenceModel) -> None:
     """Translate what a person types, until an empty line."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return
     while True:
-        console.print("\nAn English sentence of yours (Return to go on):", end=" ")
+        console.print("\nAn English sentence of yours (Return ends):", end=" ")
         line = sys.stdin.readline().strip()
         if not line:
-            console.print()
             return
-        yield from translator.write([line], _OPTIONS)
+        _show(console, *translator.write([line], _OPTIONS))

@@ -34,6 +34,8 @@ def explained(extra: str = "pronunciation") -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise fail(f"{error.name} is missing: pip install 'regard[{extra}]'") from None
+    except BrokenPipeError:  # nobody reads on: typer ends it without a word
+        raise
     except OSError as error:
         subject = error.filename if error.filename is not None else "the file"
         raise fail(f"{subject} cannot be used: {error.strerror or error}") from None

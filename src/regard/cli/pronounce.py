@@ -47,7 +47,7 @@ def load(folder: Path) -> Pronouncer:
     """Load a model, and say where models come from if there is none."""
     if not folder.is_dir():
         raise ValueError(
-            f"there is no model at {folder}: train one with `regard demo`, or name its folder with --model."
+            f"there is no model at {folder}: train one with `regard demo --train`, or name its folder with --model."
         )
     return Pronouncer.load(folder)
 

@@ -38,7 +38,7 @@ def run(
     ``given`` are the flags that were used, by the place in the table of options that each stands for, such as
     ``"training.steps"``; they go before what the options file says, and ``settings`` before them.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with explained("train"):
         task_of(task)
         changes = {**given, **dict(setting(each) for each in settings)}

@@ -14,6 +14,7 @@ from regard.cli.messages import ascii_only, explained, fail
 from regard.inspect import draw, legend, save_html, save_png
 from regard.tasks.alignments import alignment as aligned
 from regard.tasks.alignments import record
+from regard.tasks.files import CONFIG
 from regard.tasks.sequences import SequenceModel
 from regard.tasks.written import WritingOptions, Written
 
@@ -53,10 +54,10 @@ def run(
 
 def load(folder: Path) -> SequenceModel:
     """Load a model from its folder or, where there is none, by the name of one that comes along."""
+    if str(folder) in pretrained.names() and not (folder / CONFIG).exists():
+        return pretrained.load(str(folder))
     if folder.is_dir():
         return SequenceModel.load(folder)
-    if str(folder) in pretrained.names():
-        return pretrained.load(str(folder))
     raise ValueError(
         f"there is no model at {folder}: train one with `regard train translation --data pairs.tsv --out {folder}`."
     )

@@ -56,7 +56,7 @@ def load(name: str = TRANSLATOR) -> SequenceModel:
     Examples
     --------
     >>> load().write(["I love you."])[0].text
-    'Je vous aime.'
+    "Je t'aime."
     """
     from regard.tasks.sequences import SequenceModel
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,14 @@ def model(tmp_path: Path) -> Path:
     torch.nn.init.normal_(pronouncer.writer.model.output.weight, std=3.0)
     pronouncer.writer.model.output.bias.data[UNKNOWN] = -99.0
     return pronouncer.save(tmp_path / "model")
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Hear keyboard interrupts, also in a process that was started in the background and ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

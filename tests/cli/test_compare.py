@@ -44,6 +44,11 @@ def test_a_table_a_picture_and_numbers(regard, pairs, tmp_path) -> None:
         (["--attention", "dot,dot"], "--attention must name each mechanism once"),
         (["--attention", "dot,aditive"], "did you mean 'additive'"),
         (["--attention", "dot,additive", "--steps", "0"], "steps must be at least 1"),
+        (["--attention", "dot,additive", "--set", "training.steps=abc"], "steps must be of type int"),
+        (["--attention", "dot,additive", "--data", "-"], "--data must be a file"),
+        (["--attention", "dot,additive", "--set", "attention=dot"], "attention must be left to --attention"),
+        (["--attention", "dot,transformer", "--set", "kind=recurrent"], "kind must be left to --attention"),
+        (["--attention", "dot,none", "--set", "model.score=dot"], "model.score must be left to --attention"),
     ],
 )
 def test_wrong_options(regard, pairs, tmp_path, arguments, message) -> None:

@@ -315,6 +315,36 @@ def test_other_mechanisms_are_trained_saved_and_loaded(regard, pairs, tmp_path, 
     assert regard("translate", "--model", tmp_path / "out", "red dog").code == 0
 
 
+def shown(regard, *arguments) -> dict:
+    result = regard("train", "translation", "--data", "x", "--out", "y", "--show-options", *arguments)
+    assert result.code == 0, result.err
+    return tomllib.loads(result.out)
+
+
+def test_attention_replaces_what_a_short_name_in_the_file_stood_for(regard, tmp_path) -> None:
+    for name, field, value in (("local", "scope", "local-p"), ("hard", "hard", "gumbel")):
+        found = regard("train", "translation", "--data", "x", "--out", "y", "--show-options", "--attention", name)
+        assert tomllib.loads(found.out)["model"][field] == value
+        (tmp_path / "file.toml").write_text(found.out, encoding="utf-8")
+        assert shown(regard, "--options", tmp_path / "file.toml")["model"][field] == value
+        replaced = shown(regard, "--options", tmp_path / "file.toml", "--attention", "additive")
+        assert replaced["model"] == {"attention": "additive"}
+
+
+@pytest.mark.parametrize("preset", ["bahdanau2014", "luong2015"])
+@pytest.mark.parametrize("attention", ["none", "hard"])
+def test_a_preset_without_its_attention(regard, preset, attention) -> None:
+    from regard.models import RecurrentConfig
+
+    model = shown(regard, "--preset", preset, "--attention", attention)["model"]
+    assert RecurrentConfig.preset(preset, 10, 10, **model).attention == model["attention"]
+
+
+def test_a_value_of_another_type_is_one_sentence_also_on_resume(regard, model) -> None:
+    result = regard("train", "translation", "--out", model, "--resume", "--set", "training.steps=abc")
+    assert (result.code, result.err) == (2, "regard: options: steps must be of type int, got 'abc'.\n")
+
+
 def test_no_model(regard, tmp_path) -> None:
     result = regard("translate", "--model", tmp_path / "none", "hello")
     assert result.code == 2 and "train one with `regard train translation" in result.err

@@ -81,3 +81,27 @@ def test_without_gradients_none_are_taken(monkeypatch):
         loss, _ = cross_entropy(features, (weight, bias), target)
     assert not products
     assert loss.isfinite()
+
+
+def test_shapes_and_smoothing_are_checked():
+    features, weight, bias, target = made(0)
+    with pytest.raises(ValueError, match=r"cross_entropy: target must have the shape \(3, 5\) .* got \(3, 4\)"):
+        cross_entropy(features, (weight, bias), target[:, 1:])
+    for smoothing in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ValueError, match=r"cross_entropy: smoothing must be in \[0, 1\)"):
+            cross_entropy(features, (weight, bias), target, smoothing)
+
+
+def test_a_second_derivative_is_refused():
+    features, weight, bias, target = made(0)
+    loss, _ = cross_entropy(features, (weight, bias), target, 0.1)
+    with pytest.raises(RuntimeError, match="cross_entropy: create_graph must be False"):
+        torch.autograd.grad(loss, features, create_graph=True)
+
+
+def test_an_impossible_symbol_costs_infinitely_much():
+    features, weight, bias, target = made(0)
+    with torch.no_grad():
+        bias[3] = -torch.inf
+        loss, _ = cross_entropy(features, (weight, bias), torch.full_like(target, 3))
+    assert float(loss) == torch.inf

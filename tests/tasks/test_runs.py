@@ -25,6 +25,14 @@ from regard.tasks.options import TrainingOptions
 from regard.tasks.runs import train
 
 
+@pytest.fixture(autouse=True)
+def heard():
+    """Hear keyboard interrupts, also in a process that was started in the background and ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def parameters(learning):
     return {name: tensor.clone() for name, tensor in learning.model.state_dict().items()}
 
@@ -141,7 +149,7 @@ def test_the_best_are_those_of_a_run_that_was_not_killed(tmp_path, monkeypatch):
         ended = train(again := learner(options, score), VALID, options, folder, resume=ends is not None)
         assert (ended.best, score.count) == (6.0, 8)
         found.append((sorted(path.name for path in Path(folder, "checkpoints").iterdir()), parameters(again)))
-    assert found[0][0] == found[1][0] == ["best-step=15.ckpt", "best-step=25.ckpt", "best-step=35.ckpt", "last.ckpt"]
+    assert found[0][0] == found[1][0] == ["best-step=25.ckpt", "best-step=35.ckpt", "best-step=40.ckpt", "last.ckpt"]
     assert same(found[0][1], found[1][1])
 
 
@@ -227,7 +235,7 @@ def test_more_steps_may_be_asked_for(tmp_path):
 
 
 def test_a_changed_learning_rate_is_obeyed(tmp_path):
-    options = OPTIONS.with_changes({"steps": 12, "average": 1, "metric": "bleu", "validate_every": 1000})
+    options = OPTIONS.with_changes({"steps": 12, "average": 1, "validate_every": 1000})
     train(one := learner(options), VALID, options, tmp_path)
     before = parameters(one)
     still = options.with_changes({"steps": 20, "learning_rate": 0.0})
@@ -254,6 +262,24 @@ def test_the_model_is_the_mean_of_the_best(whole):
     for name, tensor in found.items():
         mean = sum(state["state_dict"][f"model.{name}"].double() for state in ranked) / 2
         torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
+
+
+def test_of_equally_good_ones_the_later_count(tmp_path):
+    options = OPTIONS.with_changes({"metric": "bleu", "keep": 2, "average": 1, "steps": 40})
+    ended = train(one := learner(options, score=lambda model: {"bleu": 0.0}), VALID, options, tmp_path / "one")
+    assert ended.best == 0
+    assert sorted(path.stem for path in (tmp_path / "one").rglob("best-*.ckpt")) == ["best-step=30", "best-step=40"]
+    plain = options.with_changes({"metric": "loss", "validate_every": 40})
+    train(other := learner(plain), VALID, plain, tmp_path / "other")
+    assert same(parameters(one), parameters(other))  # those of the last step
+
+
+def test_the_last_step_is_validated(tmp_path):
+    options = OPTIONS.with_changes({"steps": 14})
+    ended = train(learner(options), VALID, options, tmp_path)
+    assert (ended.steps, ended.reason) == (14, "steps")
+    with (tmp_path / "log" / "metrics.csv").open() as file:
+        assert [row["step"] for row in csv.DictReader(file) if row["valid_loss"]] == ["9", "13"]
 
 
 def test_patience(tmp_path):

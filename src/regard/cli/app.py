@@ -168,7 +168,7 @@ def compare(
     task: Annotated[str, typer.Argument(help="translation or pronunciation.")],
     attention: Annotated[str, typer.Option(help="Such as additive,local,transformer.")],
     out: Annotated[Path, typer.Option(help="Folder of the models and results.")],
-    data: Annotated[str | None, typer.Option(help="Tab-separated pairs; - is stdin.")] = None,
+    data: Annotated[str | None, typer.Option(help="Tab-separated pairs.")] = None,
     targets: Annotated[str | None, typer.Option(help="Targets of --data's sources.")] = None,
     valid: Annotated[str | None, typer.Option(help="Pairs to score on, instead of some held out.")] = None,
     valid_targets: Annotated[str | None, typer.Option(help="Targets of --valid's sources.")] = None,

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from regard._errors import rejected
 from regard.cli.messages import explained, fail, require
-from regard.cli.train import setting, table_of
+from regard.cli.train import setting, table_of, typed
 from regard.tasks.comparison import Compared, compare, picture
 from regard.tasks.experiments import ExperimentOptions
 from regard.tasks.kinds import task_of
@@ -27,12 +27,17 @@ def run(
         names = [name.strip() for name in attention.split(",") if name.strip()]
         if len(set(names)) != len(names):
             raise rejected("compare", "--attention", "name each mechanism once", repr(attention))
+        changes = {**given, **dict(setting(each) for each in settings)}
+        for place in ("kind", "attention", "model.attention", "model.score"):
+            if place in changes:
+                raise rejected("compare", place, "be left to --attention, which names what is compared", changes[place])
         variants = {}
         for name in names:
             own = {"kind": "transformer"} if name == "transformer" else {"attention": name}
-            variants[name] = ExperimentOptions.from_table(
-                table_of(task, options, {**given, **own, **dict(setting(each) for each in settings)})
-            )
+            with typed():
+                variants[name] = ExperimentOptions.from_table(table_of(task, options, {**changes, **own}))
+            if variants[name].data.data == "-":
+                raise rejected("compare", "--data", "be a file, which each of them reads", "standard input")
         from regard.tasks.learner import TrainingError
 
         try:

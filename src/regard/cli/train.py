@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from regard.tasks.options import read_toml
 #: What ``--attention`` may say beside a score, and the settings of the recurrent model it stands for.
 SHORT: dict[str, dict[str, Any]] = {
     "local": {"attention": "general", "scope": "local-p"},
-    "hard": {"attention": "additive", "hard": "gumbel"},
+    "hard": {"attention": "additive", "hard": "gumbel", "scope": "global"},
+    # A preset may have what there is none of.
+    "none": {"attention": "none", "hard": "none", "scope": "global", "wiring": "after", "input_feeding": False},
 }
 KINDS = {"rnn": "recurrent", "recurrent": "recurrent", "transformer": "transformer"}
 
@@ -45,16 +49,15 @@ def run(
         if resume and show_options:
             raise rejected("train", "--show-options", f"be left out with --resume; they are in {out / OPTIONS}", "both")
         if resume:
-            experiment = Experiment.resumed(out, _training_alone(changes, options), console.print)
+            with typed():
+                experiment = Experiment.resumed(out, _training_alone(changes, options), console.print)
             if experiment.options.task != task:
                 raise rejected(
                     "train", "task", f"be {experiment.options.task!r}, as the run in {out} began", repr(task)
                 )
         else:
-            try:
+            with typed():
                 chosen = ExperimentOptions.from_table(table_of(task, options, changes))
-            except TypeError as error:  # a value of another type than the option's
-                raise fail(str(error)) from None
             if show_options:
                 import tomli_w
 
@@ -63,6 +66,15 @@ def run(
             experiment = Experiment(chosen, out, console.print)
             experiment.check_model()
         _train(console, experiment, resume)
+
+
+@contextmanager
+def typed() -> Iterator[None]:
+    """Say in one sentence that a value is of another type than its option's."""
+    try:
+        yield
+    except TypeError as error:
+        raise fail(str(error)) from None
 
 
 def _train(console: Console, experiment: Experiment, resume: bool) -> None:
@@ -90,8 +102,10 @@ def _train(console: Console, experiment: Experiment, resume: bool) -> None:
     why = {"steps": "all steps are done", "seconds": "the time is up", "patience": "nothing better was found"}
     best = "" if math.isnan(ended.best) else f"; best {experiment.options.training.metric} {ended.best:.4g}"
     console.print(f"Ended after step {ended.steps:,}: {why[ended.reason]}{best}.")
-    word = "translate" if task == "translation" else "pronounce"
-    console.print(f"The model is in {out}. Now try:  regard {word} --model {out} --alignment")
+    word, said = ("translate", '"some text"') if task == "translation" else ("pronounce", "someword")
+    if ended.best == 0 and experiment.options.training.metric == "bleu":
+        console.print("BLEU is 0 where no four words in a row are right: --set training.metric=chrf ranks short texts.")
+    console.print(f"The model is in {out}. Now try:  regard {word} --model {out} --alignment {said}")
 
 
 def table_of(task: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
@@ -104,6 +118,9 @@ def table_of(task: str, options: Path | None, changes: dict[str, Any]) -> dict[s
     _one_attention("with --attention", "attention" in changes, changes, "")
     if changes.keys() & {"model.attention", "model.score"}:
         table.pop("attention", None)  # what the file says
+    if "attention" in changes and isinstance(own, dict):
+        for name in ("attention", "score", "scope", "hard"):  # what a short name in the file stood for
+            own.pop(name, None)
     for place, value in changes.items():
         *sections, name = place.split(".")
         inner = table
@@ -149,7 +166,8 @@ def _attention(table: dict[str, Any]) -> None:
             raise rejected("train", "attention", "be a score for a Transformer", repr(name))
         model["score"] = name
     else:
-        model.update(SHORT.get(name, {"attention": name}))
+        for field, value in SHORT.get(name, {"attention": name}).items():
+            model.setdefault(field, value)
 
 
 def setting(text: str) -> tuple[str, Any]:

@@ -41,6 +41,8 @@ def run(
         translator = load(model)
         piped = not texts or list(texts) == ["-"]
         lines: Iterable[str] = sys.stdin if piped else texts
+        if piped and sys.stdin.isatty():
+            print("regard: type a line, and Return; Ctrl-D ends", file=sys.stderr)
         ahead = 1 if piped and sys.stdin.isatty() else _AHEAD
         kept = []
         for written in translator.stream(lines, options, ahead=ahead):

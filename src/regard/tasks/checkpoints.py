@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -71,12 +72,30 @@ def _moved(state: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 class Best(ModelCheckpoint):
-    """Keeps the best. What is no longer among them goes only when what a run is resumed from says so, too."""
+    """Keeps the best, of equally good ones the later: where all have BLEU 0, the first has learned least.
+
+    What is no longer among them goes only when what a run is resumed from says so, too.
+    """
 
     @property
     def state_key(self) -> str:
         """Lightning's name of it, in checkpoints."""
         return super().state_key.replace(type(self).__name__, ModelCheckpoint.__name__, 1)
+
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        """Return whether this is among the best."""
+        if super().check_monitor_top_k(trainer, current):
+            return True
+        return current is not None and bool(current == self.best_k_models.get(self.kth_best_model_path, math.nan))
+
+    def ranked(self) -> list[str]:
+        """Return the files of the best, the very best first."""
+        sign = 1 if self.mode == "max" else -1
+
+        def rank(path: str) -> tuple[float, int]:
+            return sign * float(self.best_k_models[path]), int(Path(path).stem.rpartition("=")[2])
+
+        return sorted(self.best_k_models, key=rank, reverse=True)
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         """Leave that to :meth:`tidy`."""
@@ -147,8 +166,7 @@ class Last(Checkpoint):
 
 def take_best(learner: Learner, best: Best, average: int) -> None:
     """Give the model the mean of the parameters of the best checkpoints."""
-    ranked = sorted(best.best_k_models.items(), key=lambda item: float(item[1]), reverse=best.mode == "max")
-    paths = [path for path, _ in ranked[:average] if Path(path).exists()]
+    paths = [path for path in best.ranked()[:average] if Path(path).exists()]
     if not paths:
         return
     total: dict[str, Tensor] = {}

@@ -170,8 +170,8 @@ def _check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[
     for name in sorted(expected.keys() ^ tensors.keys()):
         found = "no such tensor" if name in expected else "one that this model does not have"
         raise _bad(path, f"hold the parameters that {CONFIG} describes", f"{found}: {_brief(name)}")
-    for name, tensor in tensors.items():
-        want = expected[name]
+    for name, want in expected.items():
+        tensor = tensors[name]
         if tensor.shape != want.shape or tensor.dtype != want.dtype:
             expectation = f"hold {name} as {want.dtype} of shape {tuple(want.shape)}"
             raise _bad(path, expectation, f"{tensor.dtype} of shape {tuple(tensor.shape)}")

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard._errors import rejected
 from regard.models.base import PAD
 
 #: Logits that exist at once: on a CPU as many as stay in its cache.
@@ -45,6 +46,16 @@ def cross_entropy(
     log_likelihood : Tensor (B, T)
         The logarithm of each symbol's probability, detached; 0 for padding.
 
+    Raises
+    ------
+    ValueError
+        If the target has another shape than the features' rows, or the smoothing is out of range.
+
+    Notes
+    -----
+    There is no second derivative. The gradients are made on the way forward, so a scale that is multiplied in later
+    does not keep them from underflow in float16: let autocast use bfloat16.
+
     Examples
     --------
     >>> features, vocabulary = torch.zeros(1, 3, 8), (torch.ones(4, 8), torch.zeros(4))
@@ -52,6 +63,11 @@ def cross_entropy(
     >>> loss.exp(), log_likelihood.exp()
     (tensor(4.), tensor([[0.2500, 0.2500, 1.0000]]))
     """
+    if features.shape[:2] != target.shape:
+        expected = f"have the shape {tuple(features.shape[:2])} of the features' rows"
+        raise rejected("cross_entropy", "target", expected, tuple(target.shape))
+    if not 0 <= smoothing < 1:
+        raise rejected("cross_entropy", "smoothing", "be in [0, 1)", smoothing)
     real = (target != PAD).flatten().nonzero()[:, 0]  # (R,)
     rows, symbols = features.flatten(0, 1).index_select(0, real), target.flatten()[real]
     kind = features.device.type
@@ -104,10 +120,16 @@ class _Chunked(torch.autograd.Function):
         if needed:
             ctx.save_for_backward(to_rows, to_weight, to_bias.to(bias.dtype))
         ctx.mark_non_differentiable(found)
-        return -((1 - smoothing) * found.sum() + smoothing * mean) / count, found
+        loss = found.sum()
+        if smoothing:  # else an impossible symbol would make it 0 · ∞
+            loss = (1 - smoothing) * loss + smoothing * mean
+        return -loss / count, found
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients with respect to rows, weight and bias."""
+        if torch.is_grad_enabled():
+            expected = "be False, as the gradient is taken on the way forward and has none itself"
+            raise rejected("cross_entropy", "create_graph", expected, True, RuntimeError)
         rows, weight, bias = (saved * slope for saved in ctx.saved_tensors)
         return rows, weight, bias, None, None, None, None

@@ -159,7 +159,8 @@ class _Stop(Callback):
     """Ends training after a step: when time is up, or somebody asked. It holds the clock."""
 
     def __init__(self, options: TrainingOptions) -> None:
-        self.seconds, self.validate_every, self.patience = options.seconds, options.validate_every, options.patience
+        self.seconds, self.steps, self.patience = options.seconds, options.steps, options.patience
+        self.validate_every = options.validate_every
         self.reason, self.pairs = "", 0
         self._before, self._began, self._ended = 0.0, math.inf, math.inf
 
@@ -190,6 +191,8 @@ class _Stop(Callback):
             self.reason = "seconds"
         if trainer.fit_loop._should_accumulate():
             return
+        if trainer.global_step >= self.steps and trainer.global_step % self.validate_every:
+            trainer.should_stop = True  # so that Lightning validates the last step, too
         # Processes stop together: their clocks differ, and a signal may reach one alone.
         if trainer.strategy.reduce_boolean_decision(bool(self.reason), all=False):
             self.reason = self.reason or "interrupt"

@@ -58,8 +58,10 @@ gallery: $(READY)
 # The model in the box, anew: TATOEBA holds en-fr.train, en-fr.valid and en-fr.test.tsv.gz.
 TATOEBA ?= ../shared/data/tatoeba
 pretrained: $(READY)
+	mkdir -p build
+	$(BIN)/python -m recipes.plain $(TATOEBA)/en-fr.train.tsv.gz > build/english-french.tsv
 	$(BIN)/regard train translation --options recipes/english-french.toml --out build/english-french \
-		--data $(TATOEBA)/en-fr.train.tsv.gz --valid $(TATOEBA)/en-fr.valid.tsv.gz
+		--data build/english-french.tsv --valid $(TATOEBA)/en-fr.valid.tsv.gz
 	$(BIN)/python -m recipes.pack build/english-french $(TATOEBA)/en-fr.test.tsv.gz src/regard/pretrained/english-french
 
 # Trained models beside published scores: DATA holds multi30k, cmudict and tatoeba.

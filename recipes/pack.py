@@ -18,8 +18,9 @@ from regard.tasks.sequences import SequenceModel
 _CARD = """# English to French
 
 A recurrent encoder–decoder with additive attention (Bahdanau, Cho & Bengio 2014, arXiv 1409.0473; wiring "after" of
-Luong 2015, arXiv 1508.04025): {parameters:,} parameters, {subwords:,} subwords for both languages. Everyday sentences,
-as learners of a language exchange them; it knows little of anything else, and reads one sentence at a time.
+Luong 2015, arXiv 1508.04025): {parameters:,} parameters, {subwords:,} subwords and one embedding for both languages.
+Everyday sentences, as learners of a language exchange them; it knows little of anything else, and reads one sentence at
+a time.
 
 | | |
 | --- | --- |
@@ -29,8 +30,9 @@ as learners of a language exchange them; it knows little of anything else, and r
 | chrF | {chrf:.2f} (`{chrf_signature}`) |
 
 **Data.** Sentence pairs of [Tatoeba](https://tatoeba.org), CC-BY 2.0 FR, by its contributors, in the selection of
-[manythings.org/anki](https://www.manythings.org/anki/) dated 2019-04-07. None of it is in this folder; the parameters
-were learned from it.
+[manythings.org/anki](https://www.manythings.org/anki/) dated 2019-04-07. Two pairs in five were learned without their
+last mark and their first capital, as people type. None of the data is in this folder; the parameters were learned from
+it.
 
 **Made by** `make pretrained`, which trains with `recipes/english-french.toml`, stores the parameters as float16 and
 writes this card.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 
 import pytest
 
@@ -15,16 +16,21 @@ SMALL = [
 @pytest.fixture
 def pairs(tmp_path):
     path = tmp_path / "pairs.tsv"
-    path.write_text("\n".join(f"{a}{b}\t{b}{a}" for a in "abcdefgh" for b in "klmnopqr"), encoding="utf-8")
+    path.write_text("\n".join(f"{a}{b}\t{b}{a}" for a in "abcdefgh" for b in "klmnopqr") + "\n\t\n", encoding="utf-8")
     return path
 
 
 def test_a_table_a_picture_and_numbers(regard, pairs, tmp_path) -> None:
     out = tmp_path / "out"
     result = regard(
-        "compare", "translation", "--attention", "additive,none,transformer", "--data", pairs, "--out", out, *SMALL
-    )
+        "compare", "translation", "--attention", "additive,none,transformer", "--data", pairs, "--out", out, *SMALL,
+        "--set", "model.width=32", "--set", "model.heads=2", "--set", "model.encoder=24",
+    )  # fmt: skip
     assert result.code == 0, result.err
+    assert result.out.count("left out, a side is empty: 1") == 1
+    options = {name: tomllib.loads((out / name / "options.toml").read_text()) for name in ("none", "transformer")}
+    assert options["none"]["model"]["encoder"] == 24 and "width" not in options["none"]["model"]
+    assert options["transformer"]["model"] == {"width": 32, "heads": 2, "dropout": 0.0}
     for name in ("additive", "none", "transformer", "bleu", "tokens/s", "memory"):
         assert name in result.out
     found = json.loads((out / "compared.json").read_text(encoding="utf-8"))
@@ -49,6 +55,9 @@ def test_a_table_a_picture_and_numbers(regard, pairs, tmp_path) -> None:
         (["--attention", "dot,additive", "--set", "attention=dot"], "attention must be left to --attention"),
         (["--attention", "dot,transformer", "--set", "kind=recurrent"], "kind must be left to --attention"),
         (["--attention", "dot,none", "--set", "model.score=dot"], "model.score must be left to --attention"),
+        (["--attention", "dot,none", "--set", "model.heads=4"], "model.heads must be one of"),
+        (["--attention", "dot,transformer", "--set", "model.head=4"], "did you mean 'heads'"),
+        (["--attention", "dot,transformer", "--set", "model=4"], "model must be a table"),
     ],
 )
 def test_wrong_options(regard, pairs, tmp_path, arguments, message) -> None:

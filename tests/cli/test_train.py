@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import os
 import random
+import re
 import signal
 import tomllib
 from pathlib import Path
@@ -68,7 +70,9 @@ def test_the_folder_holds_everything(model) -> None:
     assert {"config.json", "model.safetensors", "source.json", "target.json", "options.toml", "checkpoints"} <= names
     options = tomllib.loads((model / "options.toml").read_text(encoding="utf-8"))
     assert options["training"]["steps"] == 500 and options["model"]["decoder"] == 128
-    assert (model / "log" / "metrics.csv").read_text(encoding="utf-8").startswith("epoch,")
+    with (model / "log" / "metrics.csv").open(encoding="utf-8") as file:
+        names = next(csv.reader(file))
+    assert {"step", "loss", "valid_loss", "valid_bleu"} <= set(names) and "epoch" not in names
 
 
 def test_a_filter_from_standard_input(regard, model) -> None:
@@ -97,6 +101,25 @@ def test_pictures(regard, model, tmp_path) -> None:
     png, html = tmp_path / "a.png", tmp_path / "a.html"
     assert regard("translate", "--model", model, "red dog", "--png", png, "--html", html).code == 0
     assert png.read_bytes().startswith(b"\x89PNG") and "rouge" in html.read_text(encoding="utf-8")
+    png.unlink()
+    result = regard("translate", "--model", model, " ", "--png", png)
+    assert (result.code, result.out) == (0, "\n") and not png.exists()
+    assert f"regard: nothing was written, so there is no picture: {png}" in result.err
+    for path, why in ((tmp_path, "Is a directory"), (tmp_path / "no" / "a.png", "No such file or directory")):
+        result = regard("translate", "--model", model, "red dog", "--png", path)
+        assert (result.code, result.out, result.err) == (2, "", f"regard: {path} cannot be used: {why}\n")
+
+
+def test_a_sentence_without_quotes_is_told(regard, model) -> None:
+    result = regard("translate", "--model", model, "red", "dog")
+    assert result.code == 0 and len(result.out.splitlines()) == 2
+    assert result.err == "regard: each argument is a text of its own; a sentence is one in quotes\n"
+    assert not regard("translate", "--model", model, "red dog", "dog").err
+
+
+def test_a_sign_that_no_font_has_is_drawn_without_a_word(regard, model, tmp_path) -> None:
+    result = regard("translate", "--model", model, "red dog\U0001f9ff", "--png", tmp_path / "a.png")
+    assert result.code == 0 and not result.err, result.err
 
 
 def test_evaluation(regard, model, pairs) -> None:
@@ -106,6 +129,8 @@ def test_evaluation(regard, model, pairs) -> None:
     assert bleu > 80
     assert "left out" in result.err or "empty" in result.err
     assert any(name.startswith("chrF") and "version:" in name for name in found)
+    refused = regard("evaluate", pairs, "--model", model, "--out", "nowhere/out.txt")
+    assert (refused.code, refused.err) == (2, "regard: nowhere/out.txt cannot be used: No such file or directory\n")
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])
@@ -129,6 +154,9 @@ class TestOptions:
         options = tomllib.loads(shown.out)
         assert (options["training"]["steps"], options["training"]["clip"], options["data"]["held_out"]) == (9, 0.5, 5)
         assert options["model"] == {"attention": "general", "scope": "local-p"} and options["preset"] == "small"
+        rest = shown.out[shown.out.index("# What else [model] may have") :].splitlines()
+        assert all(line.startswith("# ") for line in rest) and 'wiring = "after"' in "".join(rest)
+        assert not any(line.startswith("# attention") for line in rest)
         path.write_text(shown.out, encoding="utf-8")
         assert regard("train", "translation", "--out", "x", "--options", path, "--show-options").out == shown.out
 
@@ -163,6 +191,15 @@ class TestOptions:
                 "vocabularies.size must be left out for characters, all of which count, got 90",
             ),
             (
+                ["--set", "vocabularies.kind=unigram", "--set", "vocabularies.dropout=0.1"],
+                "vocabularies.dropout must be left out but for bpe, which has merges, got 0.1",
+            ),
+            (["--set", "vocabularies.dropout=1.0"], "vocabularies.dropout must be in [0, 1), got 1.0"),
+            (
+                ["--set", "model.tied=all"],
+                "model.tied must be 'none' or 'target' without a joint vocabulary, got 'all'",
+            ),
+            (
                 ["--valid", "x", "--set", "data.held_out=7"],
                 "data.held_out must be left out where valid is given, got 7",
             ),
@@ -187,6 +224,14 @@ class TestOptions:
                 "model.longest must be left out without positions 'learned' or score 'location', got 9",
             ),
             (["--vocabulary-size", "5", "--data", "DATA"], "size must be at least"),
+            (["--vocabulary-size", "0", "--data", "DATA"], "size must be at least"),
+            (["--set", "data.held_out=0"], "train: held_out must be at least 1, got 0"),
+            (["--set", "training.strategy=dpp", "--data", "nowhere"], "did you mean 'ddp'"),
+            (["--set", "training.accelerator=gpus", "--data", "nowhere"], "did you mean 'gpu'"),
+            (
+                ["--set", "training.accelerator=tpu", "--data", "nowhere"],
+                "accelerator must be one that this machine has, got 'tpu'",
+            ),
             ([], "data must be given: a file of pairs separated by a tab"),
             (["--data", "nowhere.tsv"], "nowhere.tsv"),
             (["--options", "nowhere.toml"], "nowhere.toml cannot be used: No such file"),
@@ -313,6 +358,16 @@ def test_other_mechanisms_are_trained_saved_and_loaded(regard, pairs, tmp_path, 
     assert result.code == 0, result.err
     assert ("left out, longer than model.longest allows" in result.out) == ("location" in kind)
     assert regard("translate", "--model", tmp_path / "out", "red dog").code == 0
+
+
+def test_words_are_learned_in_several_spellings(regard, pairs, tmp_path) -> None:
+    said = {}
+    for dropout in ("0.0", "0.3"):
+        chosen = ["--out", tmp_path / dropout, "--set", f"vocabularies.dropout={dropout}", "--steps", "4", *SMALL]
+        result = regard("train", "translation", "--data", pairs, *chosen)
+        assert result.code == 0, result.err
+        said[dropout] = int(re.search(r"an epoch has ([\d,]+) batches", result.out)[1].replace(",", ""))
+    assert said["0.3"] > 4 * said["0.0"]
 
 
 def shown(regard, *arguments) -> dict:

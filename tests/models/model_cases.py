@@ -31,13 +31,14 @@ RECURRENT: dict[str, dict[str, Any]] = {
     "dot of equal widths": {"attention": "dot", "decoder": 10},
     "projected dot": {"attention": "dot", "projections": True},
     "projected cosine before": {"attention": "cosine", "projections": True, "wiring": "before"},
-    "tied": {"tied": True},
+    "tied": {"tied": "target"},
+    "all tied": {"tied": "all", "attention": "general"},
     "before": {"wiring": "before"},
     "before gru": {"wiring": "before", "cell": "gru", "attention": "additive"},
     "before layers": {"wiring": "before", "attention": "general", **LAYERS},
     "before location": {"wiring": "before", "attention": "location", "cell": "gru"},
     "feeding": {"input_feeding": True, "attention": "general"},
-    "feeding tied gru": {"input_feeding": True, "tied": True, "cell": "gru", "attention": "scaled_dot", **LAYERS},
+    "feeding tied gru": {"input_feeding": True, "tied": "target", "cell": "gru", "attention": "scaled_dot", **LAYERS},
     "encoder": {"wiring": "encoder", "attention": "dot"},
     "encoder projected": {"wiring": "encoder", "attention": "dot", "projections": True, "cell": "gru"},
     "encoder additive": {"wiring": "encoder"},
@@ -78,19 +79,21 @@ LENGTHS = torch.tensor([6, 2, 4])
 TARGET = torch.tensor([[1, 3, 4, 5, 7, 2, 2, 8], [1, 8, 2, 4, 6, 3, 5, 1], [1, 2, 5, 7, 3, 3, 4, 6]])
 
 
+def _targets(options: dict[str, Any]) -> int:
+    return SOURCES if options.get("tied") == "all" else TARGETS
+
+
 def made(case: str, **changes: Any) -> EncoderDecoder:
     """Return the model of this name in double precision and evaluation mode; its parameters are all random."""
     torch.manual_seed(0)
     kind, _, name = case.partition(" ")
     model: EncoderDecoder
     if kind == "rnn":
-        model = RecurrentEncoderDecoder(
-            RecurrentConfig(SOURCES, TARGETS, **{**_RECURRENT, **RECURRENT[name], **changes})
-        )
+        options = {**_RECURRENT, **RECURRENT[name], **changes}
+        model = RecurrentEncoderDecoder(RecurrentConfig(SOURCES, _targets(options), **options))
     else:
         options = {**_TRANSFORMER, "dropout": 0.0, **TRANSFORMER[name], **changes}
-        targets = SOURCES if options.get("tied") == "all" else TARGETS
-        model = TransformerEncoderDecoder(TransformerConfig(SOURCES, targets, **options))
+        model = TransformerEncoderDecoder(TransformerConfig(SOURCES, _targets(options), **options))
     for parameter in model.output.parameters():  # they start at zero, which would hide what comes before
         torch.nn.init.normal_(parameter)
     return model.double().eval()

@@ -37,7 +37,8 @@ RECURRENT: list[tuple[dict[str, Any], str]] = [
     ({"bidirectional": 1}, "bidirectional must be a bool, got 1."),
     ({"projections": "yes"}, "projections must be a bool, got 'yes'."),
     ({"input_feeding": None}, "input_feeding must be a bool, got None."),
-    ({"tied": 0}, "tied must be a bool, got 0."),
+    ({"tied": True}, "tied must be one of 'none', 'target', 'all', got True."),
+    ({"tied": "all"}, "targets must be sources 12 where tied is 'all', got 9."),
     ({"cell": "LSTM"}, "cell must be one of 'gru', 'lstm', got 'LSTM'."),
     ({"cell": 1}, "cell must be one of 'lstm', 'gru', got 1."),
     (

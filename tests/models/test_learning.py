@@ -22,7 +22,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
     "no attention": {"attention": "none", "decoder": 64},
     "projected dot": {"attention": "dot", "projections": True},
     "location before": {"attention": "location", "wiring": "before", "cell": "gru"},
-    "feeding": {"input_feeding": True, "attention": "general", "tied": True},
+    "feeding": {"input_feeding": True, "attention": "general", "tied": "target"},
     "local-p": {"scope": "local-p", "window": 2, "attention": "general"},
     "gumbel": {"hard": "gumbel"},
     "reinforce": {"hard": "reinforce"},

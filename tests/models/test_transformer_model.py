@@ -74,8 +74,9 @@ def test_learned_positions_end() -> None:
         model(SOURCE, LENGTHS, TARGET)
 
 
-def test_all_tied_is_one_matrix() -> None:
-    names = [name for name, _ in made("transformer all tied").named_parameters()]
+@pytest.mark.parametrize("kind", ["rnn", "transformer"])
+def test_all_tied_is_one_matrix(kind: str) -> None:
+    names = [name for name, _ in made(f"{kind} all tied").named_parameters()]
     assert [name for name in names if "embedding" in name or "output" in name] == [
         "target_embedding.weight",
         "output.bias",

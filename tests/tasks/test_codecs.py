@@ -171,6 +171,30 @@ def test_rare_characters_are_left_unknown() -> None:
     assert "\0" not in SubwordCodec.train(["a\0b"] * 3).pieces
 
 
+@pytest.mark.parametrize("codec", [CODECS["bpe"], SPELLING["bpe"]], ids=["plain", "bytes"])
+def test_sampled_texts_are_the_texts_in_other_pieces(codec: SubwordCodec) -> None:
+    texts = [*TEXTS, "", "Zoë isn't here."]
+    plain = codec.encode_all(texts)
+    assert all((codec.sample_all(texts, 0.0, 0)[i] == plain[i]).all() for i in range(len(texts)))
+    sampled = codec.sample_all(texts, 0.5, 1, 3)
+    assert len(sampled) == 3 * len(texts)
+    for i in range(len(sampled)):
+        written = codec.decode(sampled[i].tolist())
+        assert written == codec.decode(plain[i % len(texts)].tolist())
+    assert len(sampled.numbers) > 1.2 * 3 * len(plain.numbers)
+    several = {tuple(sampled[i].tolist()) for i in range(0, len(sampled), len(texts))}
+    assert len(several) == 3, "each time spelled anew"
+    again = codec.sample_all(texts, 0.5, 1, 3)
+    assert (again.numbers == sampled.numbers).all() and (again.offsets == sampled.offsets).all()
+
+
+def test_what_has_no_merges_is_not_sampled() -> None:
+    with pytest.raises(ValueError, match=r"SubwordCodec\.sample_all: codec must have the merges of 'bpe', got unigram"):
+        CODECS["unigram"].sample_all(TEXTS, 0.1, 0)
+    with pytest.raises(ValueError, match=r"SymbolCodec\.sample_all: codec must have the merges of 'bpe', got symbols"):
+        SymbolCodec(["a"]).sample_all(["a"], 0.1, 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

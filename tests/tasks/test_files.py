@@ -62,10 +62,15 @@ def test_a_failed_write_leaves_the_old_model(folder: Path, monkeypatch: pytest.M
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def _edit_config(**changes: object) -> Callable[[Path], None]:
+def _edit_config(*, sealed: bool = True, **changes: object) -> Callable[[Path], None]:
+    """Change the configuration and, where it is sealed again, its own checksum with it."""
+
     def edit(folder: Path) -> None:
         path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        config = json.loads(path.read_text()) | changes
+        rest = json.dumps({name: config[name] for name in sorted(config) if name != "config_sha256"}, sort_keys=True)
+        new = {"config_sha256": hashlib.sha256(rest.encode()).hexdigest()} if sealed else {}
+        path.write_text(json.dumps(config | new))
 
     return edit
 
@@ -176,6 +181,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "other shape": (_edit_tensors(lambda t: t.update({W_V: t[W_V][:2]})), "got torch.float32 of shape (2,)"),
     "nan": (_edit_tensors(lambda t: t[W_V].fill_(torch.nan)), f"must hold finite numbers, got nan or inf in {W_V}"),
     "other weights": (_edit_tensors(lambda t: t[W_V].add_(1)), "got one with another checksum"),
+    "another config": (
+        _edit_config(sealed=False, about={"task": "pronunciation", "languages": ["en", "fr"]}),
+        "config.json must be as it was saved, got one that was changed since",
+    ),
     "a flipped bit": (_flip, "got one with another checksum"),
 }
 

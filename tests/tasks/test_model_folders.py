@@ -152,6 +152,11 @@ TAMPERED = {
         rf"must have sources {len(SOURCE)} and targets {len(TARGET)}, as source\.json and target\.json say, got 7 and ",
     ),
     "no sums": (edited(lambda c: c.pop("files")), r"source\.json must be the file that config\.json was saved with"),
+    "dropout": (
+        edited(lambda c: c["model"].update(dropout=0.123)),
+        r"config\.json must be as it was saved, got one that was changed since",
+    ),
+    "no sum of its own": (edited(lambda c: c.pop("config_sha256")), r"config\.json must be as it was saved"),
     "weights sum": (edited(lambda c: c.update(sha256="0")), r"with another checksum"),
     "other codec": (other_codec, r"source\.json must be the file that config\.json was saved with"),
     "edited codec": (edited(lambda c: c.update(lowercase=True), "target.json"), r"target\.json must be the file"),

@@ -282,6 +282,21 @@ def test_the_last_step_is_validated(tmp_path):
         assert [row["step"] for row in csv.DictReader(file) if row["valid_loss"]] == ["9", "13"]
 
 
+def test_a_run_killed_before_its_last_step_is_validated_ends_as_one_that_was_not(tmp_path):
+    class Gone(Callback):
+        def on_validation_start(self, trainer, module):
+            if trainer.global_step == 14:
+                raise KeyError("killed")
+
+    options = OPTIONS.with_changes({"steps": 14, "save_every": 7, "average": 1})
+    ended = train(one := learner(options), VALID, options, tmp_path / "one")
+    with pytest.raises(KeyError, match="killed"):
+        train(learner(options), VALID, options, tmp_path / "other", callbacks=[Gone()])
+    again = learner(options)
+    assert train(again, VALID, options, tmp_path / "other", resume=True) == ended
+    assert same(parameters(one), parameters(again))
+
+
 def test_patience(tmp_path):
     values = iter([3.0, 2.0, 2.5, 2.4, 1.0])
     options = OPTIONS.with_changes({"patience": 2, "metric": "bleu", "steps": 100, "average": 1})

@@ -350,6 +350,8 @@ def test_logits_that_are_no_numbers_are_named() -> None:
     ("options", "message"),
     [
         ({"beams": 0}, "search: beams must be at least 1, got 0."),
+        ({"beams": 1001}, "search: beams must be at most 1,000, got 1001."),
+        ({"sample": True, "n_best": 10**9}, "search: n_best must be at most 10,000, got 1000000000."),
         ({"beams": 2, "n_best": 3}, "search: n_best must be at most beams, which is 2, got 3."),
         ({"length_penalty": -1}, "search: length_penalty must be a number from 0 on, got -1.0."),
         ({"ratio": math.inf}, "search: ratio must be a number from 0 on, got inf."),

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from regard._errors import rejected
+from regard._errors import rejected, unknown_name
 from regard.cli.messages import explained, fail, require
 from regard.cli.train import setting, table_of, typed
 from regard.tasks.comparison import Compared, compare, picture
-from regard.tasks.experiments import ExperimentOptions
+from regard.tasks.experiment_options import ExperimentOptions
 from regard.tasks.kinds import task_of
+from regard.tasks.sequences import KINDS
 
 
 def run(
@@ -31,17 +33,29 @@ def run(
         for place in ("kind", "attention", "model.attention", "model.score"):
             if place in changes:
                 raise rejected("compare", place, "be left to --attention, which names what is compared", changes[place])
-        variants = {}
+        variants: dict[str, ExperimentOptions] = {}
+        asked: set[str] = set()
+        known: set[str] = set()
         for name in names:
             own = {"kind": "transformer"} if name == "transformer" else {"attention": name}
+            table = table_of(task, options, {**changes, **own})
+            fields_of = {each.name for each in fields(KINDS[table["kind"]][0])} - {"sources", "targets"}
+            if isinstance(table.get("model"), dict):
+                asked.update(table["model"])
+                # What only Transformers have, or only recurrent models, holds for those.
+                table["model"] = {key: value for key, value in table["model"].items() if key in fields_of}
+            known |= fields_of
             with typed():
-                variants[name] = ExperimentOptions.from_table(table_of(task, options, {**changes, **own}))
+                variants[name] = ExperimentOptions.from_table(table)
             if variants[name].data.data == "-":
                 raise rejected("compare", "--data", "be a file, which each of them reads", "standard input")
+        for each in asked:
+            if each not in known:
+                raise unknown_name("compare", f"model.{each}", each, known)
         from regard.tasks.learner import TrainingError
 
         try:
-            found = compare(variants, out, lambda each: console.print(_told(each, metric)))
+            found = compare(variants, out, lambda each: console.print(_told(each, metric)), console.print)
         except TrainingError as error:
             raise fail(str(error)) from None
         console.print()

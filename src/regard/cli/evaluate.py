@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from regard._errors import rejected
-from regard.cli.messages import explained
+from regard.cli.messages import explained, require_writable
 from regard.cli.translate import load
 from regard.tasks.evaluation import bleu, chrf, tokenized_bleu
 from regard.tasks.kinds import task_of
@@ -24,6 +24,7 @@ def run(
 ) -> None:  # fmt: skip
     """Write for every source, and score against all its targets."""
     with explained("train"):
+        require_writable(out)
         writer = load(model)
         task = task_of(str(writer.about.get("task", "translation")))
         if tokenized and task.metric != "bleu":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 
 import typer
 
@@ -57,6 +60,19 @@ def require(package: str) -> None:
     """Raise ModuleNotFoundError now, rather than after minutes of work, if an optional package is missing."""
     if find_spec(package) is None:
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+
+def require_writable(*paths: Path | None) -> None:
+    """Raise OSError now, rather than after minutes of work, if a file cannot be there."""
+    for path in paths:
+        if path is None:
+            continue
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
+        if not path.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
 
 def ascii_only() -> bool:

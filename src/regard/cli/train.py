@@ -13,7 +13,8 @@ from rich.console import Console
 
 from regard._errors import rejected, unknown_name
 from regard.cli.messages import INTERRUPTED, explained, fail
-from regard.tasks.experiments import OPTIONS, Experiment, ExperimentOptions
+from regard.tasks.experiment_options import ExperimentOptions
+from regard.tasks.experiments import OPTIONS, Experiment
 from regard.tasks.kinds import task_of
 from regard.tasks.options import read_toml
 
@@ -62,6 +63,9 @@ def run(
                 import tomli_w
 
                 typer.echo(tomli_w.dumps(chosen.to_table()), nl=False)
+                rest = Experiment(chosen, out).defaults()
+                typer.echo("\n# What else [model] may have, as it is now:")
+                typer.echo("".join(f"# {line}\n" for line in tomli_w.dumps(rest).splitlines()), nl=False)
                 return
             experiment = Experiment(chosen, out, console.print)
             experiment.check_model()

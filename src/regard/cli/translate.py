@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from regard import pretrained
-from regard.cli.messages import ascii_only, explained, fail
+from regard.cli.messages import ascii_only, explained, fail, require_writable
 from regard.inspect import draw, legend, save_html, save_png
 from regard.tasks.alignments import alignment as aligned
 from regard.tasks.alignments import record
@@ -35,11 +35,14 @@ def run(
 ) -> None:
     """Write what the model makes of each text, or of each line of standard input where there is none."""
     pictures = png is not None or html is not None
-    if pictures and (not texts or list(texts) == ["-"]):
+    piped = not texts or list(texts) == ["-"]
+    if pictures and piped:
         raise fail("translate: texts must be given as arguments for --png and --html.")
+    if len(texts) > 1 and not any(" " in text for text in texts):
+        print("regard: each argument is a text of its own; a sentence is one in quotes", file=sys.stderr)
     with explained("translate"):
+        require_writable(png, html)
         translator = load(model)
-        piped = not texts or list(texts) == ["-"]
         lines: Iterable[str] = sys.stdin if piped else texts
         if piped and sys.stdin.isatty():
             print("regard: type a line, and Return; Ctrl-D ends", file=sys.stderr)
@@ -60,8 +63,10 @@ def load(folder: Path) -> SequenceModel:
         return pretrained.load(str(folder))
     if folder.is_dir():
         return SequenceModel.load(folder)
+    known = ", ".join(pretrained.names())
     raise ValueError(
-        f"there is no model at {folder}: train one with `regard train translation --data pairs.tsv --out {folder}`."
+        f"there is no model at {folder}: train one with `regard train translation --data pairs.tsv --out {folder}`, or "
+        f"take one that comes along: {known}."
     )
 
 
@@ -81,6 +86,9 @@ def _show(written: Written, *, alignment: bool, words: bool, as_json: bool, n_be
 
 def _draw(written: Sequence[Written], *, words: bool, png: Path | None, html: Path | None) -> None:
     if not written:
+        for path in (png, html):
+            if path is not None:
+                print(f"regard: nothing was written, so there is no picture: {path}", file=sys.stderr)
         return
     drawn = [aligned(each, words=words) for each in written]
     if png is not None:

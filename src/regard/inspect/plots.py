@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,7 +55,9 @@ def save_png(alignments: Sequence[Alignment], path: str | Path, *, dpi: int = 14
     from matplotlib import rc_context
 
     shown = drawable(alignments, "save_png")
-    with rc_context({"font.family": _fonts()}):
+    with rc_context({"font.family": _fonts()}), warnings.catch_warnings():
+        # What no font has is a box in the picture.
+        warnings.filterwarnings("ignore", r"Glyph .* missing from")
         figure = _figure(shown)
         dots = [int(side * dpi) for side in figure.get_size_inches()]
         if max(dots) > _DOTS:

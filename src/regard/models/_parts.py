@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from regard._errors import described, rejected, unknown_name
 from regard.nn._base import parameter
 
+#: What shares the matrix of the target embedding: nothing, what scores the vocabulary, or the source embedding, too.
+TIES = ("none", "target", "all")
 #: No width or length is larger, and no model deeper.
 _LARGEST, _DEEPEST = 1 << 16, 100
 
@@ -68,6 +70,12 @@ class Config(ABC):
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value < 1:
             raise self.refused(name, "be a number in [0, 1)", repr(value))
+
+    def ties(self, tied: str) -> None:
+        """Raise unless this is one of :data:`TIES` that the vocabularies allow."""
+        self.one_of("tied", TIES)
+        if tied == "all" and self.sources != self.targets:
+            raise self.refused("targets", f"be sources {self.sources} where tied is 'all'", self.targets)
 
     def flag(self, *names: str) -> None:
         """Raise unless these fields are bools."""

@@ -44,7 +44,15 @@ class EncoderDecoder(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, source: Tensor, lengths: Tensor) -> Rows:
-        """Read sources (B, S), of which the first ``lengths`` (B,) symbols are real; the result has B rows."""
+        """Read the sources, once; the result has B rows.
+
+        Parameters
+        ----------
+        source : Tensor (B, S)
+            Numbers of the symbols; whatever stands behind a sequence's end is ignored.
+        lengths : Tensor (B,)
+            How many symbols of each sequence are real, at least 1.
+        """
 
     @property
     @abstractmethod

@@ -122,8 +122,8 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         super().__init__()
         self.config = config
         D, R, Q, Y = config.embedding, config.encoder, config.decoder, config.decoder_layers
-        E, P, cell = R * (1 + config.bidirectional), D if config.tied else Q, _CELLS[config.cell]
-        self.source_embedding = nn.Embedding(config.sources, D)
+        E, P, cell = R * (1 + config.bidirectional), D if config.tied != "none" else Q, _CELLS[config.cell]
+        self.source_embedding = None if config.tied == "all" else nn.Embedding(config.sources, D)
         self.target_embedding = nn.Embedding(config.targets, D)
         inputs = [D, *[E] * (config.encoder_layers - 1)]
         self.onward = nn.ModuleList([cell(width, R, batch_first=True) for width in inputs])
@@ -139,7 +139,7 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         between = config.dropout if Y > 1 else 0.0
         self.decoder = cell(D + enters, Q, Y, batch_first=True, dropout=between)
         self.combine = nn.Linear(Q + V, P)
-        self.output = Output(P, config.targets, config.tied)
+        self.output = Output(P, config.targets, config.tied != "none")
         self.dropout = Dropout(config.dropout)
         self.reset_parameters()
 
@@ -161,8 +161,10 @@ class RecurrentEncoderDecoder(EncoderDecoder):
             linear.reset_parameters()
         if self.attending is not None:
             self.attending.reset_parameters()
-        nn.init.normal_(self.source_embedding.weight, std=0.7)
-        nn.init.normal_(self.target_embedding.weight, std=self.config.embedding**-0.5 if self.config.tied else 0.7)
+        if self.source_embedding is not None:
+            nn.init.normal_(self.source_embedding.weight, std=0.7)
+        std = 0.7 if self.config.tied == "none" else self.config.embedding**-0.5
+        nn.init.normal_(self.target_embedding.weight, std=std)
         self.output.reset_parameters()
 
     @property
@@ -170,18 +172,7 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         return () if self.attending is None else ("attention",)
 
     def encode(self, source: Tensor, lengths: Tensor) -> Memory:
-        """Read the sources.
-
-        Parameters
-        ----------
-        source : Tensor (B, S)
-            Numbers of the symbols; whatever stands behind a sequence's end is ignored.
-        lengths : Tensor (B,)
-            How many symbols of each sequence are real, at least 1.
-
-        Returns
-        -------
-        Memory
+        """Read the sources, as :meth:`EncoderDecoder.encode` says.
 
         Raises
         ------
@@ -245,7 +236,8 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         steps = torch.arange(source.shape[1], device=source.device)
         turned = torch.where(steps <= last, last - steps, steps)  # (B, S), real steps in reverse order
         # What is cleared can be anything: NaN would come back through the gradients of the recurrences.
-        states = cleared(self.source_embedding(source), lengths)  # (B, S, D)
+        embedding = self.target_embedding if self.source_embedding is None else self.source_embedding
+        states = cleared(embedding(source), lengths)  # (B, S, D)
         for number, onward in enumerate(self.onward):
             states = self.dropout(states)
             made, _ = onward(states)  # (B, S, R)

@@ -48,8 +48,9 @@ class RecurrentConfig(Config):
         Give the features of a step to the next one (Luong 2015); for wiring "after".
     longest : int
         The longest source that attention "location" can read.
-    tied : bool
-        Whether the target embedding also scores the vocabulary (Press & Wolf 2017, arXiv 1608.05859).
+    tied : {"none", "target", "all"}
+        Whether the target embedding also scores the vocabulary (Press & Wolf 2017, arXiv 1608.05859); with "all" it is
+        the source embedding, too, of one vocabulary for both.
     """
 
     embedding: int = 128
@@ -69,14 +70,15 @@ class RecurrentConfig(Config):
     wiring: str = "after"
     input_feeding: bool = False
     longest: int = 64
-    tied: bool = False
+    tied: str = "none"
 
     def __post_init__(self) -> None:
         self.whole("sources", "targets", "embedding", "encoder", "decoder", "features")
         self.whole("window", "longest")
         self.layers("encoder_layers", "decoder_layers")
         self.share("dropout")
-        self.flag("bidirectional", "projections", "input_feeding", "tied")
+        self.flag("bidirectional", "projections", "input_feeding")
+        self.ties(self.tied)
         known = {"cell": CELLS, "attention": (*SCORES, "none"), "scope": SCOPES, "hard": DRAWS}
         for name, names in {**known, "wiring": WIRINGS}.items():
             self.one_of(name, names)

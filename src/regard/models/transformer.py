@@ -166,19 +166,6 @@ class TransformerEncoderDecoder(EncoderDecoder):
         return tuple(f"layer {layer} head {head}" for layer in layers for head in heads)
 
     def encode(self, source: Tensor, lengths: Tensor) -> Memory:
-        """Read the sources.
-
-        Parameters
-        ----------
-        source : Tensor (B, S)
-            Numbers of the symbols; whatever stands behind a sequence's end is ignored.
-        lengths : Tensor (B,)
-            How many symbols of each sequence are real, at least 1.
-
-        Returns
-        -------
-        Memory
-        """
         states, behind = self._read(source, lengths)
         caches = []
         for layer in self.decoder:

@@ -9,7 +9,7 @@ from typing import Any
 from regard.models._parts import Config
 from regard.models.attending import SCORES
 
-NORMS, POSITIONS, TIES = ("post", "pre"), ("sinusoidal", "learned", "rotary"), ("none", "target", "all")
+NORMS, POSITIONS = ("post", "pre"), ("sinusoidal", "learned", "rotary")
 ACTIVATIONS, NORMALIZERS = ("relu", "gelu"), ("softmax", "sparsemax", "entmax15", "entmax", "sigmoid")
 
 
@@ -64,7 +64,7 @@ class TransformerConfig(Config):
         self.share("dropout")
         for name, known in {"activation": ACTIVATIONS, "norm": NORMS, "score": SCORES}.items():
             self.one_of(name, known)
-        for name, known in {"normalizer": NORMALIZERS, "positions": POSITIONS, "tied": TIES}.items():
+        for name, known in {"normalizer": NORMALIZERS, "positions": POSITIONS}.items():
             self.one_of(name, known)
         if self.width % self.heads:
             raise self.refused("heads", f"divide width {self.width}", self.heads)
@@ -75,8 +75,7 @@ class TransformerConfig(Config):
         if self.positions == "rotary" and self.width // self.heads % 2:
             got = f"{self.width} over {self.heads}"
             raise self.refused("width", "be an even number for each head where positions is 'rotary'", got)
-        if self.tied == "all" and self.sources != self.targets:
-            raise self.refused("targets", f"be sources {self.sources} where tied is 'all'", self.targets)
+        self.ties(self.tied)
 
     @classmethod
     def presets(cls) -> Mapping[str, Mapping[str, Any]]:

@@ -117,7 +117,8 @@ class Last(Checkpoint):
 
     def __init__(self, path: Path, options: TrainingOptions, validated: bool, best: Best | None) -> None:
         self.path, self.every, self._best = path, options.save_every, best
-        self._validated_every = options.validate_every if validated else 0
+        self._validate_every = options.validate_every if validated else 0
+        self._steps = options.steps
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         """Take away what a process that was killed left half written, and what it logged of steps that come again."""
@@ -133,7 +134,7 @@ class Last(Checkpoint):
         """Save after steps, not between batches of one."""
         if trainer.fit_loop._should_accumulate() or trainer.global_step % self.every:
             return
-        if not self._validated_every or trainer.global_step % self._validated_every:
+        if not self._is_validated(trainer.global_step):
             self._save(trainer)
 
     def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
@@ -147,9 +148,12 @@ class Last(Checkpoint):
 
     def on_exception(self, trainer: Trainer, module: Any, exception: BaseException) -> None:  # noqa: ARG002
         """Save where somebody asked the process to terminate, which Lightning tells after a step."""
-        due = self._validated_every and trainer.global_step % self._validated_every == 0
+        due = self._is_validated(trainer.global_step)
         if isinstance(exception, SIGTERMException) and not due and not trainer.fit_loop._should_accumulate():
             self._save(trainer)
+
+    def _is_validated(self, step: int) -> bool:
+        return bool(self._validate_every) and (step % self._validate_every == 0 or step >= self._steps)
 
     def _save(self, trainer: Trainer) -> None:
         state = trainer.lightning_module.parameters()

@@ -62,6 +62,25 @@ class Codec(ABC):
     def encode_all(self, texts: Iterable[str]) -> Ragged:
         """Return the numbers of many texts, without end marks."""
 
+    def sample_all(self, texts: Iterable[str], dropout: float, seed: int, times: int = 1) -> Ragged:  # noqa: ARG002
+        """Return numbers as :meth:`encode_all`, but each word in one of several spellings, drawn at random.
+
+        Parameters
+        ----------
+        texts : iterable of str
+        dropout : float
+            The share of the merges of byte-pair encoding that are left out, in [0, 1).
+        seed : int
+        times : int
+            How often all of the texts come, one time behind the other, spelled anew.
+
+        Raises
+        ------
+        ValueError
+            If there are no such merges.
+        """
+        raise rejected(f"{type(self).__name__}.sample_all", "codec", "have the merges of 'bpe'", self.to_json()["kind"])
+
     def encode(self, text: str) -> list[int]:
         """Return the numbers of a text, without an end mark."""
         return self.encode_all([text])[0].tolist()

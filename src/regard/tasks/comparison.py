@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from regard._errors import rejected
-from regard.tasks.experiments import Experiment, ExperimentOptions
+from regard.tasks.experiment_options import ExperimentOptions
+from regard.tasks.experiments import Experiment
 from regard.tasks.files import write_atomically
 
 RESULTS = "compared.json"
@@ -54,7 +55,10 @@ class Compared:
 
 
 def compare(
-    variants: Mapping[str, ExperimentOptions], folder: str | Path, report: Callable[[Compared], None] = lambda _: None
+    variants: Mapping[str, ExperimentOptions],
+    folder: str | Path,
+    report: Callable[[Compared], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[Compared]:
     """Train one model after the other, each in a process of its own, and return what became of them.
 
@@ -66,6 +70,8 @@ def compare(
         Gets a folder for each, and ``compared.json``.
     report : callable
         Called with each when it is there.
+    say : callable
+        Called with every line about the data that a user should read.
 
     Raises
     ------
@@ -83,11 +89,14 @@ def compare(
     folder = Path(folder)
     for name, options in variants.items():
         Experiment(options, folder / name)  # what is wrong with the last is said before the first is trained
-    found = []
+    found: list[Compared] = []
     for name, options in variants.items():
         # A process of its own: memory is that of one model.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            found.append(pool.submit(_run, name, options, folder / name).result())
+            compared, told = pool.submit(_run, name, options, folder / name).result()
+        for line in () if found else told:  # the data is the same for all
+            say(line)
+        found.append(compared)
         report(found[-1])
     write_atomically(folder / RESULTS, json.dumps([asdict(each) for each in found], indent=1).encode())
     return found
@@ -97,13 +106,15 @@ def _shared(options: ExperimentOptions) -> tuple[Any, ...]:
     return options.task, options.data, options.vocabularies, options.training
 
 
-def _run(name: str, options: ExperimentOptions, folder: Path) -> Compared:
+def _run(name: str, options: ExperimentOptions, folder: Path) -> tuple[Compared, list[str]]:
+    """Return what became of a variant, and what was said of the data."""
     meter = _meter()
     began = time.monotonic()
-    experiment = Experiment(options, folder, lambda _: None)
+    told: list[str] = []
+    experiment = Experiment(options, folder, told.append)
     writer, ended = experiment.train(callbacks=[meter])
     unit = 1 if sys.platform == "darwin" else 1024
-    return Compared(
+    compared = Compared(
         name,
         experiment.scores(writer),
         sum(parameter.numel() for parameter in writer.model.parameters()),
@@ -113,6 +124,7 @@ def _run(name: str, options: ExperimentOptions, folder: Path) -> Compared:
         time.monotonic() - began,
         _curve(folder / "log" / "metrics.csv", f"valid_{options.training.metric}"),
     )
+    return compared, [line for line in told if not line.startswith(f"{options.kind} model")]
 
 
 def _curve(path: Path, metric: str) -> list[tuple[int, float]]:

@@ -7,20 +7,21 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from regard._errors import RegardWarning, described, rejected, unknown_name
+from regard._errors import RegardWarning, rejected, unknown_name
 from regard.models import EncoderDecoder, RecurrentConfig
 from regard.tasks.batches import Batches, Ragged
 from regard.tasks.codecs import Codec
+from regard.tasks.experiment_options import DataOptions, ExperimentOptions
 from regard.tasks.files import write_atomically
-from regard.tasks.kinds import Task, Vocabularies, task_of
-from regard.tasks.options import TrainingOptions, read_toml
+from regard.tasks.kinds import Task, task_of
+from regard.tasks.options import read_toml
 from regard.tasks.pairs import Pairs, read_pairs, split
 from regard.tasks.search import SearchOptions
 from regard.tasks.sequences import KINDS, SequenceModel
@@ -31,105 +32,10 @@ if TYPE_CHECKING:
 
     from regard.tasks.runs import Ended
 
+#: How often the training texts are split where that is drawn.
+_SPLITS = 4
 #: What a run's folder holds beside checkpoints, log and model: its options, and what it began with.
 OPTIONS, BEGUN, SOURCE, TARGET = "options.toml", "run.json", "source.json", "target.json"
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """Where the pairs come from.
-
-    Attributes
-    ----------
-    data : str
-        A file of pairs separated by a tab; or, with ``targets``, of sources; "-" is standard input.
-    targets : str
-    valid, valid_targets : str
-        The same to validate with; by default ``held_out`` sources are held out of the data.
-    held_out : int
-        By default at most a tenth of the sources.
-    longest : int
-        The most words that a side may have.
-    """
-
-    data: str = ""
-    targets: str = ""
-    valid: str = ""
-    valid_targets: str = ""
-    held_out: int = 1000
-    longest: int = 100
-
-    def __post_init__(self) -> None:
-        piped = [name for name in ("data", "targets", "valid", "valid_targets") if getattr(self, name) == "-"]
-        if len(piped) > 1:
-            raise rejected("train", piped[1], "be a file where standard input is something else", f"- as {piped[0]} is")
-        if self.targets and not self.data:
-            raise rejected("train", "data", "be given with targets", "none")
-        if self.valid_targets and not self.valid:
-            raise rejected("train", "valid", "be given with valid_targets", "none")
-        if self.valid:
-            _left_out("data.held_out", "where valid is given", self.held_out, DataOptions.held_out)
-
-
-@dataclass(frozen=True)
-class ExperimentOptions:
-    """Everything that a run is asked for.
-
-    Attributes
-    ----------
-    task : str
-    data : DataOptions
-    vocabularies : Vocabularies
-    kind : str
-        Of the model: one of :data:`regard.tasks.sequences.KINDS`.
-    preset : str
-    model : dict
-        Fields of the model's config, in place of the preset's.
-    training : TrainingOptions
-    """
-
-    task: str = "translation"
-    data: DataOptions = field(default_factory=DataOptions)
-    vocabularies: Vocabularies = field(default_factory=Vocabularies)
-    kind: str = "recurrent"
-    preset: str = "base"
-    model: dict[str, Any] = field(default_factory=dict)
-    training: TrainingOptions = field(default_factory=TrainingOptions)
-
-    def __post_init__(self) -> None:
-        for name in ("kind", "size", "joint") if self.task == "pronunciation" else ():
-            where = "for pronunciation, where letters and phonemes are the symbols"
-            _left_out(f"vocabularies.{name}", where, getattr(self.vocabularies, name), getattr(Vocabularies, name))
-        if self.vocabularies.kind == "characters":
-            size = self.vocabularies.size
-            _left_out("vocabularies.size", "for characters, all of which count", size, Vocabularies.size)
-
-    @classmethod
-    def from_table(cls, table: dict[str, Any]) -> Self:
-        """Return the options that a table of TOML holds; raise where a name is unknown or a value wrong."""
-        table = dict(table)
-        kinds: dict[str, Any] = {"data": DataOptions, "vocabularies": Vocabularies, "training": TrainingOptions}
-        made: dict[str, Any] = {}
-        for name, kind in kinds.items():
-            given = _table("options", name, table.pop(name, {}))
-            known = {each.name: type(each.default) for each in fields(kind)}
-            for key, value in given.items():
-                if key not in known:
-                    raise unknown_name("options", f"{name}.{key}", key, known)
-                if name != "training" and type(value) is not known[key]:
-                    raise rejected(
-                        "options", f"{name}.{key}", f"be of type {known[key].__name__}", described(value), TypeError
-                    )
-            made[name] = kind(**given)
-        _table("options", "model", table.get("model", {}))
-        for key in table:
-            if key not in ("task", "kind", "preset", "model"):
-                raise unknown_name("options", "name", key, ("task", "kind", "preset", "model", *kinds))
-        return cls(**made, **table)
-
-    def to_table(self) -> dict[str, Any]:
-        """Return a table of TOML."""
-        return asdict(self)
 
 
 class Experiment:
@@ -151,7 +57,7 @@ class Experiment:
             valid_targets=_absolute(data.valid_targets),
         ))  # fmt: skip
         self.folder = Path(folder)
-        self.say = say if _place()[0] == 0 else lambda _: None
+        self.say = _once(say)
         self.task: Task = task_of(options.task)
         if options.kind not in KINDS:
             raise unknown_name("train", "kind", options.kind, KINDS)
@@ -175,7 +81,7 @@ class Experiment:
         before = ExperimentOptions.from_table(read_toml(folder / OPTIONS))
         training = before.training.with_changes(changes)
         for name in training.resumable(before.training):
-            say(f"{name} is now {getattr(training, name)}, was {getattr(before.training, name)}")
+            _once(say)(f"{name} is now {getattr(training, name)}, was {getattr(before.training, name)}")
         return cls(replace(before, training=training), folder, say)
 
     def train(self, *, resume: bool = False, callbacks: Iterable[Callback] = ()) -> tuple[SequenceModel, Ended]:
@@ -190,9 +96,10 @@ class Experiment:
         """
         from regard.tasks.checkpoints import CHECKPOINTS, LAST
         from regard.tasks.learner import Learner, Stream, TrainingError
-        from regard.tasks.runs import train, unbroken
+        from regard.tasks.runs import check, train, unbroken
 
         training = self.options.training
+        check(training)
         saved = (self.folder / CHECKPOINTS / LAST).exists()
         if resume and not saved:
             expected = "have been saved once to be resumed; begin anew"
@@ -215,10 +122,8 @@ class Experiment:
         rank, world = _place()
         writer = SequenceModel(model, source, target, self._about())
         batches, once = (
-            Batches(
-                *self._numbers(pairs, writer), tokens=training.batch_tokens, seed=training.seed, rank=rank, world=world
-            )
-            for pairs in (learn, valid)
+            Batches(*numbers, tokens=training.batch_tokens, seed=training.seed, rank=rank, world=world)
+            for numbers in (self._numbers(learn, writer, sampled=True), self._numbers(valid, writer, sampled=False))
         )
         self.say(f"an epoch has {batches.per_epoch:,} batches")
         learner = Learner(model, training, Stream(batches.batch), self._score(writer, valid))
@@ -243,15 +148,22 @@ class Experiment:
                 ) from error
         return writer, ended
 
-    def _numbers(self, pairs: Pairs, writer: SequenceModel) -> tuple[Ragged, Ragged]:
+    def _numbers(self, pairs: Pairs, writer: SequenceModel, *, sampled: bool) -> tuple[Ragged, Ragged]:
         """Return the pairs as numbers; what is longer than the model can read or write is left out, and told."""
-        sources, targets = writer.source.encode_all(pairs.sources), writer.target.encode_all(pairs.targets)
-        fits = np.ones(len(pairs), bool)
+        sides = ((writer.source, pairs.sources), (writer.target, pairs.targets))
+        dropout, seed = self.options.vocabularies.dropout, 2 * self.options.training.seed
+        if sampled and dropout:
+            sources, targets = (
+                codec.sample_all(texts, dropout, seed + side, _SPLITS) for side, (codec, texts) in enumerate(sides)
+            )
+        else:
+            sources, targets = (codec.encode_all(texts) for codec, texts in sides)
+        fits = np.ones(len(sources), bool)
         for ragged, most in zip((sources, targets), writer.longest):
             fits &= True if most is None else ragged.lengths <= most
         fit = np.flatnonzero(fits)
-        if len(fit) < len(pairs):
-            self.say(f"left out, longer than model.longest allows: {len(pairs) - len(fit):,} pairs")
+        if len(fit) < len(fits):
+            self.say(f"left out, longer than model.longest allows: {len(fits) - len(fit):,} of {len(fits):,}")
         if not len(fit):
             raise rejected("train", "model.longest", "be at least the length of some pair in tokens", "less than any")
         return sources.take(fit), targets.take(fit)
@@ -339,6 +251,12 @@ class Experiment:
                 raise unknown_name(config.__name__, "option", name, known)
         return config.preset(self.options.preset, sources, targets, **self.options.model)
 
+    def defaults(self) -> dict[str, Any]:
+        """Return the fields of the model that were not asked for, as the preset has them."""
+        fixed = {"sources", "targets", *self.options.model}
+        config = asdict(self._config(8, 8))
+        return {name: value for name, value in config.items() if name not in fixed and value is not None}
+
     def check_model(self) -> None:
         """Raise where a field of the model was asked for that has no effect beside the others."""
         config = self._config(8, 8)
@@ -372,16 +290,9 @@ def _mark(pairs: Pairs) -> str:
     return hashlib.blake2b("\n".join(f"{s}\t{t}" for s, t in pairs).encode(), digest_size=16).hexdigest()
 
 
-def _left_out(name: str, where: str, value: Any, default: Any) -> None:
-    """Raise where an option is given that would have no effect."""
-    if value != default:
-        raise rejected("train", name, f"be left out {where}", repr(value))
-
-
-def _table(function: str, name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise rejected(function, name, "be a table of options", repr(value))
-    return value
+def _once(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return what says it in one process alone."""
+    return say if _place()[0] == 0 else lambda _: None
 
 
 def _absolute(name: str) -> str:

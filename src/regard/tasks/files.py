@@ -78,6 +78,7 @@ def save_model(
     files = {name: _json(data) for name, data in (others or {}).items()} | {WEIGHTS: save(tensors)}
     sums = {name: _checksum(data) for name, data in files.items()}
     described = {**config, "sha256": sums.pop(WEIGHTS)} | ({"files": sums} if sums else {})
+    described |= {"config_sha256": _sealed(described)}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_together({folder / name: data for name, data in {**files, CONFIG: _json(described, 1)}.items()})
@@ -163,6 +164,8 @@ def load_weights(folder: str | Path, model: nn.Module, config: Mapping[str, Any]
     _check_tensors(path, tensors, model.state_dict())
     if _checksum(data) != config.get("sha256"):
         raise _bad(path, f"be the file that {CONFIG} was saved with", "one with another checksum")
+    if _sealed(config) != config.get("config_sha256"):
+        raise _bad(path.with_name(CONFIG), "be as it was saved", "one that was changed since")
     model.load_state_dict(tensors, assign=True)
 
 
@@ -234,6 +237,12 @@ def _parsed(path: Path, data: bytes) -> Any:
 
 def _checksum(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def _sealed(config: Mapping[str, Any]) -> str:
+    """Return the checksum of a configuration, however its JSON is laid out."""
+    rest = {name: value for name, value in config.items() if name != "config_sha256"}
+    return _checksum(json.dumps(json.loads(json.dumps(rest)), sort_keys=True).encode())
 
 
 def _brief(value: object) -> str:

@@ -25,12 +25,17 @@ class Vocabularies:
     joint : bool
         Whether both sides have one vocabulary.
     lowercase : bool
+    dropout : float
+        The share of BPE's merges that are left out when training texts are split (Provilkov 2020, arXiv 1910.13267).
+        They are split several times, each time differently, and an epoch goes through all; what is rare is learned
+        from its parts.
     """
 
     kind: str = "bpe"
     size: int = 8000
     joint: bool = False
     lowercase: bool = False
+    dropout: float = 0.0
 
 
 class Task(ABC):

@@ -27,6 +27,10 @@ class Log(CSVLogger):
             self._experiment = _Rows(self.log_dir)
         return self._experiment
 
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Note what was measured; not Lightning's epochs, which are how often the run was started."""
+        super().log_metrics({name: value for name, value in metrics.items() if name != "epoch"}, step)
+
     def save(self) -> None:
         """Write the rows that were added."""
         try:

@@ -49,7 +49,7 @@ def cross_entropy(
     Raises
     ------
     ValueError
-        If the target has another shape than the features' rows, or the smoothing is out of range.
+        If the shapes do not fit, or the smoothing is out of range.
 
     Notes
     -----
@@ -66,12 +66,16 @@ def cross_entropy(
     if features.shape[:2] != target.shape:
         expected = f"have the shape {tuple(features.shape[:2])} of the features' rows"
         raise rejected("cross_entropy", "target", expected, tuple(target.shape))
+    if features.shape[2:] != vocabulary[0].shape[1:]:
+        expected = f"have width {vocabulary[0].shape[-1]}, as the vocabulary's weight"
+        raise rejected("cross_entropy", "features", expected, tuple(features.shape))
     if not 0 <= smoothing < 1:
         raise rejected("cross_entropy", "smoothing", "be in [0, 1)", smoothing)
     real = (target != PAD).flatten().nonzero()[:, 0]  # (R,)
     rows, symbols = features.flatten(0, 1).index_select(0, real), target.flatten()[real]
     kind = features.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else features.dtype
+    lower = torch.is_autocast_enabled(kind) and features.dtype != torch.float64  # which autocast leaves as it is
+    dtype = torch.get_autocast_dtype(kind) if lower else features.dtype
     loss, likely = _Chunked.apply(rows, *vocabulary, symbols, smoothing, dtype, torch.is_grad_enabled())
     log_likelihood = likely.new_zeros(target.numel()).index_copy(0, real, likely)
     return loss, log_likelihood.view(target.shape)

@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils.data import DataLoader
 
+from regard._errors import rejected, unknown_name
 from regard.tasks.batches import Batch
 from regard.tasks.checkpoints import BEST, CHECKPOINTS, LAST, AtomicCheckpoints, Best, Last, take_best
 from regard.tasks.learner import Learner, TrainingError
@@ -137,6 +140,18 @@ def train(
     return Ended(trainer.global_step, stop.pairs, reason, found, stop.used())
 
 
+def check(options: TrainingOptions) -> None:
+    """Raise where Lightning knows no such strategy or accelerator, or this machine has no such accelerator."""
+    strategies, accelerators = StrategyRegistry.available_strategies(), AcceleratorRegistry.available_accelerators()
+    for name, known in (("strategy", strategies), ("accelerator", {*accelerators, "gpu"})):
+        if getattr(options, name) not in {"auto", *known}:
+            raise unknown_name("options", name, getattr(options, name), {"auto", *known})
+    wanted = options.accelerator
+    kinds = ("cuda", "mps") if wanted == "gpu" else () if wanted == "auto" else (wanted,)
+    if kinds and not any(AcceleratorRegistry[kind]["accelerator"].is_available() for kind in kinds):
+        raise rejected("options", "accelerator", "be one that this machine has", repr(wanted))
+
+
 def _hooks(
     options: TrainingOptions, folder: Path | None, validated: bool
 ) -> tuple[Best | None, list[Callback], Last | None]:
@@ -191,13 +206,14 @@ class _Stop(Callback):
             self.reason = "seconds"
         if trainer.fit_loop._should_accumulate():
             return
-        if trainer.global_step >= self.steps and trainer.global_step % self.validate_every:
+        at_end = trainer.global_step >= self.steps
+        if at_end:
             trainer.should_stop = True  # so that Lightning validates the last step, too
         # Processes stop together: their clocks differ, and a signal may reach one alone.
         if trainer.strategy.reduce_boolean_decision(bool(self.reason), all=False):
             self.reason = self.reason or "interrupt"
             trainer.should_stop = True
-            if self.reason == "interrupt" and trainer.global_step % self.validate_every:
+            if self.reason == "interrupt" and trainer.global_step % self.validate_every and not at_end:
                 # Lightning validates whenever it stops; the run that goes on would know of one validation more.
                 trainer.limit_val_batches = 0
 

@@ -15,6 +15,9 @@ from regard._errors import described, rejected
 from regard.models.base import EncoderDecoder
 from regard.tasks._beams import Candidates, Ended, Front, drawn, likeliest, log_probabilities, uniform
 
+#: No search keeps more beams, and no more samples are drawn for a source.
+_MOST = {"beams": 1000, "n_best": 10_000}
+
 
 @dataclass(frozen=True)
 class SearchOptions:
@@ -79,6 +82,8 @@ class SearchOptions:
                 raise rejected("search", each.name, f"be of type {kind.__name__}", described(value), TypeError)
             if each.name in least and value < least[each.name]:
                 raise rejected("search", each.name, f"be at least {least[each.name]}", value)
+            if value > _MOST.get(each.name, math.inf):
+                raise rejected("search", each.name, f"be at most {_MOST[each.name]:,}", value)
         if self.longest and self.shortest > self.longest:
             raise rejected("search", "shortest", f"be at most longest, which is {self.longest}", self.shortest)
         for name in ("length_penalty", "ratio"):

@@ -5,6 +5,7 @@ Dimensions: A attention maps, T target tokens, S source tokens.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -327,13 +328,12 @@ def _batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
 
 
 def _whole_words(codec: Codec, line: _Line) -> list[str]:
-    """Return the word of the text itself in which each token stands, signs around it apart."""
+    """Return the word of the text itself in which each token stands, punctuation around it apart."""
     text = normalize(line.text, codec.lowercase)
     words = [(word, len(codec.encode(word))) for word in text.split()]
     found = [word for word, tokens in words for _ in range(tokens)]
-    if len(found) < len(line.numbers):  # spaces are tokens, too: every character is one
-        found = list(text)
-    signs = "".join({sign for sign in text if not sign.isalnum()})
+    found = list(text) if len(found) < len(line.numbers) else found  # spaces are tokens, too: each character is
+    signs = "".join(sign for sign in set(text) if unicodedata.category(sign).startswith("P"))
     return [word.strip(signs) or word for word in found]
 
 

@@ -9,6 +9,8 @@ import warnings
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from tokenizers import Regex, Tokenizer, models, trainers
 from tokenizers.pre_tokenizers import Split
 
 from regard._errors import RegardWarning, rejected, unknown_name
+from regard.tasks._merges import merged
 from regard.tasks.batches import Ragged
 from regard.tasks.codecs import FIRST, UNKNOWN, UNKNOWN_TEXT, Codec, Word, bad, described, strings, until_end
 from regard.tasks.pairs import normalize
@@ -36,6 +39,8 @@ _WORDS = Split(
     "removed",
     invert=True,
 )
+#: In how many ways a word is split, where that is drawn.
+_WAYS = 8
 #: The numbers of a text's words are looked up for so many different words at a time.
 _BLOCK = 1 << 16
 
@@ -163,7 +168,8 @@ class SubwordCodec(Codec):
         alphabet, dropped = _alphabet(lines, rare)
         special = FIRST + 256 * byte_fallback
         least = special + len(alphabet)
-        asked = size or (least if kind == "characters" else max(_SIZE, least))
+        usual = least if kind == "characters" else max(_SIZE, least)
+        asked = usual if size is None else size
         if asked < least:
             expected = f"be at least {least}, for the {len(alphabet)} characters of these texts"
             raise rejected("SubwordCodec.train", "size", expected, asked)
@@ -181,6 +187,41 @@ class SubwordCodec(Codec):
         return len(self._bytes)
 
     def encode_all(self, texts: Iterable[str]) -> Ragged:
+        words, found, ends = self._looked_up(texts)
+        return self._joined(Ragged.of(self._spelled(words)), found, ends)
+
+    def sample_all(self, texts: Iterable[str], dropout: float, seed: int, times: int = 1) -> Ragged:
+        if self.kind != "bpe":
+            return super().sample_all(texts, dropout, seed, times)
+        words, found, ends = self._looked_up(texts)
+        ends = np.concatenate([ends[:1], *(ends[1:] + len(found) * time for time in range(times))])
+        found = np.tile(found, times)
+        ways, drawn = list(self._spelled(words)), Random(seed)
+        for _ in range(_WAYS):
+            ways += [self._another(word, plain, dropout, drawn) for word, plain in zip(words, ways[: len(words)])]
+        chosen = np.random.default_rng(seed).integers(1, _WAYS + 1, len(found))
+        return self._joined(Ragged.of(ways), found + len(words) * chosen, ends)
+
+    def _another(self, word: str, plain: list[int], dropout: float, drawn: Random) -> list[int]:
+        """Return the numbers of a word that is split in another way; of one with unknown characters, as it is."""
+        numbers: list[int] = []
+        for part, _ in _PARTS.pre_tokenize_str(word):
+            for piece in merged(part, self._ranks, dropout, drawn):
+                if piece not in self._numbers:
+                    return plain
+                numbers.append(self._numbers[piece])
+        return numbers
+
+    @cached_property
+    def _ranks(self) -> dict[tuple[str, str], int]:
+        return {tuple(rule): rank for rank, rule in enumerate(self.rules)}
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {piece: number for number, piece in enumerate(self.pieces, start=self._first)}
+
+    def _looked_up(self, texts: Iterable[str]) -> tuple[list[str], np.ndarray, np.ndarray]:
+        """Return the different words, which of them stand in the texts, and behind which each text ends."""
         # No piece goes beyond a space: different words are looked up once each, however often they come.
         words: defaultdict[str, int] = defaultdict()
         words.default_factory = words.__len__
@@ -189,7 +230,11 @@ class SubwordCodec(Codec):
         for text in texts:
             found.extend(map(words.__getitem__, normalize(text, self.lowercase).split()))
             ends.append(len(found))
-        numbers = Ragged.of(self._spelled([f" {word}" for word in words])).take(np.array(found, np.int64))
+        return [f" {word}" for word in words], np.array(found, np.int64), np.array(ends, np.int64)
+
+    @staticmethod
+    def _joined(words: Ragged, found: np.ndarray, ends: np.ndarray) -> Ragged:
+        numbers = words.take(found)
         return Ragged(numbers.numbers, numbers.offsets[ends])
 
     def _spelled(self, words: list[str]) -> Iterable[list[int]]:

@@ -1,0 +1,127 @@
+"""What a run is asked for: data, vocabularies, model and training, from and to a table of TOML."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+from regard._errors import described, rejected, unknown_name
+from regard.tasks.kinds import Vocabularies
+from regard.tasks.options import TrainingOptions
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Where the pairs come from.
+
+    Attributes
+    ----------
+    data : str
+        A file of pairs separated by a tab; or, with ``targets``, of sources; "-" is standard input.
+    targets : str
+    valid, valid_targets : str
+        The same to validate with; by default ``held_out`` sources are held out of the data.
+    held_out : int
+        By default at most a tenth of the sources.
+    longest : int
+        The most words that a side may have.
+    """
+
+    data: str = ""
+    targets: str = ""
+    valid: str = ""
+    valid_targets: str = ""
+    held_out: int = 1000
+    longest: int = 100
+
+    def __post_init__(self) -> None:
+        piped = [name for name in ("data", "targets", "valid", "valid_targets") if getattr(self, name) == "-"]
+        if len(piped) > 1:
+            raise rejected("train", piped[1], "be a file where standard input is something else", f"- as {piped[0]} is")
+        if self.targets and not self.data:
+            raise rejected("train", "data", "be given with targets", "none")
+        if self.valid_targets and not self.valid:
+            raise rejected("train", "valid", "be given with valid_targets", "none")
+        for name in ("held_out", "longest"):
+            if getattr(self, name) < 1:
+                raise rejected("train", name, "be at least 1", getattr(self, name))
+        if self.valid:
+            _left_out("data.held_out", "where valid is given", self.held_out, DataOptions.held_out)
+
+
+@dataclass(frozen=True)
+class ExperimentOptions:
+    """Everything that a run is asked for.
+
+    Attributes
+    ----------
+    task : str
+    data : DataOptions
+    vocabularies : Vocabularies
+    kind : str
+        Of the model: one of :data:`regard.tasks.sequences.KINDS`.
+    preset : str
+    model : dict
+        Fields of the model's config, in place of the preset's.
+    training : TrainingOptions
+    """
+
+    task: str = "translation"
+    data: DataOptions = field(default_factory=DataOptions)
+    vocabularies: Vocabularies = field(default_factory=Vocabularies)
+    kind: str = "recurrent"
+    preset: str = "base"
+    model: dict[str, Any] = field(default_factory=dict)
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+
+    def __post_init__(self) -> None:
+        for name in ("kind", "size", "joint", "dropout") if self.task == "pronunciation" else ():
+            where = "for pronunciation, where letters and phonemes are the symbols"
+            _left_out(f"vocabularies.{name}", where, getattr(self.vocabularies, name), getattr(Vocabularies, name))
+        if self.vocabularies.kind == "characters":
+            size = self.vocabularies.size
+            _left_out("vocabularies.size", "for characters, all of which count", size, Vocabularies.size)
+        dropout = self.vocabularies.dropout
+        if self.vocabularies.kind != "bpe":
+            _left_out("vocabularies.dropout", "but for bpe, which has merges", dropout, Vocabularies.dropout)
+        if not 0 <= dropout < 1:
+            raise rejected("options", "vocabularies.dropout", "be in [0, 1)", dropout)
+
+    @classmethod
+    def from_table(cls, table: dict[str, Any]) -> Self:
+        """Return the options that a table of TOML holds; raise where a name is unknown or a value wrong."""
+        table = dict(table)
+        kinds: dict[str, Any] = {"data": DataOptions, "vocabularies": Vocabularies, "training": TrainingOptions}
+        made: dict[str, Any] = {}
+        for name, kind in kinds.items():
+            given = _table("options", name, table.pop(name, {}))
+            known = {each.name: type(each.default) for each in fields(kind)}
+            for key, value in given.items():
+                if key not in known:
+                    raise unknown_name("options", f"{name}.{key}", key, known)
+                if name != "training" and type(value) is not known[key]:
+                    raise rejected(
+                        "options", f"{name}.{key}", f"be of type {known[key].__name__}", described(value), TypeError
+                    )
+            made[name] = kind(**given)
+        _table("options", "model", table.get("model", {}))
+        for key in table:
+            if key not in ("task", "kind", "preset", "model"):
+                raise unknown_name("options", "name", key, ("task", "kind", "preset", "model", *kinds))
+        return cls(**made, **table)
+
+    def to_table(self) -> dict[str, Any]:
+        """Return a table of TOML."""
+        return asdict(self)
+
+
+def _left_out(name: str, where: str, value: Any, default: Any) -> None:
+    """Raise where an option is given that would have no effect."""
+    if value != default:
+        raise rejected("train", name, f"be left out {where}", repr(value))
+
+
+def _table(function: str, name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise rejected(function, name, "be a table of options", repr(value))
+    return value

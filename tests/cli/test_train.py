@@ -97,6 +97,13 @@ def test_n_best_and_samples(regard, model) -> None:
     assert one == other
 
 
+def test_precision(regard, model) -> None:
+    assert regard("translate", "--model", model, "--precision", "bfloat16", "red dog").out == "rouge chien\n"
+    for command in (["translate", "red dog"], ["evaluate", "pairs.tsv"]):
+        result = regard(*command, "--model", model, "--precision", "bfloat61")
+        assert result.code == 2 and "did you mean 'bfloat16'" in result.err
+
+
 def test_pictures(regard, model, tmp_path) -> None:
     png, html = tmp_path / "a.png", tmp_path / "a.html"
     assert regard("translate", "--model", model, "red dog", "--png", png, "--html", html).code == 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.tasks import losses
 from regard.tasks.losses import cross_entropy
@@ -31,12 +34,13 @@ def written_out(features, weight, bias, target, smoothing):
 @settings(derandomize=True, deadline=None)
 @given(
     st.integers(0, 99), st.integers(1, 4), st.integers(1, 6), st.integers(1, 5), st.integers(2, 9),
-    st.sampled_from([0.0, 0.1, 0.7]), st.sampled_from([1, 8, 20, 1 << 20]),
+    st.sampled_from([0.0, 0.1, 0.7]), st.sampled_from([1, 8, 20, 1 << 20]), st.sampled_from([1, 3, 32]),
 )  # fmt: skip
-def test_loss_and_gradients_are_the_definition(seed, B, T, P, N, smoothing, at_once):
+def test_loss_and_gradients_are_the_definition(seed, B, T, P, N, smoothing, at_once, grain):
     *parts, target = made(seed, B, T, P, N)
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(losses._LOGITS, "cpu", at_once)
+        patched.setattr(losses, "_GRAIN", grain)
         loss, likely = cross_entropy(parts[0], (parts[1], parts[2]), target, smoothing)
     want, want_likely = written_out(*parts, target, smoothing)
     torch.testing.assert_close((loss, likely), (want, want_likely))
@@ -114,3 +118,23 @@ def test_float64_stays_so_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         loss, _ = cross_entropy(parts[0], (parts[1], parts[2]), target, 0.1)
     torch.testing.assert_close(loss, written_out(*parts, target, 0.1)[0])
+
+
+def test_products_have_few_shapes():
+    """However many symbols are real: oneDNN would keep a kernel for each shape."""
+
+    class Products(TorchDispatchMode):
+        shapes: ClassVar[set[tuple[int, ...]]] = set()
+
+        def __torch_dispatch__(self, function, types, arguments=(), named=None):
+            if function is torch.ops.aten.mm.default:
+                self.shapes.add((*arguments[0].shape, *arguments[1].shape))
+            return function(*arguments, **(named or {}))
+
+    features, weight, bias, target = made(0, 8, 40, 32, 500)
+    with Products():
+        for real in range(1, 321):
+            some = torch.zeros_like(target).flatten()
+            some[:real] = 7
+            cross_entropy(features, (weight, bias), some.view_as(target), 0.1)
+    assert 0 < len(Products.shapes) <= 3 * 320 / 32

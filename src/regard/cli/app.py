@@ -214,6 +214,7 @@ def translate(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, a line each, attention weights included.")
     ] = False,
+    precision: Annotated[str, typer.Option(help="float32; or bfloat16, faster where processors have it.")] = "float32",
     keep_unknown: Annotated[
         bool, typer.Option("--keep-unknown", help="Write only what the vocabulary can spell, no source words.")
     ] = False,
@@ -232,7 +233,9 @@ def translate(
             drawn = alignment or png is not None or html is not None
             if tokens and not drawn:
                 raise fail("translate: --tokens must come with --alignment, --png or --html, got it alone.")
-            chosen = WritingOptions(search, alignment=drawn or as_json, replace_unknown=not keep_unknown)
+            chosen = WritingOptions(
+                search, alignment=drawn or as_json, replace_unknown=not keep_unknown, precision=precision
+            )
         run(
             texts or [], model=model, options=chosen, alignment=alignment, words=not tokens, png=png, html=html,
             as_json=as_json,
@@ -246,6 +249,7 @@ def evaluate(
     model: Annotated[Path, typer.Option(help="Folder of a model; english-french comes along.")] = TRANSLATOR,
     beams: Annotated[int, typer.Option(help="Beams of the search; 1 is greedy.")] = 5,
     length_penalty: Annotated[float, typer.Option(help="0 favours short output; 1 long.")] = 0.6,
+    precision: Annotated[str, typer.Option(help="float32; or bfloat16, faster where processors have it.")] = "float32",
     tokenized: Annotated[bool, typer.Option("--tokenized", help="Also BLEU of words between spaces.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write what the model wrote to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -257,7 +261,7 @@ def evaluate(
         from regard.tasks.written import WritingOptions
 
         with explained("train"):
-            options = WritingOptions(SearchOptions(beams, length_penalty=length_penalty))
+            options = WritingOptions(SearchOptions(beams, length_penalty=length_penalty), precision=precision)
         run(data, targets, model=model, options=options, tokenized=tokenized, out=out, as_json=as_json)
 
 

@@ -17,6 +17,8 @@ from regard.models.base import PAD
 #: Logits that exist at once: on a CPU as many as stay in its cache.
 _LOGITS = {"cpu": 3 << 19}
 _LOGITS_ELSEWHERE = 1 << 26
+#: Products have a multiple of so many rows: oneDNN keeps a kernel for every shape that it ever saw.
+_GRAIN = 32
 
 
 def cross_entropy(
@@ -92,15 +94,16 @@ class _Chunked(torch.autograd.Function):
         """Return the mean loss () of rows (R, P), and log p (R,) of their symbols."""
         wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
         count, N = max(len(rows), 1), len(weight)
-        used, matrix, shift = rows.to(dtype), weight.to(dtype), bias.to(wide)
+        matrix, shift, padding = weight.to(dtype), bias.to(wide), -len(rows) % _GRAIN
+        used, symbols = F.pad(rows.to(dtype), (0, 0, 0, padding)), F.pad(symbols, (0, padding))
         found = rows.new_empty(len(rows), dtype=wide)
         mean = rows.new_zeros((), dtype=wide)  # of all log p
         if needed:
             to_rows, to_weight, to_bias = torch.empty_like(rows), torch.zeros_like(weight), torch.zeros_like(shift)
-        step = max(_LOGITS.get(rows.device.type, _LOGITS_ELSEWHERE) // N, 1)
+        step = max(_LOGITS.get(rows.device.type, _LOGITS_ELSEWHERE) // N // _GRAIN, 1) * _GRAIN
         with torch.autocast(rows.device.type, enabled=False):
             for first in range(0, len(rows), step):
-                some = slice(first, first + step)
+                some, real = slice(first, first + step), min(len(rows) - first, step)
                 at = symbols[some, None]  # (C, 1) of the chunk's C rows
                 logits = F.linear(used[some], matrix).to(wide).add_(shift)  # (C, N)
                 top = logits.amax(1, keepdim=True)
@@ -109,17 +112,18 @@ class _Chunked(torch.autograd.Function):
                 shares = logits.sub_(top).exp_()
                 total = shares.sum(1, keepdim=True)
                 normal = total.log().add_(top)  # log Σ exp z
-                found[some] = (picked - normal)[:, 0]
-                mean += (average - normal).sum()
+                found[some] = (picked - normal)[:real, 0]
+                mean += (average - normal)[:real].sum()
                 if needed:
                     # ∂loss/∂z = (softmax(z) − (1 − s)·onehot(y) − s/N) / R
                     shares.mul_(1 / (total * count))
                     if smoothing:
                         shares.sub_(smoothing / N / count)
                     shares.scatter_add_(1, at, torch.full_like(top, -(1 - smoothing) / count))
+                    shares[real:] = 0
                     to_bias += shares.sum(0)
                     slopes = shares.to(dtype)
-                    to_rows[some] = slopes @ matrix
+                    to_rows[some] = (slopes @ matrix)[:real]
                     to_weight += slopes.t() @ used[some]
         if needed:
             ctx.save_for_backward(to_rows, to_weight, to_bias.to(bias.dtype))

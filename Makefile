@@ -59,7 +59,7 @@ gallery: $(READY)
 TATOEBA ?= ../shared/data/tatoeba
 pretrained: $(READY)
 	mkdir -p build
-	$(BIN)/python -m recipes.plain $(TATOEBA)/en-fr.train.tsv.gz > build/english-french.tsv
+	$(BIN)/python -m recipes.pairs $(TATOEBA)/en-fr.train.tsv.gz > build/english-french.tsv
 	$(BIN)/regard train translation --options recipes/english-french.toml --out build/english-french \
 		--data build/english-french.tsv --valid $(TATOEBA)/en-fr.valid.tsv.gz
 	$(BIN)/python -m recipes.pack build/english-french $(TATOEBA)/en-fr.test.tsv.gz src/regard/pretrained/english-french

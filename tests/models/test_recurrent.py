@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -164,3 +165,17 @@ def test_no_attention_is_no_map() -> None:
     assert model.maps == ()
     assert model.align(SOURCE, LENGTHS, TARGET).shape == (3, 0, 8, 6)
     assert made("rnn gru").maps == ("attention",)
+
+
+@torch.no_grad()
+def test_one_matrix_is_three_that_are_proportional() -> None:
+    """What is read is √D times the rows that score the vocabulary."""
+    one = made("rnn all tied")
+    apart = RecurrentEncoderDecoder(dataclasses.replace(one.config, tied="target")).double().eval()
+    E = one.target_embedding.weight
+    state = {**one.state_dict(), "source_embedding.weight": E * math.sqrt(one.config.embedding)}
+    apart.load_state_dict(state)
+    apart.output.weight = torch.nn.Parameter(E)  # scores by E …
+    apart.target_embedding.weight.mul_(math.sqrt(one.config.embedding))  # … and reads its multiple
+    torch.testing.assert_close(apart(SOURCE, LENGTHS, TARGET), one(SOURCE, LENGTHS, TARGET))
+    torch.testing.assert_close(apart.align(SOURCE, LENGTHS, TARGET), one.align(SOURCE, LENGTHS, TARGET))

@@ -236,8 +236,8 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         steps = torch.arange(source.shape[1], device=source.device)
         turned = torch.where(steps <= last, last - steps, steps)  # (B, S), real steps in reverse order
         # What is cleared can be anything: NaN would come back through the gradients of the recurrences.
-        embedding = self.target_embedding if self.source_embedding is None else self.source_embedding
-        states = cleared(embedding(source), lengths)  # (B, S, D)
+        read = self._target_inputs if self.source_embedding is None else self.source_embedding
+        states = cleared(read(source), lengths)  # (B, S, D)
         for number, onward in enumerate(self.onward):
             states = self.dropout(states)
             made, _ = onward(states)  # (B, S, R)
@@ -277,6 +277,11 @@ class RecurrentEncoderDecoder(EncoderDecoder):
                 last = forced(last, self.logits(features.detach()), share)
         return torch.cat(found, 1), torch.cat(maps, 1) if maps else None
 
+    def _target_inputs(self, symbols: Tensor) -> Tensor:
+        """Return the vectors (…, D) of symbols; one matrix for all is small, as scores want it and inputs do not."""
+        rows: Tensor = self.target_embedding(symbols)
+        return rows * self.config.embedding**0.5 if self.config.tied == "all" else rows
+
     def _decode(
         self, symbols: Tensor, memory: Memory, state: State, *, whole: bool = False, weights: bool = False
     ) -> tuple[Tensor, State, Tensor | None]:
@@ -286,7 +291,7 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         """
         (B, L), context, told = symbols.shape, None, None
         where = torch.arange(L, device=symbols.device) if whole else symbols.new_full((L,), state.time)  # (L,)
-        rows = self.dropout(self.target_embedding(symbols))  # (B, L, D)
+        rows = self.dropout(self._target_inputs(symbols))  # (B, L, D)
         if self.config.wiring == "before":
             context, told = self._attend(state.hidden[-1].view(B, L, -1), memory, where, weights)  # (B, L, V)
         elif self.config.wiring == "encoder":

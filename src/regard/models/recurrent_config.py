@@ -50,7 +50,8 @@ class RecurrentConfig(Config):
         The longest source that attention "location" can read.
     tied : {"none", "target", "all"}
         Whether the target embedding also scores the vocabulary (Press & Wolf 2017, arXiv 1608.05859); with "all" it is
-        the source embedding, too, of one vocabulary for both.
+        the source embedding, too, of one vocabulary for both, and what is read is multiplied by √embedding (Vaswani
+        2017).
     """
 
     embedding: int = 128

@@ -1,7 +1,8 @@
-"""Write pairs of sentences, some of them without their last mark and their first capital, as people type them.
+"""The pairs that the model in the box learns from: sentences whole and as people type them, and parts of them.
 
-``python -m recipes.plain PAIRS [--share 0.4] [--seed 0]`` writes to standard output, to be read by ``regard train
---data -``. A model that only ever saw whole sentences is at a loss without the mark.
+``python -m recipes.pairs PAIRS`` writes to standard output, to be read by ``regard train --data -``, all the pairs; a
+share of them again without their last mark and first capital; and parts of sentences, which nobody ends with a mark. A
+model that only ever saw whole sentences is at a loss where one is not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from recipes.fragments import fragments
 from regard.tasks.pairs import read_pairs
 
 _END = re.compile(r"\s*[.!?…]+$")
@@ -46,14 +48,14 @@ def main(given: Sequence[str] | None = None) -> None:
     """Write the pairs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pairs", help="tab-separated, gzip or not")
-    parser.add_argument("--share", type=float, default=0.4, help="how many of them; 0.4")
+    parser.add_argument("--share", type=float, default=0.6, help="of the pairs that come again; 0.6")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(given)
     pairs = read_pairs(arguments.pairs, longest=None, words=None)
     inside, drawn = (usual(pairs.sources), usual(pairs.targets)), random.Random(arguments.seed)
-    for pair in pairs:
-        if drawn.random() < arguments.share:
-            pair = (plain(pair[0], inside[0]), plain(pair[1], inside[1]))
+    typed = [(plain(source, inside[0]), plain(target, inside[1])) for source, target in pairs]
+    again = [pair for pair in typed if drawn.random() < arguments.share]
+    for pair in (*pairs, *again, *fragments(*zip(*typed))):
         sys.stdout.write("\t".join(pair) + "\n")
 
 

@@ -13,6 +13,7 @@ import pytest
 from regard.cli import pronounce as command
 from regard.tasks.pairs import Pairs
 from regard.tasks.pronunciation import Pronouncer
+from regard.tasks.sequences import SequenceModel
 
 
 def _refused(outcome, message: str) -> None:
@@ -138,9 +139,9 @@ def test_sizes_that_do_not_fit(regard, model: Path) -> None:
 
 
 def test_a_model_of_another_task(regard, model: Path) -> None:
-    config = json.loads((model / "config.json").read_text())
-    config["about"] = {"task": "translation"}
-    (model / "config.json").write_text(json.dumps(config))
+    writer = SequenceModel.load(model)
+    writer.about = {"task": "translation"}
+    writer.save(model)
     message = "must describe a model of letters and phonemes, of task 'pronunciation', got task 'translation'"
     _refused(regard("pronounce", "cat", "--model", model), message)
 

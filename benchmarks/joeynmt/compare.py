@@ -25,6 +25,8 @@ BEAMS, ALPHA, LONGEST = 5, 0.6, -1
 OURS, THEIRS = "regard", "JoeyNMT"
 #: Log-probabilities of the same parameters may differ by so much.
 NEAR = 1e-4
+#: A model that writes fewer symbols for a sentence has not learned enough to be timed.
+_SHORTEST = 5
 Say = Callable[[str], None]
 
 
@@ -195,6 +197,8 @@ def translation(settings: Settings, shape: str, data: prepare.Data) -> dict[str,
         row.bleu = _bleu(written[contender], data)
         row.same = statistics.mean(a == b for a, b in zip(base, written[contender]))
     lengths = {each.name: statistics.mean(map(len, numbers_)) for each, numbers_ in written.items()}
+    if lengths[settings.contenders[0].name] < _SHORTEST:
+        raise SystemExit(f"the model must have learned to write sentences, got {lengths}: let it learn for longer")
     about = {"task": "translation", "shape": shape, "unit": "sentences/s", "sentences": len(data.order)}
     return about | agreed | {"lengths": lengths, "rows": [asdict(row) for row in rows.values()]}
 

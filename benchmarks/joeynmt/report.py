@@ -35,15 +35,18 @@ JoeyNMT's configuration switches its `fp16` off on a CPU; here its code was hand
 """
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(tables: list[dict[str, Any]]) -> str:
     """Return the report."""
-    machine, tables = found["machine"], found["tables"]
+    machines = [table["machine"] for table in tables]
+    machine = {name: value for name, value in machines[0].items() if all(each.get(name) == value for each in machines)}
     rows = [f"| {name} | {value} |" for name, value in machine.items()]
     out = [f"# Beside JoeyNMT on {machine['CPU']}", "", "| | |", "| --- | --- |", *rows, "", LEGEND]
     out += ["## Targets", "", "| | target | float32 | regard as it comes | |", "| --- | --- | --- | --- | --- |"]
     out += [_target(table) for table in tables]
     for table in tables:
         out += ["", f"## {table['task'].capitalize()}, {table['shape']}", "", f"{SHAPES[table['shape']].title}.", ""]
+        own = [f"{name}: {value}" for name, value in table["machine"].items() if name not in machine]
+        out += [f"{'; '.join(own)}.", ""] if own else []
         out += [*_training(table)] if table["task"] == "training" else [*_translation(table)]
     return "\n".join(out) + "\n"
 
@@ -90,11 +93,14 @@ def _translation(table: dict[str, Any]) -> list[str]:
     return out
 
 
-def write(found: dict[str, Any], folder: Path) -> list[Path]:
-    """Write the report and the numbers, and return their paths."""
+def write(table: dict[str, Any], folder: Path) -> list[Path]:
+    """Write the report and the numbers with this table in place of an older one like it, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    stem = f"{slug(found['machine']['CPU'])}-joeynmt"
+    stem = f"{slug(table['machine']['CPU'])}-joeynmt"
     text, raw = folder / f"{stem}.md", folder / f"{stem}.json"
+    known = json.loads(raw.read_text(encoding="utf-8")) if raw.exists() else []
+    tables = {(each["task"], each["shape"]): each for each in (*known, table)}
+    found = sorted(tables.values(), key=lambda each: (each["task"], list(SHAPES).index(each["shape"])))
     text.write_text(markdown(found), encoding="utf-8")
     raw.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return [text, raw]

@@ -98,9 +98,9 @@ def write(table: dict[str, Any], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{slug(table['machine']['CPU'])}-joeynmt"
     text, raw = folder / f"{stem}.md", folder / f"{stem}.json"
-    known = json.loads(raw.read_text(encoding="utf-8")) if raw.exists() else []
+    known = json.loads(raw.read_text(encoding="utf-8"))["tables"] if raw.exists() else []
     tables = {(each["task"], each["shape"]): each for each in (*known, table)}
     found = sorted(tables.values(), key=lambda each: (each["task"], list(SHAPES).index(each["shape"])))
     text.write_text(markdown(found), encoding="utf-8")
-    raw.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    raw.write_text(json.dumps({"tables": found}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return [text, raw]

@@ -44,11 +44,11 @@ def fragments(
     for (source, _), count in counts.items():
         whole[source] += count
     words = Counter(word for text in sources for word in text.lower().split())
-    open_ = {word for word, _ in words.most_common(frequent)}
+    unfinished = {word for word, _ in words.most_common(frequent)}
     return [
         (source, target)
         for (source, target), count in counts.items()
-        if count >= max(least, share * whole[source]) and source.lower().split()[-1] not in open_
+        if count >= max(least, share * whole[source]) and source.lower().split()[-1] not in unfinished
     ]
 
 

@@ -30,9 +30,9 @@ a time.
 | chrF | {chrf:.2f} (`{chrf_signature}`) |
 
 **Data.** Sentence pairs of [Tatoeba](https://tatoeba.org), CC-BY 2.0 FR, by its contributors, in the selection of
-[manythings.org/anki](https://www.manythings.org/anki/) dated 2019-04-07. Two pairs in five were learned without their
-last mark and their first capital, as people type. None of the data is in this folder; the parameters were learned from
-it.
+[manythings.org/anki](https://www.manythings.org/anki/) dated 2019-04-07. The pairs came again without last marks and
+first capitals, as people type, and parts of them alone (`recipes/pairs.py`). None of the data is in this folder; the
+parameters were learned from it.
 
 **Made by** `make pretrained`, which trains with `recipes/english-french.toml`, stores the parameters as float16 and
 writes this card.

@@ -59,9 +59,7 @@ def run(sentences: Sequence[str], *, out: Path) -> None:
         console.print(f"  {out / path}  {what} of these alignments")
     console.print("\nNow try:")
     console.print('  regard translate "I have lost my keys." --alignment')
-    console.print(
-        "  regard demo --train    a model learns to pronounce on this machine, in three minutes", markup=False
-    )
+    console.print("  regard demo --train    a model learns to pronounce on this machine, in three minutes")
     console.print("  regard train translation --data pairs.tsv --out DIR    a translator of your own")
     if not sentences:
         _ask(console, translator)

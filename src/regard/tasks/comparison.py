@@ -71,7 +71,7 @@ def compare(
     report : callable
         Called with each when it is there.
     say : callable
-        Called with every line about the data that a user should read.
+        Called with every line that a user should read, but once with those that are the same for all.
 
     Raises
     ------
@@ -90,12 +90,15 @@ def compare(
     for name, options in variants.items():
         Experiment(options, folder / name)  # what is wrong with the last is said before the first is trained
     found: list[Compared] = []
+    said: set[str] = set()
     for name, options in variants.items():
         # A process of its own: memory is that of one model.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             compared, told = pool.submit(_run, name, options, folder / name).result()
-        for line in () if found else told:  # the data is the same for all
-            say(line)
+        for line in told:
+            if line not in said:  # the data is the same for all
+                say(line)
+        said.update(told)
         found.append(compared)
         report(found[-1])
     write_atomically(folder / RESULTS, json.dumps([asdict(each) for each in found], indent=1).encode())
@@ -107,7 +110,7 @@ def _shared(options: ExperimentOptions) -> tuple[Any, ...]:
 
 
 def _run(name: str, options: ExperimentOptions, folder: Path) -> tuple[Compared, list[str]]:
-    """Return what became of a variant, and what was said of the data."""
+    """Return what became of a variant, and what was said on the way."""
     meter = _meter()
     began = time.monotonic()
     told: list[str] = []
@@ -124,7 +127,7 @@ def _run(name: str, options: ExperimentOptions, folder: Path) -> tuple[Compared,
         time.monotonic() - began,
         _curve(folder / "log" / "metrics.csv", f"valid_{options.training.metric}"),
     )
-    return compared, [line for line in told if not line.startswith(f"{options.kind} model")]
+    return compared, told
 
 
 def _curve(path: Path, metric: str) -> list[tuple[int, float]]:

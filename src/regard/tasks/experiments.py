@@ -79,9 +79,9 @@ class Experiment:
         if not (folder / OPTIONS).exists():
             raise rejected("resume", str(folder), "be the folder of a run", f"no {OPTIONS} in it")
         before = ExperimentOptions.from_table(read_toml(folder / OPTIONS))
-        training = before.training.with_changes(changes)
+        training, say = before.training.with_changes(changes), _once(say)
         for name in training.resumable(before.training):
-            _once(say)(f"{name} is now {getattr(training, name)}, was {getattr(before.training, name)}")
+            say(f"{name} is now {getattr(training, name)}, was {getattr(before.training, name)}")
         return cls(replace(before, training=training), folder, say)
 
     def train(self, *, resume: bool = False, callbacks: Iterable[Callback] = ()) -> tuple[SequenceModel, Ended]:
@@ -96,10 +96,10 @@ class Experiment:
         """
         from regard.tasks.checkpoints import CHECKPOINTS, LAST
         from regard.tasks.learner import Learner, Stream, TrainingError
-        from regard.tasks.runs import check, train, unbroken
+        from regard.tasks.runs import check_devices, train, unbroken
 
         training = self.options.training
-        check(training)
+        check_devices(training)
         saved = (self.folder / CHECKPOINTS / LAST).exists()
         if resume and not saved:
             expected = "have been saved once to be resumed; begin anew"
@@ -163,7 +163,10 @@ class Experiment:
             fits &= True if most is None else ragged.lengths <= most
         fit = np.flatnonzero(fits)
         if len(fit) < len(fits):
-            self.say(f"left out, longer than model.longest allows: {len(fits) - len(fit):,} of {len(fits):,}")
+            each = f", each split in {_SPLITS} ways" if len(fits) > len(pairs) else ""
+            self.say(
+                f"left out, longer than model.longest allows: {len(fits) - len(fit):,} of {len(fits):,} pairs{each}"
+            )
         if not len(fit):
             raise rejected("train", "model.longest", "be at least the length of some pair in tokens", "less than any")
         return sources.take(fit), targets.take(fit)

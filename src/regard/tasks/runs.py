@@ -140,7 +140,7 @@ def train(
     return Ended(trainer.global_step, stop.pairs, reason, found, stop.used())
 
 
-def check(options: TrainingOptions) -> None:
+def check_devices(options: TrainingOptions) -> None:
     """Raise where Lightning knows no such strategy or accelerator, or this machine has no such accelerator."""
     strategies, accelerators = StrategyRegistry.available_strategies(), AcceleratorRegistry.available_accelerators()
     for name, known in (("strategy", strategies), ("accelerator", {*accelerators, "gpu"})):

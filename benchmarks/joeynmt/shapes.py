@@ -73,10 +73,10 @@ SHAPES = {
     ),
     "transformer": Shape(
         "Transformer: width 256, 4 heads, 3 + 3 layers, feedforward 1024, pre-norm, source, target and output "
-        "embeddings one matrix; dropout 0.1",
+        "embeddings one matrix; dropout 0.1 everywhere, of attention weights and hidden features, too",
         "transformer",
-        {"width": 256, "heads": 4, "encoder_layers": 3, "decoder_layers": 3, "feedforward": 1024, "dropout": 0.1}
-        | {"norm": "pre", "tied": "all"},
+        {"width": 256, "heads": 4, "encoder_layers": 3, "decoder_layers": 3, "feedforward": 1024}
+        | {"norm": "pre", "tied": "all", "dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1},
     ),
 }
 

@@ -65,6 +65,8 @@ TRANSFORMER: list[tuple[dict[str, Any], str]] = [
     ({"width": 0}, f"width {WHOLE} 0."),
     ({"feedforward": 1.5}, f"feedforward {WHOLE} 1.5."),
     ({"dropout": 1}, f"{SHARE} 1."),
+    ({"attention_dropout": -1.0}, f"attention_{SHARE} -1.0."),
+    ({"activation_dropout": 1.0}, f"activation_{SHARE} 1.0."),
     ({"heads": 7}, "heads must divide width 512, got 7."),
     ({"kv_heads": 3}, "kv_heads must divide heads 8, got 3."),
     ({"kv_heads": 0}, f"kv_heads {WHOLE} 0."),

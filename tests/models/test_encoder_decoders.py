@@ -197,9 +197,19 @@ def test_bfloat16_is_close(case: str) -> None:
     assert (logits[:, 0].float() - exact[:, 1]).abs().max() < 0.25
 
 
-@pytest.mark.parametrize("case", ["rnn layers", "rnn before gru", "rnn feeding tied gru", "transformer pre"])
-def test_dropout_obeys_training(case: str) -> None:
-    model = made(case, dropout=0.5)
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ("rnn layers", "dropout"),
+        ("rnn before gru", "dropout"),
+        ("rnn feeding tied gru", "dropout"),
+        ("transformer pre", "dropout"),
+        ("transformer post", "attention_dropout"),
+        ("transformer pre", "activation_dropout"),
+    ],
+)
+def test_dropout_obeys_training(case: str, name: str) -> None:
+    model = made(case, **{name: 0.5})
     assert torch.equal(model(SOURCE, LENGTHS, TARGET), model(SOURCE, LENGTHS, TARGET))
     model.train()
     assert not torch.equal(model(SOURCE, LENGTHS, TARGET), model(SOURCE, LENGTHS, TARGET))

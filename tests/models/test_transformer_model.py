@@ -11,6 +11,7 @@ from model_cases import LENGTHS, SOURCE, TARGET, made
 from torch import nn
 
 from regard.models import TransformerConfig, TransformerEncoderDecoder
+from regard.nn import MultiheadAttention
 
 
 @torch.no_grad()
@@ -34,6 +35,17 @@ def test_it_is_torchs_transformer(case: str) -> None:
     rows = twin(source, target, tgt_mask=later, **masks)
     logits = rows @ model.target_embedding.weight.mT + model.output.bias
     torch.testing.assert_close(model(SOURCE, LENGTHS, TARGET), logits)
+
+
+def test_each_share_of_dropout_goes_where_it_says() -> None:
+    model = made("transformer post", dropout=0.3, attention_dropout=0.2, activation_dropout=0.1)
+    assert isinstance(model, TransformerEncoderDecoder) and model.dropout.p == 0.3
+    for layer in (*model.encoder, *model.decoder):
+        shares = {name: child.p for name, child in layer.named_children() if name.startswith("dropout")}
+        attentions = [child.dropout for child in layer.children() if isinstance(child, MultiheadAttention)]
+        assert shares.pop("dropout") == 0.1
+        assert set(shares.values()) == {0.3} and len(shares) == 1 + len(attentions)
+        assert set(attentions) == {0.2}
 
 
 @torch.no_grad()

@@ -65,11 +65,12 @@ class Config(ABC):
         """Raise unless these fields are numbers of layers."""
         self.whole(*names, most=_DEEPEST)
 
-    def share(self, name: str) -> None:
-        """Raise unless a field is a number in [0, 1)."""
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value < 1:
-            raise self.refused(name, "be a number in [0, 1)", repr(value))
+    def share(self, *names: str) -> None:
+        """Raise unless these fields are numbers in [0, 1)."""
+        for name in names:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value < 1:
+                raise self.refused(name, "be a number in [0, 1)", repr(value))
 
     def ties(self, tied: str) -> None:
         """Raise unless this is one of :data:`TIES` that the vocabularies allow."""

@@ -24,6 +24,7 @@ from regard.models.transformer_config import PRESETS, TransformerConfig
 from regard.nn import (
     KVCache,
     LearnedPositions,
+    MultiheadAttention,
     Rotary,
     SinusoidalPositions,
     TransformerDecoderLayer,
@@ -144,7 +145,9 @@ class TransformerEncoderDecoder(EncoderDecoder):
         )
         for name, child in list(layer.named_children()):
             if isinstance(child, nn.Dropout):
-                layer.add_module(name, Dropout(child.p))
+                layer.add_module(name, Dropout(config.activation_dropout if name == "dropout" else child.p))
+            elif isinstance(child, MultiheadAttention):
+                child.dropout = config.attention_dropout
         return layer
 
     def reset_parameters(self) -> None:

@@ -27,7 +27,9 @@ class TransformerConfig(Config):
         Heads of keys and values, which divide the others (Shazeer 2019, Ainslie 2023); None is as many.
     encoder_layers, decoder_layers : int
     dropout : float
-        Share zeroed in training of embeddings, attention weights, hidden features and what is added, in [0, 1).
+        Share zeroed in training of embeddings and of what each block adds, in [0, 1), as in Vaswani 2017.
+    attention_dropout, activation_dropout : float
+        Share zeroed in training of attention weights, and of the features between a block's two layers, in [0, 1).
     activation : {"relu", "gelu"}
     norm : {"post", "pre"}
         Whether sums are normalized (Vaswani 2017), or what enters a block (Xiong 2020, arXiv 2002.04745).
@@ -50,6 +52,8 @@ class TransformerConfig(Config):
     decoder_layers: int = 6
     feedforward: int = 2048
     dropout: float = 0.1
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
     activation: str = "relu"
     norm: str = "post"
     score: str = "scaled_dot"
@@ -61,7 +65,7 @@ class TransformerConfig(Config):
     def __post_init__(self) -> None:
         self.whole("sources", "targets", "width", "heads", "feedforward", "longest")
         self.layers("encoder_layers", "decoder_layers")
-        self.share("dropout")
+        self.share("dropout", "attention_dropout", "activation_dropout")
         for name, known in {"activation": ACTIVATIONS, "norm": NORMS, "score": SCORES}.items():
             self.one_of(name, known)
         for name, known in {"normalizer": NORMALIZERS, "positions": POSITIONS}.items():

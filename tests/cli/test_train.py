@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from regard.tasks import files
+from regard.tasks.evaluation import bleu
+from regard.tasks.pairs import read_pairs
 from regard.tasks.sequences import SequenceModel
 
 WORDS = {"one": "un", "two": "deux", "red": "rouge", "blue": "bleu", "cat": "chat", "dog": "chien", "sees": "voit"}
@@ -138,6 +140,21 @@ def test_evaluation(regard, model, pairs) -> None:
     assert any(name.startswith("chrF") and "version:" in name for name in found)
     refused = regard("evaluate", pairs, "--model", model, "--out", "nowhere/out.txt")
     assert (refused.code, refused.err) == (2, "regard: nowhere/out.txt cannot be used: No such file or directory\n")
+
+
+def test_a_model_of_lower_case_is_scored_in_lower_case(regard, pairs, tmp_path) -> None:
+    loud = tmp_path / "loud.tsv"
+    loud.write_text(pairs.read_text(encoding="utf-8").upper(), encoding="utf-8")
+    options = ["--data", loud, "--out", tmp_path / "out", "--steps", "240", "--set", "vocabularies.lowercase=true"]
+    assert regard("train", "translation", *options, *SMALL).code == 0
+    result = regard("evaluate", loud, "--model", tmp_path / "out", "--tokenized", "--json", "--out", tmp_path / "said")
+    found = json.loads(result.out.splitlines()[-1])
+    scores = {name: value for name, value in found.items() if "|" in name}
+    assert len(scores) == 3 and all("case:lc" in name for name in scores)
+    said = (tmp_path / "said").read_text(encoding="utf-8").splitlines()
+    right = list(read_pairs(str(loud), lowercase=True).references().values())
+    (value,) = [value for name, value in scores.items() if "tok:13a" in name]
+    assert value == round(bleu(said, right).value, 2) > 0
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])

@@ -126,6 +126,11 @@ def test_signatures_say_what_was_measured() -> None:
     lower = bleu([said.upper() for said in SAID], RIGHT, lowercase=True)
     assert lower.value == pytest.approx(bleu(SAID, RIGHT).value)
     assert "case:lc" in lower.signature
+    lower = chrf([said.upper() for said in SAID], [[text.lower() for text in right] for right in RIGHT], lowercase=True)
+    assert lower.value == pytest.approx(
+        chrf([said.lower() for said in SAID], [[t.lower() for t in r] for r in RIGHT]).value
+    )
+    assert "case:lc" in lower.signature
     assert bleu(["a, b."], [["a , b ."]]).name == "BLEU"
     assert chrf(["same"], [["other", "same"]]).value == 100
     assert bleu(SAID, RIGHT).details.startswith("BLEU = ")

@@ -39,8 +39,10 @@ def run(
         listed = list(references.values())
         found: dict[str, Any] = {"sources": len(listed), "references": len(pairs), "seconds": round(seconds, 2)}
         if task.metric == "bleu":
-            scores = [bleu(written, listed), chrf(written, listed)]
-            scores += [tokenized_bleu(written, listed)] if tokenized else []
+            # What a model cannot write does not count against it; the signature says so.
+            lower = writer.target.lowercase
+            metrics = (bleu, chrf, *((tokenized_bleu,) if tokenized else ()))
+            scores = [metric(written, listed, lowercase=lower) for metric in metrics]
             found |= {f"{each.name}|{each.signature}": round(each.value, 2) for each in scores}
         else:
             found |= {name: round(value, 3) for name, value in task.scores(written, listed).items()}

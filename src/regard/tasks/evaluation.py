@@ -168,14 +168,14 @@ def tokenized_bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]
     return _scored("tokenized_bleu", metric, hypotheses, references)
 
 
-def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, lowercase: bool = False) -> Score:
     """Return the chrF2 of a corpus (Popović 2015), the F-score of character n-grams, as sacreBLEU computes it.
 
     Arguments and errors are those of :func:`bleu`. Of several references the nearest counts.
     """
     from sacrebleu.metrics.chrf import CHRF
 
-    return _scored("chrf", CHRF(), hypotheses, references)
+    return _scored("chrf", CHRF(lowercase=lowercase), hypotheses, references)
 
 
 def _scored(function: str, metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:

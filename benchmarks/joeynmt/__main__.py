@@ -36,7 +36,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "multi30k", help="Multi30k")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10, help="batches of a round of training")
-    parser.add_argument("--seconds", type=float, default=420.0, help="that regard learns for before both translate")
+    parser.add_argument("--learn", type=int, default=1500, help="steps that regard learns for before both translate")
+    models = ROOT / "build" / "joeynmt-models"
+    parser.add_argument("--models", type=Path, default=models, help="where what it learned is kept, and found again")
     parser.add_argument("--threads", type=int, default=2, help="of torch, for each side")
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
@@ -45,7 +47,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.rounds, options.steps, options.seconds = 1, 2, min(options.seconds, 20.0)
+        options.rounds, options.steps, options.learn, options.models = 1, 2, min(options.learn, 20), None
     if "float32" not in options.precisions:
         parser.error("--precisions must have float32, which is what others are compared with")
     return options
@@ -74,15 +76,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     paths: list[Path] = []
     with tempfile.TemporaryDirectory() as folder:
         settings = compare.Settings(
-            options.joeynmt_python, Path(folder), options.threads, options.rounds, contenders, say
+            options.joeynmt_python,
+            Path(folder),
+            options.models or Path(folder),
+            options.threads,
+            options.rounds,
+            contenders,
+            say,
         )
         for task in options.tasks:
             for shape in options.shapes:
                 if task == "training":
                     table = compare.training(settings, shape, data, options.steps)
                 else:
-                    prepare.learned(Path(folder) / shape, shape, data, options.seconds, say)
-                    table = compare.translation(settings, shape, data)
+                    about = prepare.learned(settings.models / shape, shape, data, options.learn, say)
+                    table = compare.translation(settings, shape, data) | {"learned": about}
                 where["date"] = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
                 paths = report.write({**table, "machine": dict(where)}, options.out)
     for path in paths:

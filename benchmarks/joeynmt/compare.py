@@ -112,10 +112,11 @@ class Worker:
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a comparison: JoeyNMT's Python, a folder for files, threads of each side, and rounds."""
+    """Of a comparison: JoeyNMT's Python, folders of files and of models, threads of each side, and rounds."""
 
     python: Path
     folder: Path
+    models: Path
     threads: int
     rounds: int
     contenders: tuple[Contender, ...]
@@ -143,7 +144,7 @@ def jobs(settings: Settings, task: str, shape: str, symbols: int, files: Path) -
     for contender in settings.contenders:
         end = "ours" if contender.side == OURS else "theirs"
         job = common | {"precision": contender.precision, "batches": f"{files}-{end}.npz"}
-        job |= {"weights": f"{settings.folder / shape}-{end}.npz", "check": f"{settings.folder / 'check'}-{end}.npz"}
+        job |= {"weights": f"{settings.models / shape}-{end}.npz", "check": f"{settings.folder / 'check'}-{end}.npz"}
         found[contender] = job | SHAPES[shape].theirs(symbols, task == "translate")
     return found
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,14 +100,27 @@ def real(batches: list[Batch]) -> int:
     return sum(int(batch.lengths.sum()) + int((batch.target != 0).sum()) for batch in batches)
 
 
-def learned(path: Path, shape: str, data: Data, seconds: float, say: Callable[[str], None]) -> None:
-    """Train a model with regard, and write its parameters to PATH-ours.npz and by JoeyNMT's names to -theirs.npz."""
+def learned(path: Path, shape: str, data: Data, steps: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Train a model with regard unless that was done, and say how; its parameters are then in PATH-ours.npz.
+
+    By JoeyNMT's names they are in PATH-theirs.npz.
+    """
+    told = Path(f"{path}.json")
+    if told.exists():
+        about: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
+        if about["steps"] == steps:
+            say(f"{shape}: learned before, {about}")
+            return about
     torch.manual_seed(0)
     model = built(shape, data.size, copied=True)
-    given = options(seconds=seconds, schedule="linear", warmup=0.1, learning_rate=2e-3, steps=1_000_000)
+    given = options(schedule="linear", warmup=0.1, learning_rate=2e-3, steps=steps)
     learner = Learner(model, given, Stream(data.batches.batch))
     ended = train(learner, [], given, None)
-    say(f"{shape}: learned for {ended.seconds:.0f} s, {ended.steps} steps, loss {learner.loss:.2f}")
+    about = {"steps": ended.steps, "loss": round(learner.loss, 2), "threads": torch.get_num_threads()}
+    say(f"{shape}: learned for {ended.seconds:.0f} s, {about}")
     state = {name: each.numpy() for name, each in model.state_dict().items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(f"{path}-ours.npz", **state)
     np.savez(f"{path}-theirs.npz", **weights.theirs(SHAPES[shape].kind, state))
+    told.write_text(json.dumps(about), encoding="utf-8")  # last: what is there is whole
+    return about

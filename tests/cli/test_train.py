@@ -106,6 +106,32 @@ def test_precision(regard, model) -> None:
         assert result.code == 2 and "did you mean 'bfloat16'" in result.err
 
 
+def test_the_alignment_of_a_translation_that_is_given(regard, model) -> None:
+    result = regard("translate", "--model", model, "red dog", "--given", "chien rouge", "--alignment")
+    lines = result.out.splitlines()
+    assert result.code == 0 and lines[0] == "chien rouge"
+    (record,) = map(
+        json.loads,
+        regard("translate", "--model", model, "red dog", "--given", "rouge chien", "--json").out.splitlines(),
+    )
+    (own,) = map(json.loads, regard("translate", "--model", model, "red dog", "--json").out.splitlines())
+    assert record["text"] == own["text"] and record["score"] == pytest.approx(own["score"], abs=1e-4)
+    pairs = {
+        ("red", "dog", "--given", "rouge"): "--given must be there for each text, 2, got 1.",
+        ("--given", "rouge"): "texts must be given as arguments for --png, --html and --given.",
+        (
+            "red",
+            "--given",
+            "rouge",
+            "--n-best",
+            "2",
+        ): "--given must come without --beams, --n-best, --no-repeat and --sample",
+    }
+    for arguments, why in pairs.items():
+        refused = regard("translate", "--model", model, *arguments, stdin="red\n")
+        assert refused.code == 2 and f"regard: translate: {why}" in refused.err, refused.err
+
+
 def test_pictures(regard, model, tmp_path) -> None:
     png, html = tmp_path / "a.png", tmp_path / "a.html"
     assert regard("translate", "--model", model, "red dog", "--png", png, "--html", html).code == 0

@@ -7,14 +7,15 @@ from itertools import islice
 
 import pytest
 import torch
-from small_models import ENGLISH, LINES, MAKERS, SOURCE, TARGET, recurrent, transformer
+from small_models import ENGLISH, FRENCH, LINES, MAKERS, SOURCE, TARGET, recurrent, transformer
 from tabled import Tabled
 
 from regard.models.base import END
 from regard.tasks import sequences
+from regard.tasks._unknown import replaced
 from regard.tasks.codecs import UNKNOWN, SymbolCodec
 from regard.tasks.search import SearchOptions
-from regard.tasks.sequences import SequenceModel
+from regard.tasks.sequences import KINDS, SequenceModel
 from regard.tasks.subwords import SubwordCodec
 from regard.tasks.written import WritingOptions
 
@@ -65,6 +66,53 @@ def test_the_alignment_is_the_models_for_what_was_written(model: SequenceModel) 
             torch.testing.assert_close(each.alignment, weights.detach(), atol=1e-5, rtol=1e-4)
         assert best.normalized >= best.alternatives[0].normalized >= best.alternatives[1].normalized
     assert model.write(LINES[:1])[0].alignment is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch", [1, 2, 64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_given_targets_have_the_score_and_the_alignment_that_they_would_have_if_written(kind: str, batch: int) -> None:
+    config, made = KINDS[kind]
+    words = SymbolCodec.train(FRENCH, " ")  # which spells a text in one way alone
+    torch.manual_seed(0)
+    model = SequenceModel(made(config.preset("small", len(SOURCE), len(words))), SOURCE, words)
+    search = SearchOptions(n_best=5, length_penalty=0.9, longest=5, unknown=False)
+    options = WritingOptions(search, alignment=True, replace_unknown=False, batch=batch)
+    found = model.write(LINES, options)
+    written = [one for each in found for one in (each, *each.alternatives) if one.tokens]
+    assert len(written) > 20
+    told = model.align([each.source for each in written], [each.text for each in written], options)
+    for each, other in zip(written, told, strict=True):
+        assert (each.text, each.tokens, each.source_tokens) == (other.text, other.tokens, other.source_tokens)
+        assert (other.words, other.source_words, other.maps) == (each.words, each.source_words, each.maps)
+        assert (other.score, other.normalized) == pytest.approx((each.score, each.normalized), abs=1e-4)
+        torch.testing.assert_close(other.alignment, each.alignment, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_the_score_of_a_given_target_is_the_sum_of_its_steps(model: SequenceModel) -> None:
+    source, target = SOURCE.encode("the cat"), [*TARGET.encode("un chat"), END]
+    memory = model.model.encode(torch.tensor([source]), torch.tensor([len(source)]))
+    state, last, total = model.model.start(memory, 1), END, 0.0
+    for number in target:
+        logits, state = model.model.step(torch.tensor([[last]]), memory, state)
+        total, last = total + float(logits[0, 0].double().log_softmax(-1)[number]), number
+    (told,) = model.align(["the cat"], ["un chat"])
+    assert told.score == pytest.approx(total, abs=1e-4)
+
+
+def test_what_cannot_be_aligned_is_told() -> None:
+    model = recurrent()
+    empty = model.align(["the cat", "", "a dog"], ["", "un chat", "un chien"])
+    assert [each.alignment is None for each in empty] == [True, True, False]
+    with pytest.raises(ValueError, match=r"align: targets must be as many as sources, 2, got 1\."):
+        model.align(["a", "b"], ["a"])
+    for given in ("a", ["a"]), (["a"], "a"):
+        with pytest.raises(TypeError, match=r"align: sources and targets must be lists of lines, got a str\."):
+            model.align(*given)
+    short = transformer(positions="learned", longest=4)
+    with pytest.raises(ValueError, match=r"align: target 2 must have at most 3 tokens, got \d+\."):
+        short.align(["a", "a"], ["un", "le chien aime le chat et un chien"])
 
 
 def test_a_model_without_attention_has_no_alignment() -> None:
@@ -126,10 +174,10 @@ def test_a_word_that_is_partly_unknown_is_replaced_as_a_whole() -> None:
     numbers = [*pieces.encode("la v"), UNKNOWN, *pieces.encode("x")[1:], UNKNOWN, *pieces.encode(" e")]
     weights = torch.zeros(1, len(numbers), 2)
     weights[..., 1] = 1.0
-    text, told = sequences._replaced(pieces, numbers, pieces.words(numbers), ["a", "vöx"], weights)
+    text, told = replaced(pieces, numbers, pieces.words(numbers), ["a", "vöx"], weights)
     assert text == "la vöx e"
     assert [word.text for word in told] == ["la", "vöx", "e"]
-    assert sequences._replaced(words, [UNKNOWN, 3], words.words([UNKNOWN, 3]), ["a", "c"], weights[:, :2])[0] == "c a"
+    assert replaced(words, [UNKNOWN, 3], words.words([UNKNOWN, 3]), ["a", "c"], weights[:, :2])[0] == "c a"
 
 
 def test_long_lines_are_cut_or_refused() -> None:

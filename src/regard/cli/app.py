@@ -198,6 +198,9 @@ def translate(
         list[str] | None, typer.Argument(metavar="[TEXT]...", help="Lines; without any, or -, stdin.")
     ] = None,
     model: Annotated[Path, typer.Option(help="Folder of a model; english-french comes along.")] = TRANSLATOR,
+    given: Annotated[
+        list[str] | None, typer.Option(help="A text's translation: show its alignment, write none. For each text.")
+    ] = None,
     beams: Annotated[int, typer.Option(help="Beams of the search; 1 is greedy.")] = 5,
     n_best: Annotated[int, typer.Option(help="Show so many translations, each after its score.")] = 1,
     length_penalty: Annotated[float, typer.Option(help="0 favours short translations; 1 long ones.")] = 0.6,
@@ -237,8 +240,8 @@ def translate(
                 search, alignment=drawn or as_json, replace_unknown=not keep_unknown, precision=precision
             )
         run(
-            texts or [], model=model, options=chosen, alignment=alignment, words=not tokens, png=png, html=html,
-            as_json=as_json,
+            texts or [], given=given or [], model=model, options=chosen, alignment=alignment, words=not tokens, png=png,
+            html=html, as_json=as_json,
         )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from regard.inspect import draw, legend, save_html, save_png
 from regard.tasks.alignments import alignment as aligned
 from regard.tasks.alignments import record
 from regard.tasks.files import CONFIG
+from regard.tasks.search import SearchOptions
 from regard.tasks.sequences import SequenceModel
 from regard.tasks.written import WritingOptions, Written
 
@@ -25,6 +26,7 @@ _AHEAD = 1024
 def run(
     texts: Sequence[str],
     *,
+    given: Sequence[str],
     model: Path,
     options: WritingOptions,
     alignment: bool,
@@ -33,11 +35,20 @@ def run(
     html: Path | None,
     as_json: bool,
 ) -> None:
-    """Write what the model makes of each text, or of each line of standard input where there is none."""
+    """Write what the model makes of each text, or of each line of standard input where there is none.
+
+    What is given is told in place of what the model would write.
+    """
     pictures = png is not None or html is not None
     piped = not texts or list(texts) == ["-"]
-    if pictures and piped:
-        raise fail("translate: texts must be given as arguments for --png and --html.")
+    if piped and (pictures or given):
+        raise fail("translate: texts must be given as arguments for --png, --html and --given.")
+    if given and len(given) != len(texts):
+        raise fail(f"translate: --given must be there for each text, {len(texts)}, got {len(given)}.")
+    if given and options.search != SearchOptions(length_penalty=options.search.length_penalty):
+        raise fail(
+            "translate: --given must come without --beams, --n-best, --no-repeat and --sample: nothing is written."
+        )
     if len(texts) > 1 and not any(" " in text for text in texts):
         print("regard: each argument is a text of its own; a sentence is one in quotes", file=sys.stderr)
     with explained("translate"):
@@ -48,7 +59,8 @@ def run(
             print("regard: type a line, and Return; Ctrl-D ends", file=sys.stderr)
         ahead = 1 if piped and sys.stdin.isatty() else _AHEAD
         kept = []
-        for written in translator.stream(lines, options, ahead=ahead):
+        found = translator.align(texts, given, options) if given else translator.stream(lines, options, ahead=ahead)
+        for written in found:
             _show(written, alignment=alignment, words=words, as_json=as_json, n_best=options.search.n_best)
             if pictures:
                 kept.append(written)

@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def load_json(folder: str | Path, name: str, config: Mapping[str, Any]) -> Any:
     path, sums = Path(folder) / name, config.get("files")
     data = _read(path)
     if not isinstance(sums, dict) or _checksum(data) != sums.get(name):
-        raise _bad(path, f"be the file that {CONFIG} was saved with", "one with another checksum")
+        raise bad_file(path, f"be the file that {CONFIG} was saved with", "one with another checksum")
     return _parsed(path, data)
 
 
@@ -127,9 +128,9 @@ def load_config(folder: str | Path, *, kind: str, version: int) -> dict[str, Any
     config = _parsed(path, _read(path))
     if not isinstance(config, dict) or config.get("format") != kind:
         found = config.get("format") if isinstance(config, dict) else config
-        raise _bad(path, f"describe a model of format {kind!r}", _brief(found))
+        raise bad_file(path, f"describe a model of format {kind!r}", _brief(found))
     if config.get("version") != version:
-        raise _bad(path, f"be of version {version}", f"version {_brief(config.get('version'))}")
+        raise bad_file(path, f"be of version {version}", f"version {_brief(config.get('version'))}")
     return config
 
 
@@ -156,45 +157,79 @@ def load_weights(folder: str | Path, model: nn.Module, config: Mapping[str, Any]
     path = Path(folder) / WEIGHTS
     data = _read(path)
     if data.startswith(_PICKLES):
-        raise _bad(path, "be a safetensors file", "a pickle or zip file, which is never loaded because it can run code")
+        raise bad_file(
+            path, "be a safetensors file", "a pickle or zip file, which is never loaded because it can run code"
+        )
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise _bad(path, "be a whole safetensors file", f"one that is cut short or something else ({error})") from None
+        raise bad_file(
+            path, "be a whole safetensors file", f"one that is cut short or something else ({error})"
+        ) from None
     _check_tensors(path, tensors, model.state_dict())
     if _checksum(data) != config.get("sha256"):
-        raise _bad(path, f"be the file that {CONFIG} was saved with", "one with another checksum")
+        raise bad_file(path, f"be the file that {CONFIG} was saved with", "one with another checksum")
     if _sealed(config) != config.get("config_sha256"):
-        raise _bad(path.with_name(CONFIG), "be as it was saved", "one that was changed since")
+        raise bad_file(path.with_name(CONFIG), "be as it was saved", "one that was changed since")
     model.load_state_dict(tensors, assign=True)
+
+
+def built_model(path: Path, config: type[Any], model: type[Any], described: Any) -> Any:
+    """Return the model that a configuration describes, without parameters."""
+    known = {each.name for each in fields(config)}
+    if not isinstance(described, dict) or set(described) != known:
+        raise bad_file(path, f"have a field 'model' with {', '.join(sorted(known))}", "other fields")
+    try:
+        made = config(**described)
+        # Modules cost time even without parameters. A layer has some of its own.
+        layers, stored = made.encoder_layers + made.decoder_layers, _stored(path.with_name(WEIGHTS))
+        if stored is not None and layers > stored:
+            raise bad_file(path, f"have at most as many layers as {WEIGHTS} has tensors, {stored}", layers)
+        with torch.device("meta"):
+            return model(made)
+    except ModelFileError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise bad_file(path, "describe a model", f"this: {error}") from None
+
+
+def _stored(path: Path) -> int | None:
+    """Return how many tensors a file of parameters claims to have; None where reading it will tell what is wrong."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return len(file.keys())
+    except (OSError, SafetensorError):
+        return None
 
 
 def _check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     for name in sorted(expected.keys() ^ tensors.keys()):
         found = "no such tensor" if name in expected else "one that this model does not have"
-        raise _bad(path, f"hold the parameters that {CONFIG} describes", f"{found}: {_brief(name)}")
+        raise bad_file(path, f"hold the parameters that {CONFIG} describes", f"{found}: {_brief(name)}")
     for name, want in expected.items():
         tensor = tensors[name]
         if tensor.shape != want.shape or tensor.dtype != want.dtype:
             expectation = f"hold {name} as {want.dtype} of shape {tuple(want.shape)}"
-            raise _bad(path, expectation, f"{tensor.dtype} of shape {tuple(tensor.shape)}")
+            raise bad_file(path, expectation, f"{tensor.dtype} of shape {tuple(tensor.shape)}")
         if not bool(torch.isfinite(tensor).all()):
-            raise _bad(path, "hold finite numbers", f"nan or inf in {name}")
+            raise bad_file(path, "hold finite numbers", f"nan or inf in {name}")
 
 
 def _read(path: Path) -> bytes:
     if not path.parent.is_dir():
-        raise _bad(path.parent, f"be a folder with {CONFIG} and {WEIGHTS}", "no such folder")
+        raise bad_file(path.parent, f"be a folder with {CONFIG} and {WEIGHTS}", "no such folder")
     try:
         if path.exists() and not path.is_file():
-            raise _bad(path, "be a file", "a folder or device")
+            raise bad_file(path, "be a file", "a folder or device")
         if path.stat().st_size > _LARGEST:
-            raise _bad(path, f"have at most {_LARGEST} bytes", path.stat().st_size)
+            raise bad_file(path, f"have at most {_LARGEST} bytes", path.stat().st_size)
         return path.read_bytes()
     except FileNotFoundError:
-        raise _bad(path, "exist", "no such file") from None
+        raise bad_file(path, "exist", "no such file") from None
     except OSError as error:
-        raise _bad(path, "be readable", error.strerror or type(error).__name__) from None
+        raise bad_file(path, "be readable", error.strerror or type(error).__name__) from None
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -232,7 +267,7 @@ def _parsed(path: Path, data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise _bad(path, "be JSON", f"something else ({error})") from None
+        raise bad_file(path, "be JSON", f"something else ({error})") from None
 
 
 def _checksum(data: bytes) -> str:
@@ -250,5 +285,6 @@ def _brief(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _bad(path: Path, expected: str, got: object) -> Exception:
+def bad_file(path: Path, expected: str, got: object) -> Exception:
+    """Return the error of a file that is not as it should be."""
     return rejected("load", str(path), expected, got, ModelFileError)

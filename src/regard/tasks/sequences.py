@@ -5,24 +5,24 @@ Dimensions: A attention maps, T target tokens, S source tokens.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from regard._errors import rejected, unknown_name
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
 from regard.models.base import END, EncoderDecoder
+from regard.tasks._unknown import replaced, whole_words
 from regard.tasks.batches import pad
-from regard.tasks.codecs import UNKNOWN, Codec, Word
-from regard.tasks.files import CONFIG, WEIGHTS, ModelFileError, load_config, load_json, load_weights, save_model
-from regard.tasks.pairs import normalize
+from regard.tasks.codecs import UNKNOWN, Codec
+from regard.tasks.files import CONFIG, bad_file, built_model, load_config, load_json, load_weights, save_model
 from regard.tasks.search import Hypothesis, search
 from regard.tasks.written import WritingOptions, Written
 
@@ -155,17 +155,17 @@ class SequenceModel:
         config = load_config(folder, kind=FORMAT, version=VERSION)
         for name, known in (("kind", sorted(KINDS)), ("dtype", sorted(DTYPES))):
             if not isinstance(config.get(name), str) or config[name] not in known:
-                raise _bad(path, f"have a {name!r} among {', '.join(known)}", repr(config.get(name))[:60])
+                raise bad_file(path, f"have a {name!r} among {', '.join(known)}", repr(config.get(name))[:60])
         if not isinstance(config.get("about"), dict):
-            raise _bad(path, "have an object 'about'", repr(config.get("about"))[:60])
+            raise bad_file(path, "have an object 'about'", repr(config.get("about"))[:60])
         source, target = (
             Codec.from_json(load_json(folder, name, config), str(Path(folder) / name)) for name in (SOURCE, TARGET)
         )
-        model = _built(path, *KINDS[config["kind"]], config.get("model")).to(DTYPES[config["dtype"]])
+        model = built_model(path, *KINDS[config["kind"]], config.get("model")).to(DTYPES[config["dtype"]])
         sizes = (model.config.sources, model.config.targets)
         if sizes != (len(source), len(target)):
             expected = f"have sources {len(source)} and targets {len(target)}, as {SOURCE} and {TARGET} say"
-            raise _bad(path, expected, f"{sizes[0]} and {sizes[1]}")
+            raise bad_file(path, expected, f"{sizes[0]} and {sizes[1]}")
         load_weights(folder, model, config)
         return cls(model.float(), source, target, config["about"])
 
@@ -207,6 +207,66 @@ class SequenceModel:
                 for i, each in zip(rows, self._told(batch, options)):
                     written[i] = each
         return written
+
+    def align(
+        self, sources: Iterable[str], targets: Iterable[str], options: WritingOptions | None = None, *, first: int = 1
+    ) -> list[Written]:
+        """Return given targets as if the model had written them: with their score and their alignment.
+
+        Parameters
+        ----------
+        sources, targets : iterable of str
+            As many of the one as of the other; where either is empty, nothing is aligned.
+        options : WritingOptions, optional
+            Of its search, the length penalty counts.
+        first : int
+            What error messages call the first line.
+
+        Returns
+        -------
+        list of Written
+            In which ``text`` is the target as the vocabulary spells it.
+
+        Raises
+        ------
+        ValueError
+            If there are not as many targets, or a line is too long and is to be refused.
+        TypeError
+            If one str is given in place of lines.
+
+        Examples
+        --------
+        >>> from regard import pretrained
+        >>> (pair,) = pretrained.load().align(["I love you."], ["Je t'aime."])
+        >>> [word.text for word in pair.words], tuple(pair.alignment.shape)
+        (['Je', "t'aime", '.'], (1, 4, 4))
+        """
+        texts, given = list(sources), list(targets)
+        if isinstance(sources, str) or isinstance(targets, str):
+            raise rejected("align", "sources and targets", "be lists of lines", "a str", TypeError)
+        if len(texts) != len(given):
+            raise rejected("align", "targets", f"be as many as sources, {len(texts):,}", f"{len(given):,}")
+        options = replace(options or WritingOptions(), alignment=True, replace_unknown=False)
+        numbers, wanted = self.source.encode_all(texts), self.target.encode_all(given)
+        most = self.longest[1]
+        for i in range(len(given)):
+            if most is not None and len(wanted[i]) > most:
+                raise rejected("align", f"target {first + i}", f"have at most {most} tokens", len(wanted[i]))
+        read = [self._read(text, numbers[i].tolist(), options, first + i) for i, text in enumerate(texts)]
+        told = [Written(line.text, note=line.note) for line in read]
+        lengths = [len(line.numbers) if len(wanted[i]) else 0 for i, line in enumerate(read)]
+        with self._evaluating():
+            for rows in _batches(lengths, options.batch):
+                pairs = [(read[i].numbers, wanted[i].tolist()) for i in rows]
+                scores = self._scored(pairs)
+                found = [
+                    Hypothesis(tuple(target), score, score / float(options.search.penalty(len(target) + 1)))
+                    for (_, target), score in zip(pairs, scores)
+                ]
+                batch = [replace(read[i], found=[each]) for i, each in zip(rows, found)]
+                for i, each in zip(rows, self._told(batch, options)):
+                    told[i] = each
+        return told
 
     def stream(
         self, lines: Iterable[str], options: WritingOptions | None = None, *, ahead: int = 1024
@@ -282,7 +342,9 @@ class SequenceModel:
         text, words = self.target.decode(found.numbers), None
         if options.replace_unknown and alignment is not None and UNKNOWN in found.numbers:
             words = self.target.words(found.numbers)
-            text, words = _replaced(self.target, found.numbers, words, _whole_words(self.source, line), alignment)
+            text, words = replaced(
+                self.target, found.numbers, words, whole_words(self.source, line.text, len(line.numbers)), alignment
+            )
         written = Written(
             line.text,
             text,
@@ -296,12 +358,22 @@ class SequenceModel:
             return written
         read = self.source.words(line.numbers)
         if UNKNOWN in line.numbers:
-            whole = _whole_words(self.source, line)
+            whole = whole_words(self.source, line.text, len(line.numbers))
             unknown = [UNKNOWN in line.numbers[word.tokens.start : word.tokens.stop] for word in read]
             read = [replace(word, text=whole[word.tokens.start]) if new else word for word, new in zip(read, unknown)]
         said = self.target.words(found.numbers) if words is None else words
         maps = self.model.maps
         return replace(written, maps=maps, alignment=alignment, source_words=tuple(read), words=tuple(said))
+
+    @torch.no_grad()
+    def _scored(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+        """Return the log-probability of targets with their end marks."""
+        sources = self._padded([source for source, _ in pairs])
+        target, lengths = self._padded([[*target, END] for _, target in pairs])
+        before = torch.cat([target.new_full((len(pairs), 1), END), target[:, :-1]], 1)
+        each = -cross_entropy(self.model(*sources, before).double().mT, target, reduction="none")  # (B, T)
+        real = torch.arange(target.shape[1], device=lengths.device) < lengths[:, None]
+        return list(each.masked_fill(~real, 0.0).sum(1).tolist())
 
     @torch.no_grad()
     def _aligned(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
@@ -325,76 +397,3 @@ def _batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
         count = min(most, max(1, _PLACES // lengths[order[begin]]))
         yield order[begin : begin + count]
         begin += count
-
-
-def _whole_words(codec: Codec, line: _Line) -> list[str]:
-    """Return the word of the text itself in which each token stands, punctuation around it apart."""
-    text = normalize(line.text, codec.lowercase)
-    words = [(word, len(codec.encode(word))) for word in text.split()]
-    found = [word for word, tokens in words for _ in range(tokens)]
-    found = list(text) if len(found) < len(line.numbers) else found  # spaces are tokens, too: each character is
-    signs = "".join(sign for sign in set(text) if unicodedata.category(sign).startswith("P"))
-    return [word.strip(signs) or word for word in found]
-
-
-def _replaced(
-    codec: Codec, numbers: Sequence[int], words: Sequence[Word], whole: Sequence[str], alignment: Tensor
-) -> tuple[str, list[Word]]:
-    """Return a text and its words, of which those that are not wholly known become the source words looked at.
-
-    Parameters
-    ----------
-    codec : Codec
-    numbers : sequence of int (T,)
-    words : sequence of Word
-        Which of them make up words.
-    whole : sequence of str (S,)
-        The word of the source in which each of its tokens stands.
-    alignment : Tensor (A, T, S)
-    """
-    most = alignment.mean(0).argmax(-1).tolist()  # (T,)
-    known: list[int] = []
-    found, replacements = [], []
-    for word in words:
-        own = list(numbers[word.tokens.start : word.tokens.stop])
-        if UNKNOWN in own:
-            word = replace(word, text=whole[most[word.tokens.start + own.index(UNKNOWN)]])
-            replacements.append(" " * codec.tokens(own[:1])[0].startswith("▁") + word.text)
-            own = [UNKNOWN]
-        known += own
-        found.append(word)
-    return codec.decode(known, replacements), found
-
-
-def _built(path: Path, config: type[Any], model: type[Any], described: Any) -> Any:
-    """Return the model that a configuration describes, without parameters."""
-    known = {each.name for each in fields(config)}
-    if not isinstance(described, dict) or set(described) != known:
-        raise _bad(path, f"have a field 'model' with {', '.join(sorted(known))}", "other fields")
-    try:
-        made = config(**described)
-        # Modules cost time even without parameters. A layer has some of its own.
-        layers, stored = made.encoder_layers + made.decoder_layers, _stored(path.with_name(WEIGHTS))
-        if stored is not None and layers > stored:
-            raise _bad(path, f"have at most as many layers as {WEIGHTS} has tensors, {stored}", layers)
-        with torch.device("meta"):
-            return model(made)
-    except ModelFileError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise _bad(path, "describe a model", f"this: {error}") from None
-
-
-def _stored(path: Path) -> int | None:
-    """Return how many tensors a file of parameters claims to have; None where reading it will tell what is wrong."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            return len(file.keys())
-    except (OSError, SafetensorError):
-        return None
-
-
-def _bad(path: Path, expected: str, got: object) -> Exception:
-    return rejected("load", str(path), expected, got, ModelFileError)

@@ -128,6 +128,7 @@ def train(
     valid: Annotated[str | None, typer.Option(help="Pairs to validate with.")] = None,
     valid_targets: Annotated[str | None, typer.Option(help="Targets of --valid's sources.")] = None,
     model: Annotated[str | None, typer.Option(help="rnn or transformer.")] = None,
+    start: Annotated[str | None, typer.Option(help="A model to begin with.")] = None,
     preset: Annotated[str | None, typer.Option(help="Sizes: small, base, ...")] = None,
     attention: Annotated[str | None, typer.Option(help="additive, dot, local, ...")] = None,
     vocabulary: Annotated[str | None, typer.Option(help="bpe, unigram or characters.")] = None,
@@ -148,7 +149,7 @@ def train(
     """Train a model on pairs, such as sentences and their translations."""
     flags = {
         "data.data": data, "data.targets": targets, "data.valid": valid, "data.valid_targets": valid_targets,
-        "kind": model, "preset": preset, "attention": attention, "vocabularies.kind": vocabulary,
+        "start": start, "kind": model, "preset": preset, "attention": attention, "vocabularies.kind": vocabulary,
         "vocabularies.size": vocabulary_size, "vocabularies.joint": joint, "training.steps": steps,
         "training.seconds": seconds, "training.batch_tokens": batch_tokens, "training.learning_rate": learning_rate,
         "training.seed": seed,

@@ -13,10 +13,13 @@ from rich.console import Console
 
 from regard._errors import rejected, unknown_name
 from regard.cli.messages import INTERRUPTED, explained, fail
+from regard.cli.translate import folder_of
 from regard.tasks.experiment_options import ExperimentOptions
 from regard.tasks.experiments import OPTIONS, Experiment
 from regard.tasks.kinds import task_of
 from regard.tasks.options import read_toml
+from regard.tasks.sequences import SequenceModel
+from regard.tasks.starting import settled
 
 #: What ``--attention`` may say beside a score, and the settings of the recurrent model it stands for.
 SHORT: dict[str, dict[str, Any]] = {
@@ -133,8 +136,13 @@ def table_of(task: str, options: Path | None, changes: dict[str, Any]) -> dict[s
             if not isinstance(inner, dict):
                 raise rejected("train", f"{section} in {options}", "be a table", repr(inner))
         inner[name] = value
-    table["kind"] = _kind(table.get("kind", "recurrent"))
+    start = table.get("start")
+    folder = folder_of(Path(start)) if start and isinstance(start, str) else None
+    model = None if folder is None else SequenceModel.load(folder)
+    table["kind"] = _kind(table.get("kind", "recurrent" if model is None else model.kind))
     _attention(table)
+    if model is not None:
+        table = settled(table, model) | {"start": str(folder)}
     training = table.setdefault("training", {})
     if not isinstance(training, dict):
         raise rejected("train", "training", "be a table of options", repr(training))

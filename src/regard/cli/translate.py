@@ -71,10 +71,15 @@ def run(
 
 def load(folder: Path) -> SequenceModel:
     """Load a model from its folder or, where there is none, by the name of one that comes along."""
+    return SequenceModel.load(folder_of(folder))
+
+
+def folder_of(folder: Path) -> Path:
+    """Return the folder of a model, or of the one that comes along by this name."""
     if str(folder) in pretrained.names() and not (folder / CONFIG).exists():
-        return pretrained.load(str(folder))
+        return pretrained.path(str(folder))
     if folder.is_dir():
-        return SequenceModel.load(folder)
+        return folder
     known = ", ".join(pretrained.names())
     raise ValueError(
         f"there is no model at {folder}: train one with `regard train translation --data pairs.tsv --out {folder}`, or "

@@ -9,6 +9,9 @@ from regard._errors import described, rejected, unknown_name
 from regard.tasks.kinds import Vocabularies
 from regard.tasks.options import TrainingOptions
 
+#: What a table of options has beside the tables of data, vocabularies and training.
+_PLAIN = ("task", "start", "kind", "preset", "model")
+
 
 @dataclass(frozen=True)
 class DataOptions:
@@ -64,6 +67,8 @@ class ExperimentOptions:
     model : dict
         Fields of the model's config, in place of the preset's.
     training : TrainingOptions
+    start : str
+        The folder of a model whose parameters and vocabularies the run begins with, if there is one.
     """
 
     task: str = "translation"
@@ -73,6 +78,7 @@ class ExperimentOptions:
     preset: str = "base"
     model: dict[str, Any] = field(default_factory=dict)
     training: TrainingOptions = field(default_factory=TrainingOptions)
+    start: str = ""
 
     def __post_init__(self) -> None:
         for name in ("kind", "size", "joint", "dropout") if self.task == "pronunciation" else ():
@@ -106,8 +112,10 @@ class ExperimentOptions:
             made[name] = kind(**given)
         _table("options", "model", table.get("model", {}))
         for key in table:
-            if key not in ("task", "kind", "preset", "model"):
-                raise unknown_name("options", "name", key, ("task", "kind", "preset", "model", *kinds))
+            if key not in _PLAIN:
+                raise unknown_name("options", "name", key, (*_PLAIN, *kinds))
+            if key != "model" and not isinstance(table[key], str):
+                raise rejected("options", key, "be of type str", described(table[key]), TypeError)
         return cls(**made, **table)
 
     def to_table(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from regard.tasks.options import read_toml
 from regard.tasks.pairs import Pairs, read_pairs, split
 from regard.tasks.search import SearchOptions
 from regard.tasks.sequences import KINDS, SequenceModel
+from regard.tasks.starting import begin
 from regard.tasks.written import WritingOptions
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Experiment:
     def __init__(self, options: ExperimentOptions, folder: str | Path, say: Callable[[str], None] = print) -> None:
         # A run is resumed from anywhere.
         data = options.data
-        self.options = replace(options, data=replace(
+        self.options = replace(options, start=_absolute(options.start), data=replace(
             data, data=_absolute(data.data), targets=_absolute(data.targets), valid=_absolute(data.valid),
             valid_targets=_absolute(data.valid_targets),
         ))  # fmt: skip
@@ -112,9 +113,12 @@ class Experiment:
             torch.set_num_threads(training.threads)
         learn, valid = self._pairs()
         self._valid = valid
-        source, target = self._codecs(learn, valid, resume)
+        start = SequenceModel.load(self.options.start) if self.options.start and not resume else None
+        source, target = self._codecs(learn, valid, resume, start)
         torch.manual_seed(training.seed)
         model = KINDS[self.options.kind][1](self._config(len(source), len(target)))
+        if start is not None:
+            begin(model, start)
         count = sum(parameter.numel() for parameter in model.parameters())
         self.say(
             f"{self.options.kind} model, {count:,} parameters, vocabularies of {len(source):,} and {len(target):,}"
@@ -203,8 +207,8 @@ class Experiment:
             self.say(f"held out to validate: {len(set(valid.sources)):,} sources with {len(valid):,} targets")
         return learn, valid
 
-    def _codecs(self, learn: Pairs, valid: Pairs, resume: bool) -> tuple[Codec, Codec]:
-        """Return the codecs: learned, or those that the run began with."""
+    def _codecs(self, learn: Pairs, valid: Pairs, resume: bool, start: SequenceModel | None) -> tuple[Codec, Codec]:
+        """Return the codecs: learned, or those of a model, or those that the run began with."""
         marks = {"data": _mark(learn), "valid": _mark(valid)}
         if resume:
             begun = self._read(BEGUN)
@@ -216,7 +220,9 @@ class Experiment:
             return source, target
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", RegardWarning)
-            source, target = self.task.codecs(learn, self.options.vocabularies)
+            source, target = (
+                self.task.codecs(learn, self.options.vocabularies) if start is None else (start.source, start.target)
+            )
         for each in told:
             self.say(str(each.message))
         if _place()[0] == 0:

@@ -64,7 +64,8 @@ pretrained: $(READY)
 		--data $(TATOEBA)/en-fr.train.tsv.gz --valid $(TATOEBA)/en-fr.valid.tsv.gz
 	$(BIN)/regard train translation --options recipes/english-french-typed.toml --out build/english-french \
 		--start build/english-french-whole --data build/english-french.tsv --valid $(TATOEBA)/en-fr.valid.tsv.gz
-	$(BIN)/python -m recipes.pack build/english-french $(TATOEBA)/en-fr.test.tsv.gz src/regard/pretrained/english-french
+	$(BIN)/python -m recipes.pack build/english-french-whole build/english-french $(TATOEBA)/en-fr.test.tsv.gz \
+		src/regard/pretrained/english-french
 
 # Trained models beside published scores: DATA holds multi30k, cmudict and tatoeba.
 DATA ?= ../shared/data

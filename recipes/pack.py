@@ -1,6 +1,7 @@
 """Put a trained translator into the package: half as large, scored, and with a card that says where it comes from.
 
-``python -m recipes.pack RUN TEST FOLDER``: RUN is what ``regard train`` made, TEST are pairs that it never saw.
+``python -m recipes.pack WHOLE TYPED TEST FOLDER``: WHOLE and TYPED are what ``regard train`` made, first from whole
+sentences, then from what people type; TEST are pairs that they never saw.
 """
 
 from __future__ import annotations
@@ -18,36 +19,36 @@ from regard.tasks.sequences import SequenceModel
 _CARD = """# English to French
 
 A recurrent encoder–decoder with additive attention (Bahdanau, Cho & Bengio 2014, arXiv 1409.0473; wiring "after" of
-Luong 2015, arXiv 1508.04025): {parameters:,} parameters, {subwords:,} subwords and one embedding for both languages.
-Everyday sentences, as learners of a language exchange them; it knows little of anything else, and reads one sentence at
-a time.
+Luong 2015, arXiv 1508.04025): {parameters:,} parameters, {subwords:,} subwords for both languages. Everyday sentences,
+as learners of a language exchange them; it knows little of anything else, and reads one sentence at a time.
 
 | | |
 | --- | --- |
 | learned from | {pairs:,} pairs, {steps:,} steps, {minutes:.0f} minutes on {threads} of a processor's cores |
+| then from | {then_pairs:,} pairs, {then_steps:,} steps, {then_minutes:.0f} minutes |
 | scored on | {sources:,} English sentences that it never saw, with {references:,} French ones, 5 beams |
 | BLEU | {bleu:.2f} (`{bleu_signature}`) |
 | chrF | {chrf:.2f} (`{chrf_signature}`) |
 
 **Data.** Sentence pairs of [Tatoeba](https://tatoeba.org), CC-BY 2.0 FR, by its contributors, in the selection of
-[manythings.org/anki](https://www.manythings.org/anki/) dated 2019-04-07. The pairs came again without last marks and
-first capitals, as people type, and parts of them alone (`recipes/pairs.py`). None of the data is in this folder; the
-parameters were learned from it.
+[manythings.org/anki](https://www.manythings.org/anki/) dated 2019-04-07: first as they are; then with most of them
+again without last marks and first capitals, as people type, and with parts of them alone (`recipes/pairs.py`). None of
+the data is in this folder; the parameters were learned from it.
 
-**Made by** `make pretrained`, which trains with `recipes/english-french.toml`, stores the parameters as float16 and
-writes this card.
+**Made by** `make pretrained`, which trains with `recipes/english-french.toml` and `recipes/english-french-typed.toml`,
+stores the parameters as float16 and writes this card.
 """
 
 
-def main(run: Path, test: str, folder: Path) -> None:
-    """Store the model of a run as float16, score what was stored, and write its card."""
-    SequenceModel.load(run).save(folder, dtype="float16")
+def main(whole: Path, typed: Path, test: str, folder: Path) -> None:
+    """Store the model of the second run as float16, score what was stored, and write its card."""
+    SequenceModel.load(typed).save(folder, dtype="float16")
     model = SequenceModel.load(folder)
     references = read_pairs(test, longest=None, words=None).references()
     texts = [each.text for each in model.write(references)]
     listed = list(references.values())
     scores = bleu(texts, listed), chrf(texts, listed)
-    training = model.about.pop("training")
+    training, then = SequenceModel.load(whole).about["training"], model.about.pop("training")
     about: dict[str, Any] = {
         "languages": ["en", "fr"],
         "data": "Tatoeba (tatoeba.org), CC-BY 2.0 FR, as selected by manythings.org/anki",
@@ -59,6 +60,7 @@ def main(run: Path, test: str, folder: Path) -> None:
     card = _CARD.format(
         parameters=sum(parameter.numel() for parameter in model.model.parameters()),
         subwords=len(model.source), minutes=training["seconds"] / 60, **training,
+        then_pairs=then["pairs"], then_steps=then["steps"], then_minutes=then["seconds"] / 60,
         sources=len(references), references=sum(map(len, listed)),
         bleu=scores[0].value, bleu_signature=scores[0].signature,
         chrf=scores[1].value, chrf_signature=scores[1].signature,
@@ -68,4 +70,4 @@ def main(run: Path, test: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))

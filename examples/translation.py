@@ -12,7 +12,7 @@ from regard import pretrained
 from regard.tasks.alignments import alignment
 from regard.tasks.written import WritingOptions
 
-SENTENCES = ("My sister has never seen the sea.", "I love you.", "He speaks English better than I do.")
+SENTENCES = ("My sister has never seen the sea.", "I love you", "It is too late to change your mind.")
 
 
 def draw() -> Figure:

@@ -17,7 +17,7 @@ from regard.tasks.sequences import SequenceModel
 from regard.tasks.written import WritingOptions, Written
 
 #: Drawn, word by word.
-DRAWN = ("My sister has never seen the sea.", "I love you.")
+DRAWN = ("I love you", "My sister has never seen the sea.")
 #: Only translated.
 MORE = (
     "Where is the nearest station?",

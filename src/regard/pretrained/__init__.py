@@ -55,8 +55,8 @@ def load(name: str = TRANSLATOR) -> SequenceModel:
 
     Examples
     --------
-    >>> load().write(["I love you."])[0].text
-    "Je t'aime."
+    >>> load().write(["I love you"])[0].text
+    "je t'aime"
     """
     from regard.tasks.sequences import SequenceModel
 

@@ -239,7 +239,7 @@ class SequenceModel:
         >>> from regard import pretrained
         >>> (pair,) = pretrained.load().align(["I love you."], ["Je t'aime."])
         >>> [word.text for word in pair.words], tuple(pair.alignment.shape)
-        (['Je', "t'aime", '.'], (1, 4, 4))
+        (['Je', "t'aime", '.'], (1, 3, 4))
         """
         texts, given = list(sources), list(targets)
         if isinstance(sources, str) or isinstance(targets, str):

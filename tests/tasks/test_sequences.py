@@ -101,6 +101,12 @@ def test_the_score_of_a_given_target_is_the_sum_of_its_steps(model: SequenceMode
     assert told.score == pytest.approx(total, abs=1e-4)
 
 
+def test_given_words_that_the_vocabulary_cannot_spell_are_told_as_they_are() -> None:
+    (told,) = recurrent().align(["the cat"], ["un  chat 漢字!"])
+    assert told.text == "un  chat 漢字!" and "<unk>" in told.tokens
+    assert [word.text for word in told.words][-1].startswith("漢字")
+
+
 def test_what_cannot_be_aligned_is_told() -> None:
     model = recurrent()
     empty = model.align(["the cat", "", "a dog"], ["", "un chat", "un chien"])

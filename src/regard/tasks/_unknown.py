@@ -25,6 +25,16 @@ def whole_words(codec: Codec, text: str, tokens: int) -> list[str]:
     return [word.strip(signs) or word for word in found]
 
 
+def spelled(codec: Codec, text: str, numbers: Sequence[int]) -> list[Word]:
+    """Return the words of a text's numbers; those that are not wholly known are as the text has them."""
+    words = codec.words(numbers)
+    if UNKNOWN not in numbers:
+        return words
+    whole = whole_words(codec, text, len(numbers))
+    unknown = [UNKNOWN in numbers[word.tokens.start : word.tokens.stop] for word in words]
+    return [replace(word, text=whole[word.tokens.start]) if new else word for word, new in zip(words, unknown)]
+
+
 def replaced(
     codec: Codec, numbers: Sequence[int], words: Sequence[Word], whole: Sequence[str], alignment: Tensor
 ) -> tuple[str, list[Word]]:

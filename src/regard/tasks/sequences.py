@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from regard._errors import rejected, unknown_name
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
 from regard.models.base import END, EncoderDecoder
-from regard.tasks._unknown import replaced, whole_words
+from regard.tasks._unknown import replaced, spelled, whole_words
 from regard.tasks.batches import pad
 from regard.tasks.codecs import UNKNOWN, Codec
 from regard.tasks.files import CONFIG, bad_file, built_model, load_config, load_json, load_weights, save_model
@@ -225,7 +225,7 @@ class SequenceModel:
         Returns
         -------
         list of Written
-            In which ``text`` is the target as the vocabulary spells it.
+            In which ``text`` is the target as it was given.
 
         Raises
         ------
@@ -265,7 +265,8 @@ class SequenceModel:
                 ]
                 batch = [replace(read[i], found=[each]) for i, each in zip(rows, found)]
                 for i, each in zip(rows, self._told(batch, options)):
-                    told[i] = each
+                    said = spelled(self.target, given[i], wanted[i].tolist())
+                    told[i] = replace(each, text=given[i], words=tuple(said))
         return told
 
     def stream(
@@ -356,11 +357,7 @@ class SequenceModel:
         )
         if not options.alignment:
             return written
-        read = self.source.words(line.numbers)
-        if UNKNOWN in line.numbers:
-            whole = whole_words(self.source, line.text, len(line.numbers))
-            unknown = [UNKNOWN in line.numbers[word.tokens.start : word.tokens.stop] for word in read]
-            read = [replace(word, text=whole[word.tokens.start]) if new else word for word, new in zip(read, unknown)]
+        read = spelled(self.source, line.text, line.numbers)
         said = self.target.words(found.numbers) if words is None else words
         maps = self.model.maps
         return replace(written, maps=maps, alignment=alignment, source_words=tuple(read), words=tuple(said))

@@ -25,10 +25,10 @@ bridge, and counts correct symbols.
 
 Translation is JoeyNMT's `search` as its `predict` calls it, and regard's `search`: sentences from long to short, 64 at
 a time, 5 beams, length penalty 0.6, at most 1.5 times as many symbols as the longest source of a batch has (JoeyNMT's
-default). Both had the same parameters, which regard learned first, and were timed only when their
-log-probabilities and gradients agreed. The better a model, the earlier a search knows that it is done. *same* is the share of sentences that are written as
-by JoeyNMT in float32: the searches differ in when they end, as JoeyNMT's goes on until each place of the beam has ended
-once.
+default). Both had the same parameters, which regard learned first, and were timed only when their log-probabilities and
+gradients agreed. The better a model, the earlier a search knows that it is done. *same* is the share of sentences that
+are written as by JoeyNMT in float32: the searches differ in when they end, as JoeyNMT's goes on until each place of the
+beam has ended once.
 
 bfloat16 is that of matrix products, by autocast: regard's default in training where the processor multiplies it.
 JoeyNMT's configuration switches its `fp16` off on a CPU; here its code was handed torch's autocast in spite of that.

@@ -107,6 +107,14 @@ def test_given_words_that_the_vocabulary_cannot_spell_are_told_as_they_are() -> 
     assert [word.text for word in told.words][-1].startswith("漢字")
 
 
+def test_long_targets_go_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequences, "_PLACES", 64)
+    model, seen = recurrent(), []
+    monkeypatch.setattr(model, "_scored", lambda pairs: seen.append(len(pairs)) or [0.0] * len(pairs))
+    assert len(model.align(["the cat"] * 4, ["le chat et le chien " * 8] * 4)) == 4
+    assert seen == [1] * 4
+
+
 def test_what_cannot_be_aligned_is_told() -> None:
     model = recurrent()
     empty = model.align(["the cat", "", "a dog"], ["", "un chat", "un chien"])

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from regard._errors import rejected, unknown_name
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
@@ -23,6 +22,7 @@ from regard.tasks._unknown import replaced, spelled, whole_words
 from regard.tasks.batches import pad
 from regard.tasks.codecs import UNKNOWN, Codec
 from regard.tasks.files import CONFIG, bad_file, built_model, load_config, load_json, load_weights, save_model
+from regard.tasks.losses import cross_entropy
 from regard.tasks.search import Hypothesis, search
 from regard.tasks.written import WritingOptions, Written
 
@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[type[Any], type[Any]]] = {
 }
 #: What parameters may be stored as. They are computed with in float32.
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-#: The most places of source tokens in a batch, padding included.
+#: The most places of tokens of a side in a batch, padding included.
 _PLACES = 8192
 
 
@@ -254,7 +254,8 @@ class SequenceModel:
                 raise rejected("align", f"target {first + i}", f"have at most {most} tokens", len(wanted[i]))
         read = [self._read(text, numbers[i].tolist(), options, first + i) for i, text in enumerate(texts)]
         told = [Written(line.text, note=line.note) for line in read]
-        lengths = [len(line.numbers) if len(wanted[i]) else 0 for i, line in enumerate(read)]
+        counts = zip((len(line.numbers) for line in read), wanted.lengths.tolist())
+        lengths = [max(both) if all(both) else 0 for both in counts]
         with self._evaluating():
             for rows in _batches(lengths, options.batch):
                 pairs = [(read[i].numbers, wanted[i].tolist()) for i in rows]
@@ -366,11 +367,10 @@ class SequenceModel:
     def _scored(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
         """Return the log-probability of targets with their end marks."""
         sources = self._padded([source for source, _ in pairs])
-        target, lengths = self._padded([[*target, END] for _, target in pairs])
+        target, _ = self._padded([[*target, END] for _, target in pairs])
         before = torch.cat([target.new_full((len(pairs), 1), END), target[:, :-1]], 1)
-        each = -cross_entropy(self.model(*sources, before).double().mT, target, reduction="none")  # (B, T)
-        real = torch.arange(target.shape[1], device=lengths.device) < lengths[:, None]
-        return list(each.masked_fill(~real, 0.0).sum(1).tolist())
+        _, each = cross_entropy(self.model.features(*sources, before), self.model.vocabulary, target)  # (B, T)
+        return list(each.double().sum(1).tolist())
 
     @torch.no_grad()
     def _aligned(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:

@@ -32,15 +32,16 @@ def settled(table: Mapping[str, Any], start: SequenceModel) -> dict[str, Any]:
             raise _settled(name, value, made[name])
     config = start.model.config
     usual = asdict(config.preset(ExperimentOptions.preset, config.sources, config.targets))
-    settles = {"model": {**asdict(config)}, "vocabularies": _vocabularies(start)}
-    for section, known in settles.items():
+    own = {name: value for name, value in asdict(config).items() if value != usual[name]}
+    vocabularies = _vocabularies(start)
+    sections = (("model", asdict(config), own), ("vocabularies", vocabularies, vocabularies))
+    for section, known, missing in sections:
         given = made.get(section, {})
         if not isinstance(given, dict):
             continue  # which is told later
         for name, value in given.items():
             if name in known and name not in _FREE and value != known[name]:
                 raise _settled(f"{section}.{name}", known[name], value)
-        missing = {name: value for name, value in known.items() if value != usual.get(name)}
         made[section] = {**missing, **given}
     return made
 

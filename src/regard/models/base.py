@@ -9,8 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Protocol, Self
 
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from regard.models._products import linear
 
 #: The number of padding, and the number that marks where a sequence ends (and, to a decoder, where it begins).
 PAD, END = 0, 1
@@ -82,7 +83,7 @@ class EncoderDecoder(nn.Module, ABC):
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the logits (..., N) of rows (..., P)."""
-        return F.linear(features, *self.vocabulary)
+        return linear(features, *self.vocabulary)
 
     @abstractmethod
     def start(self, memory: Any, beams: int) -> Rows:

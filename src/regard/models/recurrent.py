@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from regard._errors import rejected
 from regard.models._dropout import Dropout
 from regard.models._parts import Output, checked_share, forced
+from regard.models._products import cell_step
 from regard.models.attending import Attending
 from regard.models.base import EncoderDecoder
 from regard.models.recurrent_config import PRESETS, RecurrentConfig
@@ -40,12 +41,15 @@ class State:
         The features of the last step.
     time : int
         How many steps have been made.
+    alike : Tensor (R,), or None
+        Rows with the same number are equal: what a search selects more than once, for beams of one parent.
     """
 
     hidden: Tensor
     cell: Tensor | None
     fed: Tensor | None
     time: int = 0
+    alike: Tensor | None = None
 
     def select(self, rows: Tensor) -> State:
         """Return these rows in this order."""
@@ -55,6 +59,7 @@ class State:
             None if cell is None else cell.index_select(1, rows),
             None if fed is None else fed.index_select(0, rows),
             self.time,
+            rows,
         )
 
 
@@ -304,7 +309,8 @@ class RecurrentEncoderDecoder(EncoderDecoder):
             hidden, end = self.decoder(rows, state.hidden if state.cell is None else (state.hidden, state.cell))
             last, cell = (end, None) if state.cell is None else end  # (Y, B, Q)
         else:
-            hidden, last, cell = self._advance(rows.flatten(0, 1), state)
+            entered = symbols.flatten() if entering is None and not self.training else None
+            hidden, last, cell = self._advance(rows.flatten(0, 1), state, entered)
             hidden = hidden.view(B, L, -1)  # (B, L, Q)
         if self.config.wiring == "after" and self.attending is not None:
             context, told = self._attend(hidden, memory, where, weights)
@@ -317,16 +323,16 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         assert self.attending is not None
         return self.attending(query, memory.keys, memory.values, memory.lengths, where, weights)
 
-    def _advance(self, rows: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the last layer's hidden state (R, Q) one step after, and all layers' hidden and cell (Y, R, Q)."""
+    def _advance(self, rows: Tensor, state: State, alike: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the last layer's hidden state (R, Q) one step after, and all layers' hidden and cell (Y, R, Q).
+
+        Rows with the same number in ``alike`` (R,) are equal.
+        """
         made: list[tuple[Tensor, ...]] = []
-        states = [state.hidden.unbind()] if state.cell is None else [state.hidden.unbind(), state.cell.unbind()]
-        for number, (weights, *before) in enumerate(zip(self.decoder.all_weights, *states)):
+        states = zip(*(part.unbind() for part in (state.hidden, state.cell) if part is not None))
+        for number, (weights, before) in enumerate(zip(self.decoder.all_weights, states)):
             rows = self.dropout(rows) if number else rows  # (R, ·)
-            if state.cell is None:
-                made.append((torch.gru_cell(rows, *before, *weights),))
-            else:
-                made.append(torch.lstm_cell(rows, before, *weights))
+            made.append(cell_step(rows, before, weights, (None if number else alike, state.alike)))
             rows = made[-1][0]
         hidden, *cells = (torch.stack(parts) for parts in zip(*made))
         return rows, hidden, cells[0] if cells else None

@@ -2,7 +2,8 @@
 
 ``python -m recipes.pairs PAIRS`` writes to standard output, to be read by ``regard train --data -``, all the pairs; a
 share of them again without their last mark and first capital; and parts of sentences, which nobody ends with a mark. A
-model that only ever saw whole sentences is at a loss where one is not.
+model that only ever saw whole sentences is at a loss where one is not. What has a rare word comes several times: most
+words stand in so few sentences that a small model knows them by halves.
 """
 
 from __future__ import annotations
@@ -44,19 +45,37 @@ def plain(text: str, inside: Counter[str]) -> str:
     return lower + text[len(word) :] if inside[lower] > inside[word] else text
 
 
+def copies(source: str, counts: Counter[str], enough: int, most: int) -> int:
+    """Return how often a pair should come for the rarest word of its source to come about ``enough`` times.
+
+    Examples
+    --------
+    >>> [copies(text, Counter({"the": 900, "control": 30, "zone": 1}), 40, 8) for text in ("the control", "The zone")]
+    [2, 8]
+    """
+    rarest = min((counts[word.lower()] for word in _WORD.findall(source)), default=enough)
+    return min(most, -(-enough // max(rarest, 1)))
+
+
 def main(given: Sequence[str] | None = None) -> None:
     """Write the pairs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pairs", help="tab-separated, gzip or not")
     parser.add_argument("--share", type=float, default=0.6, help="of the pairs that come again; 0.6")
+    parser.add_argument("--enough", type=int, default=40, help="times that a word should come; 40")
+    parser.add_argument("--copies", type=int, default=8, help="of a typed sentence or a part, at most; 8")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(given)
     pairs = read_pairs(arguments.pairs, longest=None, words=None)
     inside, drawn = (usual(pairs.sources), usual(pairs.targets)), random.Random(arguments.seed)
     typed = [(plain(source, inside[0]), plain(target, inside[1])) for source, target in pairs]
+    counts = Counter(word for text in pairs.sources for word in {each.lower() for each in _WORD.findall(text)})
     again = [pair for pair in typed if drawn.random() < arguments.share]
-    for pair in (*pairs, *again, *fragments(*zip(*typed))):
+    for pair in pairs:
         sys.stdout.write("\t".join(pair) + "\n")
+    for pair in (*again, *fragments(*zip(*typed))):
+        number = copies(pair[0], counts, arguments.enough, arguments.copies)
+        sys.stdout.write(("\t".join(pair) + "\n") * number)
 
 
 if __name__ == "__main__":

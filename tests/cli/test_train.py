@@ -320,6 +320,29 @@ class TestOptions:
         assert result.code == 0, result.err
         assert "3 of the 4 sources to validate with are also to learn from: scores of validations are" in result.out
 
+    def test_pairs_given_twice_count_once_or_twice(self, regard, pairs, tmp_path) -> None:
+        lines = [line for line in pairs.read_text(encoding="utf-8").splitlines() if line[0] != "\t"]
+        (tmp_path / "twice.tsv").write_text("\n".join([*lines, *lines[:50]]), encoding="utf-8")
+        told = {}
+        for number, given in enumerate(([], ["--set", "data.duplicates=true"])):
+            arguments = [
+                "--data",
+                tmp_path / "twice.tsv",
+                "--out",
+                tmp_path / str(number),
+                "--steps",
+                "1",
+                *SMALL,
+                *given,
+            ]
+            result = regard("train", "translation", *arguments)
+            assert result.code == 0, result.err
+            told[number] = result.out
+        assert f"{len(lines)} pairs of {len(lines) + 50} lines" in told[0]
+        assert "left out, identical to an earlier pair: 50" in told[0]
+        assert f"{len(lines) + 50} pairs of {len(lines) + 50} lines" in told[1]
+        assert "identical" not in told[1]
+
     def test_an_unknown_task(self, regard, tmp_path) -> None:
         result = regard("train", "translaton", "--out", tmp_path)
         assert result.code == 2 and "did you mean 'translation'" in result.err

@@ -59,3 +59,14 @@ def test_what_is_written(tmp_path, capsys) -> None:
     assert lines[:2] == ["The cat sees.\tLe chat voit.", "See the cat!\tVois le chat !"]
     assert "the cat sees\tle chat voit" in lines
     assert all(line.count("\t") == 1 for line in lines)
+
+
+def test_rare_words_come_several_times(tmp_path, capsys) -> None:
+    path = tmp_path / "pairs.tsv"
+    often = [f"I see {n} cats.\tJe vois {n} chats." for n in range(50)]
+    path.write_text("\n".join([*often, "I see zebras.\tJe vois des zèbres."]) + "\n", encoding="utf-8")
+    pairs.main([str(path), "--share", "1.0", "--enough", "40", "--copies", "8"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.count("I see zebras.\tJe vois des zèbres.") == 1
+    assert lines.count("I see zebras\tJe vois des zèbres") == 8
+    assert lines.count("I see 7 cats\tJe vois 7 chats") == 1

@@ -28,6 +28,8 @@ class DataOptions:
         By default at most a tenth of the sources.
     longest : int
         The most words that a side may have.
+    duplicates : bool
+        Whether to keep pairs to learn from that are identical to an earlier one: a pair given twice counts twice.
     """
 
     data: str = ""
@@ -36,6 +38,7 @@ class DataOptions:
     valid_targets: str = ""
     held_out: int = 1000
     longest: int = 100
+    duplicates: bool = False
 
     def __post_init__(self) -> None:
         piped = [name for name in ("data", "targets", "valid", "valid_targets") if getattr(self, name) == "-"]

@@ -186,11 +186,12 @@ class Experiment:
         data, lowercase = self.options.data, self.options.vocabularies.lowercase
         if not data.data:
             raise rejected("train", "data", "be given: a file of pairs separated by a tab", "none")
-        learn = read_pairs(data.data, data.targets or None, words=data.longest, lowercase=lowercase)
+        reading: dict[str, Any] = {"words": data.longest, "lowercase": lowercase}
+        learn = read_pairs(data.data, data.targets or None, duplicates=data.duplicates, **reading)
         for line in learn.report():
             self.say(line)
         if data.valid:
-            valid = read_pairs(data.valid, data.valid_targets or None, words=data.longest, lowercase=lowercase)
+            valid = read_pairs(data.valid, data.valid_targets or None, **reading)
             for line in valid.report():
                 self.say(line)
             known, held = set(learn.sources), set(valid.sources)

@@ -32,8 +32,8 @@ as learners of a language exchange them; it knows little of anything else, and r
 
 **Data.** Sentence pairs of [Tatoeba](https://tatoeba.org), CC-BY 2.0 FR, by its contributors, in the selection of
 [manythings.org/anki](https://www.manythings.org/anki/) dated 2019-04-07: first as they are; then with most of them
-again without last marks and first capitals, as people type, and with parts of them alone (`recipes/pairs.py`). None of
-the data is in this folder; the parameters were learned from it.
+again without last marks and first capitals, as people type, and with parts of them alone, what has a rare word several
+times (`recipes/pairs.py`). None of the data is in this folder; the parameters were learned from it.
 
 **Made by** `make pretrained`, which trains with `recipes/english-french.toml` and `recipes/english-french-typed.toml`,
 stores the parameters as float16 and writes this card.

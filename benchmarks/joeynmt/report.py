@@ -41,7 +41,7 @@ def markdown(tables: list[dict[str, Any]]) -> str:
     machine = {name: value for name, value in machines[0].items() if all(each.get(name) == value for each in machines)}
     rows = [f"| {name} | {value} |" for name, value in machine.items()]
     out = [f"# Beside JoeyNMT on {machine['CPU']}", "", "| | |", "| --- | --- |", *rows, "", LEGEND]
-    out += ["## Targets", "", "| | target | float32 | regard as it comes | |", "| --- | --- | --- | --- | --- |"]
+    out += ["## Targets", "", "| | target | float32 | bfloat16 | |", "| --- | --- | --- | --- | --- |"]
     out += [_target(table) for table in tables]
     for table in tables:
         out += ["", f"## {table['task'].capitalize()}, {table['shape']}", "", f"{SHAPES[table['shape']].title}.", ""]
@@ -62,14 +62,13 @@ def _rate(row: dict[str, Any]) -> str:
 
 
 def _target(table: dict[str, Any]) -> str:
-    """Return how the target is met: float32 against float32, and regard's default precision against JoeyNMT's."""
+    """Return how the target is met, over JoeyNMT in float32; regard trains in bfloat16, and translates in float32."""
     rows, wanted = {row["contender"]: row for row in table["rows"]}, TARGETS[table["task"]]
-    plain = rows.get("regard, float32")
-    default = rows.get("regard, bfloat16" if table["task"] == "training" else "regard, float32")
-    cells = ["–" if row is None else f"{row['speed']['value']:.2f}×" for row in (plain, default)]
-    met = plain is not None and plain["speed"]["value"] >= wanted
-    by_default = default is not None and default["speed"]["value"] >= wanted
-    told = "met" if met else "met by the default" if by_default else "**missed**"
+    found = [rows.get(f"regard, {precision}") for precision in ("float32", "bfloat16")]
+    cells = ["–" if row is None else f"{row['speed']['value']:.2f}×" for row in found]
+    plain, lower = (row is not None and row["speed"]["value"] >= wanted for row in found)
+    by_lower = "met by the default" if table["task"] == "training" else "**missed**; met by `--precision bfloat16`"
+    told = "met" if plain else by_lower if lower else "**missed**"
     return f"| {table['task']}, {table['shape']} | {wanted:g}× | {cells[0]} | {cells[1]} | {told} |"
 
 

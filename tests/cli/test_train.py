@@ -325,17 +325,8 @@ class TestOptions:
         (tmp_path / "twice.tsv").write_text("\n".join([*lines, *lines[:50]]), encoding="utf-8")
         told = {}
         for number, given in enumerate(([], ["--set", "data.duplicates=true"])):
-            arguments = [
-                "--data",
-                tmp_path / "twice.tsv",
-                "--out",
-                tmp_path / str(number),
-                "--steps",
-                "1",
-                *SMALL,
-                *given,
-            ]
-            result = regard("train", "translation", *arguments)
+            arguments = ["--data", tmp_path / "twice.tsv", "--out", tmp_path / str(number), "--steps", "1", *SMALL]
+            result = regard("train", "translation", *arguments, *given)
             assert result.code == 0, result.err
             told[number] = result.out
         assert f"{len(lines)} pairs of {len(lines) + 50} lines" in told[0]

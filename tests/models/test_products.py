@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regard.models import RecurrentConfig, RecurrentEncoderDecoder, _products
 from regard.models._products import cell_step, linear, shared_linear
 
 
@@ -35,7 +38,7 @@ def test_products_are_within_the_error_of_torchs(shape, width, count, biased, tu
     with torch.no_grad():
         made = linear(rows, weight, bias)
     assert made.shape == (*shape, count)
-    # The order of a sum of n terms changes its error by no more than n units in the last place of its terms' sizes.
+    # Where torch happens to err little: four units of the sum of the terms' sizes, of which any order may err by n.
     size = (rows.abs() @ weight.abs().T).max().item() + (0 if bias is None else bias.abs().max().item())
     budget = max(
         4 * _error(F.linear(rows, weight, bias), rows, weight, bias), 4 * torch.finfo(torch.float32).eps * size
@@ -58,6 +61,16 @@ def test_gradients_and_other_types_go_through_torch(dtype) -> None:
     assert linear(rows.float()[:0], weight.float(), bias.float()).shape == (0, 4)
 
 
+def test_float32_goes_to_onednn_where_torch_has_it(monkeypatch) -> None:
+    calls = []
+    monkeypatch.setattr(_products, "_ONEDNN", lambda *given: calls.append(given) or "made")
+    rows, weight = torch.randn(3, 5), torch.randn(4, 5)
+    with torch.no_grad():
+        assert linear(rows, weight) == "made"
+        assert linear(rows.double(), weight.double()).shape == (3, 4)
+    assert linear(rows, weight).shape == (3, 4) and len(calls) == 1
+
+
 @settings(derandomize=True, deadline=None, max_examples=30)
 @given(alike=st.lists(st.integers(0, 9), min_size=1, max_size=40))
 def test_equal_rows_are_computed_once(alike) -> None:
@@ -65,8 +78,22 @@ def test_equal_rows_are_computed_once(alike) -> None:
     table = torch.randn(10, 6, generator=generator, dtype=torch.float64)
     weight, bias = (torch.randn(*size, generator=generator, dtype=torch.float64) for size in ((8, 6), (8,)))
     numbers = torch.tensor(alike)
-    made = shared_linear(table[numbers], weight, bias, numbers)
+    with mock.patch.object(_products, "linear", wraps=linear) as product:
+        made = shared_linear(table[numbers], weight, bias, numbers)
     torch.testing.assert_close(made, F.linear(table[numbers], weight, bias))
+    (called,) = product.call_args_list
+    assert len(called.args[0]) == len(set(alike))
+
+
+def test_dropout_that_is_left_on_draws_for_every_beam() -> None:
+    config = RecurrentConfig(sources=9, targets=9, encoder=8, decoder=8, dropout=0.5)
+    model = RecurrentEncoderDecoder(config).eval()
+    model.dropout.train()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        memory = model.encode(torch.tensor([[2, 3]]), torch.tensor([2]))
+        _, state = model.step(torch.full((1, 6), 1), memory, model.start(memory, 6))
+    assert len(state.hidden[0].unique(dim=0)) > 1, "all beams got one draw"
 
 
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])

@@ -309,7 +309,7 @@ class RecurrentEncoderDecoder(EncoderDecoder):
             hidden, end = self.decoder(rows, state.hidden if state.cell is None else (state.hidden, state.cell))
             last, cell = (end, None) if state.cell is None else end  # (Y, B, Q)
         else:
-            entered = symbols.flatten() if entering is None and not self.training else None
+            entered = symbols.flatten() if entering is None and not self.dropout.training else None
             hidden, last, cell = self._advance(rows.flatten(0, 1), state, entered)
             hidden = hidden.view(B, L, -1)  # (B, L, Q)
         if self.config.wiring == "after" and self.attending is not None:

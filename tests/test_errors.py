@@ -72,6 +72,7 @@ TENSORS: list[Row] = [
     (called(torch.tensor(1.0)), ValueError, "query must have at least 2 dimensions, (..., heads, length, width), got ()."),
     (called(key=K[0, 0, 0]), ValueError, "key must have at least 2 dimensions, (..., heads, length, width), got (64,)."),
     (called(key=K[..., :32]), ValueError, "key must have query's head width 64, got 32 (query (2, 8, 12, 64), key (2, 8, 9, 32))."),
+    (called(*(t[0, 0] for t in (Q, K[..., :32], V))), ValueError, "key must have query's head width 64, got 32 (query (12, 64), key (9, 32))."),
     (called(value=V[:, :, :5]), ValueError, "value must have key's length 9, got 5 (key (2, 8, 9, 64), value (2, 8, 5, 16))."),
     (called(key=K.double()), TypeError, "key must have query's dtype torch.float32, got torch.float64."),
     (called(value=V.half()), TypeError, "value must have query's dtype torch.float32, got torch.float16."),

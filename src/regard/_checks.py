@@ -57,6 +57,14 @@ def heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     raise rejected("attention", "key", f"have query's {H} heads{hint}", came)
 
 
+def widths(query: Tensor, key: Tensor) -> None:
+    """Check that queries and keys are equally wide."""
+    E, wide = query.shape[-1], key.shape[-1]
+    if wide != E:
+        came = f"{wide} (query {shape(query)}, key {shape(key)})"
+        raise rejected("attention", "key", f"have query's head width {E}", came)
+
+
 def flag(name: str, value: Any) -> None:
     """Check a bool."""
     if not isinstance(value, bool):

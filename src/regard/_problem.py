@@ -106,8 +106,11 @@ def build(
     dropout_p, scale, softcap = _checks.numbers(dropout_p, scale, softcap)
     query, key, value = _autocast.cast(query, key, value)
     _checks.dtypes(query, key, value)
+    given = query, key
     lead, query, key, value, headless = _canonical(query, key, value, enable_gqa)
     the_score = as_score(score, query, key)
+    if not the_score.mixed_widths:
+        _checks.widths(*given)
     _checks.device("score", the_score.tensors(), query)
     the_score.check(query, key)
     B, H, L, E = query.shape

@@ -64,14 +64,7 @@ class Score(Part, ABC):
         return 1.0
 
     def check(self, query: Tensor, key: Tensor) -> None:
-        """Raise ValueError when these (B, H, L, E) queries and (B, G, S, E) keys do not fit the score."""
-        if not self.mixed_widths and query.shape[-1] != key.shape[-1]:
-            raise rejected(
-                "attention",
-                "key",
-                f"have query's head width {query.shape[-1]}",
-                f"{key.shape[-1]} (query {shape(query)}, key {shape(key)})",
-            )
+        """Raise ValueError when these (B, H, L, E) queries and (B, G, S, E) keys do not fit the score's tensors."""
 
     def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Return what :meth:`compare` works on: (B, H, L, C) and (B, G, S, C'), one row for each row given."""

@@ -51,6 +51,10 @@ class Trial:
         By the name of the score.
     more : int
         Steps in all, if the finished run is then resumed with more of them.
+    source : str
+        Where the published scores are from.
+    language : str
+        Whose rules Moses' tokenizer splits the written texts by; none where they are no sentences.
     """
 
     title: str
@@ -61,33 +65,39 @@ class Trial:
     published: dict[str, str] = field(default_factory=dict)
     target: dict[str, float] = field(default_factory=dict)
     more: int = 0
+    source: str = ""
+    language: str = "en"
 
 
+_WU = "Wu et al. 2021, arXiv 2105.14462"
+_UNKNOWN = "not recorded"
 _DE_EN = ("test_2016_flickr.de.gz", "test_2016_flickr.en.gz")
 TRIALS = {
     "multi30k-none": Trial(
         "Multi30k German→English, recurrent without attention", "multi30k-recurrent", f"{GERMAN} --attention none",
-        "multi30k", _DE_EN, {TOKENIZED: "20.6"},
+        "multi30k", _DE_EN, {TOKENIZED: "20.6"}, source=_UNKNOWN,
     ),
     "multi30k-additive": Trial(
         "Multi30k German→English, recurrent with additive attention", "multi30k-recurrent", GERMAN,
-        "multi30k", _DE_EN, {TOKENIZED: "28.3"}, {"BLEU": 34.0},
+        "multi30k", _DE_EN, {TOKENIZED: "28.3"}, {"BLEU": 34.0}, source=_UNKNOWN,
     ),
     "multi30k-transformer": Trial(
         "Multi30k German→English, Transformer", "multi30k-transformer", GERMAN,
-        "multi30k", _DE_EN, {TOKENIZED: "36.5"}, {TOKENIZED: 38.0},
+        "multi30k", _DE_EN, {TOKENIZED: "36.5"}, {TOKENIZED: 38.0}, source=_UNKNOWN,
     ),
     "multi30k-transformer-en-de": Trial(
         "Multi30k English→German, Transformer", "multi30k-transformer", ENGLISH,
-        "multi30k", _DE_EN[::-1], {TOKENIZED: "41.0"}, {TOKENIZED: 41.5}, 7500,
+        "multi30k", _DE_EN[::-1], {TOKENIZED: "41.0"}, {TOKENIZED: 41.5}, 7500, _WU, "de",
     ),
     "cmudict": Trial(
         "CMUdict, letters into phonemes, recurrent with additive attention", "pronunciation",
         "--data {0}/train.tsv.gz --valid {0}/valid.tsv.gz", "cmudict", ("test.tsv.gz",),
-        {"WER": "20–24", "PER": "4.7–5.9"}, {"WER": 20.0, "PER": 4.7},
+        {"WER": "20–24", "PER": "4.7–5.9"}, {"WER": 20.0, "PER": 4.7}, language="",
+        source="Yao & Zweig 2015, arXiv 1506.00196; Toshniwal & Livescu 2016, arXiv 1610.06540",
     ),
     "english-french": Trial(
-        "Tatoeba English→French, the model in the box", "", "", "tatoeba", ("en-fr.test.tsv.gz",), {}, {"BLEU": 45.0}
+        "Tatoeba English→French, the model in the box", "", "",
+        "tatoeba", ("en-fr.test.tsv.gz",), {}, {"BLEU": 45.0}, language="fr",
     ),
 }  # fmt: skip
 
@@ -107,6 +117,8 @@ class Result:
     training: dict[str, Any]
     signatures: dict[str, str]
     where: dict[str, str]
+    source: str
+    language: str
 
 
 def trained(trial: Trial, data: Path, run: Path) -> str:
@@ -126,7 +138,9 @@ def trained(trial: Trial, data: Path, run: Path) -> str:
     return "; ".join(map(shlex.join, commands)).replace(str(data), "DATA").replace(str(run), "RUN")
 
 
-def scored(model: SequenceModel, test: Sequence[Path]) -> tuple[dict[str, float], dict[str, str], int, int]:
+def scored(
+    model: SequenceModel, test: Sequence[Path], language: str
+) -> tuple[dict[str, float], dict[str, str], int, int]:
     """Return scores and their signatures, and how many sources and references there were; beam search with 5 beams."""
     references = read_pairs(*map(str, test), longest=None, words=None).references()
     written, listed = [each.text for each in model.write(references)], list(references.values())
@@ -139,7 +153,6 @@ def scored(model: SequenceModel, test: Sequence[Path]) -> tuple[dict[str, float]
             len(listed),
             count,
         )
-    language = model.about.get("languages", ["", "en"])[1]
     # A model without capitals is scored without them, and the score's name says so.
     lower = model.target.lowercase
     case = ", lower case" if lower else ""
@@ -167,11 +180,12 @@ def measure(name: str, data: Path, runs: Path) -> Result:
         training = dict(model.about["training"])
     else:
         command, model, training = "make pretrained", pretrained.load(), {}
-    scores, signatures, sources, references = scored(model, [data / trial.data / each for each in trial.test])
+    test = [data / trial.data / each for each in trial.test]
+    scores, signatures, sources, references = scored(model, test, trial.language)
     where = facts() | {"date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"}
     return Result(
         trial.title, command, sum(each.numel() for each in model.model.parameters()), scores, trial.published,
-        trial.target, sources, references, training, signatures, where,
+        trial.target, sources, references, training, signatures, where, trial.source, trial.language,
     )  # fmt: skip
 
 
@@ -198,8 +212,8 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
         f'the text as it is; "{TOKENIZED}" is BLEU of both sides after Moses\' tokenizer, which is what the published '
         "scores of Multi30k are made of, though not with the same tokenizers throughout. Beam search with 5 beams.", "",
         summary(results), "", "## How", "",
-        "| what | parameters | steps | minutes | threads | seed | sentences | references | command |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+        "| what | parameters | steps | minutes | threads | seed | sentences | references | scored on | command |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- |",
     ]  # fmt: skip
     for each in results.values():
         told = each["training"]
@@ -207,12 +221,17 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
         lines.append(
             f"| {each['title']} | {each['parameters']:,} | {told.get('steps', '')} | {minutes} | "
             f"{told.get('threads', '')} | {told.get('seed', '')} | {each['sources']:,} | {each['references']:,} | "
-            f"`{each['command']}` |"
+            f"{', '.join(each['where'][name] for name in ('CPU', 'torch', 'regard', 'date'))} | `{each['command']}` |"
         )
-    signatures = {name: text for each in results.values() for name, text in each["signatures"].items()}
-    lines += ["", *(f"{name}: `{signature}`  " for name, signature in signatures.items()), ""]
-    *_, last = results.values()
-    lines += ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in last["where"].items())]
+    lines += [
+        "", "## What the scores are", "",
+        "| what | published by | Moses' rules | signatures |", "| --- | --- | --- | --- |",
+    ]  # fmt: skip
+    for each in results.values():
+        signatures = "; ".join(f"{name}: `{signature}`" for name, signature in each["signatures"].items())
+        # A bar ends a cell of a table, in code too.
+        signatures = signatures.replace("|", "\\|")
+        lines.append(f"| {each['title']} | {each['source']} | {each['language']} | {signatures} |")
     return "\n".join(lines) + "\n"
 
 

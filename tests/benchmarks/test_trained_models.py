@@ -31,16 +31,18 @@ def data(tmp_path) -> Path:
 
 
 def test_a_run_is_trained_resumed_with_more_steps_and_scored(data, tmp_path, monkeypatch) -> None:
-    trial = Trial("Tiny", "multi30k-transformer", SMALL, "tiny", ("test.tsv",), {TOKENIZED: "12.3"}, {"WER": 1.0}, 4)
+    trial = Trial("Tiny", "multi30k-transformer", SMALL, "tiny", ("test.tsv",), more=4, language="de")
     monkeypatch.setitem(translation.TRIALS, "tiny", trial)
     # Moses' tokenizer comes with the benchmarks' packages alone.
-    monkeypatch.setattr(translation, "_split", lambda texts, language: [text.lower() for text in texts])
+    asked = []
+    monkeypatch.setattr(translation, "_split", lambda texts, language: asked.append(language) or texts)
     found = measure("tiny", data, tmp_path / "runs")
     assert found.training["steps"] == 4
     first, second = found.command.split("; ")
     assert first.startswith("regard train translation --options recipes/multi30k-transformer.toml --data DATA/tiny/")
     assert first.endswith("--out RUN")
     assert second == "regard train translation --out RUN --resume --steps 4"
+    assert set(asked) == {found.language} == {"de"}, "split by another language's rules"
     assert set(found.scores) == {"BLEU, lower case", TOKENIZED, "chrF, lower case"}
     assert found.sources == len({line.split("\t")[0] for line in (data / "tiny" / "test.tsv").open(encoding="utf-8")})
     ended = (tmp_path / "runs" / "tiny" / "model.safetensors").stat().st_mtime_ns
@@ -51,7 +53,8 @@ def test_a_run_is_trained_resumed_with_more_steps_and_scored(data, tmp_path, mon
 
 def test_what_fell_short_is_said() -> None:
     shared = {"published": {"WER": "20–24"}, "training": {}, "parameters": 1, "sources": 2, "references": 3}
-    shared |= {"command": "x", "signatures": {}, "where": {"cores": 2}}
+    shared |= {"command": "x", "where": {"CPU": "a", "torch": "b", "regard": "c", "date": "d"}, "language": "de"}
+    shared |= {"signatures": {"BLEU": "nrefs:1|case:lc"}, "source": "Somebody 2020"}
     results = {
         "words": {"title": "Words", "scores": {"WER": 21.0, "PER": 4.5}, "target": {"WER": 20.0, "PER": 4.7}, **shared},
         "texts": {"title": "Texts", "scores": {"BLEU": 39.0}, "target": {"BLEU": 39.5}, **shared},
@@ -60,3 +63,4 @@ def test_what_fell_short_is_said() -> None:
     assert "| Words | WER | **21.00** (missed) | 20–24 | 20 |" in shown
     assert "| Words | PER | 4.50 |  | 4.7 |" in shown
     assert "| Texts | BLEU | **39.00** (missed) |  | 39.5 |" in shown
+    assert "| Texts | Somebody 2020 | de | BLEU: `nrefs:1\\|case:lc` |" in shown

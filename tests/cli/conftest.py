@@ -47,8 +47,9 @@ def heard() -> Iterator[None]:
 
 @pytest.fixture
 def regard(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    def run(*arguments: object, stdin: str = "") -> Outcome:
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+    def run(*arguments: object, stdin: str | bytes = "") -> Outcome:
+        binary = io.BytesIO(stdin if isinstance(stdin, bytes) else stdin.encode())
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(binary, encoding="utf-8"))
         with pytest.raises(SystemExit) as caught:
             main([str(argument) for argument in arguments])
         captured = capsys.readouterr()

@@ -64,3 +64,13 @@ def test_wrong_options(regard, pairs, tmp_path, arguments, message) -> None:
     result = regard("compare", "translation", "--data", pairs, "--out", tmp_path / "out", *SMALL, *arguments)
     assert result.code == 2 and message in result.err and "Traceback" not in result.err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_there_is_said_before_anything_is_trained(regard, pairs, tmp_path) -> None:
+    (tmp_path / "out" / "additive").mkdir(parents=True)
+    (tmp_path / "out" / "additive" / "config.json").touch()
+    options = ["--data", pairs, "--out", tmp_path / "out", *SMALL]
+    result = regard("compare", "translation", "--attention", "dot,additive", *options)
+    assert result.code == 2
+    assert f"out must be a new folder, got {tmp_path / 'out' / 'additive'}, which has a model." in result.err
+    assert not (tmp_path / "out" / "dot").exists()

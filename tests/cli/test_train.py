@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import errno
+import gzip
 import json
 import os
 import random
 import re
+import shlex
 import signal
 import tomllib
 from pathlib import Path
@@ -82,6 +84,26 @@ def test_a_filter_from_standard_input(regard, model) -> None:
     assert result.out.splitlines() == ["rouge chien", "", "bleu chat"]
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (b"\xef\xbb\xbfred dog\n", "rouge chien\n"),
+        (b"red\rdog\nblue cat", "rouge chien\nbleu chat\n"),
+        (b"red dog\r\n", "rouge chien\n"),
+        (gzip.compress(b"red dog\n"), "rouge chien\n"),
+    ],
+    ids=["a byte order mark", "a carriage return within", "lines of Windows", "gzip"],
+)
+def test_a_line_in_is_a_line_out(regard, model, given, shown) -> None:
+    assert regard("translate", "--model", model, stdin=given).out == shown
+
+
+def test_a_line_that_is_no_text_is_named(regard, model) -> None:
+    result = regard("translate", "--model", model, stdin=b"red dog\ncaf\xe9\n")
+    assert result.code == 2
+    assert "regard: translate: standard input, line 2 must be text in UTF-8, got byte 0xe9 at column 4" in result.err
+
+
 def test_json(regard, model) -> None:
     (record,) = map(json.loads, regard("translate", "--model", model, "--json", "red dog").out.splitlines())
     assert record["text"] == "rouge chien"
@@ -125,7 +147,9 @@ def test_the_alignment_of_a_translation_that_is_given(regard, model) -> None:
             "rouge",
             "--n-best",
             "2",
-        ): "--given must come without --beams, --n-best, --no-repeat and --sample",
+        ): "--given must come without --beams, --n-best, --no-repeat, --sample",
+        ("red", "--given", "rouge", "--precision", "bfloat16"): "--given must come without --beams",
+        ("red", "--given", "rouge", "--keep-unknown"): "--given must come without --beams",
     }
     for arguments, why in pairs.items():
         refused = regard("translate", "--model", model, *arguments, stdin="red\n")
@@ -136,6 +160,8 @@ def test_pictures(regard, model, tmp_path) -> None:
     png, html = tmp_path / "a.png", tmp_path / "a.html"
     assert regard("translate", "--model", model, "red dog", "--png", png, "--html", html).code == 0
     assert png.read_bytes().startswith(b"\x89PNG") and "rouge" in html.read_text(encoding="utf-8")
+    result = regard("translate", "--model", model, "red \udce9 dog", "--png", png, "--html", html)
+    assert result.code == 0 and "red � dog" in html.read_text(encoding="utf-8"), result.err
     png.unlink()
     result = regard("translate", "--model", model, " ", "--png", png)
     assert (result.code, result.out) == (0, "\n") and not png.exists()
@@ -190,6 +216,18 @@ def test_help_fits_on_a_screen(regard, monkeypatch, command) -> None:
     assert len(lines) <= 40 and max(map(len, lines)) <= 80
     options = [line for line in lines if line.startswith("│") and "--" in line]
     assert len(options) == {"train": 22, "compare": 12}[command], "an option is a line"
+
+
+def interrupt_while_saving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Ctrl-C be pressed when the model is about to be saved."""
+    real = files.write_together
+
+    def interrupted(written) -> None:
+        if any(path.name == "config.json" for path in written):
+            signal.raise_signal(signal.SIGINT)
+        real(written)
+
+    monkeypatch.setattr(files, "write_together", interrupted)
 
 
 class TestOptions:
@@ -334,6 +372,21 @@ class TestOptions:
         assert f"{len(lines) + 50} pairs of {len(lines) + 50} lines" in told[1]
         assert "identical" not in told[1]
 
+    def test_what_to_type_next_is_what_works(self, regard, pairs, tmp_path) -> None:
+        out = tmp_path / "a folder"
+        options = ["--attention", "none", "--set", "vocabularies.dropout=0", "--out", out, "--steps", "1", *SMALL]
+        result = regard("train", "translation", "--data", "-", *options, stdin=pairs.read_bytes())
+        assert result.code == 0, result.err
+        word, *arguments = shlex.split(result.out.splitlines()[-1].partition("Now try:  regard ")[2])
+        again = regard(word, *arguments)
+        assert again.code == 0, again.err
+
+    def test_an_interrupted_run_of_standard_input_needs_it_again(self, regard, pairs, tmp_path, monkeypatch) -> None:
+        interrupt_while_saving(monkeypatch)
+        options = ["--data", "-", "--out", tmp_path, "--steps", "1", *SMALL]
+        result = regard("train", "translation", *options, stdin=pairs.read_bytes())
+        assert f"regard train translation --out {tmp_path} --resume < the same pairs" in result.out
+
     def test_an_unknown_task(self, regard, tmp_path) -> None:
         result = regard("train", "translaton", "--out", tmp_path)
         assert result.code == 2 and "did you mean 'translation'" in result.err
@@ -352,15 +405,8 @@ class TestResume:
         assert tomllib.loads((tmp_path / "options.toml").read_text(encoding="utf-8"))["training"]["steps"] == 15
 
     def test_an_interrupt_while_the_model_is_saved(self, regard, pairs, tmp_path, monkeypatch) -> None:
-        real = files.write_together
-
-        def interrupted(written) -> None:
-            if any(path.name == "config.json" for path in written):
-                signal.raise_signal(signal.SIGINT)
-            real(written)
-
         with monkeypatch.context() as patch:
-            patch.setattr(files, "write_together", interrupted)
+            interrupt_while_saving(patch)
             result = regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "4", *SMALL)
         assert result.code == 130 and "Traceback" not in result.err
         assert f"Stopped. Go on with:  regard train translation --out {tmp_path} --resume" in result.out

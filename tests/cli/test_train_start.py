@@ -78,7 +78,7 @@ def test_what_the_model_settles_is_not_asked_for_otherwise(regard, pairs, tmp_pa
     asked = {
         ("--model", "transformer"): f"kind must be 'recurrent', {since} 'transformer'.",
         ("--attention", "dot"): f"model.attention must be 'additive', {since} 'dot'.",
-        ("--preset", "small"): f"preset must be 'base', {since} 'small'.",
+        ("--preset", "small"): "training starts from, or be left out, got 'small', whose embedding is 128, not 8.",
         ("--vocabulary-size", "41"): f"vocabularies.size must be {len(made().source)}, {since} 41.",
         ("--apart",): f"vocabularies.joint must be True, {since} False.",
         ("--set", "model.decoder=9"): f"model.decoder must be 8, {since} 9.",
@@ -118,3 +118,25 @@ def test_models_of_another_shape_are_refused() -> None:
     dropped = RecurrentEncoderDecoder(replace(start.model.config, dropout=0.5))
     begin(dropped, start)
     assert torch.equal(dropped.target_embedding.weight, start.model.target_embedding.weight)
+
+
+def test_the_preset_and_the_options_of_the_model_may_be_said_again(regard, pairs, tmp_path) -> None:
+    small = ["--preset", "small", "--set", "model.decoder=8", "--set", "vocabularies.kind=characters"]
+    assert regard("train", "translation", "--data", pairs, "--out", tmp_path / "start", *small, *FEW).code == 0
+    for number, again in enumerate((small, ["--options", tmp_path / "start" / "options.toml"])):
+        options = ["--data", pairs, "--out", tmp_path / f"out{number}", "--start", tmp_path / "start", *FEW]
+        result = regard("train", "translation", *options, *again)
+        assert result.code == 0, result.err
+        config = SequenceModel.load(tmp_path / f"out{number}").model.config
+        assert config == SequenceModel.load(tmp_path / "start").model.config
+
+
+def test_a_model_is_not_trained_over(regard, pairs, tmp_path) -> None:
+    made().save(tmp_path / "start")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "start").iterdir()}
+    options = ["--data", pairs, "--out", tmp_path / "start", *FEW]
+    for more in ([], ["--start", tmp_path / "start"]):
+        result = regard("train", "translation", *options, *more)
+        assert result.code == 2
+        assert f"out must be a new folder, got {tmp_path / 'start'}, which has a model." in result.err
+    assert {path.name: path.read_bytes() for path in (tmp_path / "start").iterdir()} == before

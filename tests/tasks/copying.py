@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch import nn
 
 from regard.models.base import END, EncoderDecoder
+from regard.tasks import runs
 from regard.tasks.batches import Batch
 from regard.tasks.learner import Learner, Stream
 from regard.tasks.options import TrainingOptions
@@ -86,13 +89,19 @@ def main(folder: str) -> None:
     torch.save(learning.model.state_dict(), Path(folder) / "end.pt")
 
 
-def apart(folder: str, processes: int) -> None:
-    """Train on shares of the batches, one for each process, and write every process's parameters."""
+def apart(folder: str, processes: int, seconds: float = 0.0) -> None:
+    """Train on shares of the batches, one for each process, and write every process's parameters.
+
+    With a budget of seconds, each process has a clock that is faster than that of the one before.
+    """
     rank = int(os.environ.get("RANK", "0"))
     options = OPTIONS.with_changes(
         {"devices": processes, "strategy": "ddp" if processes > 1 else "auto", "accelerator": "cpu", "keep": 1}
         | {"average": 1, "accumulate": 2 // processes, "steps": 20}
     )
+    if seconds:
+        runs.time = SimpleNamespace(monotonic=lambda: time.monotonic() * (1 + rank))
+        options = options.with_changes({"seconds": seconds, "steps": 10**6, "schedule": "linear", "warmup": 0.1})
     torch.manual_seed(0)
     asked = []
 
@@ -101,15 +110,16 @@ def apart(folder: str, processes: int) -> None:
         return {"bleu": float(model.output.bias.detach().sum()) + rank}
 
     learning = Learner(Copier(dropout=0.0), options, Stream(lambda number: batch(number * processes + rank)), score)
-    train(learning, VALID[rank::processes], options, folder)
+    ended = train(learning, VALID[rank::processes], options, folder)
     told = {name: float(value) for name, value in learning.trainer.callback_metrics.items() if "valid" in name}
-    torch.save({"told": told, "asked": len(asked)}, Path(folder) / f"told{rank}.pt")
+    found = {"told": told, "asked": len(asked), "reason": ended.reason, "steps": ended.steps}
+    torch.save(found, Path(folder) / f"told{rank}.pt")
     torch.save(learning.model.state_dict(), Path(folder) / f"end{rank}.pt")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if len(sys.argv) > 2:
-        apart(sys.argv[1], int(sys.argv[2]))
+        apart(sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:]))
     else:
         main(sys.argv[1])

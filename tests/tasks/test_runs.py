@@ -20,7 +20,7 @@ from copying import OPTIONS, VALID, batch, learner
 from lightning.pytorch import Callback
 
 from regard.tasks import checkpoints, logs
-from regard.tasks.learner import TrainingError
+from regard.tasks.learner import TrainingError, is_bfloat16
 from regard.tasks.options import TrainingOptions
 from regard.tasks.runs import train
 
@@ -356,6 +356,18 @@ def test_two_processes_are_two_batches_for_each_step_and_one_validation(tmp_path
     assert set(first["told"]) == {"valid_loss", "valid_bleu"}
 
 
+def test_processes_whose_clocks_differ_go_by_one(tmp_path):
+    program = str(Path(__file__).with_name("copying.py"))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    done = subprocess.run([*launcher, program, str(tmp_path), "2", "1.5"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = [torch.load(tmp_path / f"told{rank}.pt") for rank in (0, 1)]
+    assert [each["reason"] for each in told] == ["seconds", "seconds"]
+    assert told[0]["steps"] == told[1]["steps"] > 1
+    # A rate of its own in each process would part them, as their gradients are shared and their parameters are not.
+    assert same(*(torch.load(tmp_path / f"end{rank}.pt") for rank in (0, 1)))
+
+
 class TestTrouble:
     def test_a_loss_that_is_no_number(self, tmp_path):
         options = OPTIONS.with_changes({"save_every": 1})
@@ -481,6 +493,14 @@ class TestOptions:
     def test_wrong_types(self):
         with pytest.raises(TypeError, match="options: steps must be of type int, got True"):
             TrainingOptions(steps=True)
+
+    def test_precision_is_that_of_the_device(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False, "amx_bf16": False})
+        wide = is_bfloat16.__wrapped__  # what was found before is kept
+        assert [wide("auto", device) for device in ("cpu", "cuda")] == [False, True]
+        assert [wide(precision, "cpu") for precision in ("bfloat16", "float32")] == [True, False]
 
     @pytest.mark.parametrize("schedule", ["inverse_sqrt", "cosine", "linear", "constant"])
     def test_rates(self, schedule):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,9 +94,10 @@ def _train(console: Console, experiment: Experiment, resume: bool) -> None:
 
     display = TrainingDisplay(console, experiment.options.training)
     task, out = experiment.options.task, experiment.folder
-    on = f"Go on with:  regard train {task} --out {out} --resume"
+    piped = " < the same pairs" if experiment.options.data.data == "-" else ""
+    on = f"Go on with:  regard train {task} --out {shlex.quote(str(out))} --resume{piped}"
     try:
-        _, ended = experiment.train(resume=resume, callbacks=[display])
+        writer, ended = experiment.train(resume=resume, callbacks=[display])
     except (TrainingError, MisconfigurationException) as error:
         raise fail(str(error)) from None
     except KeyboardInterrupt:  # between the steps and the end
@@ -112,7 +114,8 @@ def _train(console: Console, experiment: Experiment, resume: bool) -> None:
     word, said = ("translate", '"some text"') if task == "translation" else ("pronounce", "someword")
     if ended.best == 0 and experiment.options.training.metric == "bleu":
         console.print("BLEU is 0 where no four words in a row are right: --set training.metric=chrf ranks short texts.")
-    console.print(f"The model is in {out}. Now try:  regard {word} --model {out} --alignment {said}")
+    shown = "--alignment " * bool(writer.model.maps)
+    console.print(f"The model is in {out}. Now try:  regard {word} --model {shlex.quote(str(out))} {shown}{said}")
 
 
 def table_of(task: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:

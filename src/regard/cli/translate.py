@@ -15,6 +15,7 @@ from regard.inspect import draw, legend, save_html, save_png
 from regard.tasks.alignments import alignment as aligned
 from regard.tasks.alignments import record
 from regard.tasks.files import CONFIG
+from regard.tasks.pairs import read_lines
 from regard.tasks.search import SearchOptions
 from regard.tasks.sequences import SequenceModel
 from regard.tasks.written import WritingOptions, Written
@@ -45,16 +46,16 @@ def run(
         raise fail("translate: texts must be given as arguments for --png, --html and --given.")
     if given and len(given) != len(texts):
         raise fail(f"translate: --given must be there for each text, {len(texts)}, got {len(given)}.")
-    if given and options.search != SearchOptions(length_penalty=options.search.length_penalty):
-        raise fail(
-            "translate: --given must come without --beams, --n-best, --no-repeat and --sample: nothing is written."
-        )
+    searched = options.search != SearchOptions(length_penalty=options.search.length_penalty)
+    if given and (searched or options.precision != WritingOptions.precision or not options.replace_unknown):
+        unused = "--beams, --n-best, --no-repeat, --sample, --precision and --keep-unknown"
+        raise fail(f"translate: --given must come without {unused}: nothing is written.")
     if len(texts) > 1 and not any(" " in text for text in texts):
         print("regard: each argument is a text of its own; a sentence is one in quotes", file=sys.stderr)
     with explained("translate"):
         require_writable(png, html)
         translator = load(model)
-        lines: Iterable[str] = sys.stdin if piped else texts
+        lines: Iterable[str] = read_lines("-", "translate") if piped else texts
         if piped and sys.stdin.isatty():
             print("regard: type a line, and Return; Ctrl-D ends", file=sys.stderr)
         ahead = 1 if piped and sys.stdin.isatty() else _AHEAD

@@ -107,7 +107,7 @@ def save_html(
         If the file cannot be written.
     """
     path = Path(path)
-    path.write_text(render_html(alignments, heading=heading, note=note), encoding="utf-8")
+    path.write_bytes(render_html(alignments, heading=heading, note=note).encode())
     return path
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from regard._errors import rejected, unknown_name
 from regard.inspect import Alignment
 from regard.tasks.codecs import Word
+from regard.tasks.pairs import normalize
 from regard.tasks.written import Written
 
 #: Digits behind the point of a weight in a record.
@@ -93,7 +94,7 @@ def alignment(written: Written, name: str | None = None, *, words: bool = True, 
     """
     weights = chosen(written, name)
     if title is None:
-        title = f"{written.source} → {written.text}" + (f" ({name})" if name else "")
+        title = f"{normalize(written.source)} → {written.text}" + (f" ({name})" if name else "")
     if not words:
         return Alignment(written.source_tokens, written.tokens, weights, title)
     merged = merge(weights, written.source_words, written.words)

@@ -67,7 +67,7 @@ def compare(
     variants : mapping of str to ExperimentOptions
         They may differ in the model alone.
     folder : str or Path
-        Gets a folder for each, and ``compared.json``.
+        Gets a folder for each, and ``compared.json``, which has those that are done.
     report : callable
         Called with each when it is there.
     say : callable
@@ -76,7 +76,7 @@ def compare(
     Raises
     ------
     ValueError
-        If there are fewer than two, they differ in more than the model, or an option is wrong.
+        If there are fewer than two, they differ in more than the model, an option is wrong, or a folder is not new.
     TrainingError
         If a training cannot go on.
     """
@@ -88,7 +88,8 @@ def compare(
             raise rejected("compare", "variants", "differ in the model alone", "other data or training options")
     folder = Path(folder)
     for name, options in variants.items():
-        Experiment(options, folder / name)  # what is wrong with the last is said before the first is trained
+        # What is wrong with the last is said before the first is trained.
+        Experiment(options, folder / name).check_new()
     found: list[Compared] = []
     said: set[str] = set()
     for name, options in variants.items():
@@ -100,8 +101,8 @@ def compare(
                 say(line)
         said.update(told)
         found.append(compared)
-        report(found[-1])
-    write_atomically(folder / RESULTS, json.dumps([asdict(each) for each in found], indent=1).encode())
+        write_atomically(folder / RESULTS, json.dumps([asdict(each) for each in found], indent=1).encode())
+        report(compared)
     return found
 
 

@@ -103,12 +103,14 @@ class ExperimentOptions:
         kinds: dict[str, Any] = {"data": DataOptions, "vocabularies": Vocabularies, "training": TrainingOptions}
         made: dict[str, Any] = {}
         for name, kind in kinds.items():
-            given = _table("options", name, table.pop(name, {}))
+            given = dict(_table("options", name, table.pop(name, {})))
             known = {each.name: type(each.default) for each in fields(kind)}
             for key, value in given.items():
                 if key not in known:
                     raise unknown_name("options", f"{name}.{key}", key, known)
-                if name != "training" and type(value) is not known[key]:
+                if known[key] is float and type(value) is int:
+                    given[key] = float(value)
+                elif name != "training" and type(value) is not known[key]:
                     raise rejected(
                         "options", f"{name}.{key}", f"be of type {known[key].__name__}", described(value), TypeError
                     )

@@ -19,7 +19,7 @@ from regard.models import EncoderDecoder, RecurrentConfig
 from regard.tasks.batches import Batches, Ragged
 from regard.tasks.codecs import Codec
 from regard.tasks.experiment_options import DataOptions, ExperimentOptions
-from regard.tasks.files import write_atomically
+from regard.tasks.files import CONFIG, write_atomically
 from regard.tasks.kinds import Task, task_of
 from regard.tasks.options import read_toml
 from regard.tasks.pairs import Pairs, read_pairs, split
@@ -101,14 +101,11 @@ class Experiment:
 
         training = self.options.training
         check_devices(training)
-        saved = (self.folder / CHECKPOINTS / LAST).exists()
-        if resume and not saved:
+        if not resume:
+            self.check_new(", or be resumed (--resume)")
+        elif not (self.folder / CHECKPOINTS / LAST).exists():
             expected = "have been saved once to be resumed; begin anew"
             raise rejected("resume", str(self.folder), expected, f"no {CHECKPOINTS}/{LAST} in it")
-        if not resume and saved:
-            raise rejected(
-                "train", "out", "be a new folder, or be resumed (--resume)", f"{self.folder}, which has a run"
-            )
         if training.threads:
             torch.set_num_threads(training.threads)
         learn, valid = self._pairs()
@@ -151,6 +148,15 @@ class Experiment:
                     "and its checkpoints are whole: mend that, and get the model with --resume."
                 ) from error
         return writer, ended
+
+    def check_new(self, otherwise: str = "") -> None:
+        """Raise ValueError if the folder holds what training would overwrite: a run, or a model from elsewhere."""
+        from regard.tasks.checkpoints import CHECKPOINTS, LAST
+
+        if (self.folder / CHECKPOINTS / LAST).exists():
+            raise rejected("train", "out", f"be a new folder{otherwise}", f"{self.folder}, which has a run")
+        if (self.folder / CONFIG).exists():
+            raise rejected("train", "out", "be a new folder", f"{self.folder}, which has a model")
 
     def _numbers(self, pairs: Pairs, writer: SequenceModel, *, sampled: bool) -> tuple[Ragged, Ragged]:
         """Return the pairs as numbers; what is longer than the model can read or write is left out, and told."""

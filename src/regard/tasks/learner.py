@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -63,7 +64,7 @@ class Learner(LightningModule):
     ) -> None:
         super().__init__()
         self.model, self.options, self._score = model, options, score
-        self.stream, self._bfloat16 = stream, is_bfloat16(options.precision)
+        self.stream = stream
         #: The last batch's loss, and the seconds of training so far, where somebody holds the clock.
         self.loss, self.seconds = math.nan, _no_clock
         self._sums = torch.zeros(2, dtype=torch.float64)
@@ -141,16 +142,21 @@ class Learner(LightningModule):
         start = torch.full_like(batch.target[:, :1], END)
         shifted = torch.cat([start, batch.target[:, :-1]], 1)
         # Lightning's own mixed precision converts parameters anew at every use, and allows no fused optimizer.
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bfloat16):
+        narrow = is_bfloat16(self.options.precision, self.device.type)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=narrow):
             features = self.model.features(batch.source, batch.lengths, shifted, teacher_forcing)
             return cross_entropy(features, self.model.vocabulary, batch.target, smoothing)
 
 
-def is_bfloat16(precision: str) -> bool:
-    """Return whether matrix products run in bfloat16: for "auto" where the processor multiplies it in hardware."""
+@cache
+def is_bfloat16(precision: str, device: str = "cpu") -> bool:
+    """Return whether matrix products run in bfloat16: for "auto" where the device multiplies it in hardware."""
+    if precision != "auto":
+        return precision == "bfloat16"
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     able: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    fast = torch.cuda.is_available() or bool(able.get("avx512_bf16") or able.get("amx_bf16"))
-    return fast if precision == "auto" else precision == "bfloat16"
+    return device == "cpu" and bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
 def _mixed(seed: int, number: int, rank: int) -> int:

@@ -274,7 +274,7 @@ def _name(path: str | Path) -> str:
 
 
 def _columns(path: str | Path, tally: _Tally) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         cells = line.split("\t", 2)
         if len(cells) == 2:
             yield cells[0], cells[1]
@@ -290,7 +290,7 @@ def _columns(path: str | Path, tally: _Tally) -> Iterator[tuple[str, str]]:
 
 def _side_by_side(source: str | Path, target: str | Path) -> Iterator[tuple[str, str]]:
     lengths = [0, 0]
-    for left, right in zip_longest(_lines(source), _lines(target)):
+    for left, right in zip_longest(read_lines(source), read_lines(target)):
         lengths[0] += left is not None
         lengths[1] += right is not None
         if left is not None and right is not None:
@@ -300,10 +300,23 @@ def _side_by_side(source: str | Path, target: str | Path) -> Iterator[tuple[str,
         raise rejected("read_pairs", _name(target), expected, lengths[1])
 
 
-def _lines(path: str | Path) -> Iterator[str]:
-    """Yield the lines of a file; only a line feed ends one, so that two files stay side by side."""
+def read_lines(path: str | Path, function: str = "read_pairs") -> Iterator[str]:
+    """Yield the lines of a file; only a line feed ends one, so that two files stay side by side.
+
+    Parameters
+    ----------
+    path : str or Path
+        ``"-"`` is standard input.
+    function : str
+        What error messages begin with.
+
+    Raises
+    ------
+    ValueError
+        As :func:`read_pairs` for one file.
+    """
     name, number = _name(path), 0
-    with _opened(path, name) as file:
+    with _opened(path, name, function) as file:
         try:
             for number, raw in enumerate(file, start=1):
                 if number == 1:
@@ -311,19 +324,19 @@ def _lines(path: str | Path) -> Iterator[str]:
                 try:
                     line = raw.decode()
                 except UnicodeDecodeError as error:
-                    raise _not_text(name, number, raw, error) from None
+                    raise _not_text(function, name, number, raw, error) from None
                 if "\0" in line:
-                    raise _not_text(name, number, raw)
+                    raise _not_text(function, name, number, raw)
                 yield line
         except (EOFError, zlib.error, gzip.BadGzipFile):
             cut = f"one that is cut short or damaged behind line {number}"
-            raise rejected("read_pairs", name, "be a whole gzip file", cut) from None
+            raise rejected(function, name, "be a whole gzip file", cut) from None
         except OSError as error:
-            raise rejected("read_pairs", name, "be readable", error.strerror or type(error).__name__) from None
+            raise rejected(function, name, "be readable", error.strerror or type(error).__name__) from None
 
 
 @contextmanager
-def _opened(path: str | Path, name: str) -> Iterator[BinaryIO]:
+def _opened(path: str | Path, name: str, function: str) -> Iterator[BinaryIO]:
     """Open a file for its lines, decompressed where its content begins as gzip does."""
     if str(path) == "-":
         binary = getattr(sys.stdin, "buffer", None)
@@ -333,11 +346,11 @@ def _opened(path: str | Path, name: str) -> Iterator[BinaryIO]:
         try:
             file = Path(path).open("rb")  # noqa: SIM115 - closed below, standard input excepted
         except FileNotFoundError:
-            raise rejected("read_pairs", name, "exist", "no such file") from None
+            raise rejected(function, name, "exist", "no such file") from None
         except IsADirectoryError:
-            raise rejected("read_pairs", name, "be a file", "a folder") from None
+            raise rejected(function, name, "be a file", "a folder") from None
         except OSError as error:
-            raise rejected("read_pairs", name, "be readable", error.strerror or type(error).__name__) from None
+            raise rejected(function, name, "be readable", error.strerror or type(error).__name__) from None
     try:
         if file.peek(2).startswith(_GZIP):
             with gzip.open(file) as plain:
@@ -349,13 +362,13 @@ def _opened(path: str | Path, name: str) -> Iterator[BinaryIO]:
             file.close()
 
 
-def _not_text(name: str, number: int, raw: bytes, error: UnicodeDecodeError | None = None) -> Exception:
+def _not_text(function: str, name: str, number: int, raw: bytes, error: UnicodeDecodeError | None = None) -> Exception:
     if number == 1 and raw.startswith(_UTF16):
-        return rejected("read_pairs", name, "be text in UTF-8", "UTF-16 (save it in UTF-8)")
+        return rejected(function, name, "be text in UTF-8", "UTF-16 (save it in UTF-8)")
     if b"\0" in raw or error is None:
-        return rejected("read_pairs", name, "be text in UTF-8", f"a binary file (zero bytes in line {number})")
+        return rejected(function, name, "be text in UTF-8", f"a binary file (zero bytes in line {number})")
     byte = f"byte 0x{raw[error.start]:02x} at column {error.start + 1} (save it in UTF-8)"
-    return rejected("read_pairs", f"{name}, line {number}", "be text in UTF-8", byte)
+    return rejected(function, f"{name}, line {number}", "be text in UTF-8", byte)
 
 
 def _brief(text: str) -> str:

@@ -178,10 +178,19 @@ class _Stop(Callback):
         self.validate_every = options.validate_every
         self.reason, self.pairs = "", 0
         self._before, self._began, self._ended = 0.0, math.inf, math.inf
+        self._agreed: float | None = None
 
     def used(self) -> float:
-        """Return the seconds of training."""
+        """Return the seconds of training; where several processes train, as the first of them had it at this step."""
+        if self._agreed is not None:
+            return self._agreed
         return self._before + max(min(time.monotonic(), self._ended) - self._began, 0.0)
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        """Agree on the time: clocks differ, and what goes by it must not, neither the learning rate nor the end."""
+        if self.seconds and trainer.world_size > 1:
+            self._agreed = None
+            self._agreed = trainer.strategy.broadcast(self.used())
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         """Start the clock, unless the run that is resumed had ended."""
@@ -202,18 +211,18 @@ class _Stop(Callback):
     def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Batch, number: int) -> None:  # noqa: ARG002
         """Look at the clock."""
         self.pairs += len(batch.source)
-        if self.seconds and not self.reason and self.used() >= self.seconds:
-            self.reason = "seconds"
         if trainer.fit_loop._should_accumulate():
             return
         at_end = trainer.global_step >= self.steps
         if at_end:
             trainer.should_stop = True  # so that Lightning validates the last step, too
-        # Processes stop together: their clocks differ, and a signal may reach one alone.
-        if trainer.strategy.reduce_boolean_decision(bool(self.reason), all=False):
-            self.reason = self.reason or "interrupt"
+        late = bool(self.seconds) and self.used() >= self.seconds
+        # Processes stop together: a signal may reach one alone.
+        asked = trainer.strategy.reduce_boolean_decision(self.reason == "interrupt", all=False)
+        if asked or late:
+            self.reason = "interrupt" if asked else "seconds"
             trainer.should_stop = True
-            if self.reason == "interrupt" and trainer.global_step % self.validate_every and not at_end:
+            if asked and trainer.global_step % self.validate_every and not at_end:
                 # Lightning validates whenever it stops; the run that goes on would know of one validation more.
                 trainer.limit_val_batches = 0
 

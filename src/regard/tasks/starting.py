@@ -27,12 +27,17 @@ def settled(table: Mapping[str, Any], start: SequenceModel) -> dict[str, Any]:
     task = start.about.get("task", made["task"])
     if task != made["task"]:
         raise rejected("train", "start", f"be a model for {made['task']}", f"one for {task}")
-    for name, value in {"kind": start.kind, "preset": ExperimentOptions.preset}.items():
-        if made.setdefault(name, value) != value:
-            raise _settled(name, value, made[name])
+    if made.setdefault("kind", start.kind) != start.kind:
+        raise _settled("kind", start.kind, made["kind"])
     config = start.model.config
-    usual = asdict(config.preset(ExperimentOptions.preset, config.sources, config.targets))
+    preset = made.setdefault("preset", ExperimentOptions.preset)
+    usual = asdict(config.preset(preset, config.sources, config.targets))
     own = {name: value for name, value in asdict(config).items() if value != usual[name]}
+    given = made.get("model", {})
+    for name, value in own.items():
+        if "preset" in table and isinstance(given, dict) and name not in (*given, *_FREE):
+            expected = "be that of the model that training starts from, or be left out"
+            raise rejected("train", "preset", expected, f"{preset!r}, whose {name} is {usual[name]!r}, not {value!r}")
     vocabularies = _vocabularies(start)
     sections = (("model", asdict(config), own), ("vocabularies", vocabularies, vocabularies))
     for section, known, missing in sections:

@@ -19,6 +19,7 @@ import torch
 
 from regard.tasks import files
 from regard.tasks.evaluation import bleu
+from regard.tasks.learner import Learner
 from regard.tasks.pairs import read_pairs
 from regard.tasks.sequences import SequenceModel
 
@@ -454,6 +455,66 @@ class TestResume:
             assert changed.code == 2 and "data must be the pairs that the run began with" in changed.err
         finally:
             pairs.write_text(text, encoding="utf-8")
+
+    def test_options_that_were_edited(self, regard, pairs, tmp_path, monkeypatch) -> None:
+        options = tmp_path / "options.toml"
+        first = ["--data", pairs, "--out", tmp_path, "--steps", "2", *SMALL]
+        assert regard("train", "translation", *first).code == 0
+        saved = options.read_text(encoding="utf-8")
+        for line, other, place in (
+            ("batch_tokens = 400", "batch_tokens = 64", "batch_tokens"),
+            ("size = 60", "size = 61", "vocabularies.size"),
+            ("encoder = 64", "encoder = 32", "model.encoder"),
+            ("held_out = 30", "held_out = 31", "data.held_out"),
+        ):
+            assert line in saved
+            options.write_text(saved.replace(line, other), encoding="utf-8")
+            result = regard("train", "translation", "--out", tmp_path, "--resume")
+            assert result.code == 2 and f"regard: resume: {place}" in result.err, result.err
+            was, now = line.split()[-1], other.split()[-1]
+            assert f"be {was}, as the run that is resumed began, got {now}." in result.err
+        options.write_text(saved.replace("steps = 2", "steps = 3"), encoding="utf-8")
+        before = torch.get_num_threads()
+        monkeypatch.setattr(torch, "get_num_threads", lambda: before + 1)
+        set_to = []
+        monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+        result = regard("train", "translation", "--out", tmp_path, "--resume")
+        assert result.code == 0, result.err
+        assert "steps is now 3, was 2" in result.out and f"threads: {before}, as the run began" in result.out
+        assert before in set_to
+        run = tmp_path / "run.json"
+        run.write_text(run.read_text(encoding="utf-8").replace('"bfloat16"', '"bfloat"', 1), encoding="utf-8")
+        result = regard("train", "translation", "--out", tmp_path, "--resume")
+        assert result.code == 2 and f"{run} must be the file that the run began with" in result.err
+
+    def test_an_interrupt_in_a_step(self, regard, pairs, tmp_path, monkeypatch) -> None:
+        real, steps = Learner.training_step, []
+
+        def interrupted(self, *given):
+            steps.append(1)
+            if len(steps) == 3:
+                signal.raise_signal(signal.SIGINT)
+            return real(self, *given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Learner, "training_step", interrupted)
+            out = tmp_path / "two words"
+            result = regard("train", "translation", "--data", pairs, "--out", out, "--steps", "6", *SMALL)
+        assert result.code == 130 and "Traceback" not in result.err
+        said, _, command = result.out.splitlines()[-1].partition(" Go on with:  regard ")
+        assert said == "Stopped after step 3."
+        on = regard(*shlex.split(command))
+        assert on.code == 0 and "going on after step 3\n" in on.out, on.err
+        whole = regard("train", "translation", "--data", pairs, "--out", tmp_path / "whole", "--steps", "6", *SMALL)
+        assert whole.code == 0, whole.err
+        one, other = ((folder / "model.safetensors").read_bytes() for folder in (out, tmp_path / "whole"))
+        assert one == other
+
+    def test_a_run_that_was_killed_before_it_was_saved(self, regard, pairs, tmp_path) -> None:
+        assert regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "1", *SMALL).code == 0
+        (tmp_path / "checkpoints" / "last.ckpt").unlink()
+        result = regard("train", "translation", "--out", tmp_path, "--resume")
+        assert result.code == 2 and "have been saved once to be resumed; begin anew" in result.err
 
     def test_a_folder_without_a_run(self, regard, tmp_path) -> None:
         result = regard("train", "translation", "--out", tmp_path, "--resume")

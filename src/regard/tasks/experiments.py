@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _SPLITS = 4
 #: What a run's folder holds beside checkpoints, log and model: its options, and what it began with.
 OPTIONS, BEGUN, SOURCE, TARGET = "options.toml", "run.json", "source.json", "target.json"
+_BEGUN = ("data", "valid", "threads", "bfloat16", "options")
 
 
 class Experiment:
@@ -75,14 +76,23 @@ class Experiment:
 
     @classmethod
     def resumed(cls, folder: str | Path, changes: dict[str, Any], say: Callable[[str], None] = print) -> Experiment:
-        """Return the run in a folder, to go on; ``changes`` are options of training that may differ now."""
+        """Return the run in a folder, to go on; ``changes`` are options of training that may differ now.
+
+        What may change may also be changed in the folder's options file.
+        """
         folder = Path(folder)
         if not (folder / OPTIONS).exists():
             raise rejected("resume", str(folder), "be the folder of a run", f"no {OPTIONS} in it")
-        before = ExperimentOptions.from_table(read_toml(folder / OPTIONS))
-        training, say = before.training.with_changes(changes), _once(say)
+        before = ExperimentOptions.from_table(_read(folder / BEGUN, _BEGUN)["options"])
+        edited = ExperimentOptions.from_table(read_toml(folder / OPTIONS))
+        training, say = edited.training.with_changes(changes), _once(say)
         for name in training.resumable(before.training):
             say(f"{name} is now {getattr(training, name)}, was {getattr(before.training, name)}")
+        had, has = _flat(before), _flat(edited)
+        for name in sorted(had.keys() | has.keys()):
+            if had.get(name) != has.get(name):
+                expected = f"be {had.get(name)!r}, as the run that is resumed began"
+                raise rejected("resume", f"{name} in {folder / OPTIONS}", expected, repr(has.get(name)))
         return cls(replace(before, training=training), folder, say)
 
     def train(self, *, resume: bool = False, callbacks: Iterable[Callback] = ()) -> tuple[SequenceModel, Ended]:
@@ -96,7 +106,7 @@ class Experiment:
             If training cannot go on.
         """
         from regard.tasks.checkpoints import CHECKPOINTS, LAST
-        from regard.tasks.learner import Learner, Stream, TrainingError
+        from regard.tasks.learner import Learner, Stream, TrainingError, is_bfloat16
         from regard.tasks.runs import check_devices, train, unbroken
 
         training = self.options.training
@@ -111,7 +121,11 @@ class Experiment:
         learn, valid = self._pairs()
         self._valid = valid
         start = SequenceModel.load(self.options.start) if self.options.start and not resume else None
-        source, target = self._codecs(learn, valid, resume, start)
+        here = {"threads": torch.get_num_threads(), "bfloat16": is_bfloat16(training.precision)}
+        if resume:
+            source, target = self._resumed(learn, valid, here)
+        else:
+            source, target = self._begun(learn, valid, here, start)
         torch.manual_seed(training.seed)
         model = KINDS[self.options.kind][1](self._config(len(source), len(target)))
         if start is not None:
@@ -214,17 +228,29 @@ class Experiment:
             self.say(f"held out to validate: {len(set(valid.sources)):,} sources with {len(valid):,} targets")
         return learn, valid
 
-    def _codecs(self, learn: Pairs, valid: Pairs, resume: bool, start: SequenceModel | None) -> tuple[Codec, Codec]:
-        """Return the codecs: learned, or those of a model, or those that the run began with."""
-        marks = {"data": _mark(learn), "valid": _mark(valid)}
-        if resume:
-            begun = self._read(BEGUN)
-            for name, mark in marks.items():
-                if begun.get(name) != mark:
-                    raise rejected("resume", name, "be the pairs that the run began with", "others")
-            source, target = (Codec.from_json(self._read(name), str(self.folder / name)) for name in (SOURCE, TARGET))
-            self._write_options()  # what was changed stays changed when the run is resumed again
-            return source, target
+    def _resumed(self, learn: Pairs, valid: Pairs, here: dict[str, Any]) -> tuple[Codec, Codec]:
+        """Return the codecs that the run began with, and make this process as those were that it began in."""
+        begun = _read(self.folder / BEGUN, _BEGUN)
+        for name, mark in (("data", _mark(learn)), ("valid", _mark(valid))):
+            if begun.get(name) != mark:
+                raise rejected("resume", name, "be the pairs that the run began with", "others")
+        # The order of sums, and so their last bits, goes by the number of threads.
+        if begun["threads"] != here["threads"]:
+            self.say(f"threads: {begun['threads']}, as the run began")
+            torch.set_num_threads(begun["threads"])
+        if begun["bfloat16"] != here["bfloat16"]:
+            was, now = ("bfloat16" if narrow else "float32" for narrow in (begun["bfloat16"], here["bfloat16"]))
+            self.say(f"matrix products were in {was} where the run began and are in {now} here: the bits will differ")
+        source, target = (
+            Codec.from_json(_read(self.folder / name), str(self.folder / name)) for name in (SOURCE, TARGET)
+        )
+        self._write(begun)  # what was changed stays changed when the run is resumed again
+        return source, target
+
+    def _begun(
+        self, learn: Pairs, valid: Pairs, here: dict[str, Any], start: SequenceModel | None
+    ) -> tuple[Codec, Codec]:
+        """Return codecs that are learned, or those of a model, and write what the run begins with."""
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", RegardWarning)
             source, target = (
@@ -236,27 +262,18 @@ class Experiment:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name, codec in ((SOURCE, source), (TARGET, target)):
                 write_atomically(self.folder / name, json.dumps(codec.to_json(), ensure_ascii=False).encode())
-            write_atomically(self.folder / BEGUN, json.dumps(marks).encode())
-            # Last: a folder that has it is a run's.
-            self._write_options()
+            self._write({"data": _mark(learn), "valid": _mark(valid), **here})
         return source, target
 
-    def _write_options(self) -> None:
+    def _write(self, begun: dict[str, Any]) -> None:
+        """Write the options as a person may edit them, and beside what else the run began with as it was."""
         if _place()[0] == 0:
             import tomli_w
 
-            write_atomically(self.folder / OPTIONS, tomli_w.dumps(self.options.to_table()).encode())
-
-    def _read(self, name: str) -> dict[str, Any]:
-        """Return what a JSON file of the run holds."""
-        path = self.folder / name
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise rejected("resume", str(path), "be the file that the run began with", "one that is damaged")
-        return found
+            table = self.options.to_table()
+            write_atomically(self.folder / BEGUN, json.dumps({**begun, "options": table}, indent=1).encode())
+            # Last: a folder that has it is a run's.
+            write_atomically(self.folder / OPTIONS, tomli_w.dumps(table).encode())
 
     def _config(self, sources: int, targets: int) -> Any:
         """Return the model's config for vocabularies of these sizes, or raise where an option is wrong."""
@@ -299,6 +316,26 @@ class Experiment:
 
     def _about(self) -> dict[str, Any]:
         return {"task": self.options.task}
+
+
+def _read(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
+    """Return what a JSON file of a run holds, with these names in it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not found.keys() >= set(names):
+        raise rejected("resume", str(path), "be the file that the run began with", "one that is damaged")
+    return found
+
+
+def _flat(options: ExperimentOptions) -> dict[str, Any]:
+    """Return all options but those of training, by their places."""
+    found: dict[str, Any] = {}
+    for name, value in options.to_table().items():
+        section = {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
+        found |= section if name != "training" else {}
+    return found
 
 
 def _mark(pairs: Pairs) -> str:

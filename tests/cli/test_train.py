@@ -11,13 +11,15 @@ import random
 import re
 import shlex
 import signal
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 
-from regard.tasks import files
+from regard.tasks import files, sequences
 from regard.tasks.evaluation import bleu
 from regard.tasks.learner import Learner
 from regard.tasks.pairs import read_pairs
@@ -83,6 +85,17 @@ def test_the_folder_holds_everything(model) -> None:
 def test_a_filter_from_standard_input(regard, model) -> None:
     result = regard("translate", "--model", model, stdin="red dog\n\nblue cat\n")
     assert result.out.splitlines() == ["rouge chien", "", "bleu chat"]
+
+
+def test_memory_that_is_full(regard, model, pairs, monkeypatch) -> None:
+    def full(*given):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(sequences, "search", full)
+    for command in (["translate", "red dog"], ["evaluate", pairs]):
+        result = regard(*command, "--model", model, "--beams", "4", "--batch", "9")
+        assert result.code == 2 and "Traceback" not in result.err
+        assert "must fit in memory" in result.err and "lower batch (now 9) or beams (now 4)." in result.err
 
 
 @pytest.mark.parametrize(
@@ -243,6 +256,8 @@ class TestOptions:
         options = tomllib.loads(shown.out)
         assert (options["training"]["steps"], options["training"]["clip"], options["data"]["held_out"]) == (9, 0.5, 5)
         assert options["model"] == {"attention": "general", "scope": "local-p"} and options["preset"] == "small"
+        assert re.search(r"^patience = 0 +# stop after so many validations without a better one", shown.out, re.M)
+        assert re.search(r'^schedule = "inverse_sqrt" +# .*: inverse_sqrt, cosine, linear, constant$', shown.out, re.M)
         rest = shown.out[shown.out.index("# What else [model] may have") :].splitlines()
         assert all(line.startswith("# ") for line in rest) and 'wiring = "after"' in "".join(rest)
         assert not any(line.startswith("# attention") for line in rest)
@@ -529,6 +544,66 @@ def test_other_mechanisms_are_trained_saved_and_loaded(regard, pairs, tmp_path, 
     assert result.code == 0, result.err
     assert ("left out, longer than model.longest allows" in result.out) == ("location" in kind)
     assert regard("translate", "--model", tmp_path / "out", "red dog").code == 0
+    long = tmp_path / "long.tsv"
+    long.write_text("red dog\trouge chien\none two red blue cat dog\tun deux rouge bleu chat chien\n", encoding="utf-8")
+    told = regard("evaluate", long, "--model", tmp_path / "out")
+    cut = "1 of 2 sources was not read to its end; the first, 'one two red blue cat dog', was cut to the first 4 of 6 "
+    assert told.code == 0 and (cut in told.err) == ("location" in kind)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ["--set", "training.schedule=cosine", "--set", "training.tensorboard=true"],
+        ["--set", "training.teacher_forcing=0.5"],
+        ["--attention", "hard", "--set", "model.hard=reinforce"],
+        ["--set", "training.precision=bfloat16", "--set", "training.accumulate=2"],
+    ],
+    ids=["cosine", "teacher forcing", "reinforce", "bfloat16"],
+)
+def test_ways_of_training_change_what_is_learned(regard, pairs, tmp_path, chosen) -> None:
+    found = []
+    for name, given in (("plain", []), ("other", chosen)):
+        options = [
+            "--data",
+            pairs,
+            "--out",
+            tmp_path / name,
+            "--steps",
+            "6",
+            *SMALL,
+            "--set",
+            "training.warmup=2",
+            *given,
+        ]
+        result = regard("train", "translation", *options)
+        assert result.code == 0, result.err
+        found.append(SequenceModel.load(tmp_path / name).model.state_dict())
+    assert all(each.isfinite().all() for each in found[1].values())
+    assert any(not torch.equal(each, found[0][name]) for name, each in found[1].items() if name in found[0])
+    written = list((tmp_path / "other" / "log").glob("events.out.tfevents.*"))
+    assert bool(written) == ("training.tensorboard=true" in chosen)
+
+
+def test_a_run_ends_where_the_loss_no_longer_falls(regard, pairs, tmp_path) -> None:
+    options = ["--set", "training.metric=loss", "--set", "training.patience=2", "--set", "training.validate_every=5"]
+    chosen = [*SMALL, *options, "--learning-rate", "0", "--steps", "100"]
+    result = regard("train", "translation", "--data", pairs, "--out", tmp_path, *chosen)
+    assert result.code == 0, result.err
+    assert "Ended after step 15: nothing better was found" in result.out
+
+
+def test_two_processes_train_one_model(pairs, tmp_path) -> None:
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "regard"]
+    chosen = [*SMALL, "--set", "training.devices=2", "--set", "training.strategy=ddp"]
+    first = ["--data", pairs, "--out", tmp_path / "out", "--steps", "4", "--set", "training.accelerator=cpu", *chosen]
+    for arguments, step in ((first, 4), (["--out", tmp_path / "out", "--resume", "--steps", "6"], 6)):
+        done = subprocess.run(
+            [*start, "train", "translation", *map(str, arguments)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert done.stdout.count(f"Ended after step {step}") == done.stdout.count("Now try:") == 1
+    assert SequenceModel.load(tmp_path / "out").write(["red dog"])[0].tokens
 
 
 def test_words_are_learned_in_several_spellings(regard, pairs, tmp_path) -> None:

@@ -312,6 +312,40 @@ def test_time(tmp_path):
     assert (tmp_path / "checkpoints" / "last.ckpt").exists()
 
 
+class Norms(Callback):
+    """Notes the norm of every step's gradient, when the next one begins."""
+
+    def __init__(self):
+        self.found = []
+
+    def on_before_zero_grad(self, trainer, module, optimizer):
+        given = [each.grad for each in module.parameters() if each.grad is not None]
+        if given:
+            self.found.append(float(torch.nn.utils.get_total_norm(given)))
+
+
+def test_gradients_are_clipped():
+    for clip in (0.0, 0.05):
+        options, norms = OPTIONS.with_changes({"clip": clip, "steps": 5}), Norms()
+        train(learner(options), [], options, None, callbacks=[norms])
+        assert norms.found == pytest.approx([0.05] * 4, rel=1e-3) if clip else min(norms.found) > 0.05
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_two_threads_and_bfloat16_go_on_to_the_same_bits(tmp_path, precision):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        options = OPTIONS.with_changes({"precision": precision, "steps": 20})
+        train(one := learner(options), VALID, options, tmp_path / "one")
+        ended = train(learner(options), VALID, options, tmp_path / "other", callbacks=[StopAt(13)])
+        assert ended.reason == "interrupt"
+        train(other := learner(options), VALID, options, tmp_path / "other", resume=True)
+    finally:
+        torch.set_num_threads(before)
+    assert same(parameters(one), parameters(other))
+
+
 def test_without_a_folder_or_a_validation_nothing_is_written(whole, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ended = train(learning := learner(), [], OPTIONS.with_changes({"patience": 1}), None)

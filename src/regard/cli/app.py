@@ -117,8 +117,9 @@ def pronounce(
 
 
 @app.command(
-    epilog="--attention may be additive, dot, scaled_dot, general, concat, location, cosine, local, hard, none and "
-    "more: see `regard catalogue`. --data may be compressed by gzip. --show-options prints every option there is."
+    epilog="--attention may be additive, dot, scaled_dot, general, concat, location, cosine, local, hard, none, "
+    "gaussian, laplacian, triangular, epanechikov or constant. --data may be compressed by gzip. --show-options prints "
+    "every option there is."
 )
 def train(
     task: Annotated[str, typer.Argument(help="translation or pronunciation.")],
@@ -219,6 +220,7 @@ def translate(
         bool, typer.Option("--json", help="Print JSON, a line each, attention weights included.")
     ] = False,
     precision: Annotated[str, typer.Option(help="float32; or bfloat16, faster where processors have it.")] = "float32",
+    batch: Annotated[int, typer.Option(help="Lines at once; lower it where memory is short.")] = 128,
     keep_unknown: Annotated[
         bool, typer.Option("--keep-unknown", help="Write only what the vocabulary can spell, no source words.")
     ] = False,
@@ -238,7 +240,11 @@ def translate(
             if tokens and not drawn:
                 raise fail("translate: --tokens must come with --alignment, --png or --html, got it alone.")
             chosen = WritingOptions(
-                search, alignment=drawn or as_json, replace_unknown=not keep_unknown, precision=precision
+                search,
+                alignment=drawn or as_json,
+                replace_unknown=not keep_unknown,
+                precision=precision,
+                batch=batch,
             )
         run(
             texts or [], given=given or [], model=model, options=chosen, alignment=alignment, words=not tokens, png=png,
@@ -254,6 +260,7 @@ def evaluate(
     beams: Annotated[int, typer.Option(help="Beams of the search; 1 is greedy.")] = 5,
     length_penalty: Annotated[float, typer.Option(help="0 favours short output; 1 long.")] = 0.6,
     precision: Annotated[str, typer.Option(help="float32; or bfloat16, faster where processors have it.")] = "float32",
+    batch: Annotated[int, typer.Option(help="Lines at once; lower it where memory is short.")] = 128,
     tokenized: Annotated[bool, typer.Option("--tokenized", help="Also BLEU of words between spaces.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write what the model wrote to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -265,7 +272,9 @@ def evaluate(
         from regard.tasks.written import WritingOptions
 
         with explained("train"):
-            options = WritingOptions(SearchOptions(beams, length_penalty=length_penalty), precision=precision)
+            options = WritingOptions(
+                SearchOptions(beams, length_penalty=length_penalty), precision=precision, batch=batch
+            )
         run(data, targets, model=model, options=options, tokenized=tokenized, out=out, as_json=as_json)
 
 

@@ -15,7 +15,7 @@ from regard.cli.translate import load
 from regard.tasks.evaluation import bleu, chrf, tokenized_bleu
 from regard.tasks.kinds import task_of
 from regard.tasks.pairs import read_pairs
-from regard.tasks.written import WritingOptions
+from regard.tasks.written import WritingOptions, cut
 
 
 def run(
@@ -34,8 +34,11 @@ def run(
             typer.echo(line, err=True)
         references = pairs.references()
         began = time.monotonic()
-        written = [each.text for each in writer.write(references, options)]
+        answers = writer.write(references, options)
         seconds = time.monotonic() - began
+        for line in cut(answers):
+            typer.echo(line, err=True)
+        written = [each.text for each in answers]
         listed = list(references.values())
         found: dict[str, Any] = {"sources": len(listed), "references": len(pairs), "seconds": round(seconds, 2)}
         if task.metric == "bleu":

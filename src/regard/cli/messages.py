@@ -42,8 +42,8 @@ def explained(extra: str = "pronunciation") -> Iterator[None]:
     except OSError as error:
         subject = error.filename if error.filename is not None else "the file"
         raise fail(f"{subject} cannot be used: {error.strerror or error}") from None
-    except ValueError as error:
-        raise fail(str(error)) from None
+    except (ValueError, MemoryError) as error:
+        raise fail(str(error) or "memory is full") from None
 
 
 @contextmanager

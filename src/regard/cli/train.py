@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from regard.cli.translate import folder_of
 from regard.tasks.experiment_options import ExperimentOptions
 from regard.tasks.experiments import OPTIONS, Experiment
 from regard.tasks.kinds import task_of
-from regard.tasks.options import read_toml
+from regard.tasks.options import TrainingOptions, read_toml
 from regard.tasks.sequences import SequenceModel
 from regard.tasks.starting import settled
 
@@ -64,16 +65,29 @@ def run(
             with typed():
                 chosen = ExperimentOptions.from_table(table_of(task, options, changes))
             if show_options:
-                import tomli_w
-
-                typer.echo(tomli_w.dumps(chosen.to_table()), nl=False)
-                rest = Experiment(chosen, out).defaults()
-                typer.echo("\n# What else [model] may have, as it is now:")
-                typer.echo("".join(f"# {line}\n" for line in tomli_w.dumps(rest).splitlines()), nl=False)
+                typer.echo(_shown(chosen, Experiment(chosen, out).defaults()), nl=False)
                 return
             experiment = Experiment(chosen, out, console.print)
             experiment.check_model()
         _train(console, experiment, resume)
+
+
+def _shown(options: ExperimentOptions, rest: dict[str, Any]) -> str:
+    """Return all options as TOML, those of training with what they mean."""
+    import tomli_w
+
+    plain, _, training = tomli_w.dumps(options.to_table()).partition("[training]\n")
+    said = {each.name: each.metadata for each in fields(TrainingOptions)}
+    lines = []
+    for line in training.splitlines():
+        told = said[line.partition(" = ")[0]]
+        lines.append(f"{line:<32}  # {told['text']}{': ' * bool(told['known'])}{', '.join(told['known'])}".rstrip())
+    lines += [
+        "",
+        "# What else [model] may have, as it is now:",
+        *(f"# {each}" for each in tomli_w.dumps(rest).splitlines()),
+    ]
+    return f"{plain}[training]\n" + "\n".join(lines) + "\n"
 
 
 @contextmanager
@@ -103,19 +117,21 @@ def _train(console: Console, experiment: Experiment, resume: bool) -> None:
     except KeyboardInterrupt:  # between the steps and the end
         if not (out / CHECKPOINTS / LAST).exists():
             raise
-        console.print(f"Stopped. {on}")
+        experiment.say(f"Stopped. {on}")
         raise typer.Exit(INTERRUPTED) from None
     if ended.reason == "interrupt":
-        console.print(f"Stopped after step {ended.steps:,}. {on}")
+        experiment.say(f"Stopped after step {ended.steps:,}. {on}")
         raise typer.Exit(INTERRUPTED)
     why = {"steps": "all steps are done", "seconds": "the time is up", "patience": "nothing better was found"}
     best = "" if math.isnan(ended.best) else f"; best {experiment.options.training.metric} {ended.best:.4g}"
-    console.print(f"Ended after step {ended.steps:,}: {why[ended.reason]}{best}.")
+    experiment.say(f"Ended after step {ended.steps:,}: {why[ended.reason]}{best}.")
     word, said = ("translate", '"some text"') if task == "translation" else ("pronounce", "someword")
     if ended.best == 0 and experiment.options.training.metric == "bleu":
-        console.print("BLEU is 0 where no four words in a row are right: --set training.metric=chrf ranks short texts.")
+        experiment.say(
+            "BLEU is 0 where no four words in a row are right: --set training.metric=chrf ranks short texts."
+        )
     shown = "--alignment " * bool(writer.model.maps)
-    console.print(f"The model is in {out}. Now try:  regard {word} --model {shlex.quote(str(out))} {shown}{said}")
+    experiment.say(f"The model is in {out}. Now try:  regard {word} --model {shlex.quote(str(out))} {shown}{said}")
 
 
 def table_of(task: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from regard.tasks.pairs import Pairs, read_pairs, split
 from regard.tasks.search import SearchOptions
 from regard.tasks.sequences import KINDS, SequenceModel
 from regard.tasks.starting import begin
-from regard.tasks.written import WritingOptions
+from regard.tasks.written import WritingOptions, Written, cut
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -60,6 +60,7 @@ class Experiment:
         ))  # fmt: skip
         self.folder = Path(folder)
         self.say = _once(say)
+        self._said: set[str] = set()
         self.task: Task = task_of(options.task)
         if options.kind not in KINDS:
             raise unknown_name("train", "kind", options.kind, KINDS)
@@ -198,8 +199,7 @@ class Experiment:
     def scores(self, writer: SequenceModel) -> dict[str, float]:
         """Return the task's scores of a model on the sources that the training held out, by beam search."""
         references = self._valid.references()
-        written = writer.write(references, WritingOptions(SearchOptions()))
-        return self.task.scores([each.text for each in written], list(references.values()))
+        return self._told(writer.write(references, WritingOptions(SearchOptions())), references)
 
     def _pairs(self) -> tuple[Pairs, Pairs]:
         """Return the pairs to learn from and to validate with."""
@@ -308,11 +308,15 @@ class Experiment:
         references = dict(list(valid.references().items())[: self.options.training.validate_most])
         options = WritingOptions(SearchOptions(beams=1))
 
-        def score(_: EncoderDecoder) -> dict[str, float]:
-            written = writer.write(references, options)
-            return self.task.scores([each.text for each in written], list(references.values()))
+        return lambda _: self._told(writer.write(references, options), references)
 
-        return score
+    def _told(self, written: Sequence[Written], references: dict[str, list[str]]) -> dict[str, float]:
+        """Return the task's scores, and say once what was cut."""
+        for line in cut(written):
+            if line not in self._said:
+                self._said.add(line)
+                self.say(line)
+        return self.task.scores([each.text for each in written], list(references.values()))
 
     def _about(self) -> dict[str, Any]:
         return {"task": self.options.task}

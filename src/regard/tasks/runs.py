@@ -24,6 +24,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils.data import DataLoader
 
 from regard._errors import rejected, unknown_name
+from regard.tasks._memory import fitting
 from regard.tasks.batches import Batch
 from regard.tasks.checkpoints import BEST, CHECKPOINTS, LAST, AtomicCheckpoints, Best, Last, take_best
 from regard.tasks.learner import Learner, TrainingError
@@ -121,7 +122,11 @@ def train(
             callbacks=[*hooks, *callbacks, stop, *([] if last is None else [last])],
             plugins=[AtomicCheckpoints()],
         )
-        with _explained(options):
+        memory = (
+            "train: a batch must fit in memory, got an allocation that failed; begin anew with lower batch_tokens "
+            f"(now {options.batch_tokens}), and accumulate (now {options.accumulate}) raised by the same factor."
+        )
+        with fitting(memory, TrainingError):
             validation: Any = DataLoader(valid, batch_size=None) if valid else None  # type: ignore[arg-type]
             begin = last.path if resume and last is not None else None
             try:
@@ -267,25 +272,6 @@ def unbroken() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if asked:
             signal.raise_signal(signal.SIGINT)
-
-
-@contextmanager
-def _explained(options: TrainingOptions) -> Iterator[None]:
-    """Say in one sentence what to do where memory is full."""
-    try:
-        yield
-    except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
-        if isinstance(error, TrainingError) or (isinstance(error, RuntimeError) and not _is_memory(error)):
-            raise
-        raise TrainingError(
-            f"train: a batch must fit in memory, got an allocation that failed; begin anew with lower batch_tokens "
-            f"(now {options.batch_tokens}), and accumulate (now {options.accumulate}) raised by the same factor."
-        ) from error
-
-
-def _is_memory(error: RuntimeError) -> bool:
-    text = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "out of memory" in text
 
 
 def _loggers(folder: Path, options: TrainingOptions) -> list[Logger]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from regard._errors import rejected, unknown_name
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
 from regard.models.base import END, EncoderDecoder
+from regard.tasks._memory import fitting
 from regard.tasks._unknown import replaced, spelled, whole_words
 from regard.tasks.batches import pad
 from regard.tasks.codecs import UNKNOWN, Codec
@@ -198,7 +199,7 @@ class SequenceModel:
         bounds = [bound for bound in (options.search.longest, self.longest[1]) if bound]
         unknown = options.search.unknown and options.replace_unknown and self._replaces()
         searching = replace(options.search, longest=min(bounds, default=0), unknown=unknown)
-        with self._evaluating():
+        with self._evaluating(options):
             for rows in _batches([len(line.numbers) for line in read], options.batch):
                 sources = self._padded([read[i].numbers for i in rows])
                 with torch.autocast(sources[0].device.type, torch.bfloat16, enabled=options.precision == "bfloat16"):
@@ -256,7 +257,7 @@ class SequenceModel:
         told = [Written(line.text, note=line.note) for line in read]
         counts = zip((len(line.numbers) for line in read), wanted.lengths.tolist())
         lengths = [max(both) if all(both) else 0 for both in counts]
-        with self._evaluating():
+        with self._evaluating(options):
             for rows in _batches(lengths, options.batch):
                 pairs = [(read[i].numbers, wanted[i].tolist()) for i in rows]
                 scores = self._scored(pairs)
@@ -310,11 +311,13 @@ class SequenceModel:
         return bool(self.model.maps) and (read, written) != ("", " ")
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def _evaluating(self, options: WritingOptions) -> Iterator[None]:
         training = self.model.training
         self.model.eval()
+        lower = f"lower batch (now {options.batch}) or beams (now {options.search.beams})"
         try:
-            yield
+            with fitting(f"write: lines must fit in memory, got an allocation that failed; {lower}."):
+                yield
         finally:
             self.model.train(training)
 

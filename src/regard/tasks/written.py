@@ -5,6 +5,7 @@ Dimensions: A attention maps, T target tokens, S source tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -93,3 +94,19 @@ class Written:
     source_words: tuple[Word, ...] = ()
     words: tuple[Word, ...] = ()
     note: str = ""
+
+
+def cut(written: Sequence[Written]) -> list[str]:
+    """Return a line that says how many sources were not read to their end, or none where all were.
+
+    Examples
+    --------
+    >>> cut([Written("a cat"), Written("a dog", note="cut to the first 1 of 2 tokens")])
+    ["1 of 2 sources was not read to its end; the first, 'a dog', was cut to the first 1 of 2 tokens"]
+    """
+    found = [each for each in written if each.note]
+    if not found:
+        return []
+    were = "was not read to its end" if len(found) == 1 else "were not read to their ends"
+    first = f"the first, {found[0].source[:60]!r}, was {found[0].note}"
+    return [f"{len(found):,} of {len(written):,} sources {were}; {first}"]

@@ -1,0 +1,25 @@
+"""What to do where memory is full, said in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def fitting(sentence: str, kind: type[Exception] = MemoryError) -> Iterator[None]:
+    """Raise an error of this kind with this sentence where an allocation fails."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not _is_memory(error):
+            raise
+        raise kind(sentence) from error
+
+
+def _is_memory(error: Exception) -> bool:
+    text = str(error).lower()
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return known or "can't allocate memory" in text or "out of memory" in text

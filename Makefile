@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
 DEMO_SECONDS ?= 170
 
-.PHONY: demo demo-training test lint costs bench regression pretrained translation joeynmt kills docs gallery campaign clean
+.PHONY: demo demo-training test lint costs bench regression pretrained translation joeynmt kills demo-time docs gallery campaign clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -88,6 +88,10 @@ joeynmt: $(READY) $(JOEYNMT)/.ready
 # A training run that is killed twenty times and resumed, against one that was left alone.
 kills: $(READY)
 	$(BIN)/python -m benchmarks.kills
+
+# How long the demo takes once it is set up.
+demo-time: $(READY)
+	$(BIN)/python -m benchmarks.demo
 
 # The laws over tens of thousands of generated cases; `make test` runs a smaller number.
 campaign: $(READY)

@@ -197,11 +197,22 @@ def summary(results: dict[str, dict[str, Any]]) -> str:
             target = each["target"].get(score)
             missed = target is not None and (value > target if score in ("WER", "PER") else value < target)
             reached, asked = f"{value:.2f}", "" if target is None else f"{target:g}"
+            note = (
+                " (missed)" if missed else " (below the published)" if _below(score, value, each["published"]) else ""
+            )
             lines.append(
-                f"| {each['title']} | {score} | {f'**{reached}** (missed)' if missed else reached} "
+                f"| {each['title']} | {score} | {f'**{reached}**{note}' if note else reached} "
                 f"| {each['published'].get(score, '')} | {asked} |"
             )
     return "\n".join(lines)
+
+
+def _below(score: str, value: float, published: dict[str, str]) -> bool:
+    """Return whether a score is worse than the published one, or the worst of those."""
+    if score not in published:
+        return False
+    bounds = [float(each) for each in published[score].split("–")]
+    return value > max(bounds) if score in ("WER", "PER") else value < min(bounds)
 
 
 def markdown(results: dict[str, dict[str, Any]]) -> str:

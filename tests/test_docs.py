@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
 import sys
 from pathlib import Path
@@ -37,6 +38,15 @@ def test_links_of_a_page_lead_to_files(page: Path) -> None:
 
 def test_the_numbers_are_those_of_the_newest_report() -> None:
     from benchmarks import readme
+    from benchmarks.joeynmt import report
+    from benchmarks.translation import markdown
 
+    results = readme.RESULTS
+    assert markdown(json.loads(readme.TRAINED.read_text(encoding="utf-8"))) == (results / "translation.md").read_text(
+        encoding="utf-8"
+    )
+    for beside in results.glob("*-joeynmt.json"):
+        tables = json.loads(beside.read_text(encoding="utf-8"))["tables"]
+        assert report.markdown(tables) == beside.with_suffix(".md").read_text(encoding="utf-8")
     assert readme.regression() == readme.REGRESSION.read_text(encoding="utf-8"), "run `make docs`"
     assert readme.translation() == readme.TRANSLATION.read_text(encoding="utf-8"), "run `make docs`"

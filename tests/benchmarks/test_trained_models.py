@@ -58,9 +58,11 @@ def test_what_fell_short_is_said() -> None:
     results = {
         "words": {"title": "Words", "scores": {"WER": 21.0, "PER": 4.5}, "target": {"WER": 20.0, "PER": 4.7}, **shared},
         "texts": {"title": "Texts", "scores": {"BLEU": 39.0}, "target": {"BLEU": 39.5}, **shared},
+        "more": {"title": "More", "scores": {"WER": 24.5, "PER": 2.0}, "target": {}, **shared},
     }
     shown = markdown(results)
     assert "| Words | WER | **21.00** (missed) | 20–24 | 20 |" in shown
     assert "| Words | PER | 4.50 |  | 4.7 |" in shown
+    assert "| More | WER | **24.50** (below the published) | 20–24 |  |" in shown
     assert "| Texts | BLEU | **39.00** (missed) |  | 39.5 |" in shown
     assert "| Texts | Somebody 2020 | de | BLEU: `nrefs:1\\|case:lc` |" in shown

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import facts
+
 from regard.pretrained import CARD
 from regard.tasks.evaluation import bleu, chrf
 from regard.tasks.files import write_atomically
@@ -24,8 +26,8 @@ as learners of a language exchange them; it knows little of anything else, and r
 
 | | |
 | --- | --- |
-| learned from | {pairs:,} pairs, {steps:,} steps, {minutes:.0f} minutes on {threads} of a processor's cores |
-| then from | {then_pairs:,} pairs, {then_steps:,} steps, {then_minutes:.0f} minutes |
+| learned from | {pairs:,} pairs, {steps:,} steps, {minutes:.0f} minutes on {threads} cores, {processor}, seed {seed} |
+| then from | {then_pairs:,} pairs, {then_steps:,} steps, {then_minutes:.0f} minutes, seed {then_seed} |
 | scored on | {sources:,} English sentences that it never saw, with {references:,} French ones, 5 beams |
 | BLEU | {bleu:.2f} (`{bleu_signature}`) |
 | chrF | {chrf:.2f} (`{chrf_signature}`) |
@@ -61,6 +63,7 @@ def main(whole: Path, typed: Path, test: str, folder: Path) -> None:
         parameters=sum(parameter.numel() for parameter in model.model.parameters()),
         subwords=len(model.source), minutes=training["seconds"] / 60, **training,
         then_pairs=then["pairs"], then_steps=then["steps"], then_minutes=then["seconds"] / 60,
+        then_seed=then["seed"], processor=facts()["CPU"],
         sources=len(references), references=sum(map(len, listed)),
         bleu=scores[0].value, bleu_signature=scores[0].signature,
         chrf=scores[1].value, chrf_signature=scores[1].signature,

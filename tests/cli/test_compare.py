@@ -7,6 +7,9 @@ import tomllib
 
 import pytest
 
+from regard.tasks.comparison import compare
+from regard.tasks.experiment_options import ExperimentOptions
+
 SMALL = [
     "--preset", "small", "--steps", "12", "--set", "vocabularies.kind=characters", "--set", "training.batch_tokens=400",
     "--set", "training.validate_every=6", "--set", "data.held_out=10", "--set", "model.dropout=0.0",
@@ -64,6 +67,22 @@ def test_wrong_options(regard, pairs, tmp_path, arguments, message) -> None:
     result = regard("compare", "translation", "--data", pairs, "--out", tmp_path / "out", *SMALL, *arguments)
     assert result.code == 2 and message in result.err and "Traceback" not in result.err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_done_is_kept_where_the_next_cannot_be(pairs, tmp_path) -> None:
+    shared = {"preset": "small", "data": {"data": str(pairs), "held_out": 10}, "vocabularies": {"kind": "characters"}}
+    shared["training"] = {"steps": 2, "batch_tokens": 400, "validate_every": 2}
+    variants = {
+        name: ExperimentOptions.from_table({**shared, "model": {"attention": name}}) for name in ("dot", "none")
+    }
+
+    def stop(found) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(variants, tmp_path / "out", report=stop)
+    (found,) = json.loads((tmp_path / "out" / "compared.json").read_text(encoding="utf-8"))
+    assert found["name"] == "dot" and found["steps"] == 2
 
 
 def test_what_is_there_is_said_before_anything_is_trained(regard, pairs, tmp_path) -> None:

@@ -18,6 +18,8 @@ from regard.testing.unstated import OwnComparison
 
 #: The imaginary step by which derivatives are taken: its square vanishes beside anything.
 STEP = 2.0**-100
+#: Numbers that are held at once where slopes are taken.
+_NUMBERS = 2**18
 
 #: A gradient and its amplitude.
 Pair = tuple[Array, Array]
@@ -69,9 +71,16 @@ class _Stated:
     def _slopes(self, at: Callable[[Array], Array], source: Array) -> Array:
         """Return the derivative of all scores to each feature of the rows: (width, K, B, H, L, S)."""
         width = source.shape[-1]
-        step = (1j * STEP * np.eye(width, dtype=source.dtype)).reshape(width, *(1,) * (source.ndim - 1), width)
+        steps = (1j * STEP * np.eye(width, dtype=source.dtype)).reshape(width, *(1,) * (source.ndim - 1), width)
+        # So many features at once as stay near the processor: a formula may hold every pair's features.
+        count = max(1, _NUMBERS // max(1, self.values.size * width))
         with np.errstate(all="ignore"):
-            moved = at(source + step).imag / STEP
+            moved = np.concatenate(
+                [
+                    np.broadcast_to(at(source + step).imag / STEP, (len(step), *self.values.shape))
+                    for step in (steps[i : i + count] for i in range(0, max(width, 1), count))
+                ]
+            )
         return np.broadcast_to(np.where(self.values > -np.inf, moved, 0), (width, *self.values.shape))
 
     def pull(self, grad: Array, amplitude: Array) -> dict[str, Pair]:

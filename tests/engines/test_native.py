@@ -261,11 +261,19 @@ def test_code_of_a_source_that_changed_meanwhile_is_not_kept(kernels: Kernels, c
     assert not cache.exists()
 
 
-def test_a_folder_that_cannot_be_made(kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("REGARD_CACHE_DIR", str(tmp_path / "file" / "cache"))
+@pytest.mark.parametrize("kind", ["under a file", "not readable"])
+def test_a_folder_that_cannot_be_used(
+    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    place = tmp_path / "place"
+    if kind == "under a file":
+        place.touch()
+    else:
+        place.mkdir(mode=0)
+    monkeypatch.setenv("REGARD_CACHE_DIR", str(place / "cache"))
     assert dot(kernels) == DOT
     assert dot(again(kernels)) == DOT
+    place.chmod(0o700)
 
 
 def test_a_full_disk(kernels: Kernels, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
-"""A tiny model that learns to copy, and a run of it in a folder: also as a program that can be killed."""
+"""A tiny model that learns to copy, and runs of it in a folder: also in processes that can be killed."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -81,20 +83,35 @@ def learner(options: TrainingOptions = OPTIONS, score=None, make=batch) -> Learn
     return Learner(Copier(), options, Stream(make), score)
 
 
-def main(folder: str) -> None:
+def begun(target: Callable[..., None], *arguments: object) -> BaseProcess:
+    """Return a new process, which need not import what all of them import."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["regard.tasks.runs"])
+    process = context.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def alone(folder: str) -> None:
     """Train to the end, from the last checkpoint where there is one, and write the parameters."""
+    torch.set_num_threads(1)
     options = OPTIONS.with_changes({"steps": 120})
     learning = learner(options)
     train(learning, VALID, options, folder, resume=(Path(folder) / "checkpoints" / "last.ckpt").exists())
     torch.save(learning.model.state_dict(), Path(folder) / "end.pt")
 
 
-def apart(folder: str, processes: int, seconds: float = 0.0) -> None:
+def apart(folder: str, processes: int, rank: int, port: int, seconds: float = 0.0) -> None:
     """Train on shares of the batches, one for each process, and write every process's parameters.
 
-    With a budget of seconds, each process has a clock that is faster than that of the one before.
+    The processes meet at a port as those that torchrun starts. With a budget of seconds, each process has a clock that
+    is faster than that of the one before.
     """
-    rank = int(os.environ.get("RANK", "0"))
+    torch.set_num_threads(1)
+    if processes > 1:
+        os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
+        os.environ |= {"WORLD_SIZE": f"{processes}", "LOCAL_WORLD_SIZE": f"{processes}"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
     options = OPTIONS.with_changes(
         {"devices": processes, "strategy": "ddp" if processes > 1 else "auto", "accelerator": "cpu", "keep": 1}
         | {"average": 1, "accumulate": 2 // processes, "steps": 20}
@@ -115,11 +132,3 @@ def apart(folder: str, processes: int, seconds: float = 0.0) -> None:
     found = {"told": told, "asked": len(asked), "reason": ended.reason, "steps": ended.steps}
     torch.save(found, Path(folder) / f"told{rank}.pt")
     torch.save(learning.model.state_dict(), Path(folder) / f"end{rank}.pt")
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    if len(sys.argv) > 2:
-        apart(sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:]))
-    else:
-        main(sys.argv[1])

@@ -8,15 +8,14 @@ import math
 import os
 import random
 import signal
-import subprocess
-import sys
+import socket
 import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from copying import OPTIONS, VALID, batch, learner
+from copying import OPTIONS, VALID, alone, apart, batch, begun, learner
 from lightning.pytorch import Callback
 
 from regard.tasks import checkpoints, logs
@@ -84,24 +83,22 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(at, whole, tmp_path):
 
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
     """At a random moment, also while a file is written; what was saved before is whole."""
-    program = Path(__file__).with_name("copying.py")
     drawn = random.Random(0)
-
-    def start(folder):
-        return subprocess.Popen([sys.executable, str(program), str(folder)], stdout=subprocess.DEVNULL)
-
-    assert start(tmp_path / "whole").wait() == 0
+    ended = begun(alone, str(tmp_path / "whole"))
+    ended.join()
+    assert ended.exitcode == 0
     killed = 0
     while not (tmp_path / "killed" / "end.pt").exists():
-        process = start(tmp_path / "killed")
+        process = begun(alone, str(tmp_path / "killed"))
         last = tmp_path / "killed" / "checkpoints" / "last.ckpt"
-        while killed < 2 and process.poll() is None and not last.exists():
+        while killed < 2 and process.is_alive() and not last.exists():
             time.sleep(0.01)
         if killed < 2:
             time.sleep(drawn.uniform(0, 0.4))
-            process.send_signal(signal.SIGKILL)
-        killed += process.wait() == -signal.SIGKILL
-        assert process.returncode in (0, -signal.SIGKILL)
+            process.kill()
+        process.join()
+        killed += process.exitcode == -signal.SIGKILL
+        assert process.exitcode in (0, -signal.SIGKILL)
     assert killed >= 1
     one, other = (torch.load(tmp_path / name / "end.pt") for name in ("whole", "killed"))
     assert same(one, other)
@@ -373,13 +370,20 @@ def test_a_disk_is_not_blamed_where_nothing_is_written():
         train(learner(make=make), [], OPTIONS, None)
 
 
+def processes(folder, count, *arguments):
+    """Train in so many processes at once, to their end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    started = [begun(apart, str(folder), count, rank, port, *arguments) for rank in range(count)]
+    for process in started:
+        process.join()
+    assert [process.exitcode for process in started] == [0] * count
+
+
 def test_two_processes_are_two_batches_for_each_step_and_one_validation(tmp_path):
-    program = str(Path(__file__).with_name("copying.py"))
     one, two = tmp_path / "one", tmp_path / "two"
-    subprocess.run([sys.executable, program, str(one), "1"], check=True, stdout=subprocess.DEVNULL)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    done = subprocess.run([*launcher, program, str(two), "2"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    processes(one, 1)
+    processes(two, 2)
     alone, first, second = (torch.load(path) for path in (one / "end0.pt", two / "end0.pt", two / "end1.pt"))
     assert same(first, second)
     for name, tensor in alone.items():
@@ -391,10 +395,7 @@ def test_two_processes_are_two_batches_for_each_step_and_one_validation(tmp_path
 
 
 def test_processes_whose_clocks_differ_go_by_one(tmp_path):
-    program = str(Path(__file__).with_name("copying.py"))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    done = subprocess.run([*launcher, program, str(tmp_path), "2", "1.5"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    processes(tmp_path, 2, 1.5)
     told = [torch.load(tmp_path / f"told{rank}.pt") for rank in (0, 1)]
     assert [each["reason"] for each in told] == ["seconds", "seconds"]
     assert told[0]["steps"] == told[1]["steps"] > 1

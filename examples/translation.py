@@ -12,7 +12,7 @@ from regard import pretrained
 from regard.tasks.alignments import alignment
 from regard.tasks.written import WritingOptions
 
-SENTENCES = ("My sister has never seen the sea.", "I love you", "It is too late to change your mind.")
+SENTENCES = ("the zone of international control", "My sister has never seen the sea.", "I love you")
 
 
 def draw() -> Figure:

@@ -21,9 +21,9 @@ _LONGEST = 5
 
 
 def fragments(
-    sources: Sequence[str], targets: Sequence[str], *, least: int = 2, share: float = 0.3, frequent: int = 80
-) -> list[tuple[str, str]]:
-    """Return parts that go together at least so often, and for at least this share of the times that the source does.
+    sources: Sequence[str], targets: Sequence[str], *, share: float = 0.3, frequent: int = 80
+) -> dict[tuple[str, str], int]:
+    """Return how often parts go together that do so for at least this share of the times that the source comes.
 
     So many of the most frequent source words end none: most go together with what comes next.
 
@@ -31,7 +31,7 @@ def fragments(
     --------
     >>> sources = ["a red house", "a red car", "a blue house", "a blue car"]
     >>> targets = ["une maison rouge", "une voiture rouge", "une maison bleue", "une voiture bleue"]
-    >>> sorted(fragments(sources, targets, least=1, frequent=0))[-2:]
+    >>> sorted(fragments(sources, targets, frequent=0))[-2:]
     [('red car', 'voiture rouge'), ('red house', 'maison rouge')]
     """
     s, t = _Side(sources, _ENGLISH), _Side(targets, _FRENCH)
@@ -45,11 +45,11 @@ def fragments(
         whole[source] += count
     words = Counter(word for text in sources for word in text.lower().split())
     unfinished = {word for word, _ in words.most_common(frequent)}
-    return [
-        (source, target)
+    return {
+        (source, target): count
         for (source, target), count in counts.items()
-        if count >= max(least, share * whole[source]) and source.lower().split()[-1] not in unfinished
-    ]
+        if count >= share * whole[source] and source.lower().split()[-1] not in unfinished
+    }
 
 
 class _Side:

@@ -26,16 +26,18 @@ as learners of a language exchange them; it knows little of anything else, and r
 
 | | |
 | --- | --- |
-| learned from | {pairs:,} pairs, {steps:,} steps, {minutes:.0f} minutes on {threads} cores, {processor}, seed {seed} |
+| learned from | {pairs:,} pairs, {steps:,} steps, {minutes:.0f} minutes, seed {seed} |
 | then from | {then_pairs:,} pairs, {then_steps:,} steps, {then_minutes:.0f} minutes, seed {then_seed} |
+| made on | {processor}, threads: {threads} |
 | scored on | {sources:,} English sentences that it never saw, with {references:,} French ones, 5 beams |
 | BLEU | {bleu:.2f} (`{bleu_signature}`) |
 | chrF | {chrf:.2f} (`{chrf_signature}`) |
 
 **Data.** Sentence pairs of [Tatoeba](https://tatoeba.org), CC-BY 2.0 FR, by its contributors, in the selection of
 [manythings.org/anki](https://www.manythings.org/anki/) dated 2019-04-07: first as they are; then with most of them
-again without last marks and first capitals, as people type, and with parts of them alone, what has a rare word several
-times (`recipes/pairs.py`). None of the data is in this folder; the parameters were learned from it.
+again without last marks and first capitals, as people type, with parts of them alone, what has a rare word several
+times, and with noun phrases put together of words in those parts (`recipes/pairs.py`). None of the data is in this
+folder; the parameters were learned from it.
 
 **Made by** `make pretrained`, which trains with `recipes/english-french.toml` and `recipes/english-french-typed.toml`,
 stores the parameters as float16 and writes this card.

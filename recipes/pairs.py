@@ -1,9 +1,9 @@
 """The pairs that the model in the box learns from: sentences whole and as people type them, and parts of them.
 
 ``python -m recipes.pairs PAIRS`` writes to standard output, to be read by ``regard train --data -``, all the pairs; a
-share of them again without their last mark and first capital; and parts of sentences, which nobody ends with a mark. A
-model that only ever saw whole sentences is at a loss where one is not. What has a rare word comes several times: most
-words stand in so few sentences that a small model knows them by halves.
+share of them again without their last mark and first capital; parts of sentences, which nobody ends with a mark; and
+phrases put together of words in those parts. A model that only ever saw whole sentences is at a loss where one is not.
+What has a rare word comes several times: most words stand in so few sentences that a small model knows them by halves.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from recipes.fragments import fragments
+from recipes.phrases import adjectives, nouns, phrases
 from regard.tasks.pairs import read_pairs
 
 _END = re.compile(r"\s*[.!?…]+$")
 _WORD = re.compile(r"[^\W\d_]+")
+#: The most frequent words of a language are neither nouns nor adjectives, or too many things to be one.
+_COMMON = 80
 
 
 def usual(texts: Iterable[str]) -> Counter[str]:
@@ -64,6 +67,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--share", type=float, default=0.6, help="of the pairs that come again; 0.6")
     parser.add_argument("--enough", type=int, default=40, help="times that a word should come; 40")
     parser.add_argument("--copies", type=int, default=8, help="of a typed sentence or a part, at most; 8")
+    parser.add_argument("--phrases", type=int, default=60_000, help="put together of nouns and adjectives; 60,000")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(given)
     pairs = read_pairs(arguments.pairs, longest=None, words=None)
@@ -71,9 +75,15 @@ def main(given: Sequence[str] | None = None) -> None:
     typed = [(plain(source, inside[0]), plain(target, inside[1])) for source, target in pairs]
     counts = Counter(word for text in pairs.sources for word in {each.lower() for each in _WORD.findall(text)})
     again = [pair for pair in typed if drawn.random() < arguments.share]
-    for pair in pairs:
+    parts = fragments(*zip(*typed))
+    common = {word for word, _ in counts.most_common(_COMMON)}
+    names = nouns(parts, (target for _, target in typed), inside[0], common)
+    qualities = adjectives(parts, names, usual(pairs.targets), common)
+    both = {quality.source for quality in qualities}
+    put = phrases([name for name in names if name.source not in both], qualities, arguments.phrases, drawn)
+    for pair in (*pairs, *put):
         sys.stdout.write("\t".join(pair) + "\n")
-    for pair in (*again, *fragments(*zip(*typed))):
+    for pair in (*again, *(pair for pair, count in parts.items() if count > 1)):
         number = copies(pair[0], counts, arguments.enough, arguments.copies)
         sys.stdout.write(("\t".join(pair) + "\n") * number)
 

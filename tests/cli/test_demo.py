@@ -19,6 +19,7 @@ def test_it_translates_at_once_and_shows_what_was_looked_at(regard, tmp_path: Pa
         assert f"{sentence}\n  " in shown
     assert "Ma sœur n'a jamais vu la mer." in shown
     assert "je t'aime" in shown
+    assert "la zone de contrôle international" in shown
     assert "█" in shown
     assert "BLEU is " in shown
     assert shown.index("regard translate") < shown.index("regard demo --train")

@@ -17,7 +17,7 @@ from regard.tasks.sequences import SequenceModel
 from regard.tasks.written import WritingOptions, Written
 
 #: Drawn, word by word.
-DRAWN = ("I love you", "My sister has never seen the sea.")
+DRAWN = ("the zone of international control", "I love you", "My sister has never seen the sea.")
 #: Only translated.
 MORE = (
     "Where is the nearest station?",

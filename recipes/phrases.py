@@ -2,7 +2,7 @@
 
 A small model knows a rare word in the few sentences that have it, and is at a loss where it meets another rare word.
 What it needs is that an adjective goes behind any noun and agrees with it. Nouns, their genders and the two forms of
-adjectives are read off parts of sentences (:mod:`recipes.fragments`), nothing is told beforehand; from them phrases
+adjectives are read off parts of sentences (:mod:`recipes.fragments`) and the articles in whole ones; from them phrases
 are drawn (recombined data: Jia & Liang 2016; Andreas 2020).
 """
 

@@ -79,9 +79,7 @@ def main(given: Sequence[str] | None = None) -> None:
     common = {word for word, _ in counts.most_common(_COMMON)}
     names = nouns(parts, (target for _, target in typed), inside[0], common)
     qualities = adjectives(parts, names, usual(pairs.targets), common)
-    both = {quality.source for quality in qualities}
-    put = phrases([name for name in names if name.source not in both], qualities, arguments.phrases, drawn)
-    for pair in (*pairs, *put):
+    for pair in (*pairs, *phrases(names, qualities, arguments.phrases, drawn)):
         sys.stdout.write("\t".join(pair) + "\n")
     for pair in (*again, *(pair for pair, count in parts.items() if count > 1)):
         number = copies(pair[0], counts, arguments.enough, arguments.copies)

@@ -20,10 +20,10 @@ _MASCULINE = {"le", "un", "ce", "cet", "du", "aucun"}
 _FEMININE = {"la", "une", "cette", "ma", "ta", "sa", "aucune"}
 _EITHER = {"mon", "ton", "son", "notre", "votre", "leur"}
 _BEFORE = re.compile(rf"^(?:(?:{'|'.join(sorted(_MASCULINE | _FEMININE | _EITHER))}) |l')")
-_GENDERED = re.compile(rf"\b(?:({'|'.join(sorted(_MASCULINE))})|({'|'.join(sorted(_FEMININE))})) ([a-zà-öø-ÿœ-]+)")
-_WORD = re.compile(r"[a-zà-öø-ÿœ-]+")
+_LETTERS = "[a-zà-öø-ÿœ-]+"
+_WORD, _ELIDED = re.compile(_LETTERS), re.compile(rf"\b[ld]'({_LETTERS})")
+_GENDERED = re.compile(rf"\b(?:({'|'.join(sorted(_MASCULINE))})|({'|'.join(sorted(_FEMININE))})) ({_LETTERS})")
 _VOWEL = re.compile(r"[aeiouyàâéèêëîïôûœ]")
-_ELIDED = re.compile(r"\b[ld]'([a-zà-öø-ÿœ-]+)")
 #: An adjective is believed that stood with nouns so often.
 _LEAST = 3
 #: Letters of a word from which on spelling tells what it is.
@@ -105,7 +105,7 @@ def adjectives(
     genders = {(noun.source, noun.target): noun.gender for noun in among}
     forms: defaultdict[str, dict[str, Counter[str]]] = defaultdict(lambda: {"m": Counter(), "f": Counter()})
     for source, target in parts:
-        words, after = source.split(), _BEFORE.sub("", target, count=1).split()
+        words, after = source.split(), _BEFORE.sub("", target).split()
         words = words[1:] if words[0] in _ENGLISH else words
         if (
             len(words) == len(after) == 2
@@ -132,8 +132,8 @@ def phrases(
 ) -> Iterator[tuple[str, str]]:
     """Yield so many phrases: an adjective and a noun, alone, with an article, and as what another noun is of.
 
-    One of five is written as sentences are. Of fewer than two nouns, or without an adjective, there is nothing to put
-    together.
+    One of five is written as sentences are. What may be an adjective is taken for no noun: only company tells which it
+    is. Of fewer than two nouns, or without an adjective, there is nothing to put together.
 
     Examples
     --------
@@ -145,6 +145,8 @@ def phrases(
     a national state | un état national
     The station of national state. | La gare d'état national.
     """
+    either = {quality.source for quality in qualities}
+    names = [name for name in names if name.source not in either]
     for _ in range(count if len(names) > 1 and qualities else 0):
         head, other = drawn.sample(names, 2)
         quality, form = drawn.choice(qualities), drawn.random()

@@ -164,3 +164,9 @@ def test_phrases_are_written_among_the_pairs(tmp_path, capsys) -> None:
     assert len(written["500"]) == len(written["0"]) + 500
     new = set(written["500"]) - set(written["0"])
     assert any(line.startswith("the house of") for line in new)
+
+
+def test_what_may_be_an_adjective_is_taken_for_no_noun() -> None:
+    names = [Noun(word, word, "m", False) for word in ("plan", "club", "secret")]
+    made = list(phrases(names, [Adjective("secret", "secret", "secrète")], 50, random.Random(0)))
+    assert made and not any(source.rstrip(".").endswith("secret") or "secret of" in source for source, _ in made)

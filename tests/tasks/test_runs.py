@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from itertools import pairwise
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -375,6 +376,12 @@ def processes(folder, count, *arguments):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     started = [begun(apart, str(folder), count, rank, port, *arguments) for rank in range(count)]
+    running = started
+    while running and not any(process.exitcode for process in started):
+        wait([process.sentinel for process in running])
+        running = [process for process in running if process.is_alive()]
+    for process in running:  # it would wait for the one that failed
+        process.kill()
     for process in started:
         process.join()
     assert [process.exitcode for process in started] == [0] * count

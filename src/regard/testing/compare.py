@@ -73,12 +73,12 @@ class _Stated:
         width = source.shape[-1]
         steps = (1j * STEP * np.eye(width, dtype=source.dtype)).reshape(width, *(1,) * (source.ndim - 1), width)
         # So many features at once as stay near the processor: a formula may hold every pair's features.
-        count = max(1, _NUMBERS // max(1, self.values.size * width))
+        parts = min(max(width, 1), 1 + self.values.size * width**2 // _NUMBERS)
         with np.errstate(all="ignore"):
             moved = np.concatenate(
                 [
                     np.broadcast_to(at(source + step).imag / STEP, (len(step), *self.values.shape))
-                    for step in (steps[i : i + count] for i in range(0, max(width, 1), count))
+                    for step in np.array_split(steps, parts)
                 ]
             )
         return np.broadcast_to(np.where(self.values > -np.inf, moved, 0), (width, *self.values.shape))

@@ -144,16 +144,16 @@ def _powers(rows: Tensor, width: int, as_they_come: bool) -> tuple[Tensor, Tenso
     B, H, N, C = rows.shape
     powers = rows.new_empty((B, H, N, width) if as_they_come else (B, H, width, N))
     classes = torch.empty(B, H, N, dtype=torch.uint8, device="cpu")
-    call = Call("additive.prepare", rows.dtype, LARGE[rows.dtype])
-    call.values |= {"query": rows.data_ptr(), "output": powers.data_ptr(), "query_class": classes.data_ptr()}
-    call.values |= {"C": C, "V": width, "S": N, "direct": int(as_they_come)}
+    sizes = {"B": B * H, "C": C, "V": width, "S": N, "scratch_numbers": PAD * width}
+    call = Call("additive.prepare", rows.dtype, LARGE[rows.dtype], sizes)
+    call.give({"query": rows, "output": powers, "query_class": classes}, {"direct": int(as_they_come)})
     items = B * H * -(-N // PAD)
     count = min(2 * torch.get_num_threads(), -(-items * PAD * width // PREPARED))
     cuts = [items * i // max(count, 1) for i in range(count + 1)]
 
     def task(first: int, last: int) -> None:
         scratch = torch.empty(PAD * width, dtype=rows.dtype, device="cpu")
-        call(first=first, last=last, scratch=scratch.data_ptr())
+        call({"scratch": scratch}, {"first": first, "last": last})
 
     return powers, classes, [partial(task, *span) for span in pairwise(cuts)]
 

@@ -20,12 +20,16 @@ SHARE = 1 << 21
 
 @dataclass
 class Share:
-    """Units that one task runs in turn, with sums of its own for the heads ``heads`` and key heads ``kv_heads``."""
+    """Units that one task runs in turn, with sums of its own for the heads ``heads`` and key heads ``kv_heads``.
+
+    ``sums`` are by the name of the kernel's argument, ``mask_sums`` by the number of the mask's tensor.
+    """
 
     units: list[Unit]
     heads: range
     kv_heads: range
     sums: dict[str, Tensor] = field(default_factory=dict)
+    mask_sums: dict[int, Tensor] = field(default_factory=dict)
 
 
 def shares(sight: Sight, groups: int, width: int, backward: bool = False) -> list[Share]:

@@ -64,7 +64,7 @@ def score_gradients(a, x, head, row, last, j0, j1, p, dp, delta, col):
         fill(at(di, j1), padded(j1 - j0) - (j1 - j0), zero)
         if a[F.d_added] != 0 and col >= 0 and row + i <= last:
             b, h = head // a[F.H], head % a[F.H]
-            offset = b * a[F.added_b] + h * a[F.added_h] + place * a[F.added_r] + col
+            offset = a[F.added_at] + b * a[F.added_b] + h * a[F.added_h] + place * a[F.added_r] + col
             target = at(address(a[F.d_added], x), offset)
             for j in range(j0, j1):
                 target[j] += di[j]

@@ -35,7 +35,7 @@ _NAMES = (
     "grad d_query d_key d_value d_weight d_added",
     # The mask: an interval of keys for each row, or segments of one block with what is added to their scores.
     "start stop interval_b interval_h interval_r",
-    "segments segment_count added added_b added_h added_r has_added",
+    "segments segment_count added added_at added_b added_h added_r has_added",
     # Sizes; a work item is a block of rows of one head.
     "H G L S C V K tile first last block head_first kv_first",
     # Where the parts of the scratch memory begin.
@@ -46,3 +46,48 @@ _NAMES = (
 FIELDS = tuple(" ".join(_NAMES).split())
 #: The place of each argument: ``args[F.query]``.
 F = namedtuple("F", FIELDS)(*range(len(FIELDS)))  # type: ignore[call-arg]
+
+_ROWS = {
+    "query": "B H L C",
+    "query_small": "B H L C",
+    "query_raw": "B H L C",
+    "query_class": "B H L",
+    "key": "B G S C",
+    "key_small": "B G S C",
+    "key_raw": "B G S C",
+    "key_class": "B G S",
+    "weight": "H C",
+    "boxes": "B G tiles two C",
+    "value": "B G S V",
+    "value_keys": "B G S V",
+    "output": "B H L V",
+    "peak": "B H L",
+    "total": "B H L",
+    "start": "intervals",
+    "stop": "intervals",
+    "segments": "segment_count three",
+    "added": "added_numbers",
+    "scratch": "scratch_numbers",
+}
+_FORWARD = {
+    "top": "B H L",
+    "entropy": "B H L",
+    "best": "B H L K",
+    "best_key": "B H L K",
+    "received": "share_heads S",
+}
+_BACKWARD = {
+    "grad": "B H L V",
+    "d_query": "B H L C",
+    "d_key": "share_kv_heads S C",
+    "d_value": "share_kv_heads S V",
+    "d_weight": "share_heads two C",
+    "d_added": "added_numbers",
+}
+_PREPARE = {"query": "B S C", "query_class": "B S", "output": "B S V", "scratch": "scratch_numbers"}
+
+#: How many numbers every array of a kernel holds, as a product of sizes; in which order they stand is the kernel's own.
+SHAPES = {
+    kernel: {name: tuple(shape.split()) for name, shape in shapes.items()}
+    for kernel, shapes in (("forward", _ROWS | _FORWARD), ("backward", _ROWS | _BACKWARD), ("prepare", _PREPARE))
+}

@@ -49,6 +49,7 @@ def bounds(a, head, first, last):
         if lo[base + row * step] < hi[base + row * step]:
             start = min(start, lo[base + row * step])
             stop = max(stop, hi[base + row * step])
+    start, stop = max(start, 0), min(stop, a[F.S])  # whatever the intervals hold, no key is read that is not there
     return start, max(start, stop)
 
 
@@ -59,7 +60,7 @@ def segment(a, head, r0, r1, index):
         start, stop = bounds(a, head, r0, r1 - 1)
         return start, stop, start if a[F.has_added] != 0 else -1
     segments = at(address(a[F.segments], a), 3 * index)
-    return segments[0], segments[1], segments[2]
+    return max(segments[0], 0), min(segments[1], a[F.S]), segments[2]
 
 
 @njit(**FAST)
@@ -85,7 +86,7 @@ def hide(a, x, head, row, t0, j0, j1, s, added_col, hidden):
             s[j] = hidden
     if a[F.has_added] != 0 and added_col >= 0:
         b, h = head // a[F.H], head % a[F.H]
-        offset = b * a[F.added_b] + h * a[F.added_h] + row * a[F.added_r] + added_col
+        offset = a[F.added_at] + b * a[F.added_b] + h * a[F.added_h] + row * a[F.added_r] + added_col
         added = at(address(a[F.added], x), offset)
         masked = -number(math.inf, x)
         for j in range(j0, j1):

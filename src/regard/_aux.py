@@ -22,7 +22,8 @@ class AuxRequest:
     entropy : bool
         Entropy of each row's weights in nats, (..., H, L).
     topk : int
-        The k largest weights of each row and the indices of their keys, (..., H, L, k) each; 0 for none.
+        The k largest weights of each row and the indices of their keys, (..., H, L, k) each; 0 for none. A row that
+        may attend to fewer keys than k ends in weights of 0 and indices of −1.
     received : bool
         How much each key is attended: the sum over queries of its weights, (..., H, S).
     weights : bool

@@ -48,7 +48,7 @@ def heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
         raise rejected("attention", "value", f"have key's {G} heads", f"{G_v} (key {shape(key)}, value {shape(value)})")
     G = G_v if G == 1 else G
     divides = G > 0 and H % G == 0
-    if H == G or 1 in (H, G) or (enable_gqa and divides):
+    if H == G or (divides if enable_gqa else 1 in (H, G)):
         return
     came = f"{G} (query {shape(query)}, key {shape(key)})"
     if enable_gqa:

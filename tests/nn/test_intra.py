@@ -92,7 +92,7 @@ def test_no_steps_and_no_sequences() -> None:
     layer, x = layer_and_input()
     hidden, state, aux = layer(x[:, :0], return_aux=AuxRequest(weights=True, topk=2))
     assert hidden.shape == (2, 0, 4) and state.cell.shape == (2, 0, 4)
-    assert aux.weights.shape == (2, 0, 0) and aux.topk.indices.shape == (2, 0, 0)
+    assert aux.weights.shape == (2, 0, 0) and aux.topk.indices.shape == (2, 0, 2)
     assert layer(x[:0])[0].shape == (0, 6, 4)
     torch.testing.assert_close(layer(x, state)[0], layer(x)[0])
 

@@ -37,16 +37,25 @@ def attend(problem: Problem) -> Outcome:
     B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
     dtype = problem.query.dtype
     if 0 in (B, H, L, S):
-        ends = problem.query, problem.key, problem.value
-        graph = sum(tensor[..., :0].sum() for tensor in ends)  # an empty sum: zero, but tied to its tensor
         empty = problem.query.new_zeros(B, H, L, S, dtype=problem.compute_dtype)
-        return Outcome(problem.query.new_zeros(B, H, L, problem.value.shape[-1]) + graph, None, empty, empty)
+        output = problem.query.new_zeros(B, H, L, problem.value.shape[-1])
+        return Outcome(attached(output, problem), None, empty, empty)
     tiles = whole(problem)
     scores = tiles.scores(0, 0)
     weights = tiles.normalizer.weights(scores)
     dropped = F.dropout(weights, problem.dropout_p) if problem.dropout_p else weights
     visible = None if tiles.spill is None else scores > -torch.inf
     return Outcome(tiles.read(dropped, 0, visible).to(dtype), None, weights, scores)
+
+
+def attached(output: Tensor, problem: Problem) -> Tensor:
+    """Return an output that was made without reading any input as a part of their graph, so that gradients are 0."""
+    inputs = (problem.query, problem.key, problem.value, *problem.score.tensors())
+    inputs += () if problem.mask is None else tuple(problem.mask.tensors())
+    for tensor in inputs:
+        if tensor.requires_grad:
+            output = output + tensor.flatten()[:0].sum().to(output.dtype)  # an empty sum: zero, but tied to its tensor
+    return output
 
 
 def attend_by_rows(problem: Problem) -> Outcome:

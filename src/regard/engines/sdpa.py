@@ -57,6 +57,8 @@ class Sdpa(Engine):
             return "dropout needs the whole mask as a matrix"
         if device != "cpu" and not isinstance(mask, masks.Dense) and not is_traced(problem.query):
             return f"structured masks are merged from CPU kernels, not on {device}"
+        if device != "cpu" and any(_wide(t.dtype) != problem.query.dtype for t in mask.tensors() if mask.has_bias):
+            return f"torch's kernels on {device} add no float32 to scores of {problem.query.dtype}"
         return None
 
     def grows(self, problem: Problem) -> bool:
@@ -139,7 +141,7 @@ def _dispatch(problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> tu
     if mask is None:
         return _folded(query, key, value, scale, None, problem.dropout_p)
     if isinstance(mask, masks.Dense):
-        added = _matrix(mask, query.dtype)
+        added = _matrix(mask, _wide(query.dtype))
         if G != H and added.shape[1] == added.shape[2] == 1:
             return _folded(query, key, value, scale, added, problem.dropout_p)[0], None
         key, value = _expanded(H, key, value)
@@ -156,6 +158,11 @@ def _matrix(mask: masks.Dense, dtype: torch.dtype) -> Tensor:
     """Return what a dense mask adds to the scores, with four dimensions."""
     values = mask.values[(None,) * (4 - mask.values.dim())]
     return values.to(dtype) if mask.has_bias else values.new_zeros((), dtype=dtype).where(values, -torch.inf)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which torch's kernels add to scores of these features: float32 for narrower ones."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _scaled(query: Tensor, scale: float) -> tuple[Tensor, float]:
@@ -236,7 +243,7 @@ def _added(problem: Problem, mask: Mask, rows: Span, cols: Span) -> Tensor | Non
     """Return the mask, or what it adds, as a matrix of these rows and columns."""
     index = _indices(problem, rows, cols)
     visible, bias = mask.visible(*index), mask.bias(*index)
-    added = None if bias is None else bias.to(problem.query.dtype)
+    added = None if bias is None else bias.to(problem.compute_dtype)
     if visible is not None:
         added = visible if added is None else torch.where(visible, added, -torch.inf)
     return added.unsqueeze(0) if added is not None and added.dim() < 2 else added
@@ -255,7 +262,7 @@ def _plain(problem: Problem, added: Tensor | None, causal: bool) -> Tensor:
     form = _form(problem)
     key, value = _expanded(form.query.shape[1], form.key, problem.value.to(form.query.dtype))
     if added is not None and added.is_floating_point():
-        added = added.to(form.query.dtype)
+        added = added.to(_wide(form.query.dtype))
     query, scale = _scaled(form.query, problem.scale)
     output = torch_attention(query, key, value, added, problem.dropout_p, causal, scale=scale)
     return output.to(dtype)

@@ -59,6 +59,7 @@ class Streaming(Engine):
         one_tile = len(tiles.rows) == len(tiles.cols) == 1
         if one_tile or torch.compiler.is_compiling() or in_transform() or _captures(tiles):
             output, row = _forward(tiles, _plain_dropout(problem.dropout_p))
+            output = output if output.requires_grad else dense.attached(output, problem)
         else:
             spec = _Spec(tiles, problem.dropout_p, _draw_seed() if problem.dropout_p else 0)
             given = (tiles.query, tiles.key, tiles.value, *tiles.tensors())

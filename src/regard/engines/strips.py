@@ -96,7 +96,10 @@ class Plan:
     def tile_mask(
         self, strip: Strip, part: Range, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return what is added to the scores (b, h, l, s), and which rows see anything (b, h, l, 1); None for all."""
+        """Return what is added to the scores (b, h, l, s), and which rows see anything (b, h, l, 1); None for all.
+
+        It is added in float32 where features of ``dtype`` are narrower.
+        """
         if not part.masked and not self.mask.has_bias:
             return None, None
         b = torch.arange(self.extent.B, device=device)[strip.where[0]].view(-1, 1, 1, 1)
@@ -104,7 +107,8 @@ class Plan:
         q_idx = torch.arange(strip.rows.start, strip.rows.stop, device=device).unsqueeze(1)
         index = b, h, q_idx, torch.arange(part.cols.start, part.cols.stop, device=device)
         bias = self.mask.bias(*index) if self.mask.has_bias else None
-        added = torch.zeros((), dtype=dtype, device=device) if bias is None else bias.detach().to(dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        added = torch.zeros((), dtype=wide, device=device) if bias is None else bias.detach().to(wide)
         seen = None
         visible = self.mask.visible(*index) if part.masked else None
         if visible is not None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard._aux import FIELDS, Aux, AuxRequest, TopK
 from regard._problem import Problem
@@ -51,9 +52,7 @@ def look(problem: Problem, outcome: Outcome, request: AuxRequest, observer: Engi
         restored["weights"] = problem.restore(outcome.weights)
     if request.scores and outcome.scores is not None:
         restored["scores"] = problem.restore(outcome.scores)
-    if isinstance(topk, TopK):
-        topk = TopK(problem.restore(topk.weights), problem.restore(topk.indices))
-    return Aux(topk=topk if isinstance(topk, TopK) else None, **restored)
+    return Aux(topk=_ranked(problem, topk, request.topk) if isinstance(topk, TopK) else None, **restored)
 
 
 def _is_told(outcome: Outcome, request: AuxRequest) -> bool:
@@ -65,11 +64,18 @@ def _told(problem: Problem, outcome: Outcome, request: AuxRequest) -> Aux:
     found = {name: getattr(outcome, name) for name in FIELDS if getattr(request, name)}
     topk = found.pop("topk", None)
     if topk is not None:
-        topk = TopK(problem.restore(topk.weights), problem.restore(topk.indices))
+        topk = _ranked(problem, topk, request.topk)
     # Weights and scores are part of the graph, the rest is detached from it.
     graph = {"weights", "scores"}
     tensors = {name: problem.restore(t if name in graph else t.detach()) for name, t in found.items()}
     return Aux(topk=topk, **tensors)
+
+
+def _ranked(problem: Problem, topk: TopK, k: int) -> TopK:
+    """Return k best keys in the caller's leading dimensions; weight 0 and key −1 where there are fewer."""
+    missing = (0, k - topk.weights.shape[-1])
+    weights, indices = (pad(t, missing, value=fill) for t, fill in ((topk.weights, 0.0), (topk.indices, -1)))
+    return TopK(problem.restore(weights), problem.restore(indices))
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:

@@ -254,7 +254,7 @@ def _stacked(steps: list[Aux], slots: torch.Size, x: Tensor, request: AuxRequest
             found[name] = rows_of([getattr(step, name).unsqueeze(-1) for step in steps], 0.0, 1).squeeze(-1)
     if request.topk:
         tops = [step.topk for step in steps if step.topk is not None]
-        k = min(request.topk, N)
+        k = request.topk
         weights, indices = rows_of([t.weights for t in tops], 0.0, k), rows_of([t.indices for t in tops], -1, k)
         found["topk"] = TopK(weights, indices.long())
     return Aux(**found)

@@ -145,7 +145,8 @@ class Call:
         def settle(tensor: Tensor) -> Tensor:
             if not tensor.is_floating_point():
                 return tensor.to(case.device)
-            return tensor.to(case.device, inside, copy=True).requires_grad_(case.learned)
+            # As it stands in memory: a copy would make strides of 0 and gaps plain.
+            return tensor.to(case.device, inside).detach().requires_grad_(case.learned)
 
         return cls(
             query, key, value, None if mask is None else mask.map_tensors(settle), score.map_tensors(settle),
@@ -208,6 +209,13 @@ def gradients(output: Tensor, leaves: dict[str, Tensor], grad: Tensor) -> dict[s
         name: torch.zeros_like(leaf) if gradient is None else gradient
         for (name, leaf), gradient in zip(leaves.items(), found)
     }
+
+
+def has_graph(output: Tensor, leaves: dict[str, Tensor]) -> bool:
+    """Return whether an output has a gradient to give; raise AssertionError if a leaf wants one and it has none."""
+    if not output.requires_grad and any(leaf.requires_grad for leaf in leaves.values()):
+        raise AssertionError("an input wants a gradient, and the output has no graph")
+    return output.requires_grad
 
 
 def engine_of(name: str) -> Engine:

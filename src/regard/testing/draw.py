@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, Protocol, TypeVar
 
 from regard.testing import samples
@@ -40,11 +41,16 @@ class Dice:
         return self.random.randrange(1 << 16)
 
 
-#: Lengths; those past the usual tile are there to cross its border.
-LENGTHS = (3, 1, 2, 4, 5, 6, 7, 8, 9, 11, 13)
+#: Lengths; those past the usual tile are there to cross its border, the last past a block of compiled kernels.
+LENGTHS = (3, 1, 2, 4, 5, 6, 7, 8, 9, 11, 13) * 3 + (67,)
 WIDTHS = (3, 1, 2, 4, 8)
 TILES = ((4, 4), (3, 5), (2, 8), (8, 2), (16, 16))
 LAYOUTS = ("plain", "plain", "transposed", "sliced", "expanded", "broadcast", "broadcast query", "matrix")
+#: Which dimensions of a dense mask are its own, in upper case, and which it shares, in lower case: every broadcast.
+SHARED = ("LS", *map("".join, product("Bb", "Hh", "Ll", "Ss")), "lS", "Ls", "ls")
+#: How a dense mask stands in memory, and around which number its biases are.
+STORED = ("plain", "plain", "plain", "expanded", "transposed", "sliced")
+LEVELS = (0.0, 0.0, 0.0, -40.0, -1e9, 1e5)
 DTYPES = ("float32", "float32", "float64", "float64", "bfloat16", "float16")
 WHERE: tuple[Any, ...] = ("upper_left", "lower_right", 2, -1, "each")
 
@@ -97,7 +103,7 @@ def mask(source: Source, depth: int, bias: bool) -> Recipe:
 
 def _single(source: Source) -> Recipe:
     where = source.pick(WHERE)
-    shared = source.pick(("LS", "bHLS", "BhLS", "BHLS", "BhlS", "bhlS", "bhLS"))
+    shared, stored = source.pick(SHARED), source.pick(STORED)
     return source.pick((
         ("causal", "upper_left"),
         ("causal", where),
@@ -109,11 +115,11 @@ def _single(source: Source) -> Recipe:
         ("document", source.pick((False, True))),
         ("packed",),
         ("dilated", source.pick((2, 1, 3)), where),
-        ("dense", shared, source.pick((0.5, 0.8, 0.2))),
+        ("dense", shared, source.pick((0.5, 0.8, 0.2)), stored),
         ("predicate", source.pick((3, 2))),
         ("everything",),
         ("others", source.pick((False, True))),
-        ("bias", shared, source.pick((1.0, 0.8))),
+        ("bias", shared, source.pick((1.0, 0.8)), stored, source.pick(LEVELS)),
         ("alibi", source.pick((True, False)), where),
         ("relative", source.pick((1, 3)), source.pick((False, True)), where),
     ))  # fmt: skip

@@ -39,7 +39,9 @@ class Eager:
         s = self.statement
         part = s.score if what == "score" else s.mask
         tensors = [self.leaves.get(name, t) for name, t in named(what, part)]
-        return [t.to(s.query.dtype) if t.is_floating_point() else t for t in tensors]
+        # A mask that is wider than the inputs stays so, as torch adds it.
+        dtypes = (torch.promote_types(t.dtype, s.query.dtype) if what == "mask" else s.query.dtype for t in tensors)
+        return [t.to(dtype) if t.is_floating_point() else t for t, dtype in zip(tensors, dtypes)]
 
     @cached_property
     def scores(self) -> Tensor:
@@ -61,7 +63,7 @@ class Eager:
             if s.mask is not None and s.mask.has_bias:
                 bias = s.mask.with_tensors(self._part("mask")).bias(b, h, q_idx, kv_idx)
                 assert bias is not None
-                scores = scores + bias.to(scores.dtype).expand(s.visible.shape).repeat(s.query.shape[0], 1, 1, 1)
+                scores = scores + bias.expand(s.visible.shape).repeat(s.query.shape[0], 1, 1, 1)
             visible = torch.from_numpy(s.visible).to(scores.device).repeat(s.query.shape[0], 1, 1, 1)
             return torch.where(visible & ~excluded, scores, -torch.inf)
 
@@ -80,7 +82,8 @@ class Eager:
             if s.keep is not None:
                 keep = torch.from_numpy(s.keep.astype("float64")).to(weights)
                 weights = weights * keep.repeat(s.query.shape[0], 1, 1, 1)
-            return weights @ self._rows("value")
+            value = self._rows("value")
+            return weights.to(value.dtype) @ value
 
     def gradients(self, grad: Tensor) -> dict[str, Tensor]:
         """Return the gradients of ``(output · grad).sum()`` of each problem, K in front; grad (B, H, L, V)."""

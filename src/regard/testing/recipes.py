@@ -108,14 +108,38 @@ def _size(extent: Extent, shared: str) -> tuple[int, ...]:
     return tuple(getattr(extent, letter) if letter.isupper() else 1 for letter in shared)
 
 
-def _dense(extent: Extent, generator: torch.Generator, _: Any, shared: str, share: float) -> Mask:
-    return masks.dense(_bools(share, _size(extent, shared), generator))
+def _stored(values: Tensor, layout: str, extent: Extent, shared: str) -> Tensor:
+    """Return a dense mask's values in memory as a layout says.
+
+    "expanded": what is shared has stride 0; "transposed": queries stand side by side, not keys; "sliced": with gaps.
+    """
+    if layout == "expanded":
+        return values.expand(_size(extent, shared.upper()))
+    if layout == "transposed":
+        return values.mT.contiguous().mT
+    return torch.stack((values, values), -1)[..., 0] if layout == "sliced" else values
 
 
-def _bias(extent: Extent, generator: torch.Generator, dtype: torch.dtype, shared: str, share: float) -> Mask:
-    size = _size(extent, shared)
-    values = torch.randn(size, generator=generator).to(dtype)
-    return masks.dense(values.masked_fill(~_bools(share, size, generator), -torch.inf))
+def _dense(
+    extent: Extent, generator: torch.Generator, _: Any, shared: str, share: float, layout: str = "plain"
+) -> Mask:
+    return masks.dense(_stored(_bools(share, _size(extent, shared), generator), layout, extent, shared))
+
+
+def _bias(
+    extent: Extent,
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    shared: str,
+    share: float,
+    layout: str = "plain",
+    level: float = 0.0,
+) -> Mask:
+    size, most = _size(extent, shared), torch.finfo(dtype).max / 4
+    level = min(max(level, -most), most)
+    values = (level + torch.randn(size, generator=generator)).to(dtype)
+    values = values.masked_fill(~_bools(share, size, generator), -torch.inf)
+    return masks.dense(_stored(values, layout, extent, shared))
 
 
 def _alibi(extent: Extent, generator: torch.Generator, dtype: torch.dtype, paper: bool, where: Any) -> Mask:

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.engines import Engine
 from regard.testing import compare
 from regard.testing.budget import Budget, array, neighbours
-from regard.testing.case import Call, gradients
+from regard.testing.case import Call, gradients, has_graph
 from regard.testing.eager import Eager
 from regard.testing.formulas import Array
 from regard.testing.oracle import Oracle, Sized
@@ -111,7 +111,7 @@ class Trial:
     def check_call(self, output: Tensor, leaves: dict[str, Tensor]) -> float:
         """Raise AssertionError unless an output and its gradients to the leaves are within budget."""
         worst = self.check_output(output)
-        if not output.requires_grad:
+        if not has_graph(output, leaves):
             return worst
         upstream = self.upstream(output)
         return max(worst, self.check_gradients(gradients(output, leaves, upstream), upstream))

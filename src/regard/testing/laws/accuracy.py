@@ -105,7 +105,7 @@ def aux_fields(case: Case, engine: Engine) -> None:
             continue  # a sum over rows, some of which are undecided
         _check_field(trial, name, found, decided)
     assert aux.topk is not None
-    _check_topk(trial, aux.topk.weights, aux.topk.indices, decided, min(k, case.keys))
+    _check_topk(trial, aux.topk.weights, aux.topk.indices, decided, k)
 
 
 def _check_field(trial: Trial, name: str, found: Tensor, decided: Array) -> None:
@@ -148,8 +148,10 @@ def _check_topk(trial: Trial, top: Tensor, keys: Tensor, decided: Array, k: int)
         top.numel() == np.prod(shape) and keys.shape == top.shape, f"topk has shape {tuple(top.shape)}, not {shape}"
     )
     known = torch.from_numpy(decided[..., None])
-    ranked = -np.sort(-weights, axis=-1)[..., :k]
-    eager = trial.eager.weights.detach().double().sort(-1, descending=True).values[..., :k].reshape(ranked.shape)
+    missing = max(k - weights.shape[-1], 0)
+    ranked = np.pad(-np.sort(-weights, axis=-1), [(0, 0)] * 4 + [(0, missing)])[..., :k]
+    eager = trial.eager.weights.detach().double().sort(-1, descending=True).values
+    eager = torch.nn.functional.pad(eager, (0, missing))[..., :k].reshape(ranked.shape)
     right = Sized(
         ranked * decided[..., None],
         ranked + trial.oracle.shaken(top.dtype, by_lse=True).max(-1, keepdims=True, initial=0),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.engines import Engine
 from regard.testing.budget import Budget
-from regard.testing.case import Call, Case, gradients
+from regard.testing.case import Call, Case, gradients, has_graph
 from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law, require
 from regard.testing.oracle import Sized
@@ -48,7 +48,7 @@ def empty_rows(case: Case, engine: Engine) -> None:
     require(output.isfinite().all(), "an output is not finite")
     assert aux.received is not None
     require(aux.received.isfinite().all(), "aux.received is not finite")
-    if not output.requires_grad:
+    if not has_graph(output, leaves):
         return
     for name, gradient in gradients(output, leaves, torch.ones_like(output)).items():
         require(gradient.isfinite().all(), f"the gradient to {name} is not finite")
@@ -105,7 +105,7 @@ def no_leak(case: Case, engine: Engine) -> None:
     trial.check_output(quiet, "output, where no gradient is wanted,")
     output = spoiled.run(engine)
     require(output.isfinite().all(), "what nobody sees makes an output not finite, where a gradient is wanted")
-    if not output.requires_grad:
+    if not has_graph(output, leaves):
         trial.check_output(output)
         return
     upstream = trial.upstream(output)
@@ -168,7 +168,7 @@ def causality(case: Case, engine: Engine) -> None:
         require(same[1].isfinite().all(), "later rows make an earlier output not finite")
         require(is_judged(call), f"outputs up to {i} change with later rows, by {(same[0] - same[1]).abs().max():.3g}")
         _check_rows_up_to(Trial(call), i, changed)
-    if not output.requires_grad:
+    if not has_graph(output, leaves):
         return
     upstream = torch.ones_like(output)
     upstream[..., i + 1 :, :] = 0

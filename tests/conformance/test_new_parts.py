@@ -15,8 +15,8 @@ from regard.normalizers.base import register as register_normalizer
 from regard.scores import Score
 from regard.scores.base import TABLE as SCORES
 from regard.scores.base import register as register_score
-from regard.testing import LAWS, sweep
-from regard.testing.campaign import main, run
+from regard.testing import sweep
+from regard.testing.campaign import Plan, run
 from regard.testing.formulas import formula_of
 
 QUICK = ["budget", "gradient budget", "empty rows", "no leak", "permutation"]
@@ -98,31 +98,9 @@ def test_a_new_engine_is_tested():
         name = "twin"
 
     engines.register(Twin())
-    tally = run(60, 0, list(LAWS), ["twin"], progress=False)
+    tally = run(60, Plan(engines=("twin",)), progress=False)
     assert tally.total() > 40 and not tally.broken
     assert {engine for _, engine, _ in tally.counts} == {"twin"}
-
-
-def test_a_campaign_repeats_itself_and_tells(capsys):
-    assert main(["--cases", "40", "--seed", "7", "--law", "determinism", "--engine", "streaming"]) == 0
-    told = capsys.readouterr().out
-    assert "determinism" in told and "streaming" in told and "0 broken" in told
-    first, second = (run(25, 3, ["budget"], ["streaming"], progress=False) for _ in range(2))
-    assert first.counts == second.counts
-
-
-def test_a_campaign_fails_with_a_reproduction(capsys):
-    class Off(Reference):
-        name = "off"
-
-        def run(self, problem):
-            outcome = super().run(problem)
-            return type(outcome)(outcome.output + 1)
-
-    engines.register(Off())
-    assert main(["--cases", "20", "--law", "budget", "--engine", "off"]) == 1
-    captured = capsys.readouterr()
-    assert "judge('budget', 'off', Case(" in captured.err and "broken" in captured.out
 
 
 def test_importing_the_library_imports_no_tests():

@@ -1,24 +1,105 @@
-"""A campaign: the laws on thousands of drawn cases, a line of progress, and a table at the end."""
+"""A campaign: the laws on thousands of drawn cases, in processes that may die, with a journal by which it goes on."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
+import os
 import random
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-import torch
-
+import regard
 from regard import engines
-from regard.testing.conformance import Verdict, combinations, draw_for, judge
+from regard.engines import Engine
+from regard.testing.case import Case
+from regard.testing.conformance import combinations, draw_for, judge
 from regard.testing.draw import Dice
-from regard.testing.laws import LAWS
+from regard.testing.guards import guarded_kernels
+from regard.testing.laws import LAWS, Law
+from regard.testing.workers import Failure, answers
 
 #: Failures that are told in full.
 TOLD = 40
+#: Laws and engines that are drawn for one case before none is believed to go together.
+_DRAWS = 200
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What decides every case of a campaign.
+
+    Attributes
+    ----------
+    seed : int
+    laws, engines : tuple of str
+    guard : bool
+        Whether compiled kernels run on guarded memory (:mod:`regard.testing.guards`).
+    """
+
+    seed: int = 0
+    laws: tuple[str, ...] = tuple(LAWS)
+    engines: tuple[str, ...] = tuple(engines.TABLE)
+    guard: bool = False
+
+    def case(self, index: int) -> tuple[Law, Engine, Case]:
+        """Return a case by its number alone; the first of the draws that the law concerns."""
+        dice = Dice(hash((self.seed, index)))
+        for _ in range(_DRAWS):
+            name = random.Random(dice.seed()).choices(self.laws, [LAWS[law].share for law in self.laws])[0]
+            engine = engines.TABLE[dice.pick(self.engines)]
+            case = draw_for(dice, LAWS[name], engine, combinations(engine))
+            if case is not None:
+                return LAWS[name], engine, case
+        raise ValueError(f"the laws {', '.join(self.laws)} concern no case of {', '.join(self.engines)}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What came of one case: as :class:`~regard.testing.Verdict` says, or "died" or "hung" with its process."""
+
+    index: int
+    law: str
+    engine: str
+    outcome: str
+    reason: str = ""
+    seconds: float = 0.0
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it is neither held nor refused."""
+        return self.outcome not in ("held", "refused")
+
+
+def entry(plan: Plan, index: int) -> Entry:
+    """Draw and judge one case."""
+    began = time.monotonic()
+    law, engine, case = plan.case(index)
+    with guarded_kernels() if plan.guard else nullcontext():
+        verdict = judge(law, engine, case)
+    reason = str(verdict) if verdict.outcome == "broken" else ""
+    return Entry(index, law.name, engine.name, verdict.outcome, reason, time.monotonic() - began)
+
+
+def entries(plan: Plan, indices: Sequence[int], workers: int = 0) -> Iterator[Entry]:
+    """Yield what comes of cases, judged in this process, or in so many others, which may die."""
+    if not workers:
+        yield from (entry(plan, index) for index in indices)
+        return
+    for index, found in answers(partial(entry, plan), indices, workers):
+        if isinstance(found, Failure):
+            law, engine, case = plan.case(index)
+            reason = f"{law.name} / {engine.name}: {found}\n    judge({law.name!r}, {engine.name!r}, {case})"
+            found = Entry(index, law.name, engine.name, found.what, reason)
+        yield found
 
 
 @dataclass
@@ -26,15 +107,15 @@ class Tally:
     """What came of the cases so far."""
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    broken: list[Verdict] = field(default_factory=list)
+    broken: list[Entry] = field(default_factory=list)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def add(self, verdict: Verdict, seconds: float) -> None:
-        """Count a verdict."""
-        self.counts[verdict.law, verdict.engine, verdict.outcome] += 1
-        self.seconds[verdict.law] += seconds
-        if verdict.outcome == "broken":
-            self.broken.append(verdict)
+    def add(self, found: Entry) -> None:
+        """Count a case."""
+        self.counts[found.law, found.engine, "broken" if found.is_broken else found.outcome] += 1
+        self.seconds[found.law] += found.seconds
+        if found.is_broken:
+            self.broken.append(found)
 
     def total(self) -> int:
         """Return how many cases there were."""
@@ -57,25 +138,72 @@ class Tally:
         return f"{cell} ✗{broken}" if broken else cell
 
 
-def run(cases: int, seed: int, laws: Sequence[str], engine_names: Sequence[str], progress: bool = True) -> Tally:
-    """Draw and judge cases; the same seed draws the same ones."""
-    among = {name: combinations(engines.TABLE[name]) for name in engine_names}
-    plan = random.Random(seed)
-    tally, begun = Tally(), time.monotonic()
-    for i in range(cases):
-        law = LAWS[plan.choices(laws, [LAWS[name].share for name in laws])[0]]
-        engine = engines.TABLE[plan.choice(engine_names)]
-        started = time.monotonic()
-        case = draw_for(Dice(hash((seed, i))), law, engine, among[engine.name])
-        if case is None:
-            continue  # nothing this law says concerns this engine
-        verdict = judge(law, engine, case)
-        tally.add(verdict, time.monotonic() - started)
-        if verdict.outcome == "broken" and len(tally.broken) <= TOLD:
-            _tell(progress, f"\r{verdict}\n")
-        if i % 100 == 99:
-            rate = (i + 1) / (time.monotonic() - begun)
-            _tell(progress, f"\r{i + 1} of {cases} cases, {rate:.0f}/s, {len(tally.broken)} broken ")
+def code() -> str:
+    """Return a checksum of the package's modules that a case runs through: a journal is of one state of them."""
+    root, found = Path(regard.__file__).parent, hashlib.sha256()
+    for folder in ("", "engines", "masks", "normalizers", "scores", "testing"):
+        paths = (root / folder).glob("*.py") if folder in ("", "testing") else (root / folder).rglob("*.py")
+        for path in sorted(paths):
+            found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+class Journal:
+    """A file of one line for each case, after a line that says what of; what was broken off goes on with the rest.
+
+    Raises
+    ------
+    ValueError
+        If the file is of another plan, or of another state of the code.
+    """
+
+    def __init__(self, path: Path, plan: Plan) -> None:
+        head = {"code": code(), **asdict(plan), "laws": list(plan.laws), "engines": list(plan.engines)}
+        self.found: list[Entry] = []
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        if lines:
+            if json.loads(lines[0]) != head:
+                raise ValueError(f"{path} is of another campaign, or of other code: delete it to begin anew.")
+            self.found = [Entry(**json.loads(line)) for line in lines[1:] if line.endswith("}")]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Written anew, as its last line may be half a line.
+        temporary = path.with_suffix(".new")
+        temporary.write_text(
+            "".join(f"{json.dumps(each)}\n" for each in [head, *map(asdict, self.found)]), encoding="utf-8"
+        )
+        temporary.replace(path)
+        self._file: Any = path.open("a", encoding="utf-8", buffering=1)
+
+    def add(self, found: Entry) -> None:
+        """Write down what came of a case."""
+        self._file.write(f"{json.dumps(asdict(found))}\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def run(cases: int, plan: Plan, workers: int = 0, journal: Path | None = None, progress: bool = True) -> Tally:
+    """Judge the cases of a plan that a journal does not hold yet; the same plan draws the same ones."""
+    tally, began = Tally(), time.monotonic()
+    kept = None if journal is None else Journal(journal, plan)
+    known = [] if kept is None else [each for each in kept.found if each.index < cases]
+    for each in known:
+        tally.add(each)
+    done = {each.index for each in known}
+    try:
+        for found in entries(plan, [index for index in range(cases) if index not in done], workers):
+            tally.add(found)
+            if kept is not None:
+                kept.add(found)
+            if found.is_broken and len(tally.broken) <= TOLD:
+                _tell(progress, f"\r{found.reason}\n")
+            if tally.total() % 100 == 0:
+                rate = (tally.total() - len(known)) / (time.monotonic() - began)
+                _tell(progress, f"\r{tally.total()} of {cases} cases, {rate:.0f}/s, {len(tally.broken)} broken ")
+    finally:
+        if kept is not None:
+            kept.close()
     _tell(progress, "\n")
     return tally
 
@@ -86,23 +214,31 @@ def _tell(progress: bool, text: str) -> None:
         sys.stderr.flush()
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the options of a campaign."""
+    made = argparse.ArgumentParser(prog="python -m regard.testing", description="Test the laws of attention.")
+    made.add_argument("--cases", type=int, default=2000, help="how many to draw (default: 2000)")
+    made.add_argument("--seed", type=int, default=0, help="draws the same cases again (default: 0)")
+    made.add_argument("--law", action="append", choices=list(LAWS), metavar="NAME", help="only this law; repeatable")
+    made.add_argument("--engine", action="append", choices=list(engines.TABLE), metavar="NAME", help="only this engine")
+    made.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="processes of one thread each; 0 for this one"
+    )
+    made.add_argument("--journal", type=Path, help="a file that keeps what is done; with it, the same command goes on")
+    made.add_argument("--guard", action="store_true", help="run compiled kernels on guarded memory")
+    return made
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a campaign as told on the command line; return 1 if a law is broken."""
-    parser = argparse.ArgumentParser(prog="python -m regard.testing", description="Test the laws of attention.")
-    parser.add_argument("--cases", type=int, default=2000, help="how many to draw (default: 2000)")
-    parser.add_argument("--seed", type=int, default=0, help="draws the same cases again (default: 0)")
-    parser.add_argument("--law", action="append", choices=list(LAWS), metavar="NAME", help="only this law; repeatable")
-    parser.add_argument(
-        "--engine", action="append", choices=list(engines.TABLE), metavar="NAME", help="only this engine"
-    )
-    parser.add_argument(
-        "--threads", type=int, default=1, help="of torch; tiny problems gain nothing from more (default: 1)"
-    )
-    given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
-    begun = time.monotonic()
-    tally = run(given.cases, given.seed, given.law or list(LAWS), given.engine or list(engines.TABLE))
-    seconds = time.monotonic() - begun
+    given = parser().parse_args(arguments)
+    began = time.monotonic()
+    plan = Plan(given.seed, tuple(given.law or LAWS), tuple(given.engine or engines.TABLE), given.guard)
+    try:
+        tally = run(given.cases, plan, given.workers, given.journal)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     print(tally.table())
-    print(f"{tally.total()} cases in {seconds:.0f} s, {len(tally.broken)} broken")
+    print(f"{tally.total()} cases in {time.monotonic() - began:.0f} s, {len(tally.broken)} broken")
     return 1 if tally.broken else 0

@@ -47,14 +47,14 @@ class Call:
     def give(self, arrays: Mapping[str, Tensor | None], numbers: Mapping[str, int]) -> None:
         """Add arguments that all calls have in common; arrays that are None are none."""
         given = {name: tensor for name, tensor in arrays.items() if tensor is not None}
-        self.numbers |= {**numbers, **self._addresses(given, self.sizes)}
+        self.numbers |= {**numbers, **self.addresses(given, self.sizes)}
         self.arrays |= given  # they live as long as the call
 
     def __call__(
         self, arrays: Mapping[str, Tensor], numbers: Mapping[str, int], sizes: Mapping[str, int] | None = None
     ) -> None:
         """Run the kernel with further arguments; ``sizes`` are those that belong to these arrays alone."""
-        found = self._addresses(arrays, self.sizes if sizes is None else {**self.sizes, **sizes})
+        found = self.addresses(arrays, self.sizes if sizes is None else {**self.sizes, **sizes})
         self.execute({**self.numbers, **numbers, **found})
 
     def execute(self, numbers: Mapping[str, int]) -> None:
@@ -62,7 +62,7 @@ class Call:
         array = (ctypes.c_int64 * len(FIELDS))(*numbers.values())
         self.function(ctypes.addressof(array), ctypes.addressof(self.real))
 
-    def _addresses(self, arrays: Mapping[str, Tensor], sizes: Mapping[str, int]) -> dict[str, int]:
+    def addresses(self, arrays: Mapping[str, Tensor], sizes: Mapping[str, int]) -> dict[str, int]:
         """Return where the arrays are; raise RuntimeError if one is not what the kernel takes it for."""
         shapes = SHAPES[self.name.partition(".")[2]]
         for name, tensor in arrays.items():

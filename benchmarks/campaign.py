@@ -1,6 +1,6 @@
 """The laws over a hundred thousand generated cases, and a report of them.
 
-    python -m benchmarks.campaign [--cases 100000] [--guarded 10000] [--seed 0] [--workers N] [--journals DIR] [--out DIR]
+    python -m benchmarks.campaign [--cases 100000] [--guarded 10000] [--seed 0] [--workers N] [--out DIR]
 
 Cases are judged in processes of their own, one thread each; each is written down as it is judged, so the same command
 goes on where it was broken off. A second campaign runs the compiled kernels on guarded memory, where reading or writing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class Streaming(Engine):
     def cost(self, problem: Problem) -> Cost:
         B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
         E, V = problem.query.shape[-1], problem.value.shape[-1]
-        sweeps = 1 if problem.normalizer.online else 2 if not problem.normalizer.couples else 12
+        sweeps = 1 if problem.normalizer.online or problem.normalizer.gathers else 2
         size = torch.finfo(problem.compute_dtype).bits // 8
         flops = B * H * L * S * (sweeps * problem.score.pair_flops(E) + 2 * V + 8)
         pair = problem.score.pair_size(E)
@@ -144,15 +145,20 @@ def _online(tiles: Tiles, row: int, dropout: Dropout) -> tuple[Tensor, Statistic
 
 
 def _swept(tiles: Tiles, row: int, dropout: Dropout) -> tuple[Tensor, Statistic]:
+    held = {col: tiles.scores(row, col) for col, _ in tiles.visible_cols(row)} if tiles.normalizer.gathers else {}
+
+    def scores_of(col: int) -> Tensor:
+        return held[col] if col in held else tiles.scores(row, col)
+
     def sweep(visit: Callable[[Tensor, Tensor], None]) -> None:
         for col, _ in tiles.visible_cols(row):
-            visit(tiles.scores(row, col), tiles.kv_idx(col))
+            visit(scores_of(col), tiles.kv_idx(col))
 
     like = tiles.like(tiles.rows[row])
     statistic = tiles.normalizer.statistic(sweep, like)
     output = like.new_zeros(*like.shape[:-1], tiles.value.shape[-1])
     for col, _ in tiles.visible_cols(row):
-        scores = tiles.scores(row, col)
+        scores = scores_of(col)
         weights = tiles.normalizer.tile_weights(scores, statistic, tiles.kv_idx(col))
         visible = None if tiles.spill is None else scores > -torch.inf
         output = output + tiles.read(dropout(weights, row, col), col, visible)
@@ -198,8 +204,24 @@ class _Streamed(torch.autograd.Function):
         grad = torch.zeros_like(output) if grad is None else grad
         rows = Statistic(shift, offset)
         needed = [i for i, wants in enumerate(ctx.needs_input_grad[1:]) if wants]
-        grads = _Backward(tiles, rows, output, grad, grad_offset, spec, needed, twice).run()
+        dropout = _seeded_dropout(spec.dropout_p, spec.seed)
+        grads = _Backward(tiles, rows, output, grad, grad_offset, dropout, needed, twice).run()
         return None, *grads
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A tile of the forward pass, computed again, and the gradient to its weights.
+
+    ``scores`` have a graph to the tile's rows; ``seen`` are the same as constants, unless a second derivative is wanted.
+    """
+
+    query: Tensor
+    key: Tensor
+    scores: Tensor
+    seen: Tensor
+    weights: Tensor
+    d_weights: Tensor
 
 
 @dataclass
@@ -211,7 +233,7 @@ class _Backward:
     output: Tensor
     grad: Tensor
     grad_offset: Tensor | None
-    spec: _Spec
+    dropout: Dropout
     needed: list[int]
     twice: bool
 
@@ -219,81 +241,69 @@ class _Backward:
         tiles = self.tiles
         sources = [tiles.query, tiles.key, tiles.value, *tiles.tensors()]
         sums: list[Tensor | None] = [torch.zeros_like(s) if i in self.needed else None for i, s in enumerate(sources)]
-        dropout = _seeded_dropout(self.spec.dropout_p, self.spec.seed)
         for row, rows in enumerate(tiles.rows):
-            part = slice(rows.start, rows.stop)
-            statistic = Statistic(self.rows.shift[:, :, part], self.rows.offset[:, :, part])
-            grad = self.grad[:, :, part]
-            delta = self._delta(row, statistic, grad, dropout)
-            for col, cols in tiles.visible_cols(row):
-                self._tile(row, col, part, cols.slice, statistic, grad, delta, dropout, sums)
+            statistic = Statistic(self.rows.shift[:, :, rows.slice], self.rows.offset[:, :, rows.slice])
+            cols = [col for col, _ in tiles.visible_cols(row)]
+            compared: Callable[[int], _Compared] = partial(self._compared, row, statistic)
+            if tiles.normalizer.gathers:  # all tiles of a row are held at once
+                compared = {col: compared(col) for col in cols}.__getitem__
+            delta = self._delta(row, cols, compared)
+            for col in cols:
+                self._tile(row, col, compared(col), delta, sums)
         return sums
 
-    def _delta(self, row: int, statistic: Statistic, grad: Tensor, dropout: Dropout) -> tuple[Tensor, Tensor | None]:
-        """Return what each row subtracts from d weight, and what it adds for the statistic's own gradient."""
-        tiles, part = self.tiles, tiles_slice(self.tiles, row)
-        own = None if self.grad_offset is None else self.grad_offset[:, :, part]
-        if not tiles.normalizer.couples:
-            return torch.zeros_like(grad[..., :1]) if grad.shape[-1] else tiles.like(tiles.rows[row]), None
-        if tiles.normalizer.online:
-            return (grad * self.output[:, :, part]).sum(-1, keepdim=True), own
-        total, weighted = tiles.like(tiles.rows[row]), tiles.like(tiles.rows[row])
-        for col, _ in tiles.visible_cols(row):
-            weights = tiles.normalizer.tile_weights(tiles.scores(row, col), statistic, tiles.kv_idx(col))
-            slope = tiles.normalizer.tile_slope(weights)
-            total = total + slope.sum(-1, keepdim=True)
-            d_weights = dropout(self._d_weights(grad, col), row, col)
-            weighted = weighted + (slope * d_weights).sum(-1, keepdim=True)
-        safe = torch.where(total == 0, 1, total)
-        return weighted / safe, None if own is None else own / safe
-
-    def _d_weights(self, grad: Tensor, col: int) -> Tensor:
-        value = self.tiles.value[:, :, self.tiles.cols[col].slice]
-        return self.tiles.unfold(self.tiles.fold(grad) @ value.mT)
-
-    def _tile(
-        self,
-        row: int,
-        col: int,
-        rows: slice,
-        cols: slice,
-        statistic: Statistic,
-        grad: Tensor,
-        delta: tuple[Tensor, Tensor | None],
-        dropout: Dropout,
-        sums: list[Tensor | None],
-    ) -> None:
-        """Add one tile's share to the gradients."""
-        tiles = self.tiles
+    def _compared(self, row: int, statistic: Statistic, col: int) -> _Compared:
+        """Compute a tile of the forward pass again, and the gradient to its weights."""
+        tiles, rows, cols = self.tiles, self.tiles.rows[row].slice, self.tiles.cols[col].slice
         with torch.enable_grad():
             query, key = tiles.query[:, :, rows], tiles.key[:, :, cols]
             scores = tiles.scores(row, col, query, key)
         seen = scores if self.twice else scores.detach()
         weights = tiles.normalizer.tile_weights(seen, statistic, tiles.kv_idx(col))
+        d_weights = tiles.unfold(tiles.fold(self.grad[:, :, rows]) @ tiles.value[:, :, cols].mT)
+        return _Compared(query, key, scores, seen, weights, self.dropout(d_weights, row, col))
+
+    def _delta(self, row: int, cols: list[int], compared: Callable[[int], _Compared]) -> tuple[Tensor, Tensor | None]:
+        """Return what each row subtracts from d weight, and what it adds for the statistic's own gradient."""
+        tiles, part = self.tiles, self.tiles.rows[row].slice
+        grad, like = self.grad[:, :, part], tiles.like(tiles.rows[row])
+        own = None if self.grad_offset is None else self.grad_offset[:, :, part]
+        if not tiles.normalizer.couples:
+            return like, None
+        if tiles.normalizer.online:
+            return (grad * self.output[:, :, part]).sum(-1, keepdim=True), own
+        total, weighted = like, like
+        for col in cols:
+            tile = compared(col)
+            slope = tiles.normalizer.tile_slope(tile.weights)
+            total = total + slope.sum(-1, keepdim=True)
+            weighted = weighted + (slope * tile.d_weights).sum(-1, keepdim=True)
+        safe = torch.where(total == 0, 1, total)
+        return weighted / safe, None if own is None else own / safe
+
+    def _tile(
+        self, row: int, col: int, tile: _Compared, delta: tuple[Tensor, Tensor | None], sums: list[Tensor | None]
+    ) -> None:
+        """Add one tile's share to the gradients."""
+        tiles, rows, cols = self.tiles, self.tiles.rows[row].slice, self.tiles.cols[col].slice
         if sums[2] is not None:
-            d_value = tiles.fold(dropout(weights, row, col)).mT @ tiles.fold(grad)
+            d_value = tiles.fold(self.dropout(tile.weights, row, col)).mT @ tiles.fold(self.grad[:, :, rows])
             sums[2] = _added(sums[2], d_value, cols, self.twice)
-        wanted = [(i, t) for i, t in enumerate((query, key)) if i in self.needed]
+        wanted = [(i, t) for i, t in enumerate((tile.query, tile.key)) if i in self.needed]
         wanted += [(i, t) for i, t in enumerate(tiles.tensors(), 3) if i in self.needed]
-        if not wanted or not scores.requires_grad:
+        if not wanted or not tile.scores.requires_grad:
             return
-        slope = tiles.normalizer.tile_slope(weights)
-        change = dropout(self._d_weights(grad, col), row, col) - delta[0]
+        change = tile.d_weights - delta[0]
         if delta[1] is not None:
             change = change + delta[1]
-        d_scores = torch.where(seen > -torch.inf, slope * change, 0.0)
+        d_scores = torch.where(tile.seen > -torch.inf, tiles.normalizer.tile_slope(tile.weights) * change, 0.0)
         found = torch.autograd.grad(
-            scores, [t for _, t in wanted], d_scores, create_graph=self.twice, allow_unused=True
+            tile.scores, [t for _, t in wanted], d_scores, create_graph=self.twice, allow_unused=True
         )
         for (i, _), gradient in zip(wanted, found):
             if gradient is not None:
                 where = (rows, cols)[i] if i < 2 else None
                 sums[i] = _added(sums[i], gradient, where, self.twice)
-
-
-def tiles_slice(tiles: Tiles, row: int) -> slice:
-    """Return the rows of a row tile."""
-    return tiles.rows[row].slice
 
 
 def _added(total: Tensor | None, part: Tensor, where: slice | None, twice: bool) -> Tensor:

@@ -40,10 +40,16 @@ def spans(length: int, step: int) -> list[Span]:
 
 
 def tile_shape(problem: Problem, pair_size: int) -> tuple[int, int]:
-    """Return how many rows and columns a tile has, powers of two."""
-    B, H = problem.extent.B, problem.extent.H
+    """Return how many rows and columns a tile has, powers of two.
+
+    A normalizer that gathers rows holds all tiles of a row at once, which are then no larger than one of the others.
+    """
+    B, H, S = problem.extent.B, problem.extent.H, problem.extent.S
     pairs = max(TILE_SIZE // max(B * H * pair_size, 1), 1)
     rows = min(max(1 << (pairs.bit_length() - 1) // 2, TILE_SIDE), 256)
+    if problem.normalizer.gathers:
+        held = max(TILE_SIZE // max(B * H * S, 1), 1)
+        rows = min(rows, 1 << held.bit_length() - 1)
     cols = min(max(1 << (max(pairs // rows, 1)).bit_length() - 1, TILE_SIDE), 4096)
     return rows, cols
 

@@ -167,7 +167,9 @@ class Alibi(_Bias):
         fitted = super().fit(extent, device)
         if isinstance(self.slopes, Tensor) or not isinstance(fitted, Alibi):
             return fitted
-        twin = Alibi(torch.tensor(self.slopes, dtype=torch.float32, device=device), self.align, self.offset)
+        # As many digits as there are: engines cast them to what they calculate in.
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        twin = Alibi(torch.tensor(self.slopes, dtype=dtype, device=device), self.align, self.offset)
         twin._shift = fitted._shift
         return twin
 

@@ -26,7 +26,7 @@ class Statistic:
         A reference point that is subtracted first, so that large scores lose nothing (or, for argmax, an index).
         Never differentiated.
     offset : Tensor (B, H, l, 1)
-        The statistic relative to the shift: the log of the denominator, or the threshold.
+        The statistic relative to the shift: the log of the denominator, or what the threshold lost by rounding.
     """
 
     shift: Tensor
@@ -46,6 +46,8 @@ class Normalizer(Part, ABC):
     streams: ClassVar[bool] = False
     #: Whether the statistic is a log-sum-exp, which a single pass accumulates along with the output.
     online: ClassVar[bool] = False
+    #: Whether the statistic needs all scores of a row at once. Engines then cut tiles of fewer rows.
+    gathers: ClassVar[bool] = False
     #: Whether a weight depends on the other scores of its row in a differentiable way.
     couples: ClassVar[bool] = True
     #: Whether the weights of every non-empty row are ≥ 0 and sum to 1.

@@ -1,0 +1,238 @@
+"""The threshold of α-entmax: where the weights of a row, ``[(α−1)(s − t)]₊^{1/(α−1)}``, sum to 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._tracing import in_transform, is_blind
+from regard.normalizers.softmax import row_max
+
+#: Keys up to which a row is sorted as it is; of longer rows, those that cannot have weight are left out first.
+FEW = 64
+#: Keys of which one stands for all when a long row's threshold is bounded from below.
+GROUP = 8
+#: How much lower, relatively, that bound is taken, for rounding.
+MARGIN = 2.0**-7
+#: Steps at most: bisection alone would leave nothing of the interval.
+STEPS = 128
+
+
+def threshold(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Return the threshold of rows (..., S) as the sum of two numbers (..., 1): a shift, and an offset from it.
+
+    The shift is the threshold rounded, the offset what the rounding took: ``(score − shift) − offset`` then has a small
+    *relative* error also where it is next to nothing, and so has a weight. The offset alone carries the derivative,
+    ``∂t/∂s_i = slope_i / Σ slope`` with slope_i that of a weight to its own score, of any order, backward and forward.
+    """
+    if not (in_transform() or (torch.is_grad_enabled() and scores.requires_grad)):
+        return solve(scores, alpha)
+    # Dynamo follows no function with a forward-mode rule, and never needs one.
+    function = Threshold if torch.compiler.is_compiling() else ThresholdBothWays
+    return function.apply(scores, alpha)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def powers(scores: Tensor, shift: Tensor, offset: Tensor, alpha: float) -> Tensor:
+    """Return the weights at a threshold; NaN stays NaN, and derivatives at weight 0 are 0 in every order."""
+    base = scores - shift - offset
+    base = torch.relu(base if alpha == 2 else base * (alpha - 1))
+    if alpha == 2:
+        return base
+    if alpha == 1.5:
+        return base.square()
+    none = base <= 0
+    return torch.where(none, 0.0, torch.where(none, 1.0, base) ** (1 / (alpha - 1)))
+
+
+def slopes(weights: Tensor, alpha: float) -> Tensor:
+    """Return the derivative of each weight to its own score: ``weight^{2−α}``, 0 where there is no weight."""
+    if alpha == 2:
+        return torch.where(weights > 0, 1.0, weights.detach())
+    none = weights <= 0
+    return torch.where(none, 0.0, torch.where(none, 1.0, weights) ** (2 - alpha))
+
+
+class Threshold(torch.autograd.Function):
+    """:func:`solve` with the derivative of the implicit function."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+        return solve(scores, alpha)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        scores, ctx.alpha = inputs
+        ctx.mark_non_differentiable(output[0])
+        ctx.save_for_backward(scores, *output)
+        ctx.save_for_forward(scores, *output)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * _derivative(ctx.saved_tensors, ctx.alpha), None
+
+
+class ThresholdBothWays(Threshold):
+    """The same, for forward mode, too."""
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> tuple[None, Tensor]:
+        derivative = _derivative(ctx.saved_tensors, ctx.alpha)
+        return None, torch.where(derivative == 0, 0.0, derivative * tangent).sum(-1, keepdim=True)
+
+
+def _derivative(saved: tuple[Tensor, Tensor, Tensor], alpha: float) -> Tensor:
+    """Return the derivative of the threshold to each score, from scores, shift and offset."""
+    slope = slopes(powers(*saved, alpha), alpha)
+    total = slope.sum(-1, keepdim=True)
+    return slope / torch.where(total == 0, 1, total)
+
+
+# The number itself ----------------------------------------------------------------------------------------------------
+
+
+def solve(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Return :func:`threshold`, without a derivative."""
+    scores = scores.detach()
+    if scores.is_meta or scores.numel() == 0:
+        like = scores.new_zeros(*scores.shape[:-1], 1)
+        return like, like - 1 / (alpha - 1)
+    if is_blind(scores) and alpha not in _BY_SORTING:
+        return torch.ops.regard.entmax_threshold(scores, alpha)
+    peak = row_max(scores)
+    if is_blind(scores):
+        t = _BY_SORTING[alpha]((_wide(scores) - _wide(peak)).sort(-1, descending=True).values)
+    else:
+        t = _root(scores.flatten(0, -2), peak.flatten(0, -2), alpha).view(peak.shape)
+    peak = _wide(peak)
+    shift = (peak + t).to(scores.dtype)
+    whole = _wide(shift)
+    back = whole - peak
+    offset = (peak - (whole - back)) + (t - back)  # peak + t − shift without its cancellation (Knuth)
+    return shift, offset.to(scores.dtype)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.device.type == "mps" else tensor.double()
+
+
+def _root(rows: Tensor, peak: Tensor, alpha: float) -> Tensor:
+    """Return the thresholds (N, 1) of rows (N, S) relative to ``peak``, where values may decide what is done."""
+    if rows.shape[-1] > FEW:
+        # The threshold of some of a row's entries is never above that of all: nothing below it can have weight.
+        part = rows.shape[-1] // GROUP
+        some = rows[:, : part * GROUP].unflatten(-1, (GROUP, part)).amax(1)
+        bound = _root(some, peak, alpha) * (1 + MARGIN)
+        rows = _kept(rows, ~(rows - peak <= bound.to(rows.dtype)))
+    rows = _wide(rows) - _wide(peak)
+    if alpha in _BY_SORTING and rows.shape[-1] <= FEW:
+        return _BY_SORTING[alpha](rows.sort(-1, descending=True).values)
+    return _by_newton(rows, alpha)
+
+
+def _kept(rows: Tensor, keep: Tensor) -> Tensor:
+    """Return the entries of each row (N, S) that are kept, moved together: (N, K), −inf behind them."""
+    row, col = keep.nonzero(as_tuple=True)
+    counts = torch.bincount(row, minlength=len(rows))
+    widest = max(int(counts.max()), 1)
+    if widest > rows.shape[-1] // 2:
+        return rows
+    place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+    found = rows.new_full((len(rows), widest), -torch.inf)
+    found[row, place] = rows[row, col]
+    return found
+
+
+def _sorted_2(ordered: Tensor) -> Tensor:
+    """Return the threshold of sparsemax: the largest that the first k entries alone would have, over all k."""
+    count = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device, dtype=ordered.dtype)
+    each = (ordered.cumsum(-1) - 1) / count
+    return _or_least(each.amax(-1, keepdim=True), 1.0)
+
+
+def _sorted_15(ordered: Tensor) -> Tensor:
+    """Return the threshold of entmax-1.5: Σ (x − τ)² = 1 over the first k of x = s/2 is a quadratic equation in τ.
+
+    Where its solution does not exceed the k-th entry, it is the threshold of the first k, and thus a lower bound.
+    """
+    half = ordered / 2
+    count = torch.arange(1, half.shape[-1] + 1, device=half.device, dtype=half.dtype)
+    mean = half.cumsum(-1) / count
+    apart = (half.square().cumsum(-1) / count - mean.square()) * count  # Σ (x − mean)²
+    each = mean - ((1 - apart).relu() / count).sqrt()
+    t = 2 * torch.where(each <= half, each, -torch.inf).amax(-1, keepdim=True)
+    t = _or_least(t, 2.0)
+    total, slope = _sums(ordered, t, 1.5)
+    return t + torch.where(total > 0, _step(total, slope, 1.5), 0.0)  # what was lost in the difference of squares
+
+
+def _or_least(t: Tensor, least: float) -> Tensor:
+    return torch.where(t == -torch.inf, -least, t)
+
+
+_BY_SORTING = {2.0: _sorted_2, 1.5: _sorted_15}
+
+
+def _by_newton(rows: Tensor, alpha: float) -> Tensor:
+    """Return the threshold by Newton's method on the norm ``(Σ weights)^{α−1}``, within a bracket.
+
+    For α ≤ 2 the norm is convex in t and falls, so the steps rise to the root and never pass it. For α > 2 it is
+    neither: where a step leaves the bracket, or has not halved it, bisection takes its place.
+    """
+    peak = rows.amax(-1, keepdim=True)
+    high = torch.where(peak == -torch.inf, 0.0, peak)
+    t = low = high - 1 / (alpha - 1)
+    fine = 4 * torch.finfo(rows.dtype).eps
+    for _ in range(STEPS):
+        total, slope = _sums(rows, t, alpha)
+        gap = high - low
+        low, high = torch.where(total >= 1, t, low), torch.where(total < 1, t, high)
+        new = t + _step(total, slope, alpha)
+        trusted = (new >= low) & (new <= high)
+        if alpha > 2:
+            trusted &= 2 * (high - low) <= gap
+        new = torch.where(trusted, new, (low + high) / 2)
+        moved, t = (new - t).abs(), new
+        if not (moved > fine * t.abs()).any():
+            break
+    return t
+
+
+def _sums(rows: Tensor, t: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Return Σ weights and Σ slopes of each row, (N, 1)."""
+    base = ((rows - t) * (alpha - 1)).relu_()
+    if alpha == 2:
+        return base.sum(-1, keepdim=True), (base > 0).sum(-1, keepdim=True).to(base.dtype)
+    if alpha == 1.5:
+        return base.square().sum(-1, keepdim=True), base.sum(-1, keepdim=True)
+    weights = base ** (1 / (alpha - 1))
+    return weights.sum(-1, keepdim=True), torch.where(base > 0, weights / base, 0.0).sum(-1, keepdim=True)
+
+
+def _step(total: Tensor, slope: Tensor, alpha: float) -> Tensor:
+    """Return Newton's step for ``total^{α−1} = 1``."""
+    return (total - total ** (2 - alpha)) / ((alpha - 1) * slope)
+
+
+# The same as one operator, for those who cannot look at values --------------------------------------------------------
+
+
+def _shapes(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    return scores.new_empty(*scores.shape[:-1], 1), scores.new_empty(*scores.shape[:-1], 1)
+
+
+def _batch(info: Any, in_dims: Any, scores: Tensor, alpha: float) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:  # noqa: ARG001
+    return torch.ops.regard.entmax_threshold(scores.movedim(in_dims[0], 0), alpha), (0, 0)
+
+
+def _operator(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    return solve(scores, alpha)
+
+
+torch.library.define("regard::entmax_threshold", "(Tensor scores, float alpha) -> (Tensor, Tensor)")
+torch.library.impl("regard::entmax_threshold", "CompositeExplicitAutograd", _operator)
+torch.library.register_fake("regard::entmax_threshold", _shapes)
+torch.library.register_vmap("regard::entmax_threshold", _batch)

@@ -213,7 +213,7 @@ class _Streamed(torch.autograd.Function):
 class _Compared:
     """A tile of the forward pass, computed again, and the gradient to its weights.
 
-    ``scores`` have a graph to the tile's rows; ``seen`` are the same as constants, unless a second derivative is wanted.
+    ``scores`` have a graph to the tile's rows; ``seen`` are constants, unless a second derivative is wanted.
     """
 
     query: Tensor
@@ -296,7 +296,8 @@ class _Backward:
         change = tile.d_weights - delta[0]
         if delta[1] is not None:
             change = change + delta[1]
-        d_scores = torch.where(tile.seen > -torch.inf, tiles.normalizer.tile_slope(tile.weights) * change, 0.0)
+        hidden = tile.seen == -torch.inf  # a NaN is not: it shows in gradients, too
+        d_scores = torch.where(hidden, 0.0, tiles.normalizer.tile_slope(tile.weights) * change)
         found = torch.autograd.grad(
             tile.scores, [t for _, t in wanted], d_scores, create_graph=self.twice, allow_unused=True
         )

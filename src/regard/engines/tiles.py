@@ -136,7 +136,7 @@ class Tiles:
         """
         rows, cols = self.rows[row], self.cols[col]
         query = self.query[:, :, rows.slice] if query is None else query
-        scores = self._compared(query, self.key[:, :, cols.slice] if key is None else key)
+        scores = clean = self._compared(query, self.key[:, :, cols.slice] if key is None else key)
         if self.exact_key is not None and self.bad is not None:
             bad = self.bad[:, :, cols.slice].repeat_interleave(self._group, 1).unsqueeze(-2)
             with torch.no_grad():
@@ -155,7 +155,11 @@ class Tiles:
             scores = torch.where(scores == -torch.inf, scores, capped) if self.score.excludes else capped
         if excluded is not None:
             scores = torch.where(excluded, -torch.inf, scores)
-        return self._masked(scores, row, col, (b, h, q_idx, kv_idx))
+        scores = self._masked(scores, row, col, (b, h, q_idx, kv_idx))
+        if self.exact_key is None:
+            return scores
+        # What is not hidden and NaN has the graph of the cleaned rows: it shows in gradients, too.
+        return torch.where(scores.isnan(), scores.detach() + (clean - clean.detach()), scores)
 
     def lifted_key(self) -> Tensor | None:
         """Return keys (B, G, S, C + 1) with a feature of ones, where scores are a dot product and nothing else."""

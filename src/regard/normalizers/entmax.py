@@ -104,5 +104,6 @@ class Entmax(_Threshold):
         self.alpha = float(alpha)
 
     @classmethod
-    def sample(cls, generator: torch.Generator) -> Entmax:  # noqa: ARG003
-        return cls(1.3)
+    def sample(cls, generator: torch.Generator) -> Entmax:
+        alphas = (1.3, 1.05, 1.5, 1.8, 2.0, 3.0, 8.0)
+        return cls(alphas[int(torch.randint(len(alphas), (), generator=generator))])

@@ -14,12 +14,15 @@ from regard.normalizers.softmax import Softmax
 
 
 def one_hot_of_max(scores: Tensor) -> Tensor:
-    """Return 1 at the largest score of each row (the first of equals), 0 elsewhere and in rows of −inf alone."""
+    """Return 1 at the largest score of each row (the first of equals), 0 elsewhere and in rows of −inf alone.
+
+    A row with a NaN, of which nobody knows whether it is the largest, is all NaN.
+    """
     if scores.shape[-1] == 0:
         return torch.zeros_like(scores)
     peak, index = scores.max(-1, keepdim=True)
     hot = torch.arange(scores.shape[-1], device=scores.device) == index
-    return (hot & (peak > -torch.inf)).to(scores.dtype)
+    return torch.where(peak.isnan(), peak, (hot & (peak > -torch.inf)).to(scores.dtype))
 
 
 def _tied(hot: Tensor, scores: Tensor) -> Tensor:
@@ -58,20 +61,20 @@ class Argmax(Normalizer):
         return _tied(one_hot_of_max(scores.detach()), scores)
 
     def statistic(self, sweep: Sweep, like: Tensor) -> Statistic:
-        """Return the index of the first maximum (−1 in an empty row), in one sweep."""
+        """Return the index of the first maximum, −1 in an empty row, in one sweep; its offset is NaN after a NaN."""
         peak, where = torch.full_like(like, -torch.inf), torch.full_like(like, -1, dtype=torch.long)
 
         def visit(scores: Tensor, kv_idx: Tensor) -> None:
             nonlocal peak, where
             best, index = scores.max(-1, keepdim=True)
-            better = best > peak
+            better = (best > peak) | (best.isnan() & ~peak.isnan())
             peak, where = torch.where(better, best, peak), torch.where(better, kv_idx[index], where)
 
         sweep(visit)
-        return Statistic(where, torch.zeros_like(like))
+        return Statistic(where, torch.where(peak.isnan(), peak, 0.0))
 
     def tile_weights(self, scores: Tensor, row: Statistic, kv_idx: Tensor) -> Tensor:
-        return _tied((kv_idx == row.shift).to(scores.dtype), scores)
+        return _tied((kv_idx == row.shift) + row.offset, scores)
 
     def tile_slope(self, weights: Tensor) -> Tensor:
         return torch.zeros_like(weights)
@@ -152,6 +155,6 @@ class Sampled(Normalizer):
     @staticmethod
     def log_probability(scores: Tensor, weights: Tensor) -> Tensor:
         """Return the log-probability (..., L) of the draw in ``weights`` (..., L, S), differentiable in the scores."""
-        drawn = weights > 0
+        drawn = weights != 0
         lse = torch.logsumexp(torch.where(drawn.any(-1, keepdim=True), scores, 0.0), -1, keepdim=True)
         return torch.where(drawn, scores - lse, 0.0).sum(-1)

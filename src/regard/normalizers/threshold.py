@@ -31,7 +31,8 @@ def threshold(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
         return solve(scores, alpha)
     # Dynamo follows no function with a forward-mode rule, and never needs one.
     function = Threshold if torch.compiler.is_compiling() else ThresholdBothWays
-    return function.apply(scores, alpha)  # type: ignore[no-untyped-call,no-any-return]
+    found: tuple[Tensor, Tensor] = function.apply(scores, alpha)  # type: ignore[no-untyped-call]
+    return found
 
 
 def powers(scores: Tensor, shift: Tensor, offset: Tensor, alpha: float) -> Tensor:

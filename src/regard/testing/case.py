@@ -41,6 +41,8 @@ class Case:
     scale, softcap : float or None
     magnitude : float
         Standard deviation of queries and keys.
+    values : float
+        That of values.
     layout : str
         "plain", "transposed", "sliced", "expanded" (keys and values shared by stride 0), "broadcast" (keys and
         values without the first leading dimension), "broadcast query", or "matrix" (no dimensions for batch and head,
@@ -74,6 +76,7 @@ class Case:
     scale: float | None = None
     softcap: float | None = None
     magnitude: float = 1.0
+    values: float = 1.0
     layout: str = "plain"
     rows: str = "random"
     learned: bool = False
@@ -134,7 +137,8 @@ class Call:
         drawn = [torch.randn(shape, generator=generator) for shape in shapes]
         query, key = _special(case.rows, drawn[0] * case.magnitude, drawn[1] * case.magnitude)
         query, key, value = (
-            _laid_out(t, case.layout, i > 0, dtype, case.device) for i, t in enumerate((query, key, drawn[2]))
+            _laid_out(t, case.layout, i > 0, dtype, case.device)
+            for i, t in enumerate((query, key, drawn[2] * case.values))
         )
         widths = samples.Widths(case.width, key_width, case.keys, extent.H, case.key_heads)
         score = samples.make(case.score, widths, generator)

@@ -44,6 +44,8 @@ class Dice:
 #: Lengths; those past the usual tile are there to cross its border, the last past a block of compiled kernels.
 LENGTHS = (3, 1, 2, 4, 5, 6, 7, 8, 9, 11, 13) * 3 + (67,)
 WIDTHS = (3, 1, 2, 4, 8)
+#: Sizes of values; the smallest and largest where the dtype has them.
+VALUES = (1.0,) * 10 + (1e-36, 1e30)
 TILES = ((4, 4), (3, 5), (2, 8), (8, 2), (16, 16))
 LAYOUTS = ("plain", "plain", "transposed", "sliced", "expanded", "broadcast", "broadcast query", "matrix")
 #: Which dimensions of a dense mask are its own, in upper case, and which it shares, in lower case: every broadcast.
@@ -77,7 +79,8 @@ def draw(source: Source, score: str, normalizer: str, dtype: str) -> Case:
         mask=mask(source, 2, True) if source.pick((False, True, True)) else None,
         scale=source.pick((None, None, None, None, None, None, 0.5, 2.0, -1.0, 0.0)),
         softcap=source.pick((None, None, None, None, 1.5, 20.0)),
-        magnitude=source.pick((1.0, 1.0, 1.0, 1.0, 1.0, 0.1, 4.0, 4.0, 0.0)),
+        magnitude=source.pick((1.0, 1.0, 1.0, 1.0, 1.0, 0.1, 4.0, 4.0, 0.0, 1e-3)),
+        values=1.0 if dtype == "float16" else source.pick(VALUES),
         layout=source.pick(LAYOUTS),
         rows=source.pick(("random",) * 8 + ("zeros", "twins")),
         learned=source.pick((False, False, False, True)),

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from regard.normalizers.base import Normalizer
 from regard.testing.case import named
+from regard.testing.simplex import WEIGHINGS, Weighing, alpha_of
 from regard.testing.statement import Statement, indices
 
 
@@ -70,8 +74,12 @@ class Eager:
     @cached_property
     def weights(self) -> Tensor:
         """Weights (K·B, H, L, S)."""
+        normalizer = self.statement.normalizer
+        weighing = WEIGHINGS.get(type(normalizer))
         with torch.enable_grad():
-            return self.statement.normalizer.weights(self.scores)
+            if weighing is not None and weighing.threshold is not None:
+                return _Thresholded.apply(self.scores, normalizer, weighing)  # type: ignore[no-untyped-call]
+            return normalizer.weights(self.scores)
 
     @cached_property
     def output(self) -> Tensor:
@@ -100,6 +108,35 @@ class Eager:
                 each.append(_autograd(self.output, shared, share.flatten(0, 1)))
             found |= {name: torch.stack([one[name] for one in each]) for name in shared}
         return found
+
+
+class _Thresholded(torch.autograd.Function):
+    """``[(α−1)(s − t)]₊^{1/(α−1)}`` with the best threshold that the dtype can hold.
+
+    The normalizer's own search for it is what is judged: its error is no measure of what is fair.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, normalizer: Normalizer, weighing: Weighing) -> Tensor:
+        assert weighing.threshold is not None
+        wide = scores.detach().cpu().double().numpy().astype(np.longdouble)
+        size = weighing.threshold(weighing.weigh(wide, normalizer), normalizer)  # −t, relative to the maximum
+        t = -torch.from_numpy(size.astype(np.float64)).to(scores)
+        peak = scores.amax(-1, keepdim=True) if scores.shape[-1] else t
+        alpha = alpha_of(normalizer)
+        base = (alpha - 1) * (scores - torch.where(peak == -torch.inf, 0.0, peak) - t)
+        weights = torch.where(base > 0, base.clamp(min=0) ** (1 / (alpha - 1)), 0.0)
+        ctx.alpha = alpha
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (weights,) = ctx.saved_tensors
+        slope = torch.where(weights > 0, weights ** (2 - ctx.alpha), 0.0)
+        total = slope.sum(-1, keepdim=True)
+        mean = (slope * grad).sum(-1, keepdim=True) / torch.where(total == 0, 1, total)
+        return slope * (grad - mean), None, None
 
 
 def _autograd(output: Tensor, leaves: dict[str, Tensor], grad: Tensor) -> dict[str, Tensor]:

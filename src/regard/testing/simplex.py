@@ -134,14 +134,15 @@ def _threshold(weights: Array, alpha: float) -> Array:
 def _of_family(weigh: Callable[[Array, Normalizer], Array]) -> Weighing:
     return Weighing(
         weigh,
-        lambda weights, n: _entmax_slope(weights, _alpha(n)),
+        lambda weights, n: _entmax_slope(weights, alpha_of(n)),
         sparse=True,
-        threshold=lambda weights, n: _threshold(weights, _alpha(n)),
-        bend=lambda n: 2 - _alpha(n),
+        threshold=lambda weights, n: _threshold(weights, alpha_of(n)),
+        bend=lambda n: 2 - alpha_of(n),
     )
 
 
-def _alpha(normalizer: Normalizer) -> float:
+def alpha_of(normalizer: Normalizer) -> float:
+    """Return the α of a member of the entmax family."""
     return float(getattr(normalizer, "alpha", 1.5))
 
 
@@ -150,7 +151,7 @@ WEIGHINGS: dict[type[Normalizer], Weighing] = {
     normalizers.Softmax: Weighing(softmax, lambda weights, _: weights),
     normalizers.Sparsemax: _of_family(sparsemax),
     normalizers.Entmax15: _of_family(lambda scores, _: entmax(scores, 1.5)),
-    normalizers.Entmax: _of_family(lambda scores, n: entmax(scores, _alpha(n))),
+    normalizers.Entmax: _of_family(lambda scores, n: entmax(scores, alpha_of(n))),
     normalizers.Sigmoid: Weighing(sigmoid, lambda weights, _: weights * (1 - weights), couples=False),
     normalizers.Argmax: Weighing(argmax, lambda weights, _: np.zeros_like(weights), couples=False, sparse=True),
 }

@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from regard.engines import strips, survey, tiles
+from regard.normalizers import threshold
 
 
 @contextmanager
@@ -30,5 +31,6 @@ def tiny_tiles(rows: int = 4, cols: int = 4) -> Iterator[None]:
         patch.object(tiles, "tile_shape", shape),
         patch.multiple(strips, STRIP=rows, BLOCK=max(cols // 2, 1), FULL_RUN=2, MASKED_RUN=3),
         patch.object(survey, "GROUP", 2),
+        patch.multiple(threshold, FEW=4, GROUP=2),
     ):
         yield

@@ -144,6 +144,40 @@ def contained(case: Case, engine: Engine) -> None:
     budget.check("the output of rows that do not see a bad key", torch.where(kept, got, 0.0))
 
 
+def _with_a_score_that_reads_keys(case: Case) -> Case | None:
+    if 0 in (case.queries, case.keys, case.width, case.extent.B, case.extent.H):
+        return None
+    return case.but(score="scaled_dot", layout="plain", key_width=0, values=1.0, scale=None, magnitude=1.0)
+
+
+@law("shown", "A NaN in a key that some see shows in their outputs and gradients.", _with_a_score_that_reads_keys)
+def shown(case: Case, engine: Engine) -> None:
+    """What is broken and visible is not swallowed, whatever the normalizer."""
+    call = Call.of(case)
+    problem = call.problem()
+    place = case.seed % case.keys
+    seen = torch.from_numpy(look(problem.mask, problem.extent)[0][..., place])  # (B, H, L)
+    if problem.mask is not None and problem.mask.has_bias:
+        bias = look(problem.mask, problem.extent)[1]
+        assert bias is not None
+        seen = seen & torch.from_numpy(bias[..., place] > -np.inf)
+    key = call.key.detach().clone()
+    key[..., place, :] = torch.nan
+    spoiled = call.but(key=key)
+    with torch.no_grad():
+        quiet = spoiled.run(engine).reshape(*seen.shape, -1).cpu()
+    leaves = spoiled.leaves()
+    output = spoiled.run(engine)
+    rows = output.detach().reshape(*seen.shape, -1).cpu()
+    if case.value_width:
+        require(quiet[seen].isnan().all(), "a NaN key that is seen does not show, where no gradient is wanted")
+        require(rows[seen].isnan().all(), "a NaN key that is seen does not show, where a gradient is wanted")
+    if not (output.requires_grad and call.normalizer.smooth and case.value_width):
+        return
+    found = gradients(output, leaves, torch.ones_like(output))["query"].reshape(*seen.shape, -1).cpu()
+    require(found[seen].isnan().any(-1).all(), "a NaN key that is seen does not show in the gradient to the query")
+
+
 def _causal(case: Case) -> Case | None:
     if not case.queries or not case.keys or case.layout in ("expanded", "broadcast"):
         return None

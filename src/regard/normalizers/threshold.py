@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from regard._tracing import in_transform, is_blind
-from regard.normalizers.softmax import row_max
 
 #: Keys up to which a row is sorted as it is; of longer rows, those that cannot have weight are left out first.
 FEW = 64
@@ -31,7 +30,7 @@ def threshold(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
         return solve(scores, alpha)
     # Dynamo follows no function with a forward-mode rule, and never needs one.
     function = Threshold if torch.compiler.is_compiling() else ThresholdBothWays
-    found: tuple[Tensor, Tensor] = function.apply(scores, alpha)  # type: ignore[no-untyped-call]
+    found: tuple[Tensor, Tensor] = function.apply(scores, alpha)
     return found
 
 
@@ -101,19 +100,21 @@ def solve(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     if scores.is_meta or scores.numel() == 0:
         like = scores.new_zeros(*scores.shape[:-1], 1)
         return like, like - 1 / (alpha - 1)
-    if is_blind(scores) and alpha not in _BY_SORTING:
-        return torch.ops.regard.entmax_threshold(scores, alpha)
-    peak = row_max(scores)
-    if is_blind(scores):
-        t = _BY_SORTING[alpha]((_wide(scores) - _wide(peak)).sort(-1, descending=True).values)
+    blind = is_blind(scores)
+    if blind and alpha not in _BY_SORTING:
+        shift, offset = torch.ops.regard.entmax_threshold(scores, alpha)
+        return shift, offset
+    least = torch.finfo(scores.dtype).min  # stands for the largest of a row that has none
+    if alpha in _BY_SORTING and (blind or scores.shape[-1] <= FEW):
+        ordered = _wide(scores.sort(-1, descending=True).values)
+        peak = ordered[..., :1].clamp(min=least)
+        t = _BY_SORTING[alpha](ordered - peak)
     else:
+        peak = scores.amax(-1, keepdim=True).clamp(min=least)
         t = _root(scores.flatten(0, -2), peak.flatten(0, -2), alpha).view(peak.shape)
-    peak = _wide(peak)
+        peak = _wide(peak)
     shift = (peak + t).to(scores.dtype)
-    whole = _wide(shift)
-    back = whole - peak
-    offset = (peak - (whole - back)) + (t - back)  # peak + t − shift without its cancellation (Knuth)
-    return shift, offset.to(scores.dtype)
+    return shift, (peak - shift + t).to(scores.dtype)
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -149,9 +150,8 @@ def _kept(rows: Tensor, keep: Tensor) -> Tensor:
 
 def _sorted_2(ordered: Tensor) -> Tensor:
     """Return the threshold of sparsemax: the largest that the first k entries alone would have, over all k."""
-    count = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device, dtype=ordered.dtype)
-    each = (ordered.cumsum(-1) - 1) / count
-    return _or_least(each.amax(-1, keepdim=True), 1.0)
+    each = (ordered.cumsum(-1) - 1) / _counts(ordered)
+    return each.amax(-1, keepdim=True).clamp(min=-1.0)
 
 
 def _sorted_15(ordered: Tensor) -> Tensor:
@@ -159,19 +159,17 @@ def _sorted_15(ordered: Tensor) -> Tensor:
 
     Where its solution does not exceed the k-th entry, it is the threshold of the first k, and thus a lower bound.
     """
-    half = ordered / 2
-    count = torch.arange(1, half.shape[-1] + 1, device=half.device, dtype=half.dtype)
-    mean = half.cumsum(-1) / count
-    apart = (half.square().cumsum(-1) / count - mean.square()) * count  # Σ (x − mean)²
-    each = mean - ((1 - apart).relu() / count).sqrt()
+    half, count = ordered / 2, _counts(ordered)
+    total = half.cumsum(-1)
+    mean = total / count
+    left = 1 - half.square().cumsum(-1) + total * mean  # 1 − Σ (x − mean)²
+    each = mean - (left.relu() / count).sqrt()
     t = 2 * torch.where(each <= half, each, -torch.inf).amax(-1, keepdim=True)
-    t = _or_least(t, 2.0)
-    total, slope = _sums(ordered, t, 1.5)
-    return t + torch.where(total > 0, _step(total, slope, 1.5), 0.0)  # what was lost in the difference of squares
+    return t.clamp(min=-2.0)
 
 
-def _or_least(t: Tensor, least: float) -> Tensor:
-    return torch.where(t == -torch.inf, -least, t)
+def _counts(ordered: Tensor) -> Tensor:
+    return torch.arange(1, ordered.shape[-1] + 1, device=ordered.device, dtype=ordered.dtype)
 
 
 _BY_SORTING = {2.0: _sorted_2, 1.5: _sorted_15}

@@ -32,7 +32,12 @@ def unit(rows: Tensor) -> Tensor:
 class Cosine(DotLike):
     """Cosine similarity, ``cos(q, k) / temperature`` (Graves et al. 2014, arXiv 1410.5401: β = 1/temperature).
 
-    A zero vector has cosine 0 with everything.
+    A zero vector has cosine 0 with everything, and no gradient.
+
+    No constant is added to a length: the cosine of a vector does not depend on its length however short it is, and its
+    gradient is in proportion to 1/length, which for short vectors may exceed the largest number of float16 and is
+    then infinite. With one feature the cosine is ±1, so its derivative is 0. (A function that bounds lengths from
+    below, such as ``torch.nn.functional.cosine_similarity`` by ``eps``, has another derivative within that bound.)
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ class Eager:
         weighing = WEIGHINGS.get(type(normalizer))
         with torch.enable_grad():
             if weighing is not None and weighing.threshold is not None:
-                return _Thresholded.apply(self.scores, normalizer, weighing)  # type: ignore[no-untyped-call]
+                return _Thresholded.apply(self.scores, normalizer, weighing)
             return normalizer.weights(self.scores)
 
     @cached_property

@@ -14,6 +14,8 @@ CHUNK, TOTAL = 1 << 23, 1 << 26
 
 #: ``scores(query, key, parameters)`` (B, H, l, S), in the dtype of its arguments.
 Formula = Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor]
+#: ``weigh(scores)`` (..., S): the weights of whole rows, where something is visible.
+Weigh = Callable[[Tensor], Tensor]
 #: ``visible(rows)`` (B or 1, 1, l, S) for row indices (l,): True where a query may attend.
 Visible = Callable[[Tensor], Tensor]
 
@@ -21,6 +23,11 @@ Visible = Callable[[Tensor], Tensor]
 def scaled_dot(query: Tensor, key: Tensor, parameters: dict[str, Tensor]) -> Tensor:  # noqa: ARG001
     """Return q·k/√E."""
     return query @ key.mT / math.sqrt(query.shape[-1])
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """Return exp(s) / Σ exp(s)."""
+    return scores.softmax(-1)
 
 
 @dataclass
@@ -36,6 +43,8 @@ class Work:
         Whether gradients are wanted; then the inputs and parameters require them.
     scores : callable
         The score, written as in a textbook.
+    weigh : callable
+        How scores become weights.
     parameters : dict of str to Tensor
         Learned parameters of the score.
     visible : callable or None
@@ -46,7 +55,7 @@ class Work:
     pair_flops : float or None
         Operations of a visible pair's forward pass; None for those of a dot product and a read.
     kernel : str
-        Which of several scores it is, where a case has several.
+        Which of several scores or normalizers it is, where a case has several.
     """
 
     query: Tensor
@@ -60,6 +69,7 @@ class Work:
     features: int = 1
     pair_flops: float | None = None
     kernel: str = ""
+    weigh: Weigh = softmax
 
     def __post_init__(self) -> None:
         size = (*self.query.shape[:3], self.value.shape[-1])
@@ -155,5 +165,5 @@ class Work:
         if self.visible is not None:
             scores = scores.masked_fill(~self.visible(rows), -torch.inf)
         # A query that may attend to nothing gets zeros.
-        alpha = scores.softmax(-1).masked_fill(scores.isneginf().all(-1, keepdim=True), 0.0)
+        alpha = self.weigh(scores).masked_fill(scores.isneginf().all(-1, keepdim=True), 0.0)
         return alpha, (alpha.reshape(B, G, H // G * L, -1) @ value).reshape(B, H, L, -1)

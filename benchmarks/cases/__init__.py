@@ -10,6 +10,7 @@ from benchmarks.cases import (
     regression,
     regression_fit,
     regression_neighbours,
+    sparse,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "regression",
     "regression_fit",
     "regression_neighbours",
+    "sparse",
 ]

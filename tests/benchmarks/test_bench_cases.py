@@ -18,7 +18,7 @@ from benchmarks.work import Work
 NAMES = [
     "plain", "tiny", "gqa-decode", "window", "documents", "causal-padding", "aux",
     "additive", "additive-growth", "additive-memory", "first-call", "gaussian", "compact",
-    "regress-predict", "regress-line", "regress-memory", "regress-fit", "regress-neighbours",
+    "regress-predict", "regress-line", "regress-memory", "regress-fit", "regress-neighbours", "sparse",
 ]  # fmt: skip
 SMALL = [
     pytest.param(case, point, name, id=f"{case.name}-{point.label}-{name}")

@@ -23,6 +23,7 @@ COMPILED = [
     ("streaming", Case(**SIZES, score="additive", learned=True, mask=("alibi", False, "upper_left"))),
     ("streaming", Case(**SIZES, score="score_mod/near")),
     ("reference", Case(**SIZES, normalizer="entmax15", mask=("document", True))),
+    ("streaming", Case(**SIZES, normalizer="entmax")),
     ("reference", Case(**SIZES, score="cosine/learned", learned=True, mask=("bias", "BHLS", 0.8))),
 ]
 

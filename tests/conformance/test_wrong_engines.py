@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from regard import engines, masks
 from regard.engines import Outcome, Reference
 from regard.engines.tiles import Tiles
+from regard.normalizers import threshold
 from regard.testing import LAWS, Case, judge
 from regard.testing.conformance import combinations, draw_for
 from regard.testing.draw import Dice
@@ -235,6 +236,20 @@ def test_the_law_catches_the_fault(fault, law, registered):
 def test_no_law_catches_an_engine_without_fault(law, registered):
     verdict = first_broken(law, registered(Wrong()), 20)
     assert verdict is None, str(verdict)
+
+
+@pytest.mark.parametrize("normalizer", ["sparsemax", "entmax15"])
+def test_a_search_for_a_threshold_that_stops_early_is_no_measure_of_what_is_fair(normalizer, monkeypatch):
+    plain = threshold.solve
+
+    def early(scores, alpha):
+        shift, offset = plain(scores, alpha)
+        return shift, offset - 2.0**-18
+
+    case = Case("scaled_dot", normalizer, "float32", queries=13, keys=13)
+    assert judge("budget", "reference", case).outcome == "held"
+    monkeypatch.setattr(threshold, "solve", early)
+    assert judge("budget", "reference", case).outcome == "broken"
 
 
 def test_an_engine_that_draws_is_not_deterministic(registered):

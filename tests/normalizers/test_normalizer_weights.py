@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard import normalizers
-from regard.normalizers import Argmax, Entmax, Entmax15, Sigmoid, Softmax, Sparsemax
+from regard.normalizers import Argmax, Entmax, Entmax15, Gumbel, Sampled, Sigmoid, Softmax, Sparsemax, threshold
 from regard.normalizers.base import TABLE
 from regard.testing import simplex
 
@@ -126,6 +126,51 @@ def test_streamed_weights_are_the_weights(normalizer):
     statistic = normalizer.statistic(sweep, scores.new_zeros(2, 3, 4, 1))
     weights = torch.cat([normalizer.tile_weights(part, statistic, kv_idx) for part, kv_idx in zip(parts, spans)], -1)
     torch.testing.assert_close(weights, normalizer.weights(scores), rtol=1e-12, atol=1e-13)
+
+
+ALPHAS = (1.05, 1.3, 1.5, 1.8, 2.0, 3.0, 8.0)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("keys", [7, 1000])
+def test_thresholds_are_as_good_as_the_dtype(alpha, keys):
+    generator = torch.Generator().manual_seed(0)
+    for size in (0.01, 1.0, 30.0):
+        scores = size * torch.randn(6, keys, generator=generator)
+        scores[0] = scores[0, 0]  # all alike
+        scores[1, 1:] = -math.inf
+        found = Entmax(alpha).weights(scores).double().numpy()
+        right = simplex.entmax(scores.numpy().astype(np.longdouble), alpha)
+        # (α−1)(s − t) has a relative error ε, which the power multiplies; α > 2 feels how well float64 holds t.
+        near = 8 * (1 + 1 / (alpha - 1)) * np.finfo(np.float32).eps * right
+        least = (64 * np.finfo(float).eps * (1 + abs(scores[:, :1].numpy()))) ** (1 / (alpha - 1)) if alpha > 2 else 0.0
+        assert (np.abs(found - right) <= near + least + 1e-7 * right.max(-1, keepdims=True)).all(), (size, alpha)
+
+
+@pytest.mark.parametrize("normalizer", [Sparsemax(), Entmax15(), Entmax(1.3), Entmax(8.0)], ids=repr)
+def test_no_search_goes_over_all_keys_again_and_again(normalizer, monkeypatch):
+    visited = []
+    plain = threshold._sums
+
+    def counted(rows, t, alpha):
+        visited.append(rows.numel())
+        return plain(rows, t, alpha)
+
+    monkeypatch.setattr(threshold, "_sums", counted)
+    for size in (0.3, 1.0, 10.0):
+        visited.clear()
+        scores = size * torch.randn(64, 2048, generator=torch.Generator().manual_seed(0))
+        normalizer.weights(scores)
+        assert sum(visited) <= 8 * scores.numel()
+
+
+@pytest.mark.parametrize("normalizer", [*PLAIN, Gumbel(), Sampled()], ids=repr)
+def test_nan_shows_and_stays_in_its_row(normalizer):
+    scores = torch.zeros(3, 100).requires_grad_()
+    spoiled = scores + torch.where(torch.arange(300).view(3, 100) == 150, math.nan, 0.0)
+    weights = normalizer.weights(spoiled)
+    assert weights[1, 50].isnan() and weights[[0, 2]].isfinite().all()
+    assert normalizer.couples is False or weights[1].isnan().all()
 
 
 def test_every_registered_normalizer_is_tested_here():

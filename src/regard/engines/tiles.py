@@ -148,14 +148,16 @@ class Tiles:
             scores = torch.where(excluded, 0.0, scores)  # −inf times a scale of 0, or of −1, is not what is meant
         if self.scale != 1.0:
             scores = scores * self.scale
-        b, h, q_idx, kv_idx = self.indices(rows, cols)
-        scores = self.score.modify(scores, b, h, q_idx, kv_idx)
+        plain = type(self.score).modify is Score.modify
+        index = () if plain and self.mask is None else self.indices(rows, cols)
+        if not plain:
+            scores = self.score.modify(scores, *index)
         if self.softcap is not None:
             capped = self.softcap * torch.tanh(scores / self.softcap)
             scores = torch.where(scores == -torch.inf, scores, capped) if self.score.excludes else capped
         if excluded is not None:
             scores = torch.where(excluded, -torch.inf, scores)
-        scores = self._masked(scores, row, col, (b, h, q_idx, kv_idx))
+        scores = self._masked(scores, row, col, index)
         if self.exact_key is None:
             return scores
         # What is not hidden and NaN has the graph of the cleaned rows: it shows in gradients, too.
@@ -234,7 +236,7 @@ class Tiles:
     def _compared(self, query: Tensor, key: Tensor) -> Tensor:
         return self.unfold(self.score.compare(self.fold(query), key))
 
-    def _masked(self, scores: Tensor, row: int, col: int, index: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+    def _masked(self, scores: Tensor, row: int, col: int, index: tuple[Tensor, ...]) -> Tensor:
         if self.mask is None or self.kinds is None:
             return scores
         if self.mask.has_bias:

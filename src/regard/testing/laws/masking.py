@@ -150,7 +150,7 @@ def _with_a_score_that_reads_keys(case: Case) -> Case | None:
     return case.but(score="scaled_dot", layout="plain", key_width=0, values=1.0, scale=None, magnitude=1.0)
 
 
-@law("shown", "A NaN in a key that some see shows in their outputs and gradients.", _with_a_score_that_reads_keys)
+@law("shown", "A NaN in a key that some see shows in their outputs and gradients.", _with_a_score_that_reads_keys, 0.5)
 def shown(case: Case, engine: Engine) -> None:
     """What is broken and visible is not swallowed, whatever the normalizer."""
     call = Call.of(case)

@@ -17,6 +17,8 @@ GROUP = 8
 MARGIN = 2.0**-7
 #: Steps at most: bisection alone would leave nothing of the interval.
 STEPS = 128
+#: Steps by which a threshold in float64 is brought to its last digits.
+POLISH = 2
 
 
 def threshold(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
@@ -114,7 +116,23 @@ def solve(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
         t = _root(scores.flatten(0, -2), peak.flatten(0, -2), alpha).view(peak.shape)
         peak = _wide(peak)
     shift = (peak + t).to(scores.dtype)
-    return shift, (peak - shift + t).to(scores.dtype)
+    offset = (peak - shift + t).to(scores.dtype)
+    if alpha > 2 and scores.dtype == torch.float64 and not blind:
+        offset = _polished(scores - shift, offset, alpha)
+    return shift, offset
+
+
+def _polished(rows: Tensor, offset: Tensor, alpha: float) -> Tensor:
+    """Return the offset after Newton steps near it, where scores close to the threshold have all their digits.
+
+    For α > 2 a weight is infinitely steep in what little its score exceeds the threshold by.
+    """
+    for _ in range(POLISH):
+        total, slope = _sums(rows, offset, alpha)
+        step = _step(total, slope, alpha)
+        # No further than rounding may have moved it: where a weight begins, Newton's method can be far off.
+        offset = offset + torch.where(step.abs() <= 4 * torch.finfo(rows.dtype).eps, step, 0.0)
+    return offset
 
 
 def _wide(tensor: Tensor) -> Tensor:

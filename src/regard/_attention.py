@@ -178,7 +178,7 @@ def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | Non
         return False
     shape, q_shape = key.shape, query.shape
     return (
-        len(shape) == 4
+        len(shape) == len(q_shape) == 4
         and shape == value.shape
         and q_shape[3] == shape[3] > 0
         and q_shape[:2] == shape[:2]

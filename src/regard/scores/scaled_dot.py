@@ -25,4 +25,4 @@ class ScaledDot(DotLike):
     """
 
     def default_scale(self, width: int) -> float:
-        return 1.0 if width == 0 else width**-0.5
+        return 1.0 if width == 0 else 1.0 / width**0.5  # width**-0.5 is not, to the last bit, what torch takes

@@ -72,7 +72,12 @@ def flag(name: str, value: Any) -> None:
 
 
 def number(name: str, value: Any, expected: str, low: float, high: float, closed: bool) -> float:
-    """Return a real number between two bounds, or raise."""
+    """Return a real number between two bounds, or raise; a tensor () is a number, as in torch."""
+    if isinstance(value, Tensor) and value.dim() == 0:
+        if value.requires_grad:
+            came = f"{described(value)} that requires gradients (a learned factor multiplies the query)"
+            raise rejected("attention", name, expected, came, TypeError)
+        value = value.item()
     if isinstance(value, torch.SymFloat):  # made of a dynamic size by torch.compile
         return value  # type: ignore[return-value]
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -144,6 +144,11 @@ CONSTRUCTION = [
         "got a numpy bool array (torch.from_numpy makes it a tensor).",
     ),
     (
+        lambda: masks.dense(FLOATS.to_sparse()),
+        TypeError,
+        "masks.dense: tensor must be a dense tensor, got a sparse_coo one.",
+    ),
+    (
         lambda: masks.dense(BOOLS[0]),
         ValueError,
         "masks.dense: tensor must have shape (L, S), (H, L, S) or (B, H, L, S), got (5,).",

@@ -102,6 +102,9 @@ def test_torch_causal_bias_is_accepted():
     extent = Extent(1, 1, 3, 5)
     assert masks.as_mask(causal_upper_left(3, 5)).is_plain_causal(extent)
     assert masks.as_mask(causal_lower_right(3, 5)).as_band(extent) == masks.causal("lower_right").as_band(extent)
+    with pytest.raises(ValueError) as error:
+        masks.as_mask(causal_lower_right(4, 5)).bind(extent, "cpu")
+    assert str(error.value) == "masks.as_mask: CausalBias must be made for (L, S) = (3, 5), got one made for (4, 5)."
 
 
 def test_tables_under_vmap():

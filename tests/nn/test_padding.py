@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 from regard import masks, nn
 
@@ -61,6 +65,16 @@ def test_what_a_mask_object_hides_leaks_nothing_through_projections(mask: masks.
     output.sum().backward()
     assert output.isfinite().all()
     assert layer.in_proj_weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.GeneralAttention(8), lambda: nn.LocalAttention(8, 2)], ids=["all", "local"]
+)
+def test_torchs_causal_bias_is_a_mask_not_a_tensor(make: Callable[[], Any]) -> None:
+    torch.manual_seed(0)
+    layer, query, key = make().eval(), torch.randn(2, 4, 8), torch.randn(2, 5, 8)
+    found, want = (layer(query, key, attn_mask=m) for m in (causal_lower_right(4, 5), masks.causal("lower_right")))
+    torch.testing.assert_close(found, want)
 
 
 def test_lengths_beyond_the_keys_are_all_keys() -> None:

@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from regard._errors import rejected
 from regard.masks._checks import as_int
 from regard.masks.aligned import Aligned, Offset, checked
 from regard.masks.base import Diagonals, Extent, Mask
@@ -114,14 +115,31 @@ _FAR = 1 << 61
 class Band(Aligned):
     """Keys from ``left`` before to ``right`` after the query's position; −1 is no bound."""
 
-    def __init__(self, name: str, left: int, right: int, align: str | None, offset: Offset) -> None:
+    def __init__(
+        self,
+        name: str,
+        left: int,
+        right: int,
+        align: str | None,
+        offset: Offset,
+        lengths: tuple[int, int] | None = None,
+    ) -> None:
         super().__init__(align, offset)
         self.name = name
         self.left = left
         self.right = right
+        #: The only L and S it is for; None for any.
+        self.lengths = lengths
 
     def _twin(self) -> Band:
-        return Band(self.name, self.left, self.right, self.align, self.offset)
+        return Band(self.name, self.left, self.right, self.align, self.offset, self.lengths)
+
+    def fit(self, extent: Extent, device: torch.device) -> Mask:
+        """Resolve the alignment, and check the lengths."""
+        if self.lengths not in (None, (extent.L, extent.S)):
+            expected = f"be made for (L, S) = {(extent.L, extent.S)}"
+            raise rejected("masks.as_mask", "CausalBias", expected, f"one made for {self.lengths}")
+        return super().fit(extent, device)
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
         """Return where left ≤ k − position ≤ right."""

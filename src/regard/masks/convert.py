@@ -9,6 +9,9 @@ from torch import Tensor
 from regard._errors import described, rejected
 from regard.masks.base import Mask
 
+_BLOCK_MASK = "torch.nn.attention.flex_attention.BlockMask"
+_CAUSAL_BIAS = "torch.nn.attention.bias.CausalBias"
+
 
 def as_mask(mask: Any, function: str = "masks.as_mask", argument: str = "mask") -> Mask:
     """Return as a Mask what may stand for one.
@@ -34,23 +37,33 @@ def as_mask(mask: Any, function: str = "masks.as_mask", argument: str = "mask") 
     tensor(True)
     """
     # Imported here because these modules use the algebra, which uses this function.
-    from regard.masks.band import causal
+    from regard.masks.band import Band
     from regard.masks.block_sparse import BlockSparse
     from regard.masks.matrix import Dense
     from regard.masks.predicate import Predicate
 
     if isinstance(mask, Mask):
         return mask
-    names = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(mask).__mro__]
-    # By name, because importing flex_attention takes seconds; whoever has a BlockMask has imported it.
-    if "torch.nn.attention.flex_attention.BlockMask" in names:
+    if _is_a(_BLOCK_MASK, mask):
         return BlockSparse.of(mask)
-    if "torch.nn.attention.bias.CausalBias" in names:
-        offset = 0 if mask.variant.name == "UPPER_LEFT" else mask.seq_len_kv - mask.seq_len_q
-        return causal(offset=offset)
+    if _is_a(_CAUSAL_BIAS, mask):
+        if mask.variant.name == "UPPER_LEFT":
+            return Band("causal", -1, 0, None, 0)
+        lengths = mask.seq_len_q, mask.seq_len_kv
+        return Band("causal", -1, 0, None, lengths[1] - lengths[0], lengths)
     if isinstance(mask, Tensor):
         return Dense.of(mask, function, argument)
     if callable(mask) and not isinstance(mask, type):
         return Predicate(mask)
     expected = "be a Mask, a mask_mod(b, h, q_idx, kv_idx), a BlockMask, or a bool or float tensor"
     raise rejected(function, argument, expected, described(mask), TypeError)
+
+
+def is_matrix(mask: Any) -> bool:
+    """Whether a mask is written out in a tensor; torch's CausalBias is a tensor by its class alone."""
+    return isinstance(mask, Tensor) and not _is_a(_CAUSAL_BIAS, mask)
+
+
+def _is_a(name: str, value: Any) -> bool:
+    """Whether a value is of a class of torch's, which is not imported for it (flex_attention takes seconds)."""
+    return any(f"{kind.__module__}.{kind.__qualname__}" == name for kind in type(value).__mro__)

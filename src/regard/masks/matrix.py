@@ -60,6 +60,9 @@ class Dense(Mask):
         """Return the mask of a checked tensor; errors name this argument of this function."""
         if not isinstance(tensor, Tensor) or not (tensor.dtype == torch.bool or tensor.is_floating_point()):
             raise rejected(function, argument, _KIND, described(tensor), TypeError)
+        if tensor.is_nested or tensor.layout != torch.strided:
+            layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            raise rejected(function, argument, "be a dense tensor", f"a {layout} one", TypeError)
         if tensor.dim() not in (2, 3, 4):
             raise rejected(function, argument, "have shape (L, S), (H, L, S) or (B, H, L, S)", shape(tensor))
         return cls(tensor, (function, argument))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from regard import masks
 from regard._errors import described, rejected, shape
 from regard.masks import Mask
+from regard.masks.convert import is_matrix
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -61,7 +62,7 @@ def joined(layer: object, valid_lens: Any, attn_mask: Any) -> Mask | None:
             raise rejected(type(layer).__name__, "valid_lens", expected, described(valid_lens), TypeError)
         mask = masks.padding(valid_lens)
     if attn_mask is not None:
-        if isinstance(attn_mask, Tensor) and attn_mask.dim() == 3:
+        if is_matrix(attn_mask) and attn_mask.dim() == 3:
             attn_mask = attn_mask.unsqueeze(1)
         other = masks.as_mask(attn_mask)
         mask = other if mask is None else mask & other

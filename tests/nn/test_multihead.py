@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import regard
 from regard import AuxRequest, masks
-from regard.nn import GeneralAttention, Rotary
+from regard.nn import GeneralAttention, Rotary, TransformerEncoderLayer
 from regard.nn.cache import KVCache
 from regard.nn.multihead import MultiheadAttention
 
@@ -356,6 +356,21 @@ def test_nested_tensors() -> None:
     assert weights.shape == (2, 5, 5) and torch.equal(weights[0, :, 3:], torch.zeros(5, 2, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize("lengths", [[0], [0, 0], [3, 0, 1], [4, 2]], ids=str)
+def test_nested_tensors_through_a_layer(lengths: list[int], layout: torch.layout) -> None:
+    torch.manual_seed(0)
+    layer = TransformerEncoderLayer(E, H, 16, 0.0, batch_first=True, dtype=torch.float64)
+    rows = [normal(n, E, seed=i) for i, n in enumerate(lengths)]
+    nested = torch.nested.nested_tensor(rows, layout=layout, requires_grad=True)
+    output = layer(nested)
+    assert output.layout == layout
+    for row, found in zip(rows, output.unbind(), strict=True):
+        torch.testing.assert_close(found, layer(row) if len(row) else row)
+    sum(found.sum() for found in output.unbind()).backward()
+    assert nested.grad is not None
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_dtypes(dtype: torch.dtype) -> None:
     right, ours = twins(batch_first=True)
@@ -408,6 +423,7 @@ def called(*args: Any, **named: Any) -> Any:
     (called(X, X, X, X[..., 0].bool().T), ValueError, "key_padding_mask must have shape (B, S) = (2, 5), got (5, 2)."),
     (called(X, X, X, X[..., 0].long()), TypeError, "key_padding_mask must be a bool tensor (True hides) or a float tensor (added to the score), got an int64 tensor of shape (2, 5)."),
     (called(X, X, X, attn_mask=X[..., 0]), ValueError, "attn_mask must have shape (L, S) = (5, 5) or (B·H, L, S) = (6, 5, 5), got (2, 5)."),
+    (lambda: MultiheadAttention(E, H, batch_first=True)(*[torch.nested.nested_tensor([])] * 3), ValueError, "query must hold at least one sequence, got an empty nested tensor."),
     (called(X, X, X, attn_mask="causal"), TypeError, "attn_mask must be a bool tensor (True hides) or a float tensor (added to the score), or a Mask, got 'causal'."),
     (lambda: MultiheadAttention(E, H, add_zero_attn=True)(X, X, X, attn_mask=masks.causal()), TypeError, "attn_mask must be a tensor where keys are appended, got an object of type Band."),
 ])  # fmt: skip

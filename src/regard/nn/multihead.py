@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils.rnn import pad_sequence
 
 from regard._attention import attention
 from regard._aux import FIELDS, Aux, AuxRequest, TopK
@@ -303,13 +304,19 @@ class MultiheadAttention(nn.Module):
             raise rejected(type(self).__name__, "query, key and value", expected, "a mixture")
         if not self.batch_first:
             raise rejected(type(self).__name__, "query", "be dense where batch_first is False", "a nested tensor")
-        dense = {id(x): torch.nested.to_padded_tensor(x, 0.0) for x in (query, key, value)}
-        lengths = torch.tensor([len(x) for x in key.unbind()], device=key.device)
+        rows = {id(x): list(x.unbind()) for x in (query, key, value)}
+        if not rows[id(query)]:
+            raise rejected(type(self).__name__, "query", "hold at least one sequence", "an empty nested tensor")
+        dense = {name: pad_sequence(each, batch_first=True) for name, each in rows.items()}
+        lengths = torch.tensor([len(x) for x in rows[id(key)]], device=key.device)
         padding = torch.arange(dense[id(key)].shape[1], device=key.device) >= lengths.unsqueeze(1)
         ends = [dense[id(x)] for x in (query, key, value)]
         output, told = self.forward(ends[0], ends[1], ends[2], padding, *given)
-        rows = [row[: len(x)] for row, x in zip(output, query.unbind())]
-        return torch.nested.as_nested_tensor(rows), told
+        real = [row[: len(x)] for row, x in zip(output, rows[id(query)])]
+        if query.layout == torch.jagged:  # with the query's own offsets, so that the two can be added
+            offsets: Any = query.offsets  # type: ignore[attr-defined]
+            return torch.nested.nested_tensor_from_jagged(torch.cat(real), offsets()), told
+        return torch.nested.as_nested_tensor(real), told
 
     def _check(self, query: Any, key: Any, value: Any) -> bool:
         """Return whether inputs have a batch dimension; raise for those that are wrong."""

@@ -155,6 +155,29 @@ def test_inputs_of_every_shape(lead: tuple[int, ...], L: int, S: int, is_causal:
         same(*triple(lead, L, S, V), is_causal=is_causal)
 
 
+LEADS = [(), (1,), (4,), (1, 1), (2, 4), (2, 1), (1, 4), (3, 2, 4), (3, 1, 1)]
+
+
+@pytest.mark.parametrize("of_query", LEADS)
+@pytest.mark.parametrize("of_key", LEADS)
+@pytest.mark.parametrize("V", [8, 5])
+def test_leading_dimensions_broadcast(of_query: tuple[int, ...], of_key: tuple[int, ...], V: int) -> None:
+    query, key, value = triple(of_query, 6, 7)[0], *triple(of_key, 6, 7, V)[1:]
+    for named in ({}, {"is_causal": True}, {"attn_mask": normal(6, 7, seed=9)}):
+        same(query, key, value, **named)
+
+
+def test_a_number_may_be_a_tensor() -> None:
+    args = triple((2, 4), 6, 7)
+    for scale in (torch.tensor(0.3), torch.tensor(2), torch.tensor(0.3, dtype=torch.float64)):
+        same(*args, scale=scale)
+    same(*args, dropout_p=torch.tensor(0.0))
+    learned = nn.Parameter(torch.tensor(0.3))
+    for function in (regard.attention, sdpa):
+        with pytest.raises(TypeError, match=r"scale'? must be"):
+            function(*args, scale=learned)
+
+
 @pytest.mark.parametrize("dtype", list(CLOSE))
 @pytest.mark.parametrize("named", [{}, {"is_causal": True}, {"attn_mask": normal(7, 7) > -0.5}, {"scale": -0.3}])
 def test_dtypes(dtype: torch.dtype, named: dict[str, Any]) -> None:
@@ -210,14 +233,16 @@ def test_layouts_in_memory(layout: str, named: dict[str, Any]) -> None:
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-5)
 
 
-def test_bit_for_bit_where_the_same_kernel_runs() -> None:
-    query, key, value = triple((2, 4), 7, 9)
-    assert torch.equal(regard.attention(query, key, value), sdpa(query, key, value))
+@pytest.mark.parametrize("dtype", list(CLOSE))
+def test_bit_for_bit_where_the_same_kernel_runs(dtype: torch.dtype) -> None:
+    query, key, value = triple((2, 4), 7, 9, dtype=dtype)
+    for named in ({}, {"score": "scaled_dot"}, {"engine": "sdpa"}):
+        assert torch.equal(regard.attention(query, key, value, **named), sdpa(query, key, value))
     assert torch.equal(regard.attention(query, key, value, scale=0.3), sdpa(query, key, value, scale=0.3))
     for L, S in ((9, 7), (7, 7)):  # of more keys than queries, ours reads only those that some query sees
-        args = triple((2, 4), L, S)
+        args = triple((2, 4), L, S, dtype=dtype)
         assert torch.equal(regard.attention(*args, is_causal=True), sdpa(*args, is_causal=True))
-    strided = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in triple((2, 4), 7, 7)]
+    strided = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in triple((2, 4), 7, 7, dtype=dtype)]
     assert torch.equal(regard.attention(*strided), sdpa(*strided))
 
 

@@ -37,7 +37,8 @@ def attention(
     r"""Return the attention-weighted sum of values, ``Σ_i α(q, k_i) v_i``.
 
     The first eight parameters are those of :func:`torch.nn.functional.scaled_dot_product_attention`, in its order
-    and with its meaning. The weights are ``α = normalize(mask(softcap(scale · score(q, k))))``.
+    and with its meaning; docs/differences.md lists where results or errors differ. The weights are
+    ``α = normalize(mask(softcap(scale · score(q, k))))``.
 
     Parameters
     ----------

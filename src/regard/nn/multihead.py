@@ -37,7 +37,8 @@ class MultiheadAttention(nn.Module):
 
     Arguments, polarity of masks, results and initial weights are those of torch's module. What differs: a query that
     may attend to nothing gets zeros (then W_O's bias) instead of NaN; weights are returned as they are before dropout;
-    ``is_causal=True`` needs no ``attn_mask`` beside it, and applies whatever it is given with.
+    ``is_causal=True`` needs no ``attn_mask`` beside it, and applies whatever it is given with. docs/differences.md has
+    the whole list.
 
     Parameters
     ----------
@@ -82,8 +83,8 @@ class MultiheadAttention(nn.Module):
     >>> layer = MultiheadAttention(16, 4, num_kv_heads=2, batch_first=True)
     >>> x, padding = torch.randn(3, 5, 16), torch.arange(5) >= torch.tensor([[5], [2], [0]])
     >>> output, weights = layer(x, x, x, key_padding_mask=padding, is_causal=True)
-    >>> output.shape, weights.shape, weights.sum(-1)[:, -1]
-    (torch.Size([3, 5, 16]), torch.Size([3, 5, 5]), tensor([1., 1., 0.], grad_fn=<SelectBackward0>))
+    >>> output.shape, weights.shape, weights.sum(-1)[:, -1].round(decimals=4)
+    (torch.Size([3, 5, 16]), torch.Size([3, 5, 5]), tensor([1., 1., 0.], grad_fn=<RoundBackward1>))
     """
 
     in_proj_weight: Tensor | None

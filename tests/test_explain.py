@@ -258,3 +258,12 @@ def test_an_engine_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engines.register(own) is own
     assert regard.explain(Q, Q, Q, engine="own").engine is own
     assert "own" in regard.explain(Q, Q, Q).others
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 5, 4), (2, 0, 5, 4), (2, 2, 0, 4), (2, 2, 5, 0)])
+def test_an_empty_call_has_a_plan(shape: tuple[int, ...]) -> None:
+    query = torch.zeros(shape)
+    lengths = torch.ones(shape[0], dtype=torch.long)
+    for mask in (None, masks.padding(lengths), masks.causal(), masks.prefix(lengths), masks.window(1, 0)):
+        told = regard.explain(query, query, query, mask)
+        assert {told.engine.name, *told.others} == set(engines.TABLE)

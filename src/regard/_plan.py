@@ -133,7 +133,7 @@ def plan(problem: Problem, engine: object) -> Plan:
             others[other.name] = "would not: the plainest call is torch's own"
         else:
             times = _seconds([chosen, other], problem)
-            if len(times) == 2:
+            if len(times) == 2 and times[chosen.name]:  # an empty call takes no time
                 others[other.name] = f"would not: {times[other.name] / times[chosen.name]:.2g}× the time"
             else:
                 others[other.name] = f"would not: {chosen.name} comes first here"

@@ -87,7 +87,8 @@ def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> It
         return
     if where is not None:
         and_predicted = " and were predicted" if quality.lost else ""
-        who = f"The {_count(quality.rows, 'row')} of {where} that tell {_name(fitted.name)}{and_predicted}"
+        which = "that tells" if quality.rows == 1 else "that tell"
+        who = f"The {_count(quality.rows, 'row')} of {where} {which} {_name(fitted.name)}{and_predicted}"
     elif quality.exact:
         who = f"Each {'of these' if quality.lost else 'row'}, predicted from all the others"
     else:
@@ -97,13 +98,24 @@ def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> It
             f"{who}: {1 - quality.error:.1%} right; the most frequent class: {1 - quality.simple:.1%} right."
         )  # fmt: skip
         return
-    gain = f"; R² = {quality.gain:.3f}" if not math.isnan(quality.gain) else ""
+    simple = f"the mean of {_name(fitted.name)}" + (f" in {fitted.prepared.table.name}" if where is not None else "")
     yield (
-        f"{who}: off by {number(quality.error)} (root mean square); the mean of {_name(fitted.name)}: "
-        f"off by {number(quality.simple)}{gain}."
+        f"{who}: off by {number(quality.error)} (root mean square); {simple}: off by {number(quality.simple)}"
+        f"{_r2(quality, where)}."
     )
-    if quality.gain <= 0:
+    if quality.error >= quality.simple:
         yield "That is no better than the mean: these features say nothing about the target in this way."
+    elif quality.r2 <= 0:
+        yield "That is no better than the mean of these rows themselves: what sets them apart is not predicted."
+
+
+def _r2(quality: Quality, where: str | None) -> str:
+    """Return R² and by name which one it is, where there is one."""
+    if math.isnan(quality.r2):
+        return ""
+    if where is not None:
+        return f"; R² on these rows = {quality.r2:.3f}"
+    return f"; {'leave-one-out' if quality.exact else 'held-out'} R² = {quality.r2:.3f}"
 
 
 def of_prediction(added: Added, coded: Mapping[str, Coded], fitted: Fitted, name: str) -> Iterator[str]:
@@ -171,7 +183,7 @@ def quality_record(quality: Quality, fitted: Fitted) -> dict[str, Any]:
     way = {"way": "leave-one-out" if quality.exact else "held out", "rows": quality.rows, "rows_lost": quality.lost}
     if fitted.classifies:
         return way | {"accuracy": 1 - quality.error, "accuracy_of_most_frequent": 1 - quality.simple}
-    return way | {"rmse": quality.error, "rmse_of_mean": quality.simple, "r2": quality.gain}
+    return way | {"rmse": quality.error, "rmse_of_mean": quality.simple, "r2": quality.r2}
 
 
 def plain(value: Any) -> Any:

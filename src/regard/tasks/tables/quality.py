@@ -30,7 +30,11 @@ class Quality:
     error : float
         Root mean square error; of a classification, the share of wrong labels.
     simple : float
-        The same of what is predicted without a feature: the mean of the other rows, or the most frequent class.
+        The same of what is predicted without a feature: the mean of the rows learned from (without the row itself), or
+        their most frequent class.
+    r2 : float
+        The coefficient of determination on these very rows, ``1 − Σ w (y − ŷ)² / Σ w (y − ȳ)²`` with their own mean ȳ,
+        as :func:`sklearn.metrics.r2_score` has it; NaN of a classification, and where the rows have one target.
     exact : bool
         Whether each row was predicted from all the others, rather than some from the rest.
     """
@@ -38,13 +42,9 @@ class Quality:
     rows: int
     error: float
     simple: float
+    r2: float = math.nan
     exact: bool = True
     lost: int = 0
-
-    @property
-    def gain(self) -> float:
-        """R²: the share of the mean's squared error that is gone. NaN if there was none."""
-        return 1 - (self.error / self.simple) ** 2 if self.simple > 0 else math.nan
 
 
 def quality_of(fitted: Fitted, *, exact: bool = False) -> Quality:
@@ -113,14 +113,21 @@ def _errors(
 ) -> Quality:
     there = ~np.isnan(mine)
     if not there.any():
-        return Quality(0, math.nan, math.nan, exact, len(mine))
+        return Quality(0, math.nan, math.nan, exact=exact, lost=len(mine))
 
     def error(values: np.ndarray) -> float:
         if classifies:
             return float(np.average(values[there] != y[there], weights=w[there]))
         return float(np.sqrt(np.average((values[there] - y[there]) ** 2, weights=w[there])))
 
-    return Quality(int(there.sum()), error(mine), error(simple), exact, int((~there).sum()))
+    r2 = math.nan if classifies else _r2(mine[there], y[there], w[there])
+    return Quality(int(there.sum()), error(mine), error(simple), r2, exact, int((~there).sum()))
+
+
+def _r2(mine: np.ndarray, y: np.ndarray, w: np.ndarray) -> float:
+    from sklearn.metrics import r2_score
+
+    return float(r2_score(y, mine, sample_weight=w)) if np.ptp(y) > 0 else math.nan
 
 
 def _simplest(y: np.ndarray, w: np.ndarray, classifies: bool) -> float:

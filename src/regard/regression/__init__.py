@@ -16,6 +16,7 @@ if find_spec("sklearn") is None:
     )
 
 from regard.regression._explanation import AttendedPoints, Explanation
+from regard.regression._reach import ExtrapolationWarning
 from regard.regression._widths import Curve
 from regard.regression.classifier import NadarayaWatsonClassifier
 from regard.regression.plots import plot_fit, plot_loo, plot_weights
@@ -25,6 +26,7 @@ __all__ = [
     "AttendedPoints",
     "Curve",
     "Explanation",
+    "ExtrapolationWarning",
     "NadarayaWatsonClassifier",
     "NadarayaWatsonRegressor",
     "plot_fit",

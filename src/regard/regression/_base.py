@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,12 @@ import torch
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from regard._errors import RegardWarning, rejected
+from regard._errors import rejected
 from regard.regression import _inputs
 from regard.regression._explanation import AttendedPoints, Explanation
 from regard.regression._progress import progress
-from regard.regression._smoother import Estimate, Smoother
+from regard.regression._reach import ExtrapolationWarning
+from regard.regression._smoother import Smoother
 from regard.regression._training import TrainingPoints, outside
 from regard.regression._widths import LeaveOneOut
 
@@ -34,9 +36,6 @@ class KernelEstimator(TrainingPoints):
         X = validate_data(self, _inputs.as_array(X), reset=False, dtype=[np.float64, np.float32])
         return _inputs.tensor(self._features.coordinates(X)).to(smoother.key)
 
-    def _bandwidth(self, smoother: Smoother) -> Tensor:
-        return _inputs.tensor(self.bandwidth_).to(smoother.key)
-
     @torch.no_grad()
     def _estimate(self, X: Any, spread: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the averages (n, M), and the targets' standard deviations about them where they are asked for."""
@@ -49,17 +48,59 @@ class KernelEstimator(TrainingPoints):
         lost = ~found.reached
         if bool(lost.any()):
             mean[lost.cpu().numpy()] = self._instead(smoother, query[lost], bandwidth, len(query))
-        return mean.astype(self._result_dtype()), self._deviation(smoother, query, bandwidth, found) if spread else None
-
-    def _deviation(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, found: Estimate) -> np.ndarray:
-        assert found.variance is not None
-        rest = 1 - smoother.concentration(query, bandwidth)
-        enough = found.reached & (rest > torch.finfo(rest.dtype).eps ** 0.5)
-        variance = found.variance / torch.where(enough, rest, torch.nan)[:, None]
-        return variance.sqrt().cpu().numpy().astype(self._result_dtype())
+        beyond = self._reach.exceeded(smoother, query, found)
+        self._warn_of_extrapolation(beyond, lost)
+        mean = mean.astype(self._result_dtype())
+        if found.variance is None:
+            return mean, None
+        deviation = torch.where(beyond[:, None], torch.nan, found.variance.sqrt())
+        return mean, deviation.cpu().numpy().astype(self._result_dtype())
 
     def _result_dtype(self) -> np.dtype:
         return np.dtype(str(self._dtype).removeprefix("torch."))
+
+    def _warn_of_extrapolation(self, beyond: Tensor, lost: Tensor) -> None:
+        """Say once how many queries lie beyond the training data, but for those that ``empty`` was set for."""
+        nearest = int(lost.sum()) if self.empty == "nearest" else 0
+        count = int(beyond.sum() - lost.sum()) + nearest
+        if not count:
+            return
+        text = f"{count} of {len(beyond)} queries lie beyond the reach of the training data (extrapolates(X) says which)"
+        if nearest:
+            text += f"; {nearest} of them get the nearest point's target; empty= says what else they may get"
+        warnings.warn(f"{type(self).__name__}: {text}.", ExtrapolationWarning, stacklevel=outside())
+
+    @torch.no_grad()
+    def extrapolates(self, X: Any) -> Any:
+        """Return which rows lie beyond the reach of the training data, so that predictions there are extrapolated.
+
+        A row is, if its nearest training point lies further than the kernel reaches: where a compact kernel ends, and
+        where the weight of the others is 1 % of that at no distance, 3 bandwidths for the Gaussian. No bandwidth counts
+        as wider than a third of its feature's standard deviation: however wide, nothing is known of where no point
+        lies. Where training points themselves lie further apart, as with many features, a row must lie √2 times as far
+        as 95 % of them do from their nearest neighbour.
+
+        Parameters
+        ----------
+        X : array-like (n, n_features)
+
+        Returns
+        -------
+        ndarray (n,), bool
+
+        Examples
+        --------
+        >>> from regard.regression import NadarayaWatsonRegressor
+        >>> model = NadarayaWatsonRegressor(bandwidth=0.5).fit([[0.0], [0.5], [1.0]], [0.0, 0.5, 1.0])
+        >>> model.extrapolates([[0.7], [1.9], [10.0]])
+        array([False, False,  True])
+        """
+        check_is_fitted(self)
+        smoother = self._smoother()
+        query = self._query(X, smoother)
+        weights_alone = replace(smoother, target=smoother.target[:, :1], order=0)
+        found = weights_alone.in_chunks(query, self._bandwidth(smoother), lambda *_: None)
+        return _inputs.like(X, self._reach.exceeded(smoother, query, found).cpu().numpy())
 
     def _instead(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor, count: int) -> np.ndarray:
         """Return what queries get that no point reaches."""
@@ -71,11 +112,6 @@ class KernelEstimator(TrainingPoints):
             return np.full((len(lost), len(self._center)), np.nan)
         if self.empty == "mean":
             return np.broadcast_to(self._center, (len(lost), len(self._center)))
-        warnings.warn(
-            f"{name}: {what} lie {far} and get the nearest one's target; empty= says what else they may get.",
-            RegardWarning,
-            stacklevel=outside(),
-        )
         nearest = smoother.nearest(lost, bandwidth).cpu().numpy()
         return np.where((nearest >= 0)[:, None], self._targets()[nearest], self._center)
 

@@ -36,6 +36,10 @@ class Kernel:
         Whether its weights have a gradient to the bandwidth.
     manhattan : bool
         Whether the distance is the sum of absolute differences, instead of the Euclidean.
+    flat : bool
+        Whether the weight is the same at every distance.
+    radius : float
+        Beyond how many bandwidths the weight is less than 1 % of that at no distance.
     """
 
     name: str
@@ -44,6 +48,8 @@ class Kernel:
     compact: bool = False
     learnable: bool = True
     manhattan: bool = False
+    flat: bool = False
+    radius: float = math.sqrt(2 * math.log(100))
 
 
 class Shaped(Radial):
@@ -82,11 +88,11 @@ TABLE = {
     kernel.name: kernel
     for kernel in (
         Kernel("gaussian", scores.Gaussian, lambda _: 1.0),
-        Kernel("boxcar", scores.Boxcar, lambda C: math.sqrt(C + 2), compact=True, learnable=False),
-        Kernel("triangular", scores.Triangular, lambda C: math.sqrt((C + 2) * (C + 3) / (C + 1)), compact=True),
-        Kernel("epanechikov", scores.Epanechikov, lambda C: math.sqrt(C + 4), compact=True),
-        Kernel("constant", lambda _: scores.Constant(), lambda _: 1.0, learnable=False),
-        Kernel("laplacian", scores.Laplacian, lambda _: math.sqrt(0.5), manhattan=True),
+        Kernel("boxcar", scores.Boxcar, lambda C: math.sqrt(C + 2), compact=True, learnable=False, radius=1),
+        Kernel("triangular", scores.Triangular, lambda C: math.sqrt((C + 2) * (C + 3) / (C + 1)), compact=True, radius=1),
+        Kernel("epanechikov", scores.Epanechikov, lambda C: math.sqrt(C + 4), compact=True, radius=1),
+        Kernel("constant", lambda _: scores.Constant(), lambda _: 1.0, learnable=False, flat=True),
+        Kernel("laplacian", scores.Laplacian, lambda _: math.sqrt(0.5), manhattan=True, radius=math.log(100)),
     )
 }
 

@@ -33,12 +33,15 @@ class Estimate:
     mean : Tensor (L, M)
     reached : Tensor (L,), bool
         Whether any point has a weight; where not, the mean is 0.
+    peak : Tensor (L,)
+        Logarithm of the largest kernel weight of any point.
     variance : Tensor (L, M) or None
-        That of the targets about the mean, or about the local line.
+        That of the targets about the mean, or about the local line; NaN where too few points have a weight to tell.
     """
 
     mean: Tensor
     reached: Tensor
+    peak: Tensor
     variance: Tensor | None = None
 
 
@@ -70,17 +73,22 @@ class Smoother:
 
     def at(self, query: Tensor, bandwidth: Tensor, mask: Mask | None = None, spread: bool = False) -> Estimate:
         """Return the estimate at queries (L, C) for a bandwidth per feature, differentiable; all of them at once."""
-        read = self._averages(query, bandwidth, mask, spread)
-        reached = read[:, :1] > 0
-        read = torch.where(reached, read[:, 1:] / torch.where(reached, read[:, :1], 1.0), 0.0)
+        read, aux = self._averages(query, bandwidth, mask, spread)
+        total, peak = read[:, :1], aux.max.detach()
+        reached = total > 0
+        read = torch.where(reached, read[:, 1:] / torch.where(reached, total, 1.0), 0.0)
         M = self.target.shape[1]
         mean, squares, moments = read.tensor_split([M, M + M * spread], 1)
-        variance = squares - mean.square() if spread else None
-        if self.order:
-            line = self._line(query, moments, mean)
+        line = self._line(query, moments, mean) if self.order else None
+        variance = None
+        if spread:
+            variance = squares - mean.square() - (0.0 if line is None else line.explained())
+            freedom = self._freedom(query, bandwidth, aux.lse, total[:, 0], line)
+            told = reached[:, 0] & (freedom > torch.finfo(freedom.dtype).eps ** 0.5)
+            variance = variance.clamp(min=0) / torch.where(told, freedom, torch.nan)[:, None]
+        if line is not None:
             mean = torch.where(reached, mean + line.rise(), 0.0)
-            variance = None if variance is None else variance - line.explained()
-        return Estimate(mean, reached[:, 0], None if variance is None else variance.clamp(min=0))
+        return Estimate(mean, reached[:, 0], peak, variance)
 
     def in_chunks(self, query: Tensor, bandwidth: Tensor, report: Report, spread: bool = False) -> Estimate:
         """Return the estimate at any number of queries, telling of each chunk that is done."""
@@ -91,8 +99,8 @@ class Smoother:
         if len(parts) == 1:
             return parts[0]
         variances = [part.variance for part in parts if part.variance is not None]
-        mean, reached = (torch.cat([getattr(part, name) for part in parts]) for name in ("mean", "reached"))
-        return Estimate(mean, reached, torch.cat(variances) if spread else None)
+        mean, reached, peak = (torch.cat([getattr(p, name) for p in parts]) for name in ("mean", "reached", "peak"))
+        return Estimate(mean, reached, peak, torch.cat(variances) if spread else None)
 
     @property
     def rows_at_once(self) -> int:
@@ -101,12 +109,11 @@ class Smoother:
         columns = 1 + 2 * self.target.shape[1] + P * (P + self.target.shape[1])
         return max(1, min(max(ROWS, PAIRS // max(len(self.key), 1)), HELD // (columns + 4 * P * P)))
 
-    def _averages(self, query: Tensor, bandwidth: Tensor, mask: Mask | None, spread: bool) -> Tensor:
-        """Return averages (L, ·) of weights, targets, their squares if asked, and what a line needs.
+    def _averages(self, query: Tensor, bandwidth: Tensor, mask: Mask | None, spread: bool) -> tuple[Tensor, Any]:
+        """Return averages (L, ·) of weights, targets, their squares if asked, and what a line needs; and aux fields.
 
         These are of products z zᵀ (the upper triangle) and z yᵀ, after those of z; each column is a product of two.
         """
-        score = self.kernel.score(self.width(bandwidth))
         M, z = self.target.shape[1], self._sloped
         factors = torch.cat([torch.ones_like(self.target[:, :1]), self.target, z], 1)
         y, c = torch.arange(1, 1 + M), torch.arange(1 + M, factors.shape[1])
@@ -119,10 +126,28 @@ class Smoother:
         # Weights stand with the values, not as a bias of their logarithms, which is the same and keeps kernels plain.
         ones = self.ones()
         size = max(16, COLUMNS // max(len(self.key), 1))
-        return torch.cat([
-            attention(query, self.key, ones * factors[:, a] * factors[:, b], mask, score=score, engine=self.engine)
-            for a, b in zip(torch.cat(left).to(ones.device).split(size), torch.cat(right).to(ones.device).split(size))
-        ], 1)  # fmt: skip
+        parts = []
+        for a, b in zip(torch.cat(left).to(ones.device).split(size), torch.cat(right).to(ones.device).split(size)):
+            value, asked = ones * factors[:, a] * factors[:, b], AuxRequest(max=not parts, lse=not parts and spread)
+            parts.append(self._observed(query, value, bandwidth, attn_mask=mask, return_aux=asked))
+        return torch.cat([part for part, _ in parts], 1), parts[0][1]
+
+    def _freedom(
+        self, query: Tensor, bandwidth: Tensor, lse: Tensor, total: Tensor, line: _Line | None
+    ) -> Tensor:
+        """Return which share of the squares about the mean or line is left to the residuals on average (L,).
+
+        With weights α that sum to 1 and regressors x, ``1 − tr((Σ α x xᵀ)⁻¹ Σ α² x xᵀ)`` (Fan and Gijbels 1996,
+        section 4.3); without a line, ``1 − Σ α²``.
+        """
+        z = self._sloped
+        first, second = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
+        value = self.ones().square() * torch.cat([torch.ones_like(self.key[:, :1]), z, z[:, first] * z[:, second]], 1)
+        read, aux = self._observed(query, value, bandwidth, return_aux=AuxRequest(lse=True), scale=2.0)
+        share = (aux.lse - 2 * lse).exp() / total.square().clamp(min=torch.finfo(total.dtype).tiny)
+        squares, center, triangle = (read * share[:, None]).tensor_split([1, 1 + z.shape[1]], 1)
+        taken = squares[:, 0]
+        return 1 - (taken if line is None else taken + line.taken(squares, center, _symmetric(triangle, z.shape[1])))
 
     @property
     def _sloped(self) -> Tensor:
@@ -154,12 +179,21 @@ class Smoother:
         low, high = self.key.amin(0), self.key.amax(0)
         # In a unit in which no square overflows, however small the bandwidth is.
         width = width * ((high - low) / width).amax().clamp(min=1e-300)
+        return self._measured(query, width, mask, AuxRequest(topk=1)).topk.indices[:, 0]
+
+    def closeness(self, query: Tensor, bandwidth: Tensor, mask: Mask | None = None) -> Tensor:
+        """Return minus half the squared distance of the nearest point (L,), or for the Laplacian minus its distance.
+
+        Distances are measured in bandwidths; −inf where there is no point.
+        """
+        return self._measured(query, self.width(bandwidth), mask, AuxRequest(max=True)).max
+
+    def _measured(self, query: Tensor, width: Tensor, mask: Mask | None, request: AuxRequest) -> Any:
+        """Return what is asked of scores that fall with the distance, whatever the kernel."""
         score = scores.Laplacian(width) if self.kernel.manhattan else scores.Gaussian(width)
-        _, aux = attention(
-            query, self.key, self.target[:, :0], mask, score=score, engine=self.engine, return_aux=AuxRequest(topk=1)
-        )
-        assert aux.topk is not None
-        return aux.topk.indices[:, 0]
+        return attention(
+            query, self.key, self.target[:, :0], mask, score=score, engine=self.engine, return_aux=request
+        )[1]  # fmt: skip
 
     def rows_of_weights(self, query: Tensor, bandwidth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield, for some queries after the other, kernel weights and effective weights (l, N) each.
@@ -197,11 +231,8 @@ class Smoother:
         """Return the local line, from averages of z, z zᵀ and z yᵀ (L, ·) and of the targets (L, M)."""
         columns = self.features.sloped_coordinates
         Z, M = len(columns), mean.shape[1]
-        first, second = torch.triu_indices(Z, Z, device=query.device)
-        center, triangle, cross = moments.tensor_split([Z, Z + len(first)], 1)
-        place = torch.empty(Z, Z, dtype=torch.long, device=query.device)
-        place[first, second] = place[second, first] = torch.arange(len(first), device=query.device)
-        squares = triangle[:, place.flatten()].unflatten(1, (Z, Z))
+        center, triangle, cross = moments.tensor_split([Z, Z + Z * (Z + 1) // 2], 1)
+        squares = _symmetric(triangle, Z)
         covariance = squares - center.unsqueeze(2) * center.unsqueeze(1)
         with_target = cross.unflatten(1, (Z, M)) - center.unsqueeze(2) * mean.unsqueeze(1)
         terms = self.features.tangents(query)
@@ -220,6 +251,14 @@ class Smoother:
         inverse = torch.linalg.pinv(scaled, atol=doubt, rtol=torch.full_like(doubt, FLAT), hermitian=True)
         inverse = inverse * unit.unsqueeze(2) * unit.unsqueeze(1)
         return _Line(terms, query[:, columns], center, inverse, with_target)
+
+
+def _symmetric(triangle: Tensor, width: int) -> Tensor:
+    """Return symmetric matrices (L, width, width) of which ``triangle`` has the upper triangles in a row each."""
+    first, second = torch.triu_indices(width, width, device=triangle.device)
+    place = torch.empty(width, width, dtype=torch.long, device=triangle.device)
+    place[first, second] = place[second, first] = torch.arange(len(first), device=triangle.device)
+    return triangle[:, place.flatten()].unflatten(1, (width, width))
 
 
 @dataclass(frozen=True)
@@ -248,6 +287,19 @@ class _Line:
     def explained(self) -> Tensor:
         """Return the variance of the targets along the line (L, M)."""
         return (self.with_target * (self.inverse @ self.with_target)).sum(1)
+
+    def taken(self, total: Tensor, center: Tensor, squares: Tensor) -> Tensor:
+        """Return the trace of the line's part of ``(Σ α x xᵀ)⁻¹ Σ α² x xᵀ`` (L,).
+
+        Given ``Σ α²`` (L, 1), ``Σ α² z`` (L, Z) and ``Σ α² z zᵀ`` (L, Z, Z).
+        """
+        outer = center.unsqueeze(2) * self.center.unsqueeze(1)
+        about = squares - outer - outer.mT + total.unsqueeze(2) * self.center.unsqueeze(2) * self.center.unsqueeze(1)
+        return (self.inverse * (self.terms @ about @ self.terms.mT)).sum((1, 2))
+
+    def slope(self) -> Tensor:
+        """Return the slope of each target along each coordinate (L, Z, M)."""
+        return self.terms.mT @ self.inverse @ self.with_target
 
     def lever(self, key: Tensor) -> Tensor:
         """Return by what share the line changes the weight of each point (N, Z): (L, N)."""

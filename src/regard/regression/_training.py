@@ -20,6 +20,7 @@ from regard.engines.fused.order import nearby
 from regard.regression import _inputs, _widths
 from regard.regression._features import Features, kinds_of
 from regard.regression._kernels import Kernel, named
+from regard.regression._reach import Reach
 from regard.regression._smoother import Smoother
 from regard.regression._widths import Curve, LeaveOneOut
 
@@ -120,20 +121,22 @@ class TrainingPoints(BaseEstimator):
         asked = _inputs.checked_bandwidth(name, self.bandwidth, self.n_features_in_)
         for stale in ("loo_error_", "loo_curve_"):
             self.__dict__.pop(stale, None)
+        coordinates = self._features.coordinates(self._X)
+        unit = self._features.spread(coordinates, self._weight) * kernel.stretch(coordinates.shape[1])
         if isinstance(asked, str):
             if rechoose or asked in _inputs.RULES or not hasattr(self, "bandwidth_"):
-                self._choose(name, kernel, asked)
+                self._choose(name, kernel, asked, unit)
         else:
             self.bandwidth_ = asked
             self.n_iter_ = 1
+        with torch.no_grad():
+            self._reach = Reach.of(self._smoother(), self.bandwidth_, unit)
         return self
 
-    def _choose(self, name: str, kernel: Kernel, way: str) -> None:
+    def _choose(self, name: str, kernel: Kernel, way: str, unit: np.ndarray) -> None:
         if way == "learned" and not kernel.learnable:
             expected = "be fixed, by rule or 'loo' where the kernel's weights do not change smoothly with it"
             raise rejected(name, "bandwidth", expected, f"'learned' with kernel={self.kernel!r}")
-        coordinates = self._features.coordinates(self._X)
-        unit = self._features.spread(coordinates, self._weight) * kernel.stretch(coordinates.shape[1])
         self.n_iter_ = 1
         if way in _inputs.RULES:
             # A weight counts repetitions, as elsewhere in scikit-learn.
@@ -183,6 +186,9 @@ class TrainingPoints(BaseEstimator):
 
     def _device(self) -> torch.device:
         return _inputs.device_of(type(self).__name__, self.device)
+
+    def _bandwidth(self, smoother: Smoother) -> Tensor:
+        return _inputs.tensor(self.bandwidth_).to(smoother.key)
 
     def _smoother(self, in_order: bool = False) -> Smoother:
         """Return the points on the device; for kernels of short reach in an order in which neighbours are together."""

@@ -91,12 +91,12 @@ class LeaveOneOut:
             other = ((weight * target).sum(0) - weight[own] * target[own]) / rest
         mean = found.mean.clone()
         mean[lost] = other
-        return Estimate(mean, found.reached)
+        return Estimate(mean, found.reached, found.peak)
 
     def predictions(self, bandwidth: Tensor) -> Estimate:
         """Return the predictions of all rows."""
         parts = [self.predict(bandwidth, rows) for rows in self.rows.split(self.smoother.rows_at_once)]
-        return Estimate(*(torch.cat([getattr(part, name) for part in parts]) for name in ("mean", "reached")))
+        return Estimate(*(torch.cat([getattr(part, name) for part in parts]) for name in ("mean", "reached", "peak")))
 
     def error(self, bandwidth: Tensor) -> Tensor:
         """Return the mean squared error, each point counted by its weight; its gradient too, where that is wanted."""

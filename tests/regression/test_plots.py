@@ -69,9 +69,10 @@ def test_band_and_points_can_be_left_out() -> None:
 
 def test_a_band_has_gaps_where_one_point_has_all_the_weight() -> None:
     model = NadarayaWatsonRegressor("boxcar", 0.5).fit([[0.0], [0.2], [5.0]], [0.0, 1.0, 2.0])
-    with pytest.warns(UserWarning, match="beyond the reach"):
-        ax = plot_fit(model, grid=21)
-    assert np.isfinite(line(ax, "prediction").get_ydata()).all()
+    ax = plot_fit(model, grid=21)  # at 0, 0.25, ...
+    whole, dotted = (line(ax, label).get_ydata() for label in ("prediction", "extrapolated"))
+    assert np.flatnonzero(np.isnan(whole)).tolist() == list(range(3, 18))
+    assert np.flatnonzero(np.isfinite(dotted)).tolist() == list(range(2, 19)), "up to where the curve begins again"
     (band,) = ax.collections
     assert band.get_paths()[0].vertices[:, 0].max() < 1
 

@@ -56,7 +56,7 @@ def run(**options: Any) -> None:
     say(report.of_quality(found, fitted))
     say.record = report.record(fitted, asked.widths, found)
     if new is not None:
-        with explained(EXTRA), _told(say):
+        with explained(EXTRA), _told(None):  # the report counts what is extrapolated
             added = fitted.predict(coded, std=asked.std, quantiles=asked.shares)
         say([""])
         say(report.of_prediction(added, coded, fitted, new.name))
@@ -129,7 +129,8 @@ def _told(say: _Speaker | None) -> Iterator[None]:
         if not issubclass(each.category, RegardWarning):
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
         elif say is not None:
-            say.note(str(each.message).partition(": ")[2].replace("empty=", "--empty "))
+            text = str(each.message).partition(": ")[2].removesuffix(" extrapolates(X) says which.")
+            say.note(text.replace("empty=", "--empty "))
 
 
 def _check_together(asked: Options, prepared: Prepared, table: Table) -> None:
@@ -142,7 +143,8 @@ def _check_together(asked: Options, prepared: Prepared, table: Table) -> None:
                 raise rejected("regress", option, "come with a target of numbers", got)
     if asked.out is None:
         return
-    for name in tables.added_names(prepared, std=asked.std, quantiles=asked.shares):
+    new = asked.predict is not None
+    for name in tables.added_names(prepared, std=asked.std, quantiles=asked.shares, new=new):
         if name in table.frame.columns:
             raise rejected("regress", table.name, f"have no column {name!r}, which predictions add", "one")
 
@@ -150,6 +152,8 @@ def _check_together(asked: Options, prepared: Prepared, table: Table) -> None:
 def _hand_out(asked: Options, say: _Speaker, fitted: Fitted, table: Table, added: Added) -> None:
     """Write the rows with their predictions; or put them into the record, or show the first of them."""
     say.record["rows_not_predicted"] = {"missing": int((~added.predicted).sum()), "beyond_reach": added.lost}
+    if asked.predict is not None:
+        say.record["rows_extrapolated"] = added.extrapolated
     names = ", ".join(each if len(each) <= 40 else each[:39] + "…" for each in list(added.columns)[:8])
     more = f" and {len(added.columns) - 8:,} more" if len(added.columns) > 8 else ""
     if asked.out is not None:

@@ -27,6 +27,8 @@ _WEIGHT: dict[str, Callable[[float], float]] = {
 }
 #: A bandwidth of so many times what a feature spans makes no difference between rows.
 _WIDE = 3.0
+#: A line that rises less than this share of what the target spans says hardly anything.
+_FLAT = 0.02
 #: Names that are listed before the rest is counted.
 _LISTED = 8
 
@@ -69,10 +71,7 @@ def of_fit(fitted: Fitted, bandwidth: str | Sequence[float]) -> Iterator[str]:
     yield ""
     rows = [("feature", "treated as", "bandwidth")]
     for i, column in enumerate(prepared.columns):
-        values = prepared.X[fitted.learned, i]
-        rows.append(
-            (_name(column.name), _kind(column), _width(column, values, estimator.bandwidth_[i], estimator.kernel))
-        )
+        rows.append((_name(column.name), _kind(column), _width(fitted, i)))
     yield from _aligned(rows)
     yield ""
 
@@ -133,6 +132,7 @@ def of_prediction(added: Added, coded: Mapping[str, Coded], fitted: Fitted, name
     else:
         yield f"Predicted {_count(whole, 'row')} of {name}."
     yield from of_lost(added, fitted)
+    yield from _of_extrapolated(added, fitted)
     for feature, each in coded.items():
         if each.new:
             yield (
@@ -141,6 +141,20 @@ def of_prediction(added: Added, coded: Mapping[str, Coded], fitted: Fitted, name
             )
         if each.odd:
             yield f"In {_name(feature)} of {name}, what is no number or date counts as missing: {_quoted(each.odd)}."
+
+
+def _of_extrapolated(added: Added, fitted: Fitted) -> Iterator[str]:
+    """Say how many rows lie beyond the rows that were learned from, and what is not known of them."""
+    if not added.extrapolated:
+        return
+    lies = "lies" if added.extrapolated == 1 else "lie"
+    names = [name for name in added.columns if name.startswith((f"{fitted.name}_std", f"{fitted.name}_q"))]
+    empty = f"; {_names(names)} stay{'s' * (len(names) == 1)} empty there" if names else ""
+    yield (
+        f"{_count(added.extrapolated, 'row')} {lies} beyond the reach of the rows learned from "
+        f"({_name(fitted.name)}_extrapolated says which): what is predicted there is extrapolated, and nothing tells "
+        f"how far off it is{empty}."
+    )
 
 
 def of_lost(added: Added, fitted: Fitted) -> Iterator[str]:
@@ -220,12 +234,25 @@ def _kind(column: Column) -> str:
     return "date, in days" if column.kind == "date" else "number"
 
 
-def _width(column: Column, values: np.ndarray, width: float, kernel: str) -> str:
+def _width(fitted: Fitted, feature: int) -> str:
     """Return a bandwidth in the unit of its column, and what it means where that is not plain to see."""
+    column, kernel = fitted.prepared.columns[feature], fitted.estimator.kernel
+    width = float(fitted.estimator.bandwidth_[feature])
     if column.kind == "category":
         return f"{number(width)} (another category counts {_WEIGHT[kernel](1 / width):.0%})"
     text = number(width) + (" days" if column.kind == "date" else "")
-    return f"{text} (so wide that it hardly matters)" if width > _WIDE * np.ptp(values) else text
+    span = float(np.ptp(fitted.prepared.X[fitted.learned, feature]))
+    if width <= _WIDE * span and kernel != "constant":
+        return text
+    wide = "of no effect, as all rows count alike" if kernel == "constant" else "so wide that it hardly matters"
+    if not getattr(fitted.estimator, "order", 0):
+        return f"{text} ({wide})"
+    # A line is fitted across all rows then: what the feature does is in its slope.
+    slope = fitted.slope(feature)
+    line = f"a straight line, slope {number(slope)}{' a day' if column.kind == 'date' else ''}"
+    if abs(slope) * span < _FLAT * float(np.ptp(fitted.prepared.y[fitted.learned])):
+        line += ": it hardly matters"
+    return f"{text} ({'of no effect: it enters' if kernel == 'constant' else 'so wide that it enters'} as {line})"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

@@ -65,10 +65,11 @@ class KernelEstimator(TrainingPoints):
         count = int(beyond.sum() - lost.sum()) + nearest
         if not count:
             return
-        text = f"{count} of {len(beyond)} queries lie beyond the reach of the training data (extrapolates(X) says which)"
+        text = f"{count} of {len(beyond)} queries lie beyond the reach of the training data and are extrapolated"
         if nearest:
-            text += f"; {nearest} of them get the nearest point's target; empty= says what else they may get"
-        warnings.warn(f"{type(self).__name__}: {text}.", ExtrapolationWarning, stacklevel=outside())
+            text += f"; {nearest} of them get the nearest point's target (empty= says what else they may get)"
+        text += ". extrapolates(X) says which."
+        warnings.warn(f"{type(self).__name__}: {text}", ExtrapolationWarning, stacklevel=outside())
 
     @torch.no_grad()
     def extrapolates(self, X: Any) -> Any:
@@ -104,10 +105,9 @@ class KernelEstimator(TrainingPoints):
 
     def _instead(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor, count: int) -> np.ndarray:
         """Return what queries get that no point reaches."""
-        name, what = type(self).__name__, f"{len(lost)} of {count} queries"
-        far = "beyond the reach of every training point"
         if self.empty == "raise":
-            raise ValueError(f"{name}: X must lie within the kernel's reach (empty='raise'), got {what} {far}.")
+            got = f"{len(lost)} of {count} queries beyond the reach of every training point"
+            raise rejected(type(self).__name__, "X", "lie within the kernel's reach (empty='raise')", got)
         if self.empty == "nan":
             return np.full((len(lost), len(self._center)), np.nan)
         if self.empty == "mean":
@@ -139,7 +139,7 @@ class KernelEstimator(TrainingPoints):
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
         if self._order:
             parts = []
-            for _, effective in smoother.rows_of_weights(query, bandwidth):
+            for effective in smoother.rows_of_weights(query, bandwidth):
                 index = effective.abs().topk(k).indices
                 parts.append((effective.gather(1, index), index))
             weights, indices = (torch.cat(each) for each in zip(*parts)) if parts else (query[:, :0], query[:, :0])
@@ -177,7 +177,7 @@ class KernelEstimator(TrainingPoints):
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
         found = np.zeros((len(query), self._count), dtype=self._result_dtype())
         done = 0
-        for _, effective in smoother.rows_of_weights(query, bandwidth):
+        for effective in smoother.rows_of_weights(query, bandwidth):
             found[done : done + len(effective), self._rows] = effective.cpu().numpy()
             done += len(effective)
         lost = ~found.any(1)

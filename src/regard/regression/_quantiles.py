@@ -1,4 +1,7 @@
-"""Quantiles of the targets around a query: shares of blocks of sorted targets first, then within one block."""
+"""Quantiles of the targets around a query.
+
+Without a line, shares of blocks of sorted targets first, then within one block; with one, targets move with the query.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ SIZE = 32
 ROUNDINGS = 64
 
 
-def quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor, target: Tensor, shares: Tensor) -> Tensor:
+def of_targets(smoother: Smoother, query: Tensor, bandwidth: Tensor, target: Tensor, shares: Tensor) -> Tensor:
     """Return for each query the least targets up to which these shares of the weight lie.
 
     Parameters
@@ -73,4 +76,37 @@ def quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor, target: Tens
         last = torch.where(within > 0, torch.arange(size, device=within.device), 0).amax(2, keepdim=True)
         found = target[order[block].gather(2, torch.minimum(place, last))[..., 0]]
         parts.append(torch.where(reached, found.to(query.dtype), torch.nan))
+    return torch.cat(parts)
+
+
+def along_lines(smoother: Smoother, query: Tensor, bandwidth: Tensor, shares: Tensor) -> Tensor:
+    """Return for each query the least targets, moved along its local line, up to which these shares of the weight lie.
+
+    So the residuals about the line keep their weights and stand about the line's value at the query, which is their
+    mean: the mean-corrected estimate of a conditional distribution of Hyndman, Bashtannyk and Grunwald (1996).
+
+    Parameters
+    ----------
+    smoother : Smoother
+    query : Tensor (L, C)
+    bandwidth : Tensor (n_features,)
+    shares : Tensor (q,)
+
+    Returns
+    -------
+    Tensor (L, M, q)
+        NaN where no point reaches.
+    """
+    parts = [query.new_zeros(0, smoother.target.shape[1], len(shares))]
+    met = 1 - ROUNDINGS * torch.finfo(query.dtype).eps
+    for weights, targets in smoother.rows_of_shifted_targets(query, bandwidth):
+        some = weights > 0
+        values, order = torch.where(some, targets, torch.inf).sort(2)
+        share = weights.expand_as(order).gather(2, order).cumsum(2)
+        wanted = (shares * share[..., -1:] * met).clamp(min=torch.finfo(share.dtype).tiny)
+        # The last point with a weight, where rounding leaves the sum below what is wanted.
+        last = (some.sum(1) - 1).clamp(min=0)[:, None].expand(*share.shape[:2], 1)
+        place = torch.minimum(torch.searchsorted(share, wanted), last)
+        found = torch.where(some.any(1)[:, None], values.gather(2, place), torch.nan)
+        parts.append(found.transpose(0, 1))
     return torch.cat(parts)

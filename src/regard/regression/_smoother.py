@@ -195,24 +195,40 @@ class Smoother:
             query, self.key, self.target[:, :0], mask, score=score, engine=self.engine, return_aux=request
         )[1]  # fmt: skip
 
-    def rows_of_weights(self, query: Tensor, bandwidth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield, for some queries after the other, kernel weights and effective weights (l, N) each.
+    def rows_of_weights(self, query: Tensor, bandwidth: Tensor) -> Iterator[Tensor]:
+        """Yield, for some queries after the other, effective weights (l, N).
 
-        Effective weights times targets are the estimate: with a local line they may be negative.
+        Their products with the targets are the estimate: with a local line they may be negative.
         """
+        for rows, weights in self._kernel_weights(query, bandwidth):
+            yield weights * (1 + self._line_of(rows, weights).lever(self._sloped)) if self.order else weights
+
+    def rows_of_shifted_targets(self, query: Tensor, bandwidth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield, for some queries after the other, kernel weights (l, N) and targets (M, l, N) moved along the line.
+
+        A target moves by the slope around the query times the distance from its point to the query.
+        """
+        z, columns = self._sloped, self.features.sloped_coordinates
+        for rows, weights in self._kernel_weights(query, bandwidth):
+            slope = self._line_of(rows, weights).slope()  # (l, Z, M)
+            shift = slope.permute(2, 0, 1) @ z.T - torch.einsum("lz,lzm->ml", rows[:, columns], slope)[..., None]
+            yield weights, self.target.T[:, None] - shift
+
+    def _kernel_weights(self, query: Tensor, bandwidth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield some queries (l, C) after the other with their kernel weights (l, N), which sum to 1 or are all 0."""
         for rows in query.split(max(1, HELD // max(len(self.key), 1))):
             _, aux = self._observed(rows, self.target[:, :0], bandwidth, return_aux=AuxRequest(weights=True))
             weights = aux.weights if self.weight is None else aux.weights * self.weight
             total = weights.sum(1, keepdim=True)
-            weights = torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 0.0)
-            effective = weights
-            if self.order:
-                z = self._sloped
-                first, second = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
-                cross = (z.unsqueeze(2) * self.target.unsqueeze(1)).flatten(1)
-                moments = weights @ torch.cat([z, z[:, first] * z[:, second], cross], 1)
-                effective = weights * (1 + self._line(rows, moments, weights @ self.target).lever(z))
-            yield weights, effective
+            yield rows, torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 0.0)
+
+    def _line_of(self, query: Tensor, weights: Tensor) -> _Line:
+        """Return the local line at queries (L, C) for kernel weights (L, N)."""
+        z = self._sloped
+        first, second = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
+        cross = (z.unsqueeze(2) * self.target.unsqueeze(1)).flatten(1)
+        moments = weights @ torch.cat([z, z[:, first] * z[:, second], cross], 1)
+        return self._line(query, moments, weights @ self.target)
 
     def width(self, bandwidth: Tensor) -> Tensor:
         """Return a bandwidth for each coordinate."""

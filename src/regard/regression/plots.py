@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from regard._errors import described, rejected
 from regard.regression import _inputs
 from regard.regression._base import KernelEstimator
+from regard.regression._reach import ExtrapolationWarning
 from regard.regression.classifier import NadarayaWatsonClassifier
 
 #: Training points that are drawn at most, and queries of a heat map.
@@ -32,6 +33,8 @@ def plot_fit(
     grid: int = 200,
 ) -> Any:
     """Draw what is predicted over one feature, the others held where most of the training data lie.
+
+    The curve is dotted where it lies beyond the reach of the training data, as in a gap between them.
 
     Parameters
     ----------
@@ -82,6 +85,7 @@ def plot_fit(
     X = _line(estimator, place, grid)
     x, seen = X[:, place], estimator._X[:, place]
     with _nameless():
+        beyond = np.asarray(estimator.extrapolates(X))
         if classifies:
             mean, deviation = estimator.predict_proba(X), None
         elif band:
@@ -95,7 +99,7 @@ def plot_fit(
         rows = np.sort(np.random.default_rng(0).choice(rows, POINTS, replace=False))
     if classifies:
         for code, (label, share) in enumerate(zip(estimator.classes_, mean.T)):
-            (line,) = ax.plot(x, share, style, label=str(label))
+            line = _curve(ax, x, share, style, beyond, label=str(label))
             own = seen[rows[estimator._y[rows] == code]]
             if points:
                 ax.plot(own, np.full(len(own), -0.04 * (code + 1)), "|", color=line.get_color(), markersize=5)
@@ -109,7 +113,7 @@ def plot_fit(
         elif deviation is not None:
             low, high = mean - 2 * deviation, mean + 2 * deviation
             ax.fill_between(x, low, high, color="C0", alpha=0.2, linewidth=0, label="± 2 standard deviations")
-        ax.plot(x, mean, style, color="C0", label="prediction", zorder=3)
+        _curve(ax, x, mean, style, beyond, "extrapolated", color="C0", label="prediction", zorder=3)
         ax.legend(frameon=False)
     if style == "o":
         ax.set_xticks(x, [f"{value:.3g}" for value in x])
@@ -310,6 +314,17 @@ def _usual(kind: tuple[str, float], column: np.ndarray) -> float:
     return float(np.median(column))
 
 
+def _curve(ax: Any, x: np.ndarray, y: np.ndarray, style: str, beyond: np.ndarray, dotted: str = "_", **options: Any) -> Any:
+    """Draw a curve, or a point for each category, faint and dotted where there are no training points near it."""
+    (line,) = ax.plot(x, np.where(beyond, np.nan, y), style, **options)
+    if beyond.any():
+        # Up to the points where the curve begins again.
+        near = beyond if style == "o" else beyond | np.r_[beyond[1:], False] | np.r_[False, beyond[:-1]]
+        faint = {"color": line.get_color(), "alpha": 0.5, "zorder": line.get_zorder(), "label": dotted}
+        ax.plot(x, np.where(near, y, np.nan), "o" if style == "o" else ":", **faint)
+    return line
+
+
 def _column(found: Any, output: int) -> np.ndarray:
     found = np.asarray(found)
     return found if found.ndim == 1 else found[:, output]
@@ -317,7 +332,8 @@ def _column(found: Any, output: int) -> np.ndarray:
 
 @contextmanager
 def _nameless() -> Iterator[None]:
-    """Let queries have no names though the training data had: they are in its order."""
+    """Let queries have no names though the training data had: they are in its order; and lie anywhere."""
     with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExtrapolationWarning)
         warnings.filterwarnings("ignore", message="X does not have valid feature names")
         yield

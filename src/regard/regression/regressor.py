@@ -13,7 +13,8 @@ from sklearn.utils.validation import check_is_fitted
 from regard._errors import rejected
 from regard.regression import _inputs
 from regard.regression._base import KernelEstimator
-from regard.regression._quantiles import quantiles as weighted_quantiles
+from regard.regression._progress import progress
+from regard.regression._quantiles import along_lines, of_targets
 from regard.regression._training import all_or_nothing
 
 
@@ -173,8 +174,15 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         y : ndarray (n,) or (n, n_outputs)
         std : ndarray, same shape
             Only with ``return_std``: the standard deviation of the targets about the prediction,
-            ``√(Σ α_i (y_i − ŷ)² / (1 − Σ α_i²))``, about the local line with ``order=1``. NaN where only one point has
-            weight.
+            ``√(Σ α_i (y_i − ŷ)² / (1 − Σ α_i²))``; with ``order=1`` that about the local line, with the degrees of
+            freedom that the line leaves (Fan and Gijbels 1996, section 4.3). NaN where it is not known: beyond the
+            training data (:meth:`extrapolates`), and where no more points have weight than an average or a line goes
+            through.
+
+        Warns
+        -----
+        ExtrapolationWarning
+            Once, with how many rows lie beyond the training data.
         """
         mean, deviation = self._estimate(X, spread=return_std)
         shown = self._shaped(X, mean)
@@ -182,7 +190,11 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
 
     @torch.no_grad()
     def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Any:
-        """Return quantiles of the targets around each query, weighed by the kernel (``order`` plays no role).
+        """Return quantiles of the targets around each query, weighed by the kernel.
+
+        With ``order=1`` each target is first moved along the line around the query, ``y_i − β(x) (x_i − x)``: the
+        residuals about the line, set upon its value at the query (Hyndman, Bashtannyk and Grunwald 1996). Quantiles
+        never cross, and their distribution has the prediction for its mean.
 
         Parameters
         ----------
@@ -192,7 +204,9 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         Returns
         -------
         ndarray (n, q) or (n, n_outputs, q)
-            For each quantile p the least target such that targets up to it have a share p of the weight.
+            For each quantile p the least target such that targets up to it have a share p of the weight. NaN where the
+            targets' scatter is not known: beyond the training data (:meth:`extrapolates`), and where no more points
+            have weight than an average or a line goes through.
         """
         check_is_fitted(self)
         try:
@@ -203,14 +217,22 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
             raise rejected("NadarayaWatsonRegressor", "quantiles", "be numbers in [0, 1]", quantiles)
         smoother = self._smoother()
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
-        columns = torch.from_numpy(self._targets()).to(query.device).T
+        with progress(self.verbose, "predicting", len(query)) as report:
+            found = smoother.in_chunks(query, bandwidth, report, spread=True)
+        assert found.variance is not None
+        lost = ~found.reached
+        if self.empty == "raise" and bool(lost.any()):
+            self._instead(smoother, query[lost], bandwidth, len(query))
+        beyond = self._reach.exceeded(smoother, query, found)
+        self._warn_of_extrapolation(beyond, lost)
         wanted = torch.from_numpy(shares).to(query)
-        found = [weighted_quantiles(smoother, query, bandwidth, column, wanted) for column in columns]
-        result = torch.stack(found, 1).cpu().numpy()
-        lost = np.isnan(result).all((1, 2)) & bool(result.size)
-        if lost.any():
-            instead = self._instead(smoother, query[torch.from_numpy(lost).to(query.device)], bandwidth, len(query))
-            result[lost] = instead[:, :, None]
+        if self._order:
+            values = along_lines(smoother, query, bandwidth, wanted) + torch.from_numpy(self._center).to(query)[:, None]
+        else:
+            columns = torch.from_numpy(self._targets()).to(query.device).T
+            values = torch.stack([of_targets(smoother, query, bandwidth, column, wanted) for column in columns], 1)
+        unknown = beyond | found.variance.isnan().any(1)
+        result = torch.where(unknown[:, None, None], torch.nan, values).cpu().numpy()
         result = result.astype(self._result_dtype())
         return self._shaped(X, result)
 

@@ -151,7 +151,7 @@ def _listed(names: list[str], target: str, features: Sequence[str] | None, weigh
 
 def _is_prediction(name: str, target: str, names: list[str]) -> bool:
     """Return whether a column came from predictions of the target that were written before."""
-    added = rf"{re.escape(target)}_(predicted|std|q[\d.]+|probability_.*)"
+    added = rf"{re.escape(target)}_(predicted|extrapolated|std|q[\d.]+|probability_.*)"
     return f"{target}_predicted" in names and re.fullmatch(added, name) is not None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Pairs of rows that one look at a bandwidth compares at most, and rows that it leaves out at least.
 _PAIRS, _LEAST = 5 * 10**8, 2000
+#: Rows over which a slope is averaged.
+_SLOPES = 200
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,14 @@ class Added:
         The rows that miss no feature.
     missing : dict of str to int
         How many rows miss each feature, where any does.
+    extrapolated : int
+        How many rows lie beyond the reach of the rows that were learned from.
     """
 
     columns: dict[str, np.ndarray]
     predicted: np.ndarray
     missing: dict[str, int] = field(default_factory=dict)
+    extrapolated: int = 0
 
     @property
     def lost(self) -> int:
@@ -103,6 +109,7 @@ class Fitted:
         raw = self.raw(X[complete])
         found = self._named(raw)
         rows = as_frame(self.prepared, X[complete])
+        beyond = np.asarray(self.estimator.extrapolates(rows)) if len(rows) else np.empty(0, bool)
         if std:
             found[f"{self.name}_std"] = self.estimator.predict(rows, return_std=True)[1] if len(rows) else raw
         if quantiles:
@@ -110,16 +117,27 @@ class Fitted:
             if len(rows):
                 values = self.estimator.predict_quantiles(rows, quantiles=tuple(quantiles))
             found |= {f"{self.name}_q{each:g}": values[:, i] for i, each in enumerate(quantiles)}
+        found[f"{self.name}_extrapolated"] = beyond.astype(object)
         columns = {}
         for name, values in found.items():
             columns[name] = np.full(len(X), None if values.dtype == object else np.nan, values.dtype)
             columns[name][complete] = values
         missing = {name: int(np.isnan(each.values).sum()) for name, each in coded.items()}
-        return Added(columns, complete, {name: count for name, count in missing.items() if count})
+        missing = {name: count for name, count in missing.items() if count}
+        return Added(columns, complete, missing, int(beyond.sum()))
 
-    def column_names(self, *, std: bool = False, quantiles: Sequence[float] = ()) -> list[str]:
-        """Return the names of the columns that predictions add."""
-        return added_names(self.prepared, std=std, quantiles=quantiles)
+    def slope(self, feature: int) -> float:
+        """Return by how much predictions rise with a unit of a feature, on average over rows learned from."""
+        from regard.regression import ExtrapolationWarning
+
+        X = self.prepared.X[self.learned]
+        step = np.zeros(X.shape[1])
+        step[feature] = X[:, feature].std() / 2
+        X = X[np.linspace(0, len(X) - 1, min(_SLOPES, len(X))).astype(int)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExtrapolationWarning)
+            rise = self.raw(X + step) - self.raw(X - step)
+        return float(np.nanmean(rise) / (2 * step[feature]))
 
     def raw(self, X: np.ndarray) -> np.ndarray:
         """Return predictions (n,) at features (n, n_features); for classes, shares (n, classes)."""
@@ -148,12 +166,15 @@ class Fitted:
         return {names[0]: labels, **dict(zip(names[1:], raw.T))}
 
 
-def added_names(prepared: Prepared, *, std: bool = False, quantiles: Sequence[float] = ()) -> list[str]:
-    """Return the names of the columns that predictions add to a table."""
+def added_names(
+    prepared: Prepared, *, std: bool = False, quantiles: Sequence[float] = (), new: bool = False
+) -> list[str]:
+    """Return the names of the columns that predictions add to a table, its own or a ``new`` one."""
     target = prepared.target
     shares = [f"{target.name}_probability_{each}" for each in target.categories]
     quantile = [f"{target.name}_q{each:g}" for each in quantiles]
-    return [f"{target.name}_predicted", *shares, *[f"{target.name}_std"][: int(std)], *quantile]
+    beyond = [f"{target.name}_extrapolated"]
+    return [f"{target.name}_predicted", *shares, *[f"{target.name}_std"][: int(std)], *quantile, *beyond[: int(new)]]
 
 
 def code(prepared: Prepared, table: Table) -> dict[str, Coded]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.metrics import r2_score
 
 from regard.cli import regress as command
 from regard.regression import NadarayaWatsonClassifier, NadarayaWatsonRegressor
@@ -60,7 +61,7 @@ def test_it_says_what_it_did(regard, curve: Path) -> None:
     assert "Learned from 40 rows: weighted averages, kernel gaussian." in lines
     assert lines[-1] == (
         f"Each row, predicted from all the others: off by {error:.4g} (root mean square); the mean of y: off by "
-        f"{simple:.4g}; R² = {1 - error**2 / simple**2:.3f}."
+        f"{simple:.4g}; leave-one-out R² = {r2_score(data['y'], model.loo_predict()):.3f}."
     )
     row = next(line for line in lines if line.startswith("  x "))
     assert row.split() == ["x", "number", f"{model.bandwidth_[0]:.4g}"]
@@ -74,11 +75,11 @@ def test_predictions_are_the_estimators(regard, curve: Path, tmp_path: Path) -> 
     assert outcome.code == 0, outcome.err
     assert "Predicted 2 of 3 rows" in outcome.out
     assert "(x: 1)" in outcome.out
-    assert f"Wrote the rows of {new} with y_predicted, y_std, y_q0.1, y_q0.9: {out}" in outcome.out
+    assert f"Wrote the rows of {new} with y_predicted, y_std, y_q0.1, y_q0.9, y_extrapolated: {out}" in outcome.out
     text = out.read_text()
-    assert text.splitlines()[0] == "label,x,y_predicted,y_std,y_q0.1,y_q0.9"
+    assert text.splitlines()[0] == "label,x,y_predicted,y_std,y_q0.1,y_q0.9,y_extrapolated"
     assert text.splitlines()[1].startswith("a,0.50,"), "cells are written as they were read"
-    assert text.splitlines()[2] == "b,,,,,"
+    assert text.splitlines()[2] == "b,,,,,,"
     data = pd.read_csv(curve)
     model = NadarayaWatsonRegressor(bandwidth=0.3, order=1).fit(data[["x"]], data["y"])
     at = pd.DataFrame({"x": [0.5, 3.25]})
@@ -156,10 +157,12 @@ def test_a_target_of_text_is_classified(regard, tmp_path: Path) -> None:
     assert "Each row, predicted from all the others: 100.0% right; the most frequent class: 54.5% right." in outcome.out
     assert "50.0% right; the most frequent class: 0.0% right." in outcome.out
     found = pd.read_csv(out)
-    assert list(found.columns) == ["x", "y", "y_predicted", "y_probability_high", "y_probability_low"]
+    assert list(found.columns) == [
+        "x", "y", "y_predicted", "y_probability_high", "y_probability_low", "y_extrapolated",
+    ]  # fmt: skip
     assert found["y_predicted"].fillna("-").tolist() == ["low", "high", "-"]
     model = NadarayaWatsonClassifier(bandwidth=2.0).fit(x[:, None], y)
-    np.testing.assert_allclose(found.iloc[:2, 3:], model.predict_proba([[1.0], [12.0]]), rtol=1e-12)
+    np.testing.assert_allclose(found.iloc[:2, 3:5].astype(float), model.predict_proba([[1.0], [12.0]]), rtol=1e-12)
     assert regard("regress", data, "--target", "y", "--bandwidth", "2", "--out", out).code == 0
     own = pd.read_csv(out)
     assert own["y_predicted"].tolist() == model.loo_predict().tolist()

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.metrics import r2_score
 
 
 @pytest.fixture
@@ -26,9 +27,11 @@ def test_queries_out_of_reach_are_told(regard, curve: Path, tmp_path: Path) -> N
     new = _csv(tmp_path / "new.csv", x=[1.0, 50.0, 60.0])
     common = ("regress", curve, "--target", "y", "--kernel", "boxcar", "--bandwidth", "0.5", "--predict", new)
     outcome = regard(*common)
-    assert "Note: 2 of 3 queries lie beyond the reach of every training point" in outcome.out
-    notes = json.loads(regard(*common, "--json").out)["notes"]
-    assert len(notes) == 1
+    assert "2 rows lie beyond the reach of the rows learned from (y_extrapolated says which)" in outcome.out
+    record = json.loads(regard(*common, "--json").out)
+    assert record["rows_extrapolated"] == 2
+    assert record["notes"] == []
+    assert [each["y_extrapolated"] for each in record["predictions"]] == [False, True, True]
     empty = json.loads(regard(*common, "--json", "--empty", "nan").out)
     assert [each["y_predicted"] is None for each in empty["predictions"]] == [False, True, True]
     refused = regard(*common, "--empty", "raise")
@@ -51,7 +54,9 @@ def test_rows_that_no_other_reaches(regard, tmp_path: Path) -> None:
     assert record["quality"]["rows_lost"] == 60
     assert record["quality"]["r2"] is None
     assert record["rows_not_predicted"] == {"missing": 0, "beyond_reach": 60}
-    assert "R² = 0.000" in regard(*common, "--empty", "mean").out
+    y = np.arange(60) ** 2 % 17
+    others = (y.sum() - y) / 59
+    assert f"leave-one-out R² = {r2_score(y, others):.3f}." in regard(*common, "--empty", "mean").out
     out.unlink()
     outcome = regard(*common, "--empty", "raise")
     assert outcome.code == 2
@@ -68,11 +73,11 @@ def test_what_has_no_prediction_is_counted_with_its_reason(regard, tmp_path: Pat
     for line in (
         "3 of 5 rows could be predicted from the others; the rest are beyond the kernel's reach (--empty nan).",
         "Each of these, predicted from all the others: off by 0.8165 (root mean square); the mean of y: off by 1.614; "
-        "R² = 0.744.",
+        "leave-one-out R² = 0.000.",
         f"Predicted 1 of 4 rows of {new}; 1 of the others miss a feature and stay empty (x: 1).",
         "Predictions stay empty in 2 rows, which are beyond the kernel's reach (--empty nan).",
-        f"The 1 row of {new} that tell y and were predicted: off by 0 (root mean square); the mean of y: off by 1; "
-        "R² = 1.000.",
+        f"The 1 row of {new} that tells y and was predicted: off by 0 (root mean square); the mean of y in {data}: "
+        "off by 1.",
     ):
         assert line in lines
     record = json.loads(regard(*common, "--predict", new, "--json").out)

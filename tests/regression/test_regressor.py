@@ -146,7 +146,8 @@ def test_weights_repeat_rows(kernel, order):
     )
     np.testing.assert_allclose(one.predict(query), other.predict(query), atol=1e-8)
     several, same = one.predict_quantiles(query), other.predict_quantiles(query)
-    known = np.isfinite(several)  # a single row with a weight says nothing of scatter; it may be repeated all the same
+    # A row left out leaves its repetition in but not its weight: what is known of the scatter may differ.
+    known = np.isfinite(several) & np.isfinite(same)
     assert known.sum() > 60
     np.testing.assert_allclose(several[known], same[known], atol=1e-12)
 

@@ -85,8 +85,9 @@ def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> It
     if quality.rows == 0:
         return
     if where is not None:
-        and_predicted = " and were predicted" if quality.lost else ""
-        which = "that tells" if quality.rows == 1 else "that tell"
+        one = quality.rows == 1
+        and_predicted = f" and {'was' if one else 'were'} predicted" if quality.lost else ""
+        which = "that tells" if one else "that tell"
         who = f"The {_count(quality.rows, 'row')} of {where} {which} {_name(fitted.name)}{and_predicted}"
     elif quality.exact:
         who = f"Each {'of these' if quality.lost else 'row'}, predicted from all the others"

@@ -33,7 +33,7 @@ class KernelEstimator(TrainingPoints):
         raise NotImplementedError
 
     def _query(self, X: Any, smoother: Smoother) -> Tensor:
-        X = validate_data(self, _inputs.as_array(X), reset=False, dtype=[np.float64, np.float32])
+        X = validate_data(self, self._columns.encoded(_inputs.as_array(X)), reset=False, dtype=[np.float64, np.float32])
         return _inputs.tensor(self._features.coordinates(X)).to(smoother.key)
 
     @torch.no_grad()
@@ -213,7 +213,7 @@ class KernelEstimator(TrainingPoints):
         """
         check_is_fitted(self)
         if hasattr(x, "to_frame"):
-            x = x.to_frame().T  # a row of a pandas frame
+            x = x.to_frame().T.infer_objects()  # a row of a pandas frame
         one = x if getattr(x, "ndim", None) == 2 else np.atleast_2d(np.asarray(_inputs.as_array(x)))
         if len(one) != 1:
             raise rejected(type(self).__name__, "x", "be one row", f"{len(one)} of them")
@@ -232,7 +232,8 @@ class KernelEstimator(TrainingPoints):
                 place = int(np.searchsorted(self._rows, index))
                 gap = gaps[place]
                 distance = np.abs(gap).sum() if self._features.manhattan else np.sqrt((gap**2).sum())
-                features = {_apart(name): value for name, value in zip(names, self._X[place].tolist())}
+                values = [self._columns.shown(i, value) for i, value in enumerate(self._X[place].tolist())]
+                features = {_apart(name): value for name, value in zip(names, values)}
                 target = self._shown(place)
                 row = {"index": int(index), "weight": float(weight), "target": target, "distance": float(distance)}
                 rows.append(row | features)

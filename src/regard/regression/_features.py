@@ -17,6 +17,7 @@ from regard._errors import described, rejected
 
 #: A feature's kind, and for an angular one the length of its circle.
 Kind = tuple[str, float]
+CATEGORICAL: Kind = ("categorical", 2 * math.pi)
 
 _EXPECTED = "be 'euclidean', 'angular', 'categorical' or ('angular', period), one for all features or one for each"
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from regard._errors import RegardWarning, rejected
 from regard.engines.fused.order import nearby
 from regard.regression import _inputs, _widths
-from regard.regression._features import Features, kinds_of
+from regard.regression._columns import Columns
+from regard.regression._features import CATEGORICAL, Features, kinds_of
 from regard.regression._kernels import Kernel, named
 from regard.regression._reach import Reach
 from regard.regression._smoother import Smoother
@@ -107,7 +108,8 @@ class TrainingPoints(BaseEstimator):
 
     def _validated(self, X: Any, y: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return X and y as arrays."""
-        X, y = _inputs.as_array(X), _inputs.as_array(y)
+        self._columns = Columns.of(X, None if options.get("reset", True) else self._columns)
+        X, y = self._columns.encoded(_inputs.as_array(X)), _inputs.as_array(y)
         return validate_data(self, X, y, dtype=[np.float64, np.float32], **options)
 
     def _settle(self, rechoose: bool = True) -> Self:
@@ -115,6 +117,8 @@ class TrainingPoints(BaseEstimator):
         name = self._checked()
         kernel = named(name, self.kernel)
         kinds = kinds_of(name, self.metric, self.n_features_in_, getattr(self, "feature_names_in_", None))
+        # Codes have no order.
+        kinds = tuple(CATEGORICAL if i in self._columns.categories else kind for i, kind in enumerate(kinds))
         self._features = Features.of(name, kinds, self._X, kernel.manhattan)
         self._dtype = _inputs.dtype_of(name, self.dtype, self._X)
         self._center = np.average(self._targets(), axis=0, weights=self._weight)

@@ -303,6 +303,21 @@ def test_learned_bandwidths_say_what_hardly_matters(regard, tmp_path: Path) -> N
     assert row.endswith("(so wide that it hardly matters)")
 
 
+def test_a_wide_bandwidth_of_a_line_is_a_slope(regard, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    wave, slope, noise = draw.uniform(0, 6, 80), draw.normal(size=80), draw.normal(size=80)
+    data = _csv(tmp_path / "a.csv", wave=wave, slope=slope, noise=noise, y=np.sin(wave) + 2 * slope)
+    outcome = regard("regress", data, "--target", "y", "--bandwidth", "0.5,1e3,1e3", "--order", "1")
+    rows = {line.split()[0]: line for line in outcome.out.splitlines() if line.startswith("  ")}
+    assert "(so wide that it enters as a straight line, slope " in rows["slope"]
+    assert float(rows["slope"].split()[-1].rstrip(")")) == pytest.approx(2, abs=0.05)
+    assert "(so wide that it enters as a straight line, slope " in rows["noise"]
+    assert rows["noise"].endswith(": it hardly matters)")
+    assert rows["wave"].split() == ["wave", "number", "0.5"]
+    outcome = regard("regress", data, "--target", "y", "--kernel", "constant", "--bandwidth", "1")
+    assert outcome.out.count("(of no effect, as all rows count alike)") == 3
+
+
 def test_many_rows_are_sampled(regard, curve: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.tasks.tables import quality, regression
 

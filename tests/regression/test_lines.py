@@ -80,4 +80,6 @@ def test_categories_cost_no_moments(columns):
     rng = np.random.default_rng(0)
     X = np.column_stack([rng.integers(0, 50, 300), rng.normal(size=300)]).astype(float)
     NadarayaWatsonRegressor(bandwidth=1.0, order=1, metric=["categorical", "euclidean"]).fit(X, X[:, 1]).predict(X)
-    assert [count for count in columns if count] == [5]  # weight, target, number, its square, and its product with the target
+    assert [count for count in columns if count] == [
+        5
+    ]  # weight, target, number, its square, and its product with the target

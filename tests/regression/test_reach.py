@@ -87,9 +87,14 @@ def test_rows_like_those_of_training_are_within_reach(load, options):
 
 
 def test_a_category_that_was_not_there():
-    X = np.array([[0.0], [1.0]] * 20)
-    for model in (NadarayaWatsonRegressor(bandwidth=0.2, metric="categorical"), NadarayaWatsonClassifier(bandwidth=0.2, metric="categorical")):  # fmt: skip
-        assert model.fit(X, X[:, 0].astype(int)).extrapolates([[0.0], [2.0]]).tolist() == [False, True]
+    rng = np.random.default_rng(0)
+    for categories in (1, 2, 3, 9):
+        for kernel in ("gaussian", "laplacian", "epanechikov"):
+            X = np.column_stack([np.arange(60) % categories, rng.normal(size=(60, 4))])
+            query = np.column_stack([[0.0, categories - 1, categories, -1.0], X[:4, 1:]])
+            for kind in (NadarayaWatsonRegressor, NadarayaWatsonClassifier):
+                model = kind(kernel, 1e3, metric={0: "categorical"}).fit(X, np.arange(60) % 2)
+                assert model.extrapolates(query).tolist() == [False, False, True, True]
 
 
 def test_a_line_through_two_points_leaves_nothing_to_judge_by():

@@ -160,7 +160,9 @@ class TestEmpty:
         return NadarayaWatsonRegressor("epanechikov", 1.0, empty=empty).fit(self.X, self.y)
 
     def test_nearest_warns_once_with_a_count(self):
-        message = r"2 of 3 queries lie beyond the reach of the training data .*; 2 of them get the nearest point's target"
+        message = (
+            r"2 of 3 queries lie beyond the reach of the training data .*; 2 of them get the nearest point's target"
+        )
         with pytest.warns(ExtrapolationWarning, match=message) as caught:
             found = self.model("nearest").predict(self.query)
         np.testing.assert_allclose(found, [1.5, 6.0, 1.0])

@@ -79,7 +79,7 @@ class KernelEstimator(TrainingPoints):
         where the weight of the others is 1 % of that at no distance, 3 bandwidths for the Gaussian. No bandwidth counts
         as wider than a third of its feature's standard deviation: however wide, nothing is known of where no point
         lies. Where training points themselves lie further apart, as with many features, a row must lie √2 times as far
-        as 95 % of them do from their nearest neighbour.
+        as 95 % of them do from their nearest neighbour. A row with a category that no training point has always does.
 
         Parameters
         ----------

@@ -82,7 +82,9 @@ def _categorical_dtype() -> type:
 
 def _dates(X: Any) -> list[int]:
     """Return the places of a frame's columns of dates."""
-    return [] if not hasattr(X, "iloc") else [place for place in range(X.shape[1]) if X.iloc[:, place].dtype.kind == "M"]
+    return (
+        [] if not hasattr(X, "iloc") else [place for place in range(X.shape[1]) if X.iloc[:, place].dtype.kind == "M"]
+    )
 
 
 def _is_time(X: Any) -> bool:

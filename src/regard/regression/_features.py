@@ -125,8 +125,22 @@ class Features:
         known = self.categories[place]
         same = column[:, None] == known
         c = len(known)
-        corner, elsewhere = (0.5, -0.5 / c) if self.manhattan else (math.sqrt(0.5), _equidistant(c))
-        return np.where(same.any(1, keepdims=True), np.where(same, corner, 0.0), elsewhere)
+        elsewhere = -0.5 / c if self.manhattan else _equidistant(c)
+        return np.where(same.any(1, keepdims=True), np.where(same, self._corner, 0.0), elsewhere)
+
+    @property
+    def _corner(self) -> float:
+        """The coordinate of a category along its own axis."""
+        return 0.5 if self.manhattan else math.sqrt(0.5)
+
+    def unseen(self, query: Tensor) -> Tensor:
+        """Return whether queries (L, C) have a category that no training point has (L,)."""
+        found = torch.zeros(len(query), dtype=torch.bool, device=query.device)
+        for place in self.categories:
+            # On one axis a category's own coordinate; one that is not known has the same on all.
+            at_corner = (query[:, np.flatnonzero(self.owner == place)] - self._corner).abs() < 1e-3
+            found |= at_corner.sum(1) != 1
+        return found
 
     def spread(self, Z: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
         """Return the standard deviation of each feature (n_features,), of coordinates Z (n, C); 1 where it is 0."""

@@ -89,7 +89,9 @@ TABLE = {
     for kernel in (
         Kernel("gaussian", scores.Gaussian, lambda _: 1.0),
         Kernel("boxcar", scores.Boxcar, lambda C: math.sqrt(C + 2), compact=True, learnable=False, radius=1),
-        Kernel("triangular", scores.Triangular, lambda C: math.sqrt((C + 2) * (C + 3) / (C + 1)), compact=True, radius=1),
+        Kernel(
+            "triangular", scores.Triangular, lambda C: math.sqrt((C + 2) * (C + 3) / (C + 1)), compact=True, radius=1
+        ),
         Kernel("epanechikov", scores.Epanechikov, lambda C: math.sqrt(C + 4), compact=True, radius=1),
         Kernel("constant", lambda _: scores.Constant(), lambda _: 1.0, learnable=False, flat=True),
         Kernel("laplacian", scores.Laplacian, lambda _: math.sqrt(0.5), manhattan=True, radius=math.log(100)),

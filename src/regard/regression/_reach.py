@@ -33,7 +33,7 @@ class Reach:
     where the weight is 1 % of that at no distance, or 0 for a kernel that ends there. No bandwidth counts as wider than
     a third of its feature's spread: however wide, nothing is known of where no point lies. And where training points
     themselves lie further apart, as with many features, a query must lie √2 times as far as 95 % of them do from their
-    nearest neighbour.
+    nearest neighbour. A category that no training point has is always beyond.
 
     Attributes
     ----------
@@ -66,11 +66,12 @@ class Reach:
 
     def exceeded(self, smoother: Smoother, query: Tensor, found: Estimate) -> Tensor:
         """Return whether queries (L, C), of which this much was found, lie beyond it (L,)."""
+        nowhere = ~found.reached | smoother.features.unseen(query)
         if self._weights_suffice(smoother):
-            return ~found.reached
+            return nowhere
         tells = self.as_given and smoother.kernel.score in (scores.Gaussian, scores.Laplacian)
         closeness = found.peak if tells else self._closeness(smoother, query)
-        return (closeness < self.least) | ~found.reached
+        return (closeness < self.least) | nowhere
 
     def _weights_suffice(self, smoother: Smoother) -> bool:
         """Return whether it is enough to know which queries have a point of any weight."""

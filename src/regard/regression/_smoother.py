@@ -132,9 +132,7 @@ class Smoother:
             parts.append(self._observed(query, value, bandwidth, attn_mask=mask, return_aux=asked))
         return torch.cat([part for part, _ in parts], 1), parts[0][1]
 
-    def _freedom(
-        self, query: Tensor, bandwidth: Tensor, lse: Tensor, total: Tensor, line: _Line | None
-    ) -> Tensor:
+    def _freedom(self, query: Tensor, bandwidth: Tensor, lse: Tensor, total: Tensor, line: _Line | None) -> Tensor:
         """Return which share of the squares about the mean or line is left to the residuals on average (L,).
 
         With weights α that sum to 1 and regressors x, ``1 − tr((Σ α x xᵀ)⁻¹ Σ α² x xᵀ)`` (Fan and Gijbels 1996,

@@ -315,7 +315,9 @@ def _usual(kind: tuple[str, float], column: np.ndarray) -> float:
     return float(np.median(column))
 
 
-def _curve(ax: Any, x: np.ndarray, y: np.ndarray, style: str, beyond: np.ndarray, dotted: str = "_", **options: Any) -> Any:
+def _curve(
+    ax: Any, x: np.ndarray, y: np.ndarray, style: str, beyond: np.ndarray, dotted: str = "_", **options: Any
+) -> Any:
     """Draw a curve, or a point for each category, faint and dotted where there are no training points near it."""
     (line,) = ax.plot(x, np.where(beyond, np.nan, y), style, **options)
     if beyond.any():

@@ -38,15 +38,16 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
           deviation σ_j, widened for kernels that are narrower than the Gaussian at the same h.
         - "loo": the multiple of ``σ_j`` with the least leave-one-out error, searched; n² pairs for each that is tried.
         - "learned": one for each feature, by gradient descent on the leave-one-out error. Irrelevant features get
-          wide ones.
+          wide ones; with ``order=1`` so do those whose effect is a straight line.
     order : {0, 1}, default 0
         0 averages (local constant), 1 fits a line around each query (local linear).
     metric : str, tuple, list or dict, default "euclidean"
         How features differ, one for all, one for each, or by name or index: "euclidean"; "angular" (radians, or
-        ``("angular", period)``) along a circle; "categorical": 1 between different values.
+        ``("angular", period)``) along a circle; "categorical": 1 between different values. Text and categories of a
+        pandas frame are always categorical.
     empty : {"nearest", "mean", "nan", "raise"}, default "nearest"
-        What a query gets that no training point reaches: the nearest one's target (with a warning that counts such
-        queries), the mean target, NaN, or an error.
+        What a query gets that no training point gives any weight: the nearest one's target (with a warning that counts
+        such queries), the mean target, NaN, or an error.
     max_iter : int, default 200
         Most iterations of "learned".
     tol : float, default 1e-5
@@ -78,7 +79,12 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
 
     Notes
     -----
-    NumPy arrays, pandas frames and torch tensors go in; predictions are tensors where X is one, else arrays.
+    NumPy arrays, pandas frames and torch tensors go in; predictions are tensors where X is one, else arrays. Dates
+    count as days, also for a bandwidth in their unit.
+
+    Rows beyond the training data are counted by an :class:`ExtrapolationWarning`, named by :meth:`extrapolates`, and
+    have neither a standard deviation nor quantiles.
+
     ``sample_weight`` multiplies the kernel (the bias ``log w`` of a score); an integer weight is a repetition. So
     "scott" and "silverman" take the weights' sum for the number of points: give weights that average 1. What raises,
     or is interrupted, leaves the estimator as it was.

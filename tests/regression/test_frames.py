@@ -36,7 +36,10 @@ def weather() -> tuple[pd.DataFrame, pd.Series]:
 
 def by_hand(frame: pd.DataFrame) -> np.ndarray:
     """Return the same frame as numbers."""
-    codes = [frame[name].astype(str).map({v: i for i, v in enumerate(sorted(set(frame[name])))}) for name in ("city", "sky")]  # fmt: skip
+    codes = []
+    for name in ("city", "sky"):
+        place = {value: code for code, value in enumerate(sorted(set(frame[name])))}
+        codes.append(frame[name].astype(str).map(place))
     days = (frame["day"] - pd.Timestamp("1970-01-01", tz="UTC")) / pd.Timedelta(days=1)
     return np.stack([days, *codes, frame["heat"], frame["wet"]], 1).astype(float)
 

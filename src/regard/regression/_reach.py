@@ -13,7 +13,7 @@ from regard import masks, scores
 from regard._errors import RegardWarning
 from regard.regression._smoother import Estimate, Smoother
 
-#: Where training points lie further apart: how many of them have a nearer neighbour, and how much further queries may lie.
+#: Where training points lie further apart: how many of them have a nearer neighbour, and how much further a query is.
 USUAL, FURTHER = 0.95, math.sqrt(2)
 #: No bandwidth counts as wider than this share of the one that has its feature's spread.
 WIDEST = 1 / 3

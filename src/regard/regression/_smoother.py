@@ -126,7 +126,7 @@ class Smoother:
         # Weights stand with the values, not as a bias of their logarithms, which is the same and keeps kernels plain.
         ones = self.ones()
         size = max(16, COLUMNS // max(len(self.key), 1))
-        parts = []
+        parts: list[tuple[Tensor, Any]] = []
         for a, b in zip(torch.cat(left).to(ones.device).split(size), torch.cat(right).to(ones.device).split(size)):
             value, asked = ones * factors[:, a] * factors[:, b], AuxRequest(max=not parts, lse=not parts and spread)
             parts.append(self._observed(query, value, bandwidth, attn_mask=mask, return_aux=asked))

@@ -57,6 +57,8 @@ class TrainingPoints(BaseEstimator):
         self.dtype = dtype
         self.verbose = verbose
 
+    _columns: Columns
+
     # What a subclass says.
 
     @property

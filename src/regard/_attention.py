@@ -187,7 +187,7 @@ def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | Non
         and query.device == key.device == value.device
         and query.stride(3) == key.stride(3) == value.stride(3) == 1
         and 0 not in q_shape
-        and shape[2] > 0
+        and shape[2] > 1
         and (scale is None or (type(scale) is float and -torch.inf < scale < torch.inf))
         and torch.autograd.forward_ad._current_level < 0
     )

@@ -83,7 +83,8 @@ class Sdpa(Engine):
         return Cost(B * H * L * S * share * (2 * E + 2 * V + 5), float(moved), work, self.grows(problem))
 
     def run(self, problem: Problem) -> Outcome:
-        if 0 in problem.query.shape[:3] or problem.extent.S == 0:
+        # torch's kernel takes an only key for hidden where its score is NaN.
+        if 0 in problem.query.shape[:3] or problem.extent.S < 2:
             return replace(dense.attend(problem), weights=None, scores=None)
         if is_traced(problem.query):
             return _traced(problem)

@@ -124,4 +124,5 @@ def bias_jacobian(mask: Mask, i: int, extent: Extent) -> Array:
         assert found is not None
         return found.expand(shape).reshape(-1)
 
-    return torch.func.jacfwd(bias)(tensors[i]).reshape(pairs, numel).cpu().numpy()
+    # A copy: forward mode takes no tensor whose elements share memory.
+    return torch.func.jacfwd(bias)(tensors[i].contiguous()).reshape(pairs, numel).cpu().numpy()

@@ -41,6 +41,13 @@ def has_bias(recipe: Recipe | None) -> bool:
     return recipe[0] in BIASES or any(has_bias(part) for part in recipe[1:] if isinstance(part, tuple))
 
 
+def plain(recipe: Recipe | None) -> Recipe | None:
+    """Return the recipe with dense masks plain in memory and biases around 0, where differences are taken."""
+    if recipe is None or recipe[0] in ("dense", "bias"):
+        return None if recipe is None else recipe[:3]
+    return tuple(plain(part) if isinstance(part, tuple) else part for part in recipe)
+
+
 def _where(offset: Any, extent: Extent, generator: torch.Generator) -> dict[str, Any]:
     """Return the arguments for an alignment by name, a fixed offset, or "each": one for each sequence."""
     if offset == "each":

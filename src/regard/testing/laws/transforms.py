@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 import regard
 from regard.engines import Engine
+from regard.testing import recipes
 from regard.testing.budget import Budget
 from regard.testing.case import Call, Case, gradients
 from regard.testing.laws.accuracy import judged
@@ -26,7 +27,7 @@ def _small(case: Case) -> Case | None:
         dtype="float64", queries=min(case.queries, 3), keys=min(case.keys, 4), lead=case.lead[:1] and (1,),
         magnitude=0.5, rows="random", width=min(case.width, 2), key_width=min(case.key_width, 2),
         group=min(case.group, 2), value_width=min(case.value_width, 2), tile=(2, 3),
-        scale=None if case.scale == 0.0 else case.scale,
+        scale=None if case.scale == 0.0 else case.scale, values=1.0, mask=recipes.plain(case.mask),
     )  # fmt: skip
     call = Call.of(case)
     if not call.normalizer.smooth or judged(case) is None:

@@ -80,7 +80,7 @@ def draw(source: Source, score: str, normalizer: str, dtype: str) -> Case:
         scale=source.pick((None, None, None, None, None, None, 0.5, 2.0, -1.0, 0.0)),
         softcap=source.pick((None, None, None, None, 1.5, 20.0)),
         magnitude=source.pick((1.0, 1.0, 1.0, 1.0, 1.0, 0.1, 4.0, 4.0, 0.0, 1e-3)),
-        values=1.0 if dtype == "float16" else source.pick(VALUES),
+        values=_value(source.pick(VALUES), normalizer, dtype),
         layout=source.pick(LAYOUTS),
         rows=source.pick(("random",) * 8 + ("zeros", "twins")),
         learned=source.pick((False, False, False, True)),
@@ -89,6 +89,13 @@ def draw(source: Source, score: str, normalizer: str, dtype: str) -> Case:
         seed=source.seed(),
         **sizes,
     )  # fmt: skip
+
+
+def _value(size: float, normalizer: str, dtype: str) -> float:
+    """Return a size of values that the dtype has, and that gradients have: entmax's slopes alone can be of 1e30."""
+    if dtype == "float16":
+        return 1.0
+    return min(size, 1.0) if normalizer == "entmax" else size
 
 
 def mask(source: Source, depth: int, bias: bool) -> Recipe:

@@ -32,6 +32,8 @@ def _small(case: Case) -> Case | None:
     call = Call.of(case)
     if not call.normalizer.smooth or judged(case) is None:
         return None
+    if getattr(call.normalizer, "alpha", 1.0) > 2:
+        return None  # a weight then is so steep where it begins that a rounding of it is more than a step changes
     return None if Trial(call).undecided.any() else case
 
 

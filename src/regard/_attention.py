@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -11,27 +11,32 @@ from torch.nn.functional import scaled_dot_product_attention as torch_attention 
 from regard import _autocast, _checks, _plan, _problem
 from regard._aux import Aux, AuxRequest
 from regard._tracing import in_transform
-from regard.engines import survey
+from regard.engines import EngineLike, survey
+from regard.masks import MaskLike
+from regard.normalizers import NormalizerLike
+from regard.scores import ScoreLike
 
 
 @overload
-def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: Any = ..., normalizer: Any = ..., softcap: float | None = ..., engine: Any = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
+def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
 @overload
-def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: Any = ..., normalizer: Any = ..., softcap: float | None = ..., engine: Any = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+@overload
+def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest | None) -> Tensor | tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
 def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask: Any = None,
+    attn_mask: MaskLike | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    score: Any = None,
-    normalizer: Any = "softmax",
+    score: ScoreLike | None = None,
+    normalizer: NormalizerLike = "softmax",
     softcap: float | None = None,
-    engine: Any = "auto",
+    engine: EngineLike = "auto",
     return_aux: AuxRequest | None = None,
 ) -> Tensor | tuple[Tensor, Aux]:
     r"""Return the attention-weighted sum of values, ``Σ_i α(q, k_i) v_i``.
@@ -132,16 +137,16 @@ def explain(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask: Any = None,
+    attn_mask: MaskLike | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    score: Any = None,
-    normalizer: Any = "softmax",
+    score: ScoreLike | None = None,
+    normalizer: NormalizerLike = "softmax",
     softcap: float | None = None,
-    engine: Any = "auto",
+    engine: EngineLike = "auto",
     return_aux: AuxRequest | None = None,
 ) -> _plan.Plan:
     """Return what :func:`attention` would do with the same arguments: the engine, the reasons, the cost.

@@ -13,7 +13,7 @@ from regard import _autocast, _checks, masks, scores
 from regard._errors import described, rejected, shape, unknown_name
 from regard._part import Part
 from regard._tracing import is_blind
-from regard.masks.base import EMPTY, Extent, Mask
+from regard.masks.base import EMPTY, Extent, Mask, MaskLike
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.normalizers.base import Normalizer
 from regard.scores.base import TABLE as SCORES
@@ -90,7 +90,7 @@ def build(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask: object,
+    attn_mask: MaskLike | None,
     dropout_p: float,
     is_causal: bool,
     scale: float | None,
@@ -196,7 +196,7 @@ def _canonical(
     return lead, query, key, value, headless
 
 
-def _as_mask(mask: object, query: Tensor, key: Tensor, lead: tuple[int, ...]) -> Mask | None:
+def _as_mask(mask: MaskLike | None, query: Tensor, key: Tensor, lead: tuple[int, ...]) -> Mask | None:
     """Return the mask that an ``attn_mask`` stands for, a tensor's leading dimensions flattened as the inputs' were."""
     if mask is None:
         return None

@@ -1,6 +1,6 @@
 """Engines: how an attention is executed. The table of them, and nothing else."""
 
-from regard.engines.base import Cost, Engine, Outcome
+from regard.engines.base import Cost, Engine, EngineLike, EngineName, Outcome
 from regard.engines.fused.engine import Fused
 from regard.engines.reference import Reference
 from regard.engines.sdpa import Sdpa
@@ -16,4 +16,15 @@ def register(engine: Engine) -> Engine:
     return engine
 
 
-__all__ = ["Cost", "Engine", "Fused", "Outcome", "Reference", "Sdpa", "Streaming", "register"]
+__all__ = [
+    "Cost",
+    "Engine",
+    "EngineLike",
+    "EngineName",
+    "Fused",
+    "Outcome",
+    "Reference",
+    "Sdpa",
+    "Streaming",
+    "register",
+]

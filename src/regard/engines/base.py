@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -94,3 +94,10 @@ class Engine(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+#: What ``engine=`` can name, for editors and type checkers.
+EngineName = Literal["auto", "fused", "reference", "sdpa", "streaming"]
+
+#: What stands for an engine: a name (also one that was registered elsewhere) or an Engine.
+EngineLike = EngineName | str | Engine

@@ -15,7 +15,7 @@ causal() & window(1, 0)
 from regard.masks.algebra import AndMask, Everything, NotMask, OrMask, everything
 from regard.masks.aligned import Aligned
 from regard.masks.band import Band, causal, window
-from regard.masks.base import EMPTY, FULL, MIXED, Extent, Mask
+from regard.masks.base import EMPTY, FULL, MIXED, Extent, Mask, MaskLike, MaskMod
 from regard.masks.biases import Alibi, Relative, alibi, relative
 from regard.masks.block_sparse import BlockSparse
 from regard.masks.convert import as_mask
@@ -45,6 +45,8 @@ __all__ = [
     "FirstKeys",
     "KeyPadding",
     "Mask",
+    "MaskLike",
+    "MaskMod",
     "NotMask",
     "OrMask",
     "Others",

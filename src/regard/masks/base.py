@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from regard._part import Part
 from regard.masks.intervals import Span, clamped, reached
 
 if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
     from regard.masks.tiling import Tiling
 
 #: What a tile can be. EMPTY tiles are skipped; FULL ones need no predicate.
@@ -361,3 +363,7 @@ def _on(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.dim() == 0 and here.type == "cpu":
         return tensor.to(device)
     raise rejected("attention", "attn_mask", f"hold tensors on the query's device {device}", f"one on {here}")
+
+
+#: What stands for a mask: a bool or float tensor, a Mask, or FlexAttention's ``mask_mod`` or BlockMask.
+MaskLike = Union[Tensor, Mask, MaskMod, "BlockMask"]

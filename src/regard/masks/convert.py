@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from regard._errors import described, rejected
-from regard.masks.base import Mask
+from regard.masks.base import Mask, MaskLike
 
 _BLOCK_MASK = "torch.nn.attention.flex_attention.BlockMask"
 _CAUSAL_BIAS = "torch.nn.attention.bias.CausalBias"
 
 
-def as_mask(mask: Any, function: str = "masks.as_mask", argument: str = "mask") -> Mask:
+def as_mask(mask: MaskLike, function: str = "masks.as_mask", argument: str = "mask") -> Mask:
     """Return as a Mask what may stand for one.
 
     Parameters
@@ -47,9 +47,10 @@ def as_mask(mask: Any, function: str = "masks.as_mask", argument: str = "mask") 
     if _is_a(_BLOCK_MASK, mask):
         return BlockSparse.of(mask)
     if _is_a(_CAUSAL_BIAS, mask):
-        if mask.variant.name == "UPPER_LEFT":
+        bias: Any = mask
+        if bias.variant.name == "UPPER_LEFT":
             return Band("causal", -1, 0, None, 0)
-        lengths = mask.seq_len_q, mask.seq_len_kv
+        lengths = bias.seq_len_q, bias.seq_len_kv
         return Band("causal", -1, 0, None, lengths[1] - lengths[0], lengths)
     if isinstance(mask, Tensor):
         return Dense.of(mask, function, argument)

@@ -5,6 +5,8 @@ Dimensions: B batch, L queries, S keys, Q query width, E width of the states tha
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
 
@@ -87,7 +89,7 @@ def scorer(name: str, width: int, longest: int) -> ScoredAttention:
     if name in KERNELS:
         # Entries are of the order of 1. Such widths bring the Gaussian's scores to the size of a scaled dot product's,
         # and all keys within a compact kernel's reach.
-        return KernelAttention(name, width**0.25 if name == "gaussian" else 2 * width**0.5)
+        return KernelAttention(cast(Any, name), width**0.25 if name == "gaussian" else 2 * width**0.5)
     return DotProductAttention(scale=1.0 if name == "dot" else None)
 
 
@@ -151,12 +153,12 @@ class Attending(nn.Module):
         made = scorer("dot" if score == "general" else score, Q, longest)
         self.layer: ScoredAttention | LocalAttention | HardAttention = made
         if scope != "global":
-            mode = "predictive" if scope == "local-p" else "monotonic"
+            mode: Any = "predictive" if scope == "local-p" else "monotonic"
             # Renormalized, so that what is shown as an alignment are shares of one whole.
             self.layer = LocalAttention(Q, window, mode=mode, score="dot", renormalize=True)
             self.layer.scorer = made
         elif hard != "none":
-            self.layer = HardAttention(Q, score="dot", estimator=hard)
+            self.layer = HardAttention(Q, score="dot", estimator=cast(Any, hard))
             self.layer.scorer = made
         self.reset_parameters()
 

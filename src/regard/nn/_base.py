@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard import masks
 from regard._errors import described, rejected, shape
-from regard.masks import Mask
+from regard.masks import Mask, MaskLike
 from regard.masks.convert import is_matrix
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -43,7 +43,7 @@ def rows(layer: object, argument: str, value: Any, width: int | None = None) -> 
     return value
 
 
-def joined(layer: object, valid_lens: Any, attn_mask: Any) -> Mask | None:
+def joined(layer: object, valid_lens: Any, attn_mask: MaskLike | None) -> Mask | None:
     """Return the mask of a call: lengths (B,) or (B, L), and a mask or tensor (L, S), (B, L, S) or (B, H, L, S).
 
     Parameters

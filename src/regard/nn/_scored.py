@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import Tensor, nn
 
 from regard import scores
 from regard._attention import attention
 from regard._aux import FIELDS, Aux, AuxRequest, TopK
+from regard.engines import EngineLike
+from regard.masks import MaskLike
 from regard.nn._base import ends, joined, probability
+from regard.normalizers import NormalizerLike
+
+
+class ScoredParts(TypedDict, total=False):
+    """What every :class:`ScoredAttention` can be given beside its own."""
+
+    normalizer: NormalizerLike
+    scale: float | None
+    engine: EngineLike
 
 
 class ScoredAttention(nn.Module, ABC):
@@ -29,7 +40,12 @@ class ScoredAttention(nn.Module, ABC):
     """
 
     def __init__(
-        self, dropout: float = 0.0, *, normalizer: Any = "softmax", scale: float | None = None, engine: str = "auto"
+        self,
+        dropout: float = 0.0,
+        *,
+        normalizer: NormalizerLike = "softmax",
+        scale: float | None = None,
+        engine: EngineLike = "auto",
     ) -> None:
         super().__init__()
         self.dropout = probability(self, "dropout", dropout)
@@ -50,7 +66,7 @@ class ScoredAttention(nn.Module, ABC):
         value: Tensor | None = None,
         valid_lens: Tensor | None = None,
         *,
-        attn_mask: Any = None,
+        attn_mask: MaskLike | None = None,
         is_causal: bool = False,
         return_aux: AuxRequest | None = None,
     ) -> Tensor | tuple[Tensor, Aux]:

@@ -13,12 +13,12 @@ from torch import Tensor
 from regard import masks
 from regard._errors import described, rejected, shape
 from regard._tracing import is_blind
-from regard.masks import Extent, Mask, as_mask
+from regard.masks import Extent, Mask, MaskLike, as_mask
 
 
 def combined(
     padding: Tensor | None,
-    attn_mask: Any,
+    attn_mask: MaskLike | None,
     is_causal: bool,
     extent: Extent,
     start: int,
@@ -61,7 +61,7 @@ def combined(
     return reduce(and_, found) if found else None
 
 
-def check(layer: object, padding: Any, attn_mask: Any, extent: Extent, appended: int) -> None:
+def check(layer: object, padding: Any, attn_mask: MaskLike | None, extent: Extent, appended: int) -> None:
     """Raise for a mask of another type or shape than the layer's call needs."""
     name, (B, H, L, S) = type(layer).__name__, (extent.B, extent.H, extent.L, extent.S)
     shapes = {"(L, S)": (L, S), "(B·H, L, S)": (B * H, L, S)}
@@ -86,7 +86,7 @@ def hidden(mask: Tensor) -> Tensor:
     return mask if mask.dtype == torch.bool else mask.isneginf()
 
 
-def unseen(padding: Tensor | None, attn_mask: Any, extent: Extent, device: torch.device) -> Tensor | None:
+def unseen(padding: Tensor | None, attn_mask: MaskLike | None, extent: Extent, device: torch.device) -> Tensor | None:
     """Return which keys (B or 1, S) no query of the call may attend to."""
     found = None if padding is None else hidden(padding)
     if attn_mask is None:

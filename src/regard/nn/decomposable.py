@@ -12,6 +12,7 @@ from regard._attention import attention
 from regard._aux import Aux, AuxRequest
 from regard._catalogue import mechanism
 from regard._errors import described, rejected, shape
+from regard.engines import EngineLike
 from regard.nn._base import probability, rows, size
 from regard.nn._scored import without_heads
 
@@ -74,7 +75,7 @@ class DecomposableAttention(nn.Module):
         classes: int,
         dropout: float = 0.0,
         *,
-        engine: str = "auto",
+        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
     ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from regard._catalogue import mechanism
 from regard._errors import rejected, shape
+from regard.engines import EngineLike
+from regard.nn._scored import ScoredAttention
 from regard.nn.cache import KVCache
 from regard.nn.transformer import (
     TransformerDecoder,
@@ -18,6 +20,18 @@ from regard.nn.transformer import (
     TransformerEncoder,
     TransformerEncoderLayer,
 )
+from regard.normalizers import NormalizerLike
+from regard.scores import ScoreLike
+
+
+class TransformerParts(TypedDict, total=False):
+    """What all layers of a Transformer can be given, as :class:`~regard.nn.MultiheadAttention` has it."""
+
+    num_kv_heads: int | None
+    score: ScoreLike | ScoredAttention | None
+    normalizer: NormalizerLike
+    rotary: nn.Module | None
+    engine: EngineLike
 
 
 @mechanism(
@@ -77,21 +91,21 @@ class Transformer(nn.Module):
         bias: bool = True,
         device: Any = None,
         dtype: Any = None,
-        **parts: Any,
+        **parts: Unpack[TransformerParts],
     ) -> None:
         super().__init__()
         where = {"device": device, "dtype": dtype}
         sizes: tuple[Any, ...] = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps)
-        layout = (batch_first, norm_first, bias)
+        layout: dict[str, Any] = {"batch_first": batch_first, "norm_first": norm_first, "bias": bias}
 
         def norm() -> nn.Module:
             return nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **where)
 
         if custom_encoder is None:
-            encoder_layer = TransformerEncoderLayer(*sizes, *layout, **where, **parts)
+            encoder_layer = TransformerEncoderLayer(*sizes, **layout, **where, **parts)
             custom_encoder = TransformerEncoder(encoder_layer, num_encoder_layers, norm())
         if custom_decoder is None:
-            decoder_layer = TransformerDecoderLayer(*sizes, *layout, **where, **parts)
+            decoder_layer = TransformerDecoderLayer(*sizes, **layout, **where, **parts)
             custom_decoder = TransformerDecoder(decoder_layer, num_decoder_layers, norm())
         self.encoder, self.decoder = custom_encoder, custom_decoder
         self.d_model, self.nhead, self.batch_first = d_model, nhead, batch_first

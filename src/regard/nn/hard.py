@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,8 @@ from regard._attention import attention
 from regard._aux import FIELDS, Aux, AuxRequest
 from regard._catalogue import mechanism
 from regard._errors import described, rejected, shape, unknown_name
+from regard.engines import EngineLike
+from regard.masks import MaskLike
 from regard.nn._base import ends, joined, probability, size
 from regard.nn._scored import ScoredAttention, without_heads
 from regard.nn.scored import (
@@ -26,8 +28,15 @@ from regard.normalizers import Argmax, Gumbel, Normalizer, Sampled, Softmax
 _DRAW = AuxRequest(weights=True, scores=True)
 
 
-def choice(layer: object, argument: str, value: Any, known: tuple[str, ...]) -> str:
-    """Return one of the known names, or raise for the layer's constructor."""
+#: How a query and a key compare, by name.
+ScorerName = Literal["additive", "concat", "dot", "general"]
+
+Estimator = Literal["reinforce", "gumbel"]
+
+
+def choice(layer: object, argument: str, value: Any, names: Any) -> str:
+    """Return one of the names of a ``Literal``, or raise for the layer's constructor."""
+    known = get_args(names)
     if not isinstance(value, str):
         expected = f"be one of {', '.join(map(repr, sorted(known)))}"
         raise rejected(type(layer).__name__, argument, expected, described(value), TypeError)
@@ -127,12 +136,12 @@ class HardAttention(nn.Module):
         hidden_size: int | None = None,
         dropout: float = 0.0,
         *,
-        score: str = "additive",
-        estimator: str = "reinforce",
+        score: ScorerName = "additive",
+        estimator: Estimator = "reinforce",
         temperature: float = 1.0,
         momentum: float = 0.9,
         entropy: float = 0.0,
-        engine: str = "auto",
+        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -142,11 +151,11 @@ class HardAttention(nn.Module):
             size(self, name, query_size if value is None else value) for name, value in given
         )
         self.dropout, self.momentum = probability(self, "dropout", dropout), probability(self, "momentum", momentum)
-        self.estimator = choice(self, "estimator", estimator, ("reinforce", "gumbel"))
+        self.estimator = choice(self, "estimator", estimator, Estimator)
         if isinstance(entropy, bool) or not isinstance(entropy, (int, float)) or not 0 <= entropy < math.inf:
             raise rejected("HardAttention", "entropy", "be a finite number of at least 0", described(entropy))
         self.temperature, self.entropy, self.engine = Gumbel(temperature).temperature, float(entropy), engine
-        kind = choice(self, "score", score, ("additive", "concat", "dot", "general"))
+        kind = choice(self, "score", score, ScorerName)
         self.scorer = scorer(self, kind, (query_size, key_size, hidden_size), device=device, dtype=dtype)
         self.register_buffer("baseline", torch.zeros((), device=device, dtype=dtype))
         self.register_buffer("rewards", torch.zeros((), device=device, dtype=torch.long))
@@ -166,7 +175,7 @@ class HardAttention(nn.Module):
         value: Tensor | None = None,
         valid_lens: Tensor | None = None,
         *,
-        attn_mask: Any = None,
+        attn_mask: MaskLike | None = None,
         is_causal: bool = False,
         return_aux: AuxRequest | None = None,
     ) -> Tensor | tuple[Tensor, Aux]:

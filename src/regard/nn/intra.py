@@ -14,6 +14,7 @@ from regard._attention import attention
 from regard._aux import Aux, AuxRequest, TopK
 from regard._catalogue import mechanism
 from regard._errors import described, rejected
+from regard.engines import EngineLike
 from regard.nn._base import parameter, probability, rows, size
 from regard.nn._scored import without_heads
 from regard.scores import Additive
@@ -96,7 +97,7 @@ class IntraAttention(nn.Module):
         dropout: float = 0.0,
         *,
         bias: bool = True,
-        engine: str = "auto",
+        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
     ) -> None:

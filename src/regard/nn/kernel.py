@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,12 @@ from regard import scores
 from regard._catalogue import mechanism
 from regard._errors import described, rejected, unknown_name
 from regard.nn._base import size
-from regard.nn._scored import ScoredAttention
+from regard.nn._scored import ScoredAttention, ScoredParts
+
+KernelName = Literal["gaussian", "laplacian", "boxcar", "triangular", "epanechikov"]
 
 #: The scores of a distance, by name.
-KERNELS: dict[str, Callable[[Tensor], scores.Score]] = {
+KERNELS: dict[KernelName, Callable[[Tensor], scores.Score]] = {
     "gaussian": scores.Gaussian,
     "laplacian": scores.Laplacian,
     "boxcar": scores.Boxcar,
@@ -67,7 +69,7 @@ class KernelAttention(ScoredAttention):
 
     def __init__(
         self,
-        kernel: str = "gaussian",
+        kernel: KernelName = "gaussian",
         width: float = 1.0,
         num_features: int | None = None,
         dropout: float = 0.0,
@@ -75,7 +77,7 @@ class KernelAttention(ScoredAttention):
         learn_width: bool = True,
         device: Any = None,
         dtype: Any = None,
-        **parts: Any,
+        **parts: Unpack[ScoredParts],
     ) -> None:
         super().__init__(dropout, **parts)
         if kernel not in KERNELS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,17 @@ from regard._attention import attention
 from regard._aux import Aux, AuxRequest
 from regard._catalogue import mechanism
 from regard._errors import described, rejected, shape
-from regard.masks import Mask
+from regard.engines import EngineLike
+from regard.masks import Mask, MaskLike
 from regard.nn._base import ends, joined, parameter, probability, size
 from regard.nn._scored import without_heads
 from regard.nn.hard import choice, scorer
-from regard.normalizers import Normalizer, Softmax
+from regard.normalizers import Normalizer, NormalizerLike, Softmax
+
+Mode = Literal["predictive", "monotonic"]
+
+#: How a query and a key compare, by name.
+ScorerName = Literal["general", "dot", "concat"]
 
 
 def _log_gaussian(center: Tensor, keys: int, sigma: float) -> Tensor:
@@ -101,10 +107,10 @@ class LocalAttention(nn.Module):
         hidden_size: int | None = None,
         dropout: float = 0.0,
         *,
-        mode: str = "predictive",
-        score: str = "general",
+        mode: Mode = "predictive",
+        score: ScorerName = "general",
         renormalize: bool = False,
-        engine: str = "auto",
+        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -113,11 +119,11 @@ class LocalAttention(nn.Module):
         key_size = query_size if key_size is None else size(self, "key_size", key_size)
         hidden_size = query_size if hidden_size is None else size(self, "hidden_size", hidden_size)
         self.dropout, self.engine = probability(self, "dropout", dropout), engine
-        self.mode = choice(self, "mode", mode, ("predictive", "monotonic"))
+        self.mode = choice(self, "mode", mode, Mode)
         if not isinstance(renormalize, bool):
             raise rejected("LocalAttention", "renormalize", "be a bool", described(renormalize), TypeError)
         self.renormalize = renormalize
-        kind, where = choice(self, "score", score, ("general", "dot", "concat")), {"device": device, "dtype": dtype}
+        kind, where = choice(self, "score", score, ScorerName), {"device": device, "dtype": dtype}
         self.scorer = scorer(self, kind, (query_size, key_size, hidden_size), **where)
         self.w_p: nn.Parameter | None = None
         self.v_p: nn.Parameter | None = None
@@ -160,7 +166,7 @@ class LocalAttention(nn.Module):
         valid_lens: Tensor | None = None,
         *,
         positions: Tensor | None = None,
-        attn_mask: Any = None,
+        attn_mask: MaskLike | None = None,
         is_causal: bool = False,
         return_aux: AuxRequest | None = None,
     ) -> Tensor | tuple[Tensor, Aux]:
@@ -195,7 +201,7 @@ class LocalAttention(nn.Module):
         seen = joined(self, valid_lens, attn_mask)
         center = self._centers(q.squeeze(1), k.shape[2], valid_lens, positions)
         mask = self._near(center) if seen is None else self._near(center) & seen
-        normalizer: Any = "softmax"
+        normalizer: NormalizerLike = "softmax"
         if self.mode == "predictive" and self.renormalize:
             mask &= masks.dense(_log_gaussian(center, k.shape[2], self.window / 2).unsqueeze(1))
         elif self.mode == "predictive":

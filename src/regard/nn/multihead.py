@@ -15,11 +15,14 @@ from regard._attention import attention
 from regard._aux import FIELDS, Aux, AuxRequest, TopK
 from regard._catalogue import mechanism
 from regard._errors import described, rejected, shape
-from regard.masks import Extent, Mask
+from regard.engines import EngineLike
+from regard.masks import Extent, Mask, MaskLike
 from regard.nn import _torch_masks
 from regard.nn._base import parameter, probability, size
 from regard.nn._scored import ScoredAttention
 from regard.nn.cache import KVCache
+from regard.normalizers import NormalizerLike
+from regard.scores import ScoreLike
 
 
 @mechanism(
@@ -110,11 +113,11 @@ class MultiheadAttention(nn.Module):
         dtype: Any = None,
         *,
         num_kv_heads: int | None = None,
-        score: Any = None,
-        normalizer: Any = "softmax",
+        score: ScoreLike | ScoredAttention | None = None,
+        normalizer: NormalizerLike = "softmax",
         rotary: nn.Module | None = None,
         dropped_weights: bool = False,
-        engine: str = "auto",
+        engine: EngineLike = "auto",
     ) -> None:
         super().__init__()
         self.embed_dim, self.num_heads = size(self, "embed_dim", embed_dim), size(self, "num_heads", num_heads)
@@ -172,7 +175,7 @@ class MultiheadAttention(nn.Module):
         value: Tensor,
         key_padding_mask: Tensor | None = None,
         need_weights: bool = True,
-        attn_mask: Any = None,
+        attn_mask: MaskLike | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
         *,
@@ -242,7 +245,13 @@ class MultiheadAttention(nn.Module):
         return output if self.batch_first else output.transpose(0, 1), told
 
     def _projected(
-        self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, attn_mask: Any, extent: Extent
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        padding: Tensor | None,
+        attn_mask: MaskLike | None,
+        extent: Extent,
     ) -> tuple[Tensor, ...]:
         """Return queries (B, H, L, D), keys and values (B, G, S, D), of inputs in which nothing hidden is left."""
         packed, beside = query is key and key is value, query is key

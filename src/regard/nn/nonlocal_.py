@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,10 +11,12 @@ from regard._attention import attention
 from regard._aux import AuxRequest
 from regard._catalogue import mechanism
 from regard._errors import described, rejected, unknown_name
+from regard.engines import EngineLike
 from regard.nn._base import parameter, size
 from regard.nn.channels import image
 
-MODES = ("gaussian", "embedded", "dot", "concat")
+Mode = Literal["gaussian", "embedded", "dot", "concat"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 def places(x: Tensor) -> Tensor:
@@ -40,7 +42,9 @@ def unfolded(weights: Tensor, like: Tensor, pool: int) -> Tensor:
     return weights.unflatten(2, (-(-H // pool), -(-W // pool))).unflatten(1, (H, W))
 
 
-def softmax_read(query: Tensor, key: Tensor, value: Tensor, engine: str, wanted: bool) -> tuple[Tensor, Tensor | None]:
+def softmax_read(
+    query: Tensor, key: Tensor, value: Tensor, engine: EngineLike, wanted: bool
+) -> tuple[Tensor, Tensor | None]:
     """Return ``softmax(Q Kᵀ) V`` of rows (B, N, C), and the weights where they are wanted."""
     q, k, v = (t.unsqueeze(1) for t in (query, key, value))
     if not wanted:
@@ -111,11 +115,11 @@ class NonLocalBlock(nn.Module):
         channels: int,
         hidden_size: int | None = None,
         *,
-        mode: str = "embedded",
+        mode: Mode = "embedded",
         pool: int = 1,
         batch_norm: bool = False,
         bias: bool = False,
-        engine: str = "auto",
+        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -245,7 +249,7 @@ class SelfAttention2d(nn.Module):
         *,
         pool: int = 1,
         bias: bool = False,
-        engine: str = "auto",
+        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
     ) -> None:

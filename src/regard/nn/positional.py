@@ -13,15 +13,17 @@ from regard._attention import attention
 from regard._aux import Aux, AuxRequest
 from regard._catalogue import mechanism
 from regard._errors import rejected
-from regard.masks import Mask
+from regard.engines import EngineLike
+from regard.masks import Mask, MaskLike
 from regard.nn._base import joined, parameter, probability, rows, size
 from regard.nn._scored import without_heads
+from regard.normalizers import NormalizerLike
 
 
 class _Positional(nn.Module, ABC):
     """One head over a sequence (B, N, V) whose scores a subclass reads off the positions."""
 
-    def __init__(self, max_length: int, dropout: float, normalizer: Any, engine: str) -> None:
+    def __init__(self, max_length: int, dropout: float, normalizer: NormalizerLike, engine: EngineLike) -> None:
         super().__init__()
         self.max_length = size(self, "max_length", max_length)
         self.dropout = probability(self, "dropout", dropout)
@@ -40,7 +42,7 @@ class _Positional(nn.Module, ABC):
         value: Tensor,
         valid_lens: Tensor | None = None,
         *,
-        attn_mask: Any = None,
+        attn_mask: MaskLike | None = None,
         is_causal: bool = False,
         return_aux: AuxRequest | None = None,
     ) -> Tensor | tuple[Tensor, Aux]:
@@ -134,8 +136,8 @@ class PositionalAttention(_Positional):
         max_length: int,
         dropout: float = 0.0,
         *,
-        normalizer: Any = "softmax",
-        engine: str = "auto",
+        normalizer: NormalizerLike = "softmax",
+        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -195,8 +197,8 @@ class FactorizedPositionalAttention(_Positional):
         rank: int = 8,
         dropout: float = 0.0,
         *,
-        normalizer: Any = "softmax",
-        engine: str = "auto",
+        normalizer: NormalizerLike = "softmax",
+        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
     ) -> None:

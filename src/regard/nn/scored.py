@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from regard import scores
 from regard._catalogue import mechanism
 from regard._errors import described, rejected
 from regard.nn._base import parameter, size
-from regard.nn._scored import ScoredAttention
+from regard.nn._scored import ScoredAttention, ScoredParts
 
 
 @mechanism(
@@ -84,7 +84,7 @@ class GeneralAttention(ScoredAttention):
         *,
         device: Any = None,
         dtype: Any = None,
-        **parts: Any,
+        **parts: Unpack[ScoredParts],
     ) -> None:
         super().__init__(dropout, **parts)
         self.query_size = size(self, "query_size", query_size)
@@ -139,7 +139,7 @@ class AdditiveAttention(ScoredAttention):
         *,
         device: Any = None,
         dtype: Any = None,
-        **parts: Any,
+        **parts: Unpack[ScoredParts],
     ) -> None:
         super().__init__(dropout, **parts)
         self.query_size, self.key_size = size(self, "query_size", query_size), size(self, "key_size", key_size)
@@ -198,7 +198,7 @@ class ConcatAttention(ScoredAttention):
         *,
         device: Any = None,
         dtype: Any = None,
-        **parts: Any,
+        **parts: Unpack[ScoredParts],
     ) -> None:
         super().__init__(dropout, **parts)
         self.query_size, self.key_size = size(self, "query_size", query_size), size(self, "key_size", key_size)
@@ -254,7 +254,7 @@ class LocationAttention(ScoredAttention):
         *,
         device: Any = None,
         dtype: Any = None,
-        **parts: Any,
+        **parts: Unpack[ScoredParts],
     ) -> None:
         super().__init__(dropout, **parts)
         self.query_size, self.max_length = size(self, "query_size", query_size), size(self, "max_length", max_length)
@@ -313,7 +313,7 @@ class CosineAttention(ScoredAttention):
         learn_beta: bool = True,
         device: Any = None,
         dtype: Any = None,
-        **parts: Any,
+        **parts: Unpack[ScoredParts],
     ) -> None:
         super().__init__(dropout, **parts)
         if isinstance(beta, bool) or not isinstance(beta, (int, float)):

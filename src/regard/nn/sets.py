@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,9 +12,18 @@ from regard._attention import attention
 from regard._aux import Aux, AuxRequest
 from regard._catalogue import mechanism
 from regard._errors import described, rejected, shape
-from regard.nn._base import cleared, parameter, probability, rows, size
+from regard.engines import EngineLike
+from regard.nn._base import INTEGERS, cleared, parameter, probability, rows, size
+from regard.normalizers import NormalizerLike
 
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+class BlockParts(TypedDict, total=False):
+    """What every block can be given, as :class:`MAB` has it."""
+
+    layer_norm: bool
+    normalizer: NormalizerLike
+    scale: float | None
+    engine: EngineLike
 
 
 def split(layer: object, hidden_size: Any, num_heads: Any) -> tuple[int, int]:
@@ -93,9 +101,9 @@ class MAB(nn.Module):
         dropout: float = 0.0,
         *,
         layer_norm: bool = True,
-        normalizer: Any = "softmax",
+        normalizer: NormalizerLike = "softmax",
         scale: float | None = None,
-        engine: str = "auto",
+        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -203,7 +211,7 @@ class SAB(nn.Module):
         *,
         device: Any = None,
         dtype: Any = None,
-        **parts: Any,
+        **parts: Unpack[BlockParts],
     ) -> None:
         super().__init__()
         self.input_size = size(self, "input_size", input_size)
@@ -277,7 +285,7 @@ class ISAB(nn.Module):
         *,
         device: Any = None,
         dtype: Any = None,
-        **parts: Any,
+        **parts: Unpack[BlockParts],
     ) -> None:
         super().__init__()
         self.input_size = size(self, "input_size", input_size)
@@ -356,7 +364,7 @@ class PMA(nn.Module):
         feedforward: bool = True,
         device: Any = None,
         dtype: Any = None,
-        **parts: Any,
+        **parts: Unpack[BlockParts],
     ) -> None:
         super().__init__()
         C, heads = self.hidden_size, self.num_heads = split(self, hidden_size, num_heads)

@@ -12,10 +12,14 @@ from torch import Tensor, nn
 
 from regard._catalogue import mechanism
 from regard._errors import described, rejected
+from regard.engines import EngineLike
 from regard.nn._base import probability, size
+from regard.nn._scored import ScoredAttention
 from regard.nn._torch_masks import is_causal_matrix, without_garbage
 from regard.nn.cache import KVCache
 from regard.nn.multihead import MultiheadAttention
+from regard.normalizers import NormalizerLike
+from regard.scores import ScoreLike
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
@@ -41,10 +45,10 @@ class _Layer(nn.Module, ABC):
         dtype: Any = None,
         *,
         num_kv_heads: int | None = None,
-        score: Any = None,
-        normalizer: Any = "softmax",
+        score: ScoreLike | ScoredAttention | None = None,
+        normalizer: NormalizerLike = "softmax",
         rotary: nn.Module | None = None,
-        engine: str = "auto",
+        engine: EngineLike = "auto",
     ) -> None:
         super().__init__()
         where = {"device": device, "dtype": dtype}

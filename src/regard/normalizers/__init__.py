@@ -1,6 +1,6 @@
 """Normalizers: how scores become weights. Each says whether it can stream; each is registered by name."""
 
-from regard.normalizers.base import Normalizer, Statistic, register
+from regard.normalizers.base import Normalizer, NormalizerLike, NormalizerName, Statistic, register
 from regard.normalizers.entmax import Entmax, Entmax15, Sparsemax
 from regard.normalizers.hard import Argmax, Gumbel, Sampled
 from regard.normalizers.sigmoid import Sigmoid
@@ -12,6 +12,8 @@ __all__ = [
     "Entmax15",
     "Gumbel",
     "Normalizer",
+    "NormalizerLike",
+    "NormalizerName",
     "Sampled",
     "Sigmoid",
     "Softmax",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -81,6 +81,12 @@ class Normalizer(Part, ABC):
         """Return an instance for tests."""
         return cls()
 
+
+#: The names of :data:`TABLE`, for editors and type checkers.
+NormalizerName = Literal["argmax", "entmax", "entmax15", "gumbel", "sampled", "sigmoid", "softmax", "sparsemax"]
+
+#: What stands for a normalizer: a name (also one that was registered elsewhere) or a Normalizer.
+NormalizerLike = NormalizerName | str | Normalizer
 
 _N = TypeVar("_N", bound=type[Normalizer])
 

@@ -1,7 +1,7 @@
 """Scores: how a query and a key compare, as a log-weight. One class per file; each is registered by name."""
 
 from regard.scores.additive import Additive
-from regard.scores.base import DotForm, Score, register
+from regard.scores.base import DotForm, Score, ScoreLike, ScoreModFunction, ScoreName, register
 from regard.scores.boxcar import Boxcar
 from regard.scores.concat import Concat
 from regard.scores.constant import Constant
@@ -31,7 +31,10 @@ __all__ = [
     "Location",
     "ScaledDot",
     "Score",
+    "ScoreLike",
     "ScoreMod",
+    "ScoreModFunction",
+    "ScoreName",
     "Triangular",
     "register",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -113,6 +113,29 @@ def checked_tensor(function: str, argument: str, value: object, expected: str, d
         raise rejected(function, argument, f"have shape {expected}", shape(value))
     return value
 
+
+#: The names of :data:`TABLE`, for editors and type checkers.
+ScoreName = Literal[
+    "additive",
+    "boxcar",
+    "concat",
+    "constant",
+    "cosine",
+    "dot",
+    "epanechikov",
+    "gaussian",
+    "general",
+    "laplacian",
+    "location",
+    "scaled_dot",
+    "triangular",
+]
+
+#: A FlexAttention ``score_mod``: (score, b, h, q_idx, kv_idx) -> score, elementwise.
+ScoreModFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+#: What stands for a score: a name (also one that was registered elsewhere), a Score, or a ``score_mod``.
+ScoreLike = ScoreName | str | Score | ScoreModFunction
 
 _S = TypeVar("_S", bound=type[Score])
 

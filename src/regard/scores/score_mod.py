@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from regard._catalogue import mechanism
 from regard._errors import described, rejected
-from regard.scores.base import Score
+from regard.scores.base import Score, ScoreModFunction
 from regard.scores.scaled_dot import ScaledDot
-
-#: ``score_mod(score, b, h, q_idx, kv_idx) -> score``, elementwise.
-ScoreModFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @mechanism(

@@ -19,9 +19,13 @@ class Part:
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor inside, in attribute order, those of inner parts included."""
-        found: list[Tensor] = []
-        for value in vars(self).values():
-            _collect(value, found)
+        return [tensor for _, tensor in self.named_tensors()]
+
+    def named_tensors(self) -> list[tuple[str, Tensor]]:
+        """Return the same tensors with their names; ``inner.weight`` is that of a part that is the attribute inner."""
+        found: list[tuple[str, Tensor]] = []
+        for name, value in vars(self).items():
+            _collect(name, value, found)
         return found
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
@@ -46,14 +50,14 @@ class Part:
         return f"{type(self).__name__}({inside})"
 
 
-def _collect(value: Any, found: list[Tensor]) -> None:
+def _collect(name: str, value: Any, found: list[tuple[str, Tensor]]) -> None:
     if isinstance(value, Tensor):
-        found.append(value)
+        found.append((name, value))
     elif isinstance(value, Part):
-        found.extend(value.tensors())
+        found.extend((f"{name}.{inner}", tensor) for inner, tensor in value.named_tensors())
     elif isinstance(value, tuple):
-        for item in value:
-            _collect(item, found)
+        for i, item in enumerate(value):
+            _collect(f"{name}.{i}", item, found)
 
 
 def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

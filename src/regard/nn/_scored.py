@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, TypedDict
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard import scores
 from regard._attention import attention
@@ -14,6 +14,7 @@ from regard._aux import FIELDS, Aux, AuxRequest, TopK
 from regard.engines import EngineLike
 from regard.masks import MaskLike
 from regard.nn._base import ends, joined, probability
+from regard.nn._parts import PartLayer, current, unusual
 from regard.normalizers import NormalizerLike
 
 
@@ -25,7 +26,7 @@ class ScoredParts(TypedDict, total=False):
     engine: EngineLike
 
 
-class ScoredAttention(nn.Module, ABC):
+class ScoredAttention(PartLayer, ABC):
     """One head of attention over sequences (B, N, E); a subclass says how a query and a key compare.
 
     Parameters
@@ -104,8 +105,8 @@ class ScoredAttention(nn.Module, ABC):
             self.dropout if self.training else 0.0,
             is_causal,
             self.scale,
-            score=self.score(),
-            normalizer=self.normalizer,
+            score=current(self.score()),
+            normalizer=current(self.normalizer),
             engine=self.engine,
             return_aux=return_aux,
         )
@@ -117,7 +118,7 @@ class ScoredAttention(nn.Module, ABC):
     def extra_repr(self) -> str:
         """Return what the layer prints: sizes first, then what is not the default."""
         told = [f"dropout={self.dropout}"] if self.dropout else []
-        told += [f"normalizer={self.normalizer!r}"] if self.normalizer != "softmax" else []
+        told += unusual(self, "normalizer", "softmax")
         return ", ".join([*self._sizes(), *told, *([f"scale={self.scale}"] if self.scale is not None else [])])
 
     def _sizes(self) -> list[str]:

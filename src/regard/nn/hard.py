@@ -15,6 +15,7 @@ from regard._errors import described, rejected, shape, unknown_name
 from regard.engines import EngineLike
 from regard.masks import MaskLike
 from regard.nn._base import ends, joined, probability, size
+from regard.nn._parts import current
 from regard.nn._scored import ScoredAttention, without_heads
 from regard.nn.scored import (
     AdditiveAttention,
@@ -214,7 +215,7 @@ class HardAttention(nn.Module):
             self.dropout if self.training else 0.0,
             is_causal,
             self.scorer.scale,
-            score=self.scorer.score(),
+            score=current(self.scorer.score()),
             normalizer=self._normalizer(),
             engine=self.engine,
             return_aux=_with_draw(return_aux) if kept else return_aux,

@@ -16,6 +16,7 @@ from regard._errors import described, rejected, shape
 from regard.engines import EngineLike
 from regard.masks import Mask, MaskLike
 from regard.nn._base import ends, joined, parameter, probability, size
+from regard.nn._parts import current
 from regard.nn._scored import without_heads
 from regard.nn.hard import choice, scorer
 from regard.normalizers import Normalizer, NormalizerLike, Softmax
@@ -214,7 +215,7 @@ class LocalAttention(nn.Module):
             self.dropout if self.training else 0.0,
             is_causal,
             self.scorer.scale,
-            score=self.scorer.score(),
+            score=current(self.scorer.score()),
             normalizer=normalizer,
             engine=self.engine,
             return_aux=return_aux,

@@ -19,6 +19,7 @@ from regard.engines import EngineLike
 from regard.masks import Extent, Mask, MaskLike
 from regard.nn import _torch_masks
 from regard.nn._base import parameter, probability, size
+from regard.nn._parts import PartLayer, current
 from regard.nn._scored import ScoredAttention
 from regard.nn.cache import KVCache
 from regard.normalizers import NormalizerLike
@@ -31,7 +32,7 @@ from regard.scores import ScoreLike
     learned="W_Q (E, E), W_K (G·D, Ek), W_V (G·D, Ev), W_O (E, E), biases",
     cost="O((L + S)·E² + L·S·E)",
 )
-class MultiheadAttention(nn.Module):
+class MultiheadAttention(PartLayer):
     """Attention in several heads; stands in for ``torch.nn.MultiheadAttention``, ``state_dict`` included.
 
     Head h of width D = E/H is ``softmax(Q W_Qʰ (K W_Kᵍ)ᵀ / √D) V W_Vᵍ``; the heads side by side are projected by W_O
@@ -64,9 +65,11 @@ class MultiheadAttention(nn.Module):
     num_kv_heads : int, optional
         G, which divides H; H where not given. If there are fewer, the projections are separate parameters.
     score : str, Score, callable or ScoredAttention, optional
-        How queries and keys compare within a head, as :func:`regard.attention` takes it. A score that learns comes as
-        a layer, such as ``GeneralAttention(D)``, whose parameters become those of this module.
+        How queries and keys compare within a head, as :func:`regard.attention` takes it. Of a layer, such as
+        ``GeneralAttention(D)``, and of a Score, parameters and other tensors become those of this module. A function
+        that learns comes as a module, too: of what a plain function refers to, a layer knows nothing.
     normalizer : str or Normalizer, default "softmax"
+        Its tensors become those of this module, too.
     rotary : Module, optional
         ``rotary(x, offset)`` turns queries and keys (B, H, N, D) that stand at positions ``offset`` and on.
     dropped_weights : bool, default False
@@ -289,8 +292,8 @@ class MultiheadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | Aux | None]:
         """Return the heads' outputs (B, H, L, D), and weights (B, H, L, S) or what else is asked for."""
         dropout_p = self.dropout if self.training else 0.0
-        score = self.score.score() if isinstance(self.score, ScoredAttention) else self.score
-        parts: dict[str, Any] = {"score": score, "normalizer": self.normalizer, "engine": self.engine}
+        score = current(self.score.score() if isinstance(self.score, ScoredAttention) else self.score)
+        parts: dict[str, Any] = {"score": score, "normalizer": current(self.normalizer), "engine": self.engine}
         if request is not None:
             return attention(q, k, v, mask, dropout_p, enable_gqa=True, return_aux=request, **parts)
         if not need_weights:

@@ -16,11 +16,12 @@ from regard._errors import rejected
 from regard.engines import EngineLike
 from regard.masks import Mask, MaskLike
 from regard.nn._base import joined, parameter, probability, rows, size
+from regard.nn._parts import PartLayer, current, unusual
 from regard.nn._scored import without_heads
 from regard.normalizers import NormalizerLike
 
 
-class _Positional(nn.Module, ABC):
+class _Positional(PartLayer, ABC):
     """One head over a sequence (B, N, V) whose scores a subclass reads off the positions."""
 
     def __init__(self, max_length: int, dropout: float, normalizer: NormalizerLike, engine: EngineLike) -> None:
@@ -83,7 +84,7 @@ class _Positional(nn.Module, ABC):
             self.dropout if self.training else 0.0,
             is_causal,
             score=score,
-            normalizer=self.normalizer,
+            normalizer=current(self.normalizer),
             engine=self.engine,
             return_aux=return_aux,
         )
@@ -95,7 +96,7 @@ class _Positional(nn.Module, ABC):
         """Return what the layer prints: sizes first, then what is not the default."""
         told = [f"max_length={self.max_length}"]
         told += [f"dropout={self.dropout}"] if self.dropout else []
-        return ", ".join([*told, *([f"normalizer={self.normalizer!r}"] if self.normalizer != "softmax" else [])])
+        return ", ".join([*told, *unusual(self, "normalizer", "softmax")])
 
 
 @mechanism(

@@ -14,6 +14,7 @@ from regard._catalogue import mechanism
 from regard._errors import described, rejected, shape
 from regard.engines import EngineLike
 from regard.nn._base import INTEGERS, cleared, parameter, probability, rows, size
+from regard.nn._parts import PartLayer, current, unusual
 from regard.normalizers import NormalizerLike
 
 
@@ -52,7 +53,7 @@ def counts(layer: object, argument: str, value: Any, sets: int) -> Tensor | None
     learned="W_q (E, C), W_k, W_v (Ek, C), W_o (C, C), biases, layer norms",
     cost="O(L·S·C + (L + S)·C²)",
 )
-class MAB(nn.Module):
+class MAB(PartLayer):
     """Multihead attention block: the elements of one set read those of another (Lee 2019, arXiv 1810.00825).
 
     ``H = LN(Q + heads(softmax(Q Kᵀ / √d) V))`` and ``MAB(X, Y) = LN(H + ReLU(H W_o + b_o))``, with the projections
@@ -166,7 +167,7 @@ class MAB(nn.Module):
         q, k, v = (t.unflatten(2, heads).transpose(1, 2) for t in (projected, self.fc_k(key), self.fc_v(key)))
         answer = attention(
             q, k, v, mask, self.dropout if self.training else 0.0,
-            scale=self.scale, normalizer=self.normalizer, engine=self.engine, return_aux=return_aux,
+            scale=self.scale, normalizer=current(self.normalizer), engine=self.engine, return_aux=return_aux,
         )  # fmt: skip
         read = answer if isinstance(answer, Tensor) else answer[0]
         hidden = self.ln0(projected + read.transpose(1, 2).flatten(2))
@@ -177,7 +178,7 @@ class MAB(nn.Module):
         """Return what the projections do not tell."""
         told = [f"num_heads={self.num_heads}"]
         told += [f"dropout={self.dropout}"] if self.dropout else []
-        told += [f"normalizer={self.normalizer!r}"] if self.normalizer != "softmax" else []
+        told += unusual(self, "normalizer", "softmax")
         return ", ".join(told + ([f"scale={self.scale}"] if self.scale is not None else []))
 
 

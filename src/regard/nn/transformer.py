@@ -52,13 +52,14 @@ class _Layer(nn.Module, ABC):
     ) -> None:
         super().__init__()
         where = {"device": device, "dtype": dtype}
-        parts: dict[str, Any] = {"num_kv_heads": num_kv_heads, "normalizer": normalizer, "engine": engine}
+        parts: dict[str, Any] = {"num_kv_heads": num_kv_heads, "engine": engine}
         width, hidden = size(self, "d_model", d_model), size(self, "dim_feedforward", dim_feedforward)
         dropout = probability(self, "dropout", dropout)
         self.batch_first, self.norm_first = batch_first, norm_first
         # In torch's order, in which optimizers count parameters and generators draw them.
         for i, name in enumerate(self.attentions):
             parts |= {"rotary": None if i else rotary, "score": copy.deepcopy(score) if i else score}
+            parts |= {"normalizer": copy.deepcopy(normalizer) if i else normalizer}
             made = MultiheadAttention(width, nhead, dropout, bias, batch_first=batch_first, **where, **parts)
             self.add_module(name, made)
         self.linear1 = nn.Linear(width, hidden, bias=bias, **where)
@@ -191,7 +192,7 @@ class TransformerDecoderLayer(_Layer):
     d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device, dtype
         As :class:`TransformerEncoderLayer` has them.
     num_kv_heads, score, normalizer, engine
-        As :class:`~regard.nn.MultiheadAttention` has them, for both attentions; a score that learns is copied.
+        As :class:`~regard.nn.MultiheadAttention` has them, for both attentions, which share no parameter.
     rotary : Module, optional
         For the self-attention.
 

@@ -39,7 +39,9 @@ class Score(Part, ABC):
     (O(L + S)); ``compare`` is called on tiles of its results and must treat each pair by itself, so that a
     tile's scores do not depend on what else is in the tile. Both are ordinary differentiable torch code.
 
-    Learned parameters are tensors stored as attributes; they get gradients.
+    Learned parameters are tensors stored as attributes; they get gradients. A layer of :mod:`regard.nn` that is given
+    a score makes its parameters those of the layer. A Module of your own keeps them itself, and makes the score of
+    them in ``forward``.
 
     Examples
     --------

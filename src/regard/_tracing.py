@@ -25,3 +25,22 @@ def is_blind(tensor: Tensor) -> bool:
 def is_traced(tensor: Tensor) -> bool:
     """Whether code must be one composition of torch's operations, free of branches on values and of buffers."""
     return is_blind(tensor) or in_transform()
+
+
+def is_symbolic(size: int) -> bool:
+    """Whether a size is not known yet: what is traced is to run with others, and no loop can depend on it."""
+    if not torch.compiler.is_compiling():
+        return isinstance(size, torch.SymInt)
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # who compiles has imported it
+
+    return not has_static_value(size)
+
+
+def is_exported_to_onnx() -> bool:
+    """Whether ONNX, which knows torch's own operations alone, and not all of these, is to run what is traced."""
+    return torch.onnx.is_in_onnx_export()
+
+
+def is_watched() -> bool:
+    """Whether something, such as torch's FLOP counter, follows the operators that run."""
+    return torch._C._len_torch_dispatch_stack() > 0

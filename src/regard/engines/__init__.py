@@ -1,5 +1,6 @@
 """Engines: how an attention is executed. The table of them, and nothing else."""
 
+from regard.engines import flops
 from regard.engines.base import Cost, Engine, EngineLike, EngineName, Outcome
 from regard.engines.fused.engine import Fused
 from regard.engines.reference import Reference
@@ -8,6 +9,9 @@ from regard.engines.streaming import Streaming
 
 #: Every engine by name. ``auto`` chooses among these.
 TABLE: dict[str, Engine] = {engine.name: engine for engine in (Sdpa(), Fused(), Streaming(), Reference())}
+
+
+flops.register()
 
 
 def register(engine: Engine) -> Engine:

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention as torch_attention 
 
 from regard import masks
 from regard._problem import Problem
-from regard._tracing import is_traced
+from regard._tracing import is_exported_to_onnx, is_traced
 from regard.engines import care, dense, strips
 from regard.engines.base import Cost, Engine, Outcome
 from regard.engines.tiles import Span, spans
@@ -204,7 +204,7 @@ def _traced(problem: Problem) -> Outcome:
         if mask is not None:
             problem = replace(problem, key=problem.key[:, :, : extent.L], value=problem.value[:, :, : extent.L])
         return Outcome(_plain(problem, None, mask is not None))
-    rows = [Span(0, extent.L)] if extent.L <= TRACED_STRIP else spans(extent.L, TRACED_STRIP)
+    rows = spans(extent.L, TRACED_STRIP)
     band = mask.as_band(extent)
     if band is None:
         # A key that no query sees is cleared, so that nothing in it can leak. In a strip's band every key is seen.
@@ -222,7 +222,12 @@ def _traced(problem: Problem) -> Outcome:
             key=problem.key[:, :, first:last],
             value=problem.value[:, :, first:last],
         )
-        outputs.append(_plain(part, _added(problem, mask, span, Span(first, last)), False))
+        added = _added(problem, mask, span, Span(first, last))
+        output = _plain(part, added, False)
+        if added is not None and is_exported_to_onnx():  # where torch's function has zeros, ONNX has no rule
+            seen = added if added.dtype == torch.bool else added > -torch.inf
+            output = torch.where(seen.any(-1, keepdim=True), output, 0.0)
+        outputs.append(output)
     return Outcome(outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2))
 
 

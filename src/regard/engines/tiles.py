@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from regard._problem import Problem
-from regard._tracing import is_traced
+from regard._tracing import is_symbolic, is_traced
 from regard.masks.base import EMPTY, FULL, MIXED, Mask
 from regard.normalizers.base import Normalizer
 from regard.scores.base import Score
@@ -35,7 +35,9 @@ class Span:
 
 
 def spans(length: int, step: int) -> list[Span]:
-    """Cut ``range(length)`` into ranges of ``step``."""
+    """Cut ``range(length)`` into ranges of ``step``; a length that is not known yet is one range."""
+    if is_symbolic(length):
+        return [Span(0, length)]
     return [Span(start, min(start + step, length)) for start in range(0, length, step)]
 
 
@@ -44,7 +46,8 @@ def tile_shape(problem: Problem, pair_size: int) -> tuple[int, int]:
 
     A normalizer that gathers rows holds all tiles of a row at once, which are then no larger than one of the others.
     """
-    B, H, S = problem.extent.B, problem.extent.H, problem.extent.S
+    extent = problem.extent
+    B, H, S = (1 if is_symbolic(n) else n for n in (extent.B, extent.H, extent.S))
     pairs = max(TILE_SIZE // max(B * H * pair_size, 1), 1)
     rows = min(max(1 << (pairs.bit_length() - 1) // 2, TILE_SIDE), 256)
     if problem.normalizer.gathers:
@@ -100,7 +103,7 @@ class Tiles:
             exact_key, bad = (None if t is None else t.repeat_interleave(R, 1) for t in (exact_key, bad))
             spill = None if spill is None else spill.repeat_interleave(R, 2)
         shape = tile_shape(problem, score.pair_size(query.shape[-1])) if shape is None else shape
-        extent = problem.extent
+        rows, cols = spans(problem.extent.L, shape[0]), spans(problem.extent.S, shape[1])
         return cls(
             query,
             key,
@@ -110,9 +113,9 @@ class Tiles:
             normalizer,
             problem.scale,
             problem.softcap,
-            spans(extent.L, shape[0]),
-            spans(extent.S, shape[1]),
-            None if mask is None else kinds_of(mask, problem, shape),
+            rows,
+            cols,
+            None if mask is None else kinds_of(mask, problem, shape, (len(rows), len(cols))),
             exact_key,
             bad,
             spill,
@@ -265,7 +268,7 @@ class Tiles:
         return replace(self, query=query, key=key, value=value, score=score, mask=mask, normalizer=normalizer)
 
 
-def kinds_of(mask: Mask, problem: Problem, shape: tuple[int, int]) -> list[list[int]]:
+def kinds_of(mask: Mask, problem: Problem, shape: tuple[int, int], counts: tuple[int, int]) -> list[list[int]]:
     """Return what each tile is, over all batches and heads: EMPTY or FULL only where it is so in every one."""
     extent = problem.extent
     query = problem.query
@@ -273,7 +276,7 @@ def kinds_of(mask: Mask, problem: Problem, shape: tuple[int, int]) -> list[list[
         torch.compiler.is_compiling() or isinstance(query, FakeTensor) or (is_traced(query) and not mask.is_structural)
     )
     if blind:  # a branch on values is not possible
-        return [[MIXED] * -(-extent.S // shape[1])] * -(-extent.L // shape[0])
+        return [[MIXED] * counts[1]] * counts[0]
     kinds = mask.tiles(extent, *shape)
     if 0 in kinds.shape[:2]:
         return []

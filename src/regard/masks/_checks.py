@@ -40,5 +40,8 @@ def lookup(table: Tensor, *index: Tensor) -> Tensor:
 
     Unlike ``table[index]`` it reads no index's value in Python, so that 0-d indices work under vmap.
     """
-    kept = [i for i, size in zip(index, table.shape) if size != 1]
-    return torch.ops.aten.index.Tensor(table.squeeze(), kept) if kept else table.squeeze()
+    shared = [dim for dim, size in enumerate(table.shape) if size == 1]
+    kept = [i for dim, i in enumerate(index) if dim not in shared]
+    if shared:  # by number: a size that is known only when an exported program runs may be 1 then
+        table = table.squeeze(shared)
+    return torch.ops.aten.index.Tensor(table, kept) if kept else table

@@ -103,7 +103,7 @@ class Mask(Part, ABC):
         if visible is not None:
             added = torch.where(visible, added, -torch.inf)
         added = added[(None,) * (4 - added.dim())]
-        return added.expand(*added.shape[:2], len(q_idx), len(kv_idx))
+        return added.expand(*added.shape[:2], q_idx.shape[0], kv_idx.shape[0])
 
     @property
     def has_bias(self) -> bool:

@@ -161,7 +161,7 @@ class Documents(Mask):
             return None
         # In a stable order, the keys of a document follow each other, first to last.
         k_ids, order = k_ids.sort(stable=True)
-        B = max(len(q_ids), len(k_ids)) if extent.B else 0
+        B = max(q_ids.shape[0], k_ids.shape[0]) if extent.B else 0
         q_ids, k_ids, order = (x.expand(B, -1).contiguous() for x in (q_ids, k_ids, order))
         first, end = (torch.searchsorted(k_ids, q_ids, right=right) for right in (False, True))
         counts = end - first

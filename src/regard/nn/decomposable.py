@@ -121,7 +121,7 @@ class DecomposableAttention(nn.Module):
             (B, N, M). Rows of padding are as if they held zeros.
         """
         a, b = (rows(self, name, t, self.embed_size) for name, t in (("a", a), ("b", b)))
-        if len(a) != len(b):
+        if a.shape[0] != b.shape[0]:
             raise rejected("DecomposableAttention", "b", f"have a's batch size {len(a)}", f"{len(b)} (b {shape(b)})")
         a_real, b_real = self._real("a_lens", a, a_lens), self._real("b_lens", b, b_lens)
         a, b = _cleared(a, a_real), _cleared(b, b_real)

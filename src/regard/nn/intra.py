@@ -204,8 +204,8 @@ class IntraAttention(nn.Module):
 
     def _start(self, x: Tensor) -> IntraState:
         """Return empty tapes."""
-        empty = x.new_zeros(len(x), 0, self.hidden_size)
-        return IntraState(empty, empty, x.new_zeros(len(x), self.hidden_size), empty[..., 0].bool())
+        empty = x.new_zeros(x.shape[0], 0, self.hidden_size)
+        return IntraState(empty, empty, x.new_zeros(x.shape[0], self.hidden_size), empty[..., 0].bool())
 
     def _real(self, x: Tensor, lengths: Any) -> Tensor:
         """Return which steps (B, T) are real, from checked lengths."""

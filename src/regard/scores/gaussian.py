@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard._catalogue import mechanism
+from regard._tracing import is_exported_to_onnx
 from regard.scores.base import DotForm, register
 from regard.scores.distance import Radial
 
@@ -50,6 +51,8 @@ class Gaussian(Radial):
     def dot_refusal(self, dtype: torch.dtype) -> str | None:
         if dtype == torch.float64:
             return "Gaussian as a dot product cancels, and there is no dtype wider than float64 to absorb that"
+        if is_exported_to_onnx():
+            return "Gaussian as a dot product needs a median, which cannot be written to ONNX"
         return None
 
     def as_dot(self, query: Tensor, key: Tensor) -> DotForm:

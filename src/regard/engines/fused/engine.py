@@ -11,7 +11,7 @@ from torch import Tensor
 from regard import scores
 from regard._aux import AuxRequest, TopK
 from regard._problem import Problem
-from regard._tracing import is_traced
+from regard._tracing import is_exported_to_onnx, is_traced, is_watched
 from regard.engines import care, dense
 from regard.engines.base import Cost, Engine, Outcome
 from regard.engines.fused import differentiable, order
@@ -44,6 +44,8 @@ class Fused(Engine):
     tells = frozenset(("lse", "max", "entropy", "topk", "received"))
 
     def refusal(self, problem: Problem) -> str | None:
+        if is_exported_to_onnx():
+            return "its kernels cannot be written to ONNX"
         if problem.query.device.type != "cpu":
             return f"its kernels are for the CPU, not for {problem.query.device.type}"
         if not isinstance(problem.normalizer, Softmax):
@@ -81,7 +83,7 @@ class Fused(Engine):
     def _run(self, problem: Problem, wants: Wants | None) -> Outcome:
         if 0 in problem.query.shape[:3] or problem.extent.S == 0:
             return replace(dense.attend(problem), weights=None, scores=None)
-        if is_traced(problem.query):
+        if is_traced(problem.query) or (wants is None and is_watched()):
             return _traced(problem)
         if problem.mask is not None and care.wants_grad(problem) and dense.needs_care(problem):
             return self._careful(problem, wants)
@@ -181,7 +183,7 @@ def _traced(problem: Problem) -> Outcome:
         return Outcome(output.to(problem.query.dtype), _lse(peak, total))
     b, h, q_idx, kv_idx = (torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S))
     b, h, q_idx = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1)
-    strips = [slice(first, first + TRACED_STRIP) for first in range(0, extent.L, TRACED_STRIP)]
+    strips = [span.slice for span in spans(extent.L, TRACED_STRIP)]
     added = [mask.matrix(b, h, q_idx[strip], kv_idx, rows.query.dtype) for strip in strips]
     seen = torch.stack([(matrix > -torch.inf).any(-2) for matrix in added]).any(0)
     rows = _cleared(rows, seen)

@@ -1,0 +1,37 @@
+"""What torch's FLOP counter counts of kernels that are one operator to it: ours, and torch's own on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import (
+    flop_registry,
+    register_flop_formula,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
+
+from regard.engines.fused.operators import fused_backward, fused_forward
+
+_ATEN: Any = torch.ops.aten
+
+
+def _forward(query: Any, key: Any, value: Any, *_: Any, **named: Any) -> int:  # noqa: ARG001
+    """Return what two matrix products would take: all pairs, a multiplication and an addition for each feature."""
+    return sdpa_flop_count(query, key, value)
+
+
+def _backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **named: Any) -> int:  # noqa: ARG001
+    """Return what five matrix products would take, as torch counts its own kernels."""
+    return sdpa_backward_flop_count(grad, query, key, value)
+
+
+def register() -> None:
+    """Let torch's FLOP counter know these operators, but for those that it knows already."""
+    forward = (fused_forward, _ATEN._scaled_dot_product_flash_attention_for_cpu)
+    backward = (fused_backward, _ATEN._scaled_dot_product_flash_attention_for_cpu_backward)
+    for formula, operators in ((_forward, forward), (_backward, backward)):
+        for operator in operators:
+            if operator not in flop_registry:
+                register_flop_formula(operator)(formula)

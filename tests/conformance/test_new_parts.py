@@ -1,13 +1,15 @@
 """A part that is registered is tested, unasked."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from regard import engines
+from regard import _catalogue, engines, masks
 from regard.engines import Reference
 from regard.normalizers import Softmax
 from regard.normalizers.base import TABLE as NORMALIZERS
@@ -15,9 +17,11 @@ from regard.normalizers.base import register as register_normalizer
 from regard.scores import Score
 from regard.scores.base import TABLE as SCORES
 from regard.scores.base import register as register_score
-from regard.testing import sweep
+from regard.testing import Case, judge, sweep
 from regard.testing.campaign import Plan, run
+from regard.testing.draw import Dice, mask
 from regard.testing.formulas import formula_of
+from regard.testing.recipes import KINDS, build
 
 QUICK = ["budget", "gradient budget", "empty rows", "no leak", "permutation"]
 
@@ -25,7 +29,7 @@ QUICK = ["budget", "gradient budget", "empty rows", "no leak", "permutation"]
 @pytest.fixture(autouse=True)
 def tables():
     """Forget what a test registers."""
-    before = [(table, dict(table)) for table in (SCORES, NORMALIZERS, engines.TABLE)]
+    before = [(table, dict(table)) for table in (SCORES, NORMALIZERS, engines.TABLE, KINDS, _catalogue._TABLE)]
     yield
     for table, entries in before:
         table.clear()
@@ -80,6 +84,42 @@ def test_a_new_normalizer_is_tested():
         verdicts = sweep(law, "reference", score="scaled_dot", normalizer="tempered")
         assert any(v.outcome == "held" for v in verdicts), law
         assert not [str(v) for v in verdicts if v.outcome == "broken"]
+
+
+def examples():
+    """Return the code in CONTRIBUTING.md, by the package that its section speaks of."""
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"One file in `src/regard/(\w+)/`.*?```python\n(.*?)```", text, re.DOTALL))
+
+
+@pytest.mark.parametrize("package", ["scores", "normalizers", "masks"])
+def test_the_examples_for_contributors_hold_every_law_unasked(package):
+    found = {"__name__": f"regard.{package}.example"}
+    exec(examples()[package], found)
+    if package == "masks":
+        KINDS["checkered"] = lambda extent, generator, dtype, size: found["checkered"](size)
+        cases = [Case(mask=("checkered", 2), seed=seed) for seed in range(4)]
+        verdicts = [judge(law, "streaming", case) for law in QUICK for case in cases]
+    else:
+        part = {"scores": {"score": "rational"}, "normalizers": {"normalizer": "softsign"}}[package]
+        verdicts = [verdict for law in QUICK for verdict in sweep(law, "reference", **part)]
+    assert not [str(v) for v in verdicts if v.outcome == "broken"]
+    assert sum(v.outcome == "held" for v in verdicts) >= len(QUICK)
+
+
+def classes_in(mask):
+    """Return the classes of a mask and of those that it is made of."""
+    inner = [x for value in vars(mask).values() for x in (value if isinstance(value, tuple) else (value,))]
+    return {type(mask)}.union(*(classes_in(x) for x in inner if isinstance(x, masks.Mask)))
+
+
+def test_every_mask_is_drawn():
+    extent, generator = masks.Extent(2, 2, 4, 5), torch.Generator().manual_seed(0)
+    recipes = [mask(Dice(seed), 2, True) for seed in range(300)]
+    drawn = set().union(*(classes_in(build(recipe, extent, generator, torch.float32)) for recipe in recipes))
+    public = {value for value in vars(masks).values() if isinstance(value, type) and issubclass(value, masks.Mask)}
+    # The two bases, and what torch's BlockMask becomes, which tests of FlexAttention's masks make.
+    assert public - {masks.Mask, masks.Aligned, masks.BlockSparse} <= drawn
 
 
 def test_a_normalizer_that_is_not_convex_must_say_so():

@@ -20,6 +20,7 @@ from regard.engines.fused.kernels.fields import COMPACT
 from regard.engines.fused.operators import Traced, fused_forward
 from regard.engines.fused.run import Found, Wants
 from regard.engines.fused.sight import Sight
+from regard.engines.tiles import spans
 from regard.masks.base import Mask
 from regard.masks.intervals import reached
 from regard.normalizers import Softmax
@@ -176,10 +177,10 @@ def _traced(problem: Problem) -> Outcome:
     if mask is None:
         output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, None, None, None, *constants)
         return Outcome(output.to(problem.query.dtype), _lse(peak, total))
-    spans = None if mask.has_bias else mask.intervals(extent)
-    if spans is not None:
-        rows = _cleared(rows, reached(*spans, extent.S))
-        output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, *spans, None, *constants)
+    intervals = None if mask.has_bias else mask.intervals(extent)
+    if intervals is not None:
+        rows = _cleared(rows, reached(*intervals, extent.S))
+        output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, *intervals, None, *constants)
         return Outcome(output.to(problem.query.dtype), _lse(peak, total))
     b, h, q_idx, kv_idx = (torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S))
     b, h, q_idx = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor
 
@@ -60,7 +60,7 @@ def as_mask(mask: MaskLike, function: str = "masks.as_mask", argument: str = "ma
     raise rejected(function, argument, expected, described(mask), TypeError)
 
 
-def is_matrix(mask: Any) -> bool:
+def is_matrix(mask: Any) -> TypeGuard[Tensor]:
     """Whether a mask is written out in a tensor; torch's CausalBias is a tensor by its class alone."""
     return isinstance(mask, Tensor) and not _is_a(_CAUSAL_BIAS, mask)
 

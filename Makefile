@@ -17,10 +17,9 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/regard demo
 
-# A model learns on this machine. Threads that spin for a moment and then sleep: endless spinning loses most of the
-# speed on a machine that is busy with something else, and sleeping at once a third of it on one that is not.
+# A model learns on this machine.
 demo-training: $(READY)
-	GOMP_SPINCOUNT=20000 $(BIN)/regard demo --train --seconds $(DEMO_SECONDS)
+	$(BIN)/regard demo --train --seconds $(DEMO_SECONDS)
 
 # Two processes of one thread each; scikit-learn's check of other array libraries runs only where SciPy was told of them.
 test: $(READY)

@@ -126,7 +126,13 @@ def _train(console: Console, experiment: Experiment, resume: bool) -> None:
     best = "" if math.isnan(ended.best) else f"; best {experiment.options.training.metric} {ended.best:.4g}"
     experiment.say(f"Ended after step {ended.steps:,}: {why[ended.reason]}{best}.")
     word, said = ("translate", '"some text"') if task == "translation" else ("pronounce", "someword")
-    if ended.best == 0 and experiment.options.training.metric == "bleu":
+    if ended.guesses:
+        rate = experiment.options.training.learning_rate
+        experiment.say(
+            "It has learned no more than how often each symbol is written. Go on with --resume and more --steps or "
+            f"--seconds; if that changes nothing, begin anew with a lower --learning-rate (now {rate:g})."
+        )
+    elif ended.best == 0 and experiment.options.training.metric == "bleu":
         experiment.say(
             "BLEU is 0 where no four words in a row are right: --set training.metric=chrf ranks short texts."
         )
@@ -166,8 +172,6 @@ def table_of(task: str, options: Path | None, changes: dict[str, Any]) -> dict[s
     if not isinstance(training, dict):
         raise rejected("train", "training", "be a table of options", repr(training))
     training.setdefault("metric", task_of(task).metric)
-    if training.get("seconds"):
-        training.setdefault("warmup", 0.05)  # of the time: nobody knows how many steps there will be
     return table
 
 

@@ -79,6 +79,7 @@ class TrainingDisplay(Callback):
             return
         found = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("valid_")}
         told = "  ".join(f"{name.removeprefix('valid_')} {value:.4g}" for name, value in found.items())
+        told += f"  no better than guessing by frequency, {module.guess:.4g}" if module.guesses else ""
         self._console.print(f"step {trainer.global_step:,}  {told}  ({self._state(trainer, module)})")
 
     def on_train_end(self, trainer: Trainer, module: Any) -> None:

@@ -16,10 +16,12 @@ import torch
 
 from regard._errors import RegardWarning, rejected, unknown_name
 from regard.models import EncoderDecoder, RecurrentConfig
+from regard.tasks._threads import set_threads
 from regard.tasks.batches import Batches, Ragged
 from regard.tasks.codecs import Codec
 from regard.tasks.experiment_options import DataOptions, ExperimentOptions
 from regard.tasks.files import CONFIG, write_atomically
+from regard.tasks.frequencies import Frequencies
 from regard.tasks.kinds import Task, task_of
 from regard.tasks.options import read_toml
 from regard.tasks.pairs import Pairs, read_pairs, split
@@ -118,7 +120,7 @@ class Experiment:
             expected = "have been saved once to be resumed; begin anew"
             raise rejected("resume", str(self.folder), expected, f"no {CHECKPOINTS}/{LAST} in it")
         if training.threads:
-            torch.set_num_threads(training.threads)
+            set_threads(training.threads)
         learn, valid = self._pairs()
         self._valid = valid
         start = SequenceModel.load(self.options.start) if self.options.start and not resume else None
@@ -137,12 +139,17 @@ class Experiment:
         )
         rank, world = _place()
         writer = SequenceModel(model, source, target, self._about())
+        numbers = self._numbers(learn, writer, sampled=True), self._numbers(valid, writer, sampled=False)
         batches, once = (
-            Batches(*numbers, tokens=training.batch_tokens, seed=training.seed, rank=rank, world=world)
-            for numbers in (self._numbers(learn, writer, sampled=True), self._numbers(valid, writer, sampled=False))
+            Batches(*sides, tokens=training.batch_tokens, seed=training.seed, rank=rank, world=world)
+            for sides in numbers
         )
         self.say(f"an epoch has {batches.per_epoch:,} batches")
-        learner = Learner(model, training, Stream(batches.batch), self._score(writer, valid))
+        frequencies = Frequencies.of(numbers[0][1], len(target))
+        if start is None:
+            frequencies.set_bias(model)
+        guess = frequencies.loss(numbers[1][1])
+        learner = Learner(model, training, Stream(batches.batch), self._score(writer, valid), guess)
         ended = train(learner, list(once.once()), training, self.folder, resume=resume, callbacks=callbacks)
         if ended.reason != "interrupt" and rank == 0:
             writer.model.eval()
@@ -237,7 +244,7 @@ class Experiment:
         # The order of sums, and so their last bits, goes by the number of threads.
         if begun["threads"] != here["threads"]:
             self.say(f"threads: {begun['threads']}, as the run began")
-            torch.set_num_threads(begun["threads"])
+            set_threads(begun["threads"])
         if begun["bfloat16"] != here["bfloat16"]:
             was, now = ("bfloat16" if narrow else "float32" for narrow in (begun["bfloat16"], here["bfloat16"]))
             self.say(f"matrix products were in {was} where the run began and are in {now} here: the bits will differ")

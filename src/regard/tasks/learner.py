@@ -16,6 +16,8 @@ from regard.tasks.batches import Batch
 from regard.tasks.losses import cross_entropy
 from regard.tasks.options import TrainingOptions
 
+#: A loss that is not lower than guessing by frequency by so much, in nats, says that nothing else was learned.
+_LEARNED = 0.1
 #: What a validation finds beside the loss, such as ``{"bleu": 31.2}``.
 Score = Callable[[EncoderDecoder], dict[str, float]]
 
@@ -57,17 +59,31 @@ class Learner(LightningModule):
     score : callable, optional
         ``score(model)`` is called by every validation, in the first process, and returns what is logged beside the
         loss.
+    guess : float, optional
+        The loss of a validation in which each symbol is guessed by its frequency alone.
     """
 
     def __init__(
-        self, model: EncoderDecoder, options: TrainingOptions, stream: Stream, score: Score | None = None
+        self,
+        model: EncoderDecoder,
+        options: TrainingOptions,
+        stream: Stream,
+        score: Score | None = None,
+        guess: float = math.inf,
     ) -> None:
         super().__init__()
         self.model, self.options, self._score = model, options, score
-        self.stream = stream
+        self.stream, self.guess = stream, guess
+        #: The loss of the last validation; NaN before there was one.
+        self.valid_loss = math.nan
         #: The last batch's loss, and the seconds of training so far, where somebody holds the clock.
         self.loss, self.seconds = math.nan, _no_clock
         self._sums = torch.zeros(2, dtype=torch.float64)
+
+    @property
+    def guesses(self) -> bool:
+        """Whether the last validation found no more learned than how often each symbol is written."""
+        return self.valid_loss > self.guess - _LEARNED
 
     def training_step(self, batch: Batch, number: int) -> Tensor:
         """Return the loss of a batch: the mean cross-entropy of a symbol, in nats."""
@@ -106,7 +122,8 @@ class Learner(LightningModule):
         if self.trainer.world_size > 1:
             sums = cast(Tensor, strategy.reduce(sums.to(self.device), reduce_op="sum"))  # each has its own batches
         total, count = sums.tolist()
-        found = {"valid_loss": total / max(count, 1.0)}
+        self.valid_loss = total / max(count, 1.0)
+        found = {"valid_loss": self.valid_loss}
         if self._score is not None:  # the models are alike: one process asks, the others wait
             told = self._score(self.model) if self.trainer.is_global_zero else {}
             found |= {f"valid_{name}": value for name, value in strategy.broadcast(told).items()}

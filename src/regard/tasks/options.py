@@ -13,6 +13,10 @@ from regard._errors import described, rejected, unknown_name
 SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
 PRECISIONS = ("auto", "float32", "bfloat16")
 METRICS = ("loss", "bleu", "chrf", "wer", "per")
+#: The share of the budget in which a warm-up of so many steps is over at the latest: a short run must learn, too.
+_RISING = 0.3
+#: No machine has more threads for one process.
+_THREADS = 1024
 
 
 def _option(default: Any, text: str, *, least: float = -math.inf, below: float = math.inf, known: tuple[str, ...] = (),
@@ -37,7 +41,8 @@ class TrainingOptions:
     accumulate: int = _option(1, "batches whose gradients are added up for a step", least=1)
     learning_rate: float = _option(2e-3, "of AdamW at its peak", least=0, free=True)
     schedule: str = _option("inverse_sqrt", "what the rate does after the warm-up", known=SCHEDULES)
-    warmup: float = _option(500.0, "steps over which the rate rises from 0; below 1 a share of the budget", least=0)
+    warmup: float = _option(500.0, f"steps over which the rate rises from 0, at most {_RISING:.0%} of the budget; below 1 a share",
+                            least=0)  # fmt: skip
     weight_decay: float = _option(0.01, "of AdamW", least=0)
     beta2: float = _option(0.98, "of AdamW: how long squared gradients are remembered", least=0, below=1)
     clip: float = _option(1.0, "the largest norm of the gradient; 0 for no limit", least=0, free=True)
@@ -54,7 +59,7 @@ class TrainingOptions:
     keep: int = _option(5, "best checkpoints that are kept", least=1)
     average: int = _option(1, "best checkpoints whose parameters the model is the mean of", least=1)
     tensorboard: bool = _option(False, "write a log for TensorBoard, too", free=True)
-    threads: int = _option(0, "threads of torch; 0 for as many as there are cores", least=0)
+    threads: int = _option(0, "threads of torch; 0 for as many as there are cores", least=0, below=_THREADS + 1)
     devices: int = _option(1, "processes or GPUs; more than one under torchrun", least=1)
     strategy: str = _option("auto", "Lightning's, such as ddp or fsdp")
     accelerator: str = _option("auto", "Lightning's, such as cpu or gpu")
@@ -110,13 +115,20 @@ class TrainingOptions:
         >>> options = TrainingOptions(warmup=0.1, seconds=60, schedule="linear")
         >>> [round(options.rate(0, seconds), 3) for seconds in (3, 6, 33, 60)]
         [0.5, 1.0, 0.5, 0.0]
+
+        A warm-up that is longer than a short run ends where 30 % of the run are done:
+
+        >>> options = TrainingOptions(warmup=500, steps=59, schedule="constant")
+        >>> [round(options.rate(step), 3) for step in (0, 8, 17, 58)]
+        [0.056, 0.5, 1.0, 1.0]
         """
         done, end = step + 1, self.steps + 1  # the last step still learns
         used = max(done / end, seconds / self.seconds if self.seconds else 0.0)
-        risen = used / self.warmup if 0 < self.warmup < 1 else done / max(self.warmup, 1)
+        by_share = 0 < self.warmup < 1
+        risen = used / self.warmup if by_share else max(done / max(self.warmup, 1), used / _RISING)
         if self.schedule == "inverse_sqrt":
             return min(risen, risen**-0.5)
-        falling = 1 - (self.warmup if self.warmup < 1 else self.warmup / end)
+        falling = 1 - (self.warmup if self.warmup < 1 else min(self.warmup / end, _RISING))
         left = min(max(1 - used, 0.0) / max(falling, 1 / end), 1.0)
         fall = {"constant": 1.0, "linear": left, "cosine": 0.5 - 0.5 * math.cos(math.pi * left)}[self.schedule]
         return min(risen, 1.0) * fall

@@ -15,6 +15,7 @@ from regard.tasks.batches import Batches
 from regard.tasks.codecs import SymbolCodec
 from regard.tasks.evaluation import ErrorRates, error_rates
 from regard.tasks.files import CONFIG, ModelFileError
+from regard.tasks.frequencies import Frequencies
 from regard.tasks.kinds import Pronunciation, Vocabularies
 from regard.tasks.options import TrainingOptions
 from regard.tasks.pairs import Pairs
@@ -73,7 +74,9 @@ class Pronouncer:
         config = RecurrentConfig(len(letters), len(phonemes), **sizes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return cls(SequenceModel(RecurrentEncoderDecoder(config), letters, phonemes, {"task": TASK}))
+            model = RecurrentEncoderDecoder(config)
+        Frequencies.of(phonemes.encode_all(pairs.targets), len(phonemes)).set_bias(model)
+        return cls(SequenceModel(model, letters, phonemes, {"task": TASK}))
 
     def learn(self, pairs: Pairs, options: TrainingOptions = RECIPE, *, callbacks: Iterable[Callback] = ()) -> Ended:
         """Train until the budget is used up or a keyboard interrupt; what was learned by then stays.

@@ -48,6 +48,8 @@ class Ended:
         The best value of the metric; NaN where there was no validation.
     seconds : float
         Of training; what came before an interrupted run was resumed is counted in.
+    guesses : bool
+        Whether the last validation found a loss no better than that of guessing symbols by their frequency.
     """
 
     steps: int
@@ -55,6 +57,7 @@ class Ended:
     reason: str
     best: float
     seconds: float = field(compare=False)
+    guesses: bool = False
 
 
 def train(
@@ -142,7 +145,7 @@ def train(
         take_best(learner, best, options.average)
     score = None if best is None else best.best_model_score
     found = float("nan") if score is None else float(score)
-    return Ended(trainer.global_step, stop.pairs, reason, found, stop.used())
+    return Ended(trainer.global_step, stop.pairs, reason, found, stop.used(), learner.guesses)
 
 
 def check_devices(options: TrainingOptions) -> None:

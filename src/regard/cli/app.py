@@ -221,6 +221,9 @@ def translate(
     ] = False,
     precision: Annotated[str, typer.Option(help="float32; or bfloat16, faster where processors have it.")] = "float32",
     batch: Annotated[int, typer.Option(help="Lines at once; lower it where memory is short.")] = 128,
+    split: Annotated[
+        bool | None, typer.Option("--split/--whole", help="A line sentence by sentence, or at once; else as learned.")
+    ] = None,
     keep_unknown: Annotated[
         bool, typer.Option("--keep-unknown", help="Write only what the vocabulary can spell, no source words.")
     ] = False,
@@ -243,6 +246,7 @@ def translate(
                 search,
                 alignment=drawn or as_json,
                 replace_unknown=not keep_unknown,
+                split=split,
                 precision=precision,
                 batch=batch,
             )

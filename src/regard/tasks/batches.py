@@ -15,6 +15,8 @@ from regard.models.base import END, PAD
 
 #: The most padding, as a share of real symbols, and the most pairs fewer in a batch, for which batches are mixed.
 _WASTE = 0.05
+#: The most places of tokens of a side that are read at once, padding included.
+_PLACES = 8192
 #: How many batches may be filled from one stretch of similar lengths, tried in this order.
 _MIXED = (16, 8, 4, 2)
 
@@ -99,6 +101,22 @@ def pad(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
             [7, 0]]), tensor([2, 1]))
     """
     return Ragged.of(sequences).padded(np.arange(len(sequences)))
+
+
+def by_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Yield which sequences to read go together, at most so many, from the longest to the shortest, without the empty.
+
+    Examples
+    --------
+    >>> list(by_length([3, 0, 7, 4], 2))
+    [[2, 3], [0]]
+    """
+    order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
+    begin = 0
+    while begin < len(order):
+        count = min(most, max(1, _PLACES // lengths[order[begin]]))
+        yield order[begin : begin + count]
+        begin += count
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from regard.tasks.kinds import Task, task_of
 from regard.tasks.options import read_toml
 from regard.tasks.pairs import Pairs, read_pairs, split
 from regard.tasks.search import SearchOptions
+from regard.tasks.sentences import PARAGRAPHS, sentences
 from regard.tasks.sequences import KINDS, SequenceModel
 from regard.tasks.starting import begin
 from regard.tasks.written import WritingOptions, Written, cut
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
     from regard.tasks.runs import Ended
 
+#: From this share of lines of several sentences on, a model learns to read such lines, and is given them whole.
+_SEVERAL = 0.1
 #: How often the training texts are split where that is drawn.
 _SPLITS = 4
 #: What a run's folder holds beside checkpoints, log and model: its options, and what it began with.
@@ -138,7 +141,7 @@ class Experiment:
             f"{self.options.kind} model, {count:,} parameters, vocabularies of {len(source):,} and {len(target):,}"
         )
         rank, world = _place()
-        writer = SequenceModel(model, source, target, self._about())
+        writer = SequenceModel(model, source, target, self._about(learn))
         numbers = self._numbers(learn, writer, sampled=True), self._numbers(valid, writer, sampled=False)
         batches, once = (
             Batches(*sides, tokens=training.batch_tokens, seed=training.seed, rank=rank, world=world)
@@ -325,8 +328,10 @@ class Experiment:
                 self.say(line)
         return self.task.scores([each.text for each in written], list(references.values()))
 
-    def _about(self) -> dict[str, Any]:
-        return {"task": self.options.task}
+    def _about(self, learn: Pairs) -> dict[str, Any]:
+        """Return what the model's folder tells of it, from the start on: validations go by it, too."""
+        several = sum(len(sentences(text)) > 1 for text in learn.sources) >= _SEVERAL * len(learn)
+        return {"task": self.options.task} | ({"lines": PARAGRAPHS} if several else {})
 
 
 def _read(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:

@@ -41,8 +41,8 @@ class TrainingOptions:
     accumulate: int = _option(1, "batches whose gradients are added up for a step", least=1)
     learning_rate: float = _option(2e-3, "of AdamW at its peak", least=0, free=True)
     schedule: str = _option("inverse_sqrt", "what the rate does after the warm-up", known=SCHEDULES)
-    warmup: float = _option(500.0, f"steps over which the rate rises from 0, at most {_RISING:.0%} of the budget; below 1 a share",
-                            least=0)  # fmt: skip
+    warmup: float = _option(500.0, f"steps over which the rate rises from 0, at most {_RISING:.0%} of the budget; "
+                            "below 1 a share of it", least=0)  # fmt: skip
     weight_decay: float = _option(0.01, "of AdamW", least=0)
     beta2: float = _option(0.98, "of AdamW: how long squared gradients are remembered", least=0, below=1)
     clip: float = _option(1.0, "the largest norm of the gradient; 0 for no limit", least=0, free=True)

@@ -134,7 +134,12 @@ class Hypothesis:
 
 @torch.no_grad()
 def search(
-    model: EncoderDecoder, source: Tensor, lengths: Tensor, options: SearchOptions = SearchOptions()
+    model: EncoderDecoder,
+    source: Tensor,
+    lengths: Tensor,
+    options: SearchOptions = SearchOptions(),
+    *,
+    pool: int | None = None,
 ) -> list[list[Hypothesis]]:
     """Return the best hypotheses for each source, best first.
 
@@ -151,11 +156,13 @@ def search(
     lengths : Tensor (B,)
         How many symbols of each source are real.
     options : SearchOptions
+    pool : int, optional
+        How many hypotheses are wanted, where that is not ``n_best``: there may be more of them than beams.
 
     Returns
     -------
     list of list of Hypothesis
-        ``n_best`` for each source; fewer where there are no more that the options allow.
+        So many for each source; fewer where there are no more that the options allow.
 
     Raises
     ------
@@ -177,7 +184,7 @@ def search(
     width = options.n_best if options.sample else 1  # beams would be alike at first: one is enough
     state = model.start(memory, width)
     front = Front.first(source, options.limits(lengths), width)
-    ended = Ended.none(front, options.n_best)
+    ended = Ended.none(front, pool or options.n_best)
     draws = uniform(source, lengths, front.limits, width, options.seed) if options.sample else None
     for step in range(int(front.limits.max()) + 1):
         logits, state = model.step(front.tokens[..., -1], memory, state)

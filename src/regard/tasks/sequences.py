@@ -17,14 +17,16 @@ from torch import Tensor
 
 from regard._errors import rejected, unknown_name
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
-from regard.models.base import END, EncoderDecoder
+from regard.models.base import EncoderDecoder
+from regard.tasks._forced import aligned, padded, scored
 from regard.tasks._memory import fitting
 from regard.tasks._unknown import replaced, spelled, whole_words
-from regard.tasks.batches import pad
+from regard.tasks.batches import by_length
 from regard.tasks.codecs import UNKNOWN, Codec
 from regard.tasks.files import CONFIG, bad_file, built_model, load_config, load_json, load_weights, save_model
-from regard.tasks.losses import cross_entropy
 from regard.tasks.search import Hypothesis, search
+from regard.tasks.sentences import PARAGRAPHS, best_of, distinct, joined, sentences
+from regard.tasks.subwords import SubwordCodec
 from regard.tasks.written import WritingOptions, Written
 
 FORMAT, VERSION = "regard.sequences", 1
@@ -36,8 +38,6 @@ KINDS: dict[str, tuple[type[Any], type[Any]]] = {
 }
 #: What parameters may be stored as. They are computed with in float32.
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-#: The most places of tokens of a side in a batch, padding included.
-_PLACES = 8192
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ class SequenceModel:
     def write(self, lines: Iterable[str], options: WritingOptions | None = None, *, first: int = 1) -> list[Written]:
         """Return what the model writes for each line, in the order given.
 
-        Lines of similar lengths go through the model together; what is written for one does not depend on the others.
-        For an empty line nothing is written.
+        A line's sentences are written for one by one, if ``options.split`` says so. Lines of similar lengths go through
+        the model together; what is written for one does not depend on the others. For an empty line nothing is written.
 
         Parameters
         ----------
@@ -193,26 +193,44 @@ class SequenceModel:
         if isinstance(lines, str):
             raise rejected("write", "lines", "be a list of lines", "a str", TypeError)
         options, texts = options or WritingOptions(), list(lines)
+        parts = [self._parts(text, options) for text in texts]
+        numbers = [first + i for i, each in enumerate(parts) for _ in each]
+        found = iter(self._written([part for each in parts for part in each], numbers, options))
+        count, ranked = options.search.n_best, not options.search.sample
+        return [joined(text, list(islice(found, len(each))), count, ranked=ranked) for text, each in zip(texts, parts)]
+
+    def _written(self, texts: Sequence[str], places: Sequence[int], options: WritingOptions) -> list[Written]:
+        """Return what the model writes for texts; errors say which line each stands in."""
         numbers = self.source.encode_all(texts)
-        read = [self._read(text, numbers[i].tolist(), options, first + i) for i, text in enumerate(texts)]
+        read = [self._read(text, numbers[i].tolist(), options, places[i]) for i, text in enumerate(texts)]
         written = [Written(line.text, note=line.note) for line in read]
         bounds = [bound for bound in (options.search.longest, self.longest[1]) if bound]
+        narrow = options.precision == "bfloat16"
         unknown = options.search.unknown and options.replace_unknown and self._replaces()
         searching = replace(options.search, longest=min(bounds, default=0), unknown=unknown)
         with self._evaluating(options):
-            for rows in _batches([len(line.numbers) for line in read], options.batch):
-                sources = self._padded([read[i].numbers for i in rows])
-                with torch.autocast(sources[0].device.type, torch.bfloat16, enabled=options.precision == "bfloat16"):
-                    found = search(self.model, *sources, searching)
-                batch = [replace(read[i], found=each or [_NOTHING]) for i, each in zip(rows, found)]
-                for i, each in zip(rows, self._told(batch, options)):
-                    written[i] = each
+            for rows in by_length([len(line.numbers) for line in read], options.batch):
+                pool = searching.n_best
+                while rows:
+                    sources = padded(self.model, [read[i].numbers for i in rows])
+                    with torch.autocast(sources[0].device.type, torch.bfloat16, enabled=narrow):
+                        found = search(self.model, *sources, searching, pool=pool)
+                    batch = [replace(read[i], found=each or [_NOTHING]) for i, each in zip(rows, found)]
+                    for i, each in zip(rows, self._told(batch, options)):
+                        written[i] = each
+                    # Texts that are the same in other tokens count once: there may be more behind them.
+                    full = [i for i, each in zip(rows, found) if len(each) == pool]
+                    rows = [i for i in full if 1 + len(written[i].alternatives) < searching.n_best]
+                    pool *= 2
         return written
 
     def align(
         self, sources: Iterable[str], targets: Iterable[str], options: WritingOptions | None = None, *, first: int = 1
     ) -> list[Written]:
         """Return given targets as if the model had written them: with their score and their alignment.
+
+        A line and its target that have equally many sentences go together sentence by sentence, if ``options.split``
+        says so.
 
         Parameters
         ----------
@@ -248,22 +266,33 @@ class SequenceModel:
         if len(texts) != len(given):
             raise rejected("align", "targets", f"be as many as sources, {len(texts):,}", f"{len(given):,}")
         options = replace(options or WritingOptions(), alignment=True, replace_unknown=False)
+        parts = []
+        for text, target in zip(texts, given):
+            read, said = self._parts(text, options), self._parts(target, options)
+            parts.append(list(zip(read, said)) if len(read) == len(said) else [(text, target)])
+        places = [first + i for i, each in enumerate(parts) for _ in each]
+        found = iter(self._given([pair for each in parts for pair in each], places, options))
+        lines = (joined(text, list(islice(found, len(each)))) for text, each in zip(texts, parts))
+        return [replace(line, text=target) for line, target in zip(lines, given)]
+
+    def _given(self, pairs: Sequence[tuple[str, str]], places: Sequence[int], options: WritingOptions) -> list[Written]:
+        texts, given = [text for text, _ in pairs], [target for _, target in pairs]
         numbers, wanted = self.source.encode_all(texts), self.target.encode_all(given)
         most = self.longest[1]
         for i in range(len(given)):
             if most is not None and len(wanted[i]) > most:
-                raise rejected("align", f"target {first + i}", f"have at most {most} tokens", len(wanted[i]))
-        read = [self._read(text, numbers[i].tolist(), options, first + i) for i, text in enumerate(texts)]
+                raise rejected("align", f"target {places[i]}", f"have at most {most} tokens", len(wanted[i]))
+        read = [self._read(text, numbers[i].tolist(), options, places[i]) for i, text in enumerate(texts)]
         told = [Written(line.text, note=line.note) for line in read]
         counts = zip((len(line.numbers) for line in read), wanted.lengths.tolist())
         lengths = [max(both) if all(both) else 0 for both in counts]
         with self._evaluating(options):
-            for rows in _batches(lengths, options.batch):
-                pairs = [(read[i].numbers, wanted[i].tolist()) for i in rows]
-                scores = self._scored(pairs)
+            for rows in by_length(lengths, options.batch):
+                both = [(read[i].numbers, wanted[i].tolist()) for i in rows]
+                scores = scored(self.model, both)
                 found = [
                     Hypothesis(tuple(target), score, score / float(options.search.penalty(len(target) + 1)))
-                    for (_, target), score in zip(pairs, scores)
+                    for (_, target), score in zip(both, scores)
                 ]
                 batch = [replace(read[i], found=[each]) for i, each in zip(rows, found)]
                 for i, each in zip(rows, self._told(batch, options)):
@@ -297,6 +326,11 @@ class SequenceModel:
             yield from self.write(block, options, first=first)
             first += len(block)
 
+    def _parts(self, text: str, options: WritingOptions) -> list[str]:
+        """Return the sentences of a line, or the line where it is one or the model is to read it whole."""
+        split = self.about.get("lines") != PARAGRAPHS if options.split is None else options.split
+        return sentences(text) if split and isinstance(self.source, SubwordCodec) else [text]
+
     def _read(self, text: str, numbers: list[int], options: WritingOptions, number: int) -> _Line:
         most = min(options.longest, self.longest[0] or options.longest)
         if len(numbers) <= most:
@@ -321,11 +355,6 @@ class SequenceModel:
         finally:
             self.model.train(training)
 
-    def _padded(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        device = next(self.model.parameters()).device
-        source, lengths = pad(sequences)
-        return source.to(device), lengths.to(device)
-
     def _told(self, batch: list[_Line], options: WritingOptions) -> Iterator[Written]:
         """Yield what was written for some lines."""
         wanted = [
@@ -334,14 +363,14 @@ class SequenceModel:
             for each in line.found
             if options.alignment or (options.replace_unknown and UNKNOWN in each.numbers)
         ]
-        weights = iter(self._aligned(wanted) if self.model.maps else [None] * len(wanted))
+        weights = iter(aligned(self.model, wanted) if self.model.maps else [None] * len(wanted))
         for line in batch:
             told = []
             for each in line.found:
                 unknown = options.replace_unknown and UNKNOWN in each.numbers
                 alignment = next(weights) if options.alignment or unknown else None
                 told.append(self._one(line, each, alignment, options))
-            yield replace(told[0], alternatives=tuple(told[1:]))
+            yield best_of(told) if options.search.sample else distinct(told, options.search.n_best)
 
     def _one(self, line: _Line, found: Hypothesis, alignment: Tensor | None, options: WritingOptions) -> Written:
         text, words = self.target.decode(found.numbers), None
@@ -366,34 +395,5 @@ class SequenceModel:
         maps = self.model.maps
         return replace(written, maps=maps, alignment=alignment, source_words=tuple(read), words=tuple(said))
 
-    @torch.no_grad()
-    def _scored(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
-        """Return the log-probability of targets with their end marks."""
-        sources = self._padded([source for source, _ in pairs])
-        target, _ = self._padded([[*target, END] for _, target in pairs])
-        before = torch.cat([target.new_full((len(pairs), 1), END), target[:, :-1]], 1)
-        _, each = cross_entropy(self.model.features(*sources, before), self.model.vocabulary, target)  # (B, T)
-        return list(each.double().sum(1).tolist())
-
-    @torch.no_grad()
-    def _aligned(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
-        """Return the attention weights (A, T, S) with which targets were written for sources."""
-        if not pairs:
-            return []
-        source, lengths = self._padded([source for source, _ in pairs])
-        target, _ = self._padded([[END, *target[:-1]] for _, target in pairs])
-        weights = self.model.align(source, lengths, target).cpu()
-        return [each[:, : len(target), : len(source)] for each, (source, target) in zip(weights, pairs)]
-
 
 _NOTHING = Hypothesis((), -torch.inf, -torch.inf)
-
-
-def _batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Yield which lines go together, from the longest to the shortest, without the empty ones."""
-    order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
-    begin = 0
-    while begin < len(order):
-        count = min(most, max(1, _PLACES // lengths[order[begin]]))
-        yield order[begin : begin + count]
-        begin += count

@@ -27,8 +27,13 @@ class WritingOptions:
     replace_unknown : bool
         Write the source word with the most attention in place of a word that the vocabulary cannot spell. Otherwise,
         or where the model has no attention, only what the vocabulary can spell is written.
+    split : bool or None
+        Whether a line of several sentences is taken apart, and what is written for each put together again; see
+        :func:`regard.tasks.sentences.sentences`. None: unless the model learned from lines of several sentences. Only
+        texts are taken apart, not letters or other symbols.
     longest : int
-        Source tokens that are read at most; the model may know fewer positions.
+        Source tokens of a sentence, or of a line that is not taken apart, that are read at most; the model may know
+        fewer positions.
     too_long : {"cut", "refuse"}
         What to do with a line that has more: read its first ones and say so, or raise ValueError.
     batch : int
@@ -41,6 +46,7 @@ class WritingOptions:
     search: SearchOptions = field(default_factory=SearchOptions)
     alignment: bool = False
     replace_unknown: bool = True
+    split: bool | None = None
     longest: int = 512
     too_long: str = "cut"
     batch: int = 128
@@ -69,9 +75,10 @@ class Written:
     score : float
         Log-probability of the tokens and their end in nats.
     normalized : float
-        That divided by the length penalty.
+        That divided by the length penalty; of several sentences, their sum.
     alternatives : tuple of Written
-        The next best, where more than one was asked for.
+        The next best with other texts, where more than one was asked for: of a text that can be written in different
+        tokens, the likeliest counts. Or further samples, which may be the same.
     maps : tuple of str
         Names of the A attention maps; none unless they were asked for.
     alignment : Tensor (A, T, S), or None

@@ -23,13 +23,14 @@ def _shown(*, terminal: bool, validation: bool = False, **budget: Any) -> str:
     display = TrainingDisplay(console, TrainingOptions(**{"steps": 100} | budget), pairs)
     trainer: Any = SimpleNamespace(global_step=0, is_global_zero=True, sanity_checking=False)
     trainer.enable_validation, trainer.callback_metrics = validation, {}
-    module: Any = SimpleNamespace(seconds=lambda: 2.0 * trainer.global_step, loss=0.25)
+    module: Any = SimpleNamespace(seconds=lambda: 2.0 * trainer.global_step, loss=0.25, guess=0.1, guesses=True)
     display.on_train_start(trainer, module)
     for step in range(1, 101):
         trainer.global_step = step
         display.on_train_batch_end(trainer, module, None, BATCH, step)
         if validation and step % 50 == 0:
             trainer.callback_metrics = {"loss": torch.tensor(0.25), "valid_loss": torch.tensor(1 / step)}
+            module.guesses = step < 100
             display.on_validation_end(trainer, module)
     display.on_train_end(trainer, module)
     return console.file.getvalue()  # type: ignore[attr-defined]
@@ -46,7 +47,7 @@ def test_a_pipe_gets_a_few_plain_lines() -> None:
 def test_a_validation_has_a_line_of_its_own() -> None:
     lines = _shown(terminal=False, validation=True).splitlines()
     assert lines == [
-        "step 50  loss 0.02  (loss 0.250, 320 tokens/s, 1:40 left)",
+        "step 50  loss 0.02  no better than guessing by frequency, 0.1  (loss 0.250, 320 tokens/s, 1:40 left)",
         "step 100  loss 0.01  (loss 0.250, 320 tokens/s, 0:00 left)",
     ]
 

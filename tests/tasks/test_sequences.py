@@ -11,7 +11,7 @@ from small_models import ENGLISH, FRENCH, LINES, MAKERS, SOURCE, TARGET, recurre
 from tabled import Tabled
 
 from regard.models.base import END
-from regard.tasks import sequences
+from regard.tasks import batches, sequences
 from regard.tasks._unknown import replaced
 from regard.tasks.codecs import UNKNOWN, SymbolCodec
 from regard.tasks.search import SearchOptions
@@ -108,9 +108,9 @@ def test_given_words_that_the_vocabulary_cannot_spell_are_told_as_they_are() -> 
 
 
 def test_long_targets_go_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequences, "_PLACES", 64)
+    monkeypatch.setattr(batches, "_PLACES", 64)
     model, seen = recurrent(), []
-    monkeypatch.setattr(model, "_scored", lambda pairs: seen.append(len(pairs)) or [0.0] * len(pairs))
+    monkeypatch.setattr(sequences, "scored", lambda _, pairs: seen.append(len(pairs)) or [0.0] * len(pairs))
     assert len(model.align(["the cat"] * 4, ["le chat et le chien " * 8] * 4)) == 4
     assert seen == [1] * 4
 
@@ -232,9 +232,9 @@ def test_bfloat16_is_near_enough(model: SequenceModel) -> None:
 
 def test_long_lines_go_in_small_batches() -> None:
     lengths = [3, 0, 5000, 20, 3000, 3000, 20000, 1]
-    assert list(sequences._batches(lengths, 3)) == [[6], [2], [4, 5], [3, 0, 7]]
-    assert list(sequences._batches([2] * 5, 2)) == [[0, 1], [2, 3], [4]]
-    assert list(sequences._batches([0, 0], 2)) == []
+    assert list(batches.by_length(lengths, 3)) == [[6], [2], [4, 5], [3, 0, 7]]
+    assert list(batches.by_length([2] * 5, 2)) == [[0, 1], [2, 3], [4]]
+    assert list(batches.by_length([0, 0], 2)) == []
 
 
 def test_a_stream_is_answered_in_order_and_read_ahead_so_far() -> None:
@@ -262,7 +262,7 @@ def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch
     expected = model.write(LINES)
     model.model.train()
 
-    def interrupted(*arguments: object) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -98,6 +98,11 @@ class EncoderDecoder(nn.Module, ABC):
         """Return the attention weights (B, A, T, S) that :meth:`forward` uses for the same arguments."""
 
     @property
+    def saturates(self) -> bool:
+        """Whether features are bounded, and gradients vanish where all of them stand at their bounds."""
+        return False
+
+    @property
     def draws(self) -> bool:
         """Whether training makes choices without a gradient, learned by :meth:`surrogate`."""
         return False

@@ -213,6 +213,10 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         return weights[:, None]
 
     @property
+    def saturates(self) -> bool:
+        return True  # features are tanhs
+
+    @property
     def draws(self) -> bool:
         return self.config.hard == "reinforce"
 

@@ -42,14 +42,15 @@ class Frequencies:
         return float(-(counts @ np.log(self.shares)) / counts.sum())
 
     def set_bias(self, model: EncoderDecoder) -> None:
-        """Let an untrained model guess each symbol by its frequency.
+        """Let an untrained model guess each symbol by its frequency, if its features saturate.
 
         The bias of the logits could hardly learn that itself: Adam moves it by no more than the learning rate in a
-        step. Everything before it would then learn it, saturate, and no longer tell one source from another.
+        step. The features would then learn it, come to stand at their bounds, and no longer tell sources apart.
         """
-        _, bias = model.vocabulary
-        with torch.no_grad():
-            bias.copy_(torch.from_numpy(np.log(self.shares)))
+        if model.saturates:
+            _, bias = model.vocabulary
+            with torch.no_grad():
+                bias.copy_(torch.from_numpy(np.log(self.shares)))
 
 
 def _counts(targets: Ragged, size: int) -> np.ndarray:

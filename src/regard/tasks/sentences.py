@@ -99,7 +99,10 @@ def joined(line: str, parts: Sequence[Written], count: int = 1, *, ranked: bool 
 
 def distinct(written: Sequence[Written], count: int) -> Written:
     """Return the first of these, the next with other texts its alternatives: so many in all at most."""
-    return best_of(list({each.text: each for each in reversed(written)}.values())[::-1][:count])
+    kept: dict[str, Written] = {}
+    for each in written:
+        kept.setdefault(each.text, each)
+    return best_of(list(kept.values())[:count])
 
 
 def best_of(written: Sequence[Written]) -> Written:

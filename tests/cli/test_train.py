@@ -13,6 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 
@@ -127,10 +128,21 @@ def test_json(regard, model) -> None:
     assert record["alignment"][0][0] > 0.5 > record["alignment"][0][1]
 
 
+def test_every_sentence_of_a_line_is_translated(regard, model) -> None:
+    whole = regard("translate", "--model", model, "red dog. blue cat. one dog", "--alignment")
+    assert whole.out.splitlines()[0] == " ".join(
+        regard("translate", "--model", model, each).out.strip() for each in ("red dog.", "blue cat.", "one dog")
+    )
+    (record,) = map(json.loads, regard("translate", "--model", model, "--json", "red dog. blue cat").out.splitlines())
+    assert [len(row) for row in record["alignment"]] == [len(record["source_words"])] * len(record["words"])
+    assert regard("translate", "--model", model, "--whole", "red dog. blue cat").code == 0
+
+
 def test_n_best_and_samples(regard, model) -> None:
     best = regard("translate", "--model", model, "--n-best", "3", "red dog").out.splitlines()
     scores = [float(line.split("\t")[0]) for line in best]
     assert len(best) == 3 and scores == sorted(scores, reverse=True)
+    assert len({line.split("\t")[1] for line in best}) == 3
     one, other = (regard("translate", "--model", model, "--sample", "--seed", seed, "red dog").out for seed in (1, 1))
     assert one == other
 
@@ -406,6 +418,33 @@ class TestOptions:
     def test_an_unknown_task(self, regard, tmp_path) -> None:
         result = regard("train", "translaton", "--out", tmp_path)
         assert result.code == 2 and "did you mean 'translation'" in result.err
+
+    def test_threads_that_cannot_be_had(self, regard, pairs, tmp_path, monkeypatch) -> None:
+        arguments = ["train", "translation", "--data", pairs, "--out", tmp_path / "out", "--steps", "2", *SMALL]
+        result = regard(*arguments, "--set", "training.threads=100000")
+        assert result.code == 2 and "options: threads must be at least 0 and below 1025, got 100000." in result.err
+        real, started = threading.Thread.start, []
+
+        def start(thread) -> None:
+            if len(started) == 3:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+            real(thread)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            result = regard(*arguments, "--set", "training.threads=9")
+        assert result.code == 2 and result.err == (
+            "regard: train: training.threads must be at most 4, all that can be started here, got 9.\n"
+        )
+        assert not any(thread.is_alive() for thread in started)
+
+    def test_a_run_that_learns_nothing_says_so(self, regard, pairs, tmp_path) -> None:
+        few = ["train", "translation", "--data", pairs, "--out", tmp_path / "out", "--steps", "2", *SMALL]
+        told = regard(*few, "--learning-rate", "1e-6").out
+        assert "no better than guessing by frequency, " in told
+        assert "It has learned no more than how often each symbol is written. Go on with --resume" in told
+        assert "a lower --learning-rate (now 1e-06)" in told and "chrf ranks" not in told
 
 
 class TestResume:

@@ -47,9 +47,8 @@ def _tame_threads(arguments: list[str]) -> None:
     """
     trains = arguments[:1] in (["train"], ["compare"]) or (arguments[:1] == ["demo"] and "--train" in arguments)
     chosen = any(name in os.environ for name in _WAITING) or os.environ.get("OMP_NUM_THREADS") == "1"
-    if trains and not chosen and sys.platform == "linux":
+    if trains and not chosen and sys.platform == "linux" and sys.executable:
         os.environ["GOMP_SPINCOUNT"] = _SPINS
-        sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

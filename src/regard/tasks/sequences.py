@@ -22,11 +22,10 @@ from regard.tasks._forced import aligned, padded, scored
 from regard.tasks._memory import fitting
 from regard.tasks._unknown import replaced, spelled, whole_words
 from regard.tasks.batches import by_length
-from regard.tasks.codecs import UNKNOWN, Codec
+from regard.tasks.codecs import UNKNOWN, Codec, SymbolCodec
 from regard.tasks.files import CONFIG, bad_file, built_model, load_config, load_json, load_weights, save_model
 from regard.tasks.search import Hypothesis, search
 from regard.tasks.sentences import PARAGRAPHS, best_of, distinct, joined, sentences
-from regard.tasks.subwords import SubwordCodec
 from regard.tasks.written import WritingOptions, Written
 
 FORMAT, VERSION = "regard.sequences", 1
@@ -329,7 +328,7 @@ class SequenceModel:
     def _parts(self, text: str, options: WritingOptions) -> list[str]:
         """Return the sentences of a line, or the line where it is one or the model is to read it whole."""
         split = self.about.get("lines") != PARAGRAPHS if options.split is None else options.split
-        return sentences(text) if split and isinstance(self.source, SubwordCodec) else [text]
+        return [text] if not split or isinstance(self.source, SymbolCodec) else sentences(text)
 
     def _read(self, text: str, numbers: list[int], options: WritingOptions, number: int) -> _Line:
         most = min(options.longest, self.longest[0] or options.longest)

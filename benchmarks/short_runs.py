@@ -37,6 +37,7 @@ from typing import Any
 import torch
 
 from benchmarks.machine import ROOT, facts, slug
+from regard.cli.train import table_of
 from regard.tasks.experiment_options import ExperimentOptions
 from regard.tasks.experiments import Experiment
 
@@ -96,17 +97,16 @@ def drawn(folder: Path, into: Path) -> Path:
 
 def learn(pairs: Path, kind: str, steps: int, seed: int, batch_tokens: int) -> Run:
     """Train a model of the small preset with its defaults, and return how it ended."""
-    table: dict[str, Any] = {
-        "kind": kind,
-        "preset": "small",
-        "data": {"data": str(pairs), "held_out": _HELD_OUT},
-        "training": {"steps": steps, "seed": seed, "batch_tokens": batch_tokens, "validate_every": steps,
-                     "validate_most": 1, "keep": 1},
+    changes = {
+        "kind": kind, "preset": "small", "data.data": str(pairs), "data.held_out": _HELD_OUT, "training.steps": steps,
+        "training.seed": seed, "training.batch_tokens": batch_tokens, "training.validate_every": steps,
+        "training.validate_most": 1, "training.keep": 1,
     }  # fmt: skip
+    options = ExperimentOptions.from_table(table_of("translation", None, changes))
     seen = _watcher()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        experiment = Experiment(ExperimentOptions.from_table(table), Path(folder) / "run", lambda _: None)
+        experiment = Experiment(options, Path(folder) / "run", lambda _: None)
         experiment.train(callbacks=[seen])
     passed = round(time.monotonic() - began, 1)
     return Run(kind, steps, seed, batch_tokens, round(seen.loss, 4), round(seen.guess, 4), passed)

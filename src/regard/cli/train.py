@@ -30,6 +30,8 @@ SHORT: dict[str, dict[str, Any]] = {
     # A preset may have what there is none of.
     "none": {"attention": "none", "hard": "none", "scope": "global", "wiring": "after", "input_feeding": False},
 }
+#: The learning rate of a kind and preset that learn faster at another one than the option's default.
+RATES = {("recurrent", "small"): 4e-3}
 KINDS = {"rnn": "recurrent", "recurrent": "recurrent", "transformer": "transformer"}
 
 
@@ -172,6 +174,9 @@ def table_of(task: str, options: Path | None, changes: dict[str, Any]) -> dict[s
     if not isinstance(training, dict):
         raise rejected("train", "training", "be a table of options", repr(training))
     training.setdefault("metric", task_of(task).metric)
+    rate = RATES.get((table["kind"], str(table.get("preset", ExperimentOptions.preset))))
+    if model is None and rate is not None:
+        training.setdefault("learning_rate", rate)
     return table
 
 

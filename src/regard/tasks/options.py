@@ -40,7 +40,7 @@ class TrainingOptions:
     batch_tokens: int = _option(4096, "tokens of a batch at most, padding and both sides included", least=2)
     accumulate: int = _option(1, "batches whose gradients are added up for a step", least=1)
     learning_rate: float = _option(2e-3, "of AdamW at its peak", least=0, free=True)
-    schedule: str = _option("inverse_sqrt", "what the rate does after the warm-up", known=SCHEDULES)
+    schedule: str = _option("linear", "what the rate does after the warm-up", known=SCHEDULES)
     warmup: float = _option(500.0, f"steps over which the rate rises from 0, at most {_RISING:.0%} of the budget; "
                             "below 1 a share of it", least=0)  # fmt: skip
     weight_decay: float = _option(0.01, "of AdamW", least=0)

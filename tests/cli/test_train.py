@@ -269,12 +269,25 @@ class TestOptions:
         assert (options["training"]["steps"], options["training"]["clip"], options["data"]["held_out"]) == (9, 0.5, 5)
         assert options["model"] == {"attention": "general", "scope": "local-p"} and options["preset"] == "small"
         assert re.search(r"^patience = 0 +# stop after so many validations without a better one", shown.out, re.M)
-        assert re.search(r'^schedule = "inverse_sqrt" +# .*: inverse_sqrt, cosine, linear, constant$', shown.out, re.M)
+        assert re.search(r'^schedule = "linear" +# .*: inverse_sqrt, cosine, linear, constant$', shown.out, re.M)
         rest = shown.out[shown.out.index("# What else [model] may have") :].splitlines()
         assert all(line.startswith("# ") for line in rest) and 'wiring = "after"' in "".join(rest)
         assert not any(line.startswith("# attention") for line in rest)
         path.write_text(shown.out, encoding="utf-8")
         assert regard("train", "translation", "--out", "x", "--options", path, "--show-options").out == shown.out
+
+    @pytest.mark.parametrize(
+        ("arguments", "rate"),
+        [
+            (["--preset", "small"], 4e-3),
+            (["--preset", "small", "--learning-rate", "0.001"], 1e-3),
+            (["--preset", "small", "--model", "transformer"], 2e-3),
+            ([], 2e-3),
+        ],
+    )
+    def test_a_preset_has_its_own_learning_rate(self, regard, tmp_path, arguments, rate) -> None:
+        shown = regard("train", "translation", "--out", tmp_path / "x", "--show-options", *arguments)
+        assert tomllib.loads(shown.out)["training"]["learning_rate"] == rate
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

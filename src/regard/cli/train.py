@@ -65,7 +65,7 @@ def run(
                 )
         else:
             with typed():
-                chosen = ExperimentOptions.from_table(table_of(task, options, changes))
+                chosen = ExperimentOptions.from_table(tuned(table_of(task, options, changes)))
             if show_options:
                 typer.echo(_shown(chosen, Experiment(chosen, out).defaults()), nl=False)
                 return
@@ -174,10 +174,14 @@ def table_of(task: str, options: Path | None, changes: dict[str, Any]) -> dict[s
     if not isinstance(training, dict):
         raise rejected("train", "training", "be a table of options", repr(training))
     training.setdefault("metric", task_of(task).metric)
-    rate = RATES.get((table["kind"], str(table.get("preset", ExperimentOptions.preset))))
-    if model is None and rate is not None:
-        training.setdefault("learning_rate", rate)
     return table
+
+
+def tuned(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a table of options with the learning rate of its preset, if that has one and nothing else is asked."""
+    rate = RATES.get((table["kind"], str(table.get("preset", ExperimentOptions.preset))))
+    own = {} if rate is None or table.get("start") else {"learning_rate": rate}
+    return table | {"training": own | table["training"]}
 
 
 def _kind(name: str) -> str:

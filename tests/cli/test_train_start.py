@@ -60,6 +60,7 @@ def test_parameters_vocabularies_and_options_are_the_models(regard, pairs, tmp_p
 def test_a_run_goes_on_without_the_model_that_it_began_with(regard, pairs, tmp_path) -> None:
     made().save(tmp_path / "start")
     options = ["--data", pairs, "--set", "model.dropout=0.25"]
+    options += ["--set", "training.schedule=constant", "--set", "training.warmup=1"]
     for out, steps in (("whole", "6"), ("parted", "4")):
         run = ["--start", tmp_path / "start", "--out", tmp_path / out, *options, *FEW[2:], "--steps", steps]
         assert regard("train", "translation", *run).code == 0

@@ -222,7 +222,7 @@ def test_a_model_in_evaluation_mode_is_trained_all_the_same(whole, tmp_path):
 
 
 def test_more_steps_may_be_asked_for(tmp_path):
-    longer = OPTIONS.with_changes({"steps": 24, "schedule": "constant"})
+    longer = OPTIONS.with_changes({"steps": 24, "schedule": "constant", "warmup": 3})
     shorter = longer.with_changes({"steps": 12})
     one, other = learner(longer), learner(shorter)
     train(one, VALID, longer, tmp_path / "one")
@@ -355,7 +355,8 @@ def test_without_a_folder_or_a_validation_nothing_is_written(whole, tmp_path, mo
 
 
 def test_without_a_validation_a_run_is_saved_and_resumed(tmp_path):
-    shorter, longer = OPTIONS.with_changes({"steps": 10}), OPTIONS.with_changes({"steps": 15})
+    longer = OPTIONS.with_changes({"steps": 15, "schedule": "inverse_sqrt", "warmup": 3})
+    shorter = longer.with_changes({"steps": 10})
     ended = train(one := learner(longer), [], longer, tmp_path / "one")
     assert (ended.steps, ended.reason, math.isnan(ended.best)) == (15, "steps", True)
     train(learner(shorter), [], shorter, tmp_path / "other")

@@ -181,13 +181,15 @@ def markdown(found: dict[str, Any], runs: Sequence[Run], wanted: int) -> str:
             "", "```", *first["validations"], "```", "",
         ]  # fmt: skip
     dead = sum(not run.learned for run in runs)
-    lines += [
+    lines += [] if not runs else [
         f"{len(runs)} of {wanted} runs on {PAIRS:,} pairs, preset small, its defaults but for small batches; {dead} "
         "dead. A run is dead if the loss of its last validation is not lower than that of guessing symbols by "
         "frequency by what the table asks, in nats for a symbol.", "",
         "| model | steps | tokens of a batch | runs | median loss | worst loss | least below guessing | asked | dead | "
         "seconds |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |", *rows(runs), "",
+    ]  # fmt: skip
+    lines += [
         "| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in found["machine"].items()),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"

@@ -167,7 +167,7 @@ def temporary(out: Path) -> list[Path]:
 
 def name_of(path: Path) -> str:
     """Return the name of the file that a temporary one was to become, a best checkpoint's without its numbers."""
-    name = path.name.lstrip(".").rsplit(".", 1)[0]
+    name = path.name.lstrip(".").rsplit(".", 2)[0]
     return "a best checkpoint" if name.startswith("best") else name
 
 

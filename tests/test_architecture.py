@@ -30,7 +30,20 @@ LAYERS = [
     ("_attention", "_listing", "_plan"),
     ("engines", "_problem"),
     ("scores", "masks", "normalizers"),
-    ("_autocast", "_aux", "_catalogue", "_checks", "_errors", "_part", "_references", "_tracing", "_torch"),
+    (
+        "_autocast",
+        "_aux",
+        "_catalogue",
+        "_checks",
+        "_errors",
+        "_part",
+        "_printing",
+        "_references",
+        "_startup",
+        "_torch",
+        "_tracing",
+        "_writing",
+    ),
 ]
 HEIGHT = {name: len(LAYERS) - i for i, layer in enumerate(LAYERS) for name in layer}
 

@@ -1,7 +1,12 @@
 """Attention as one function: any score, mask and normalizer, exact, in memory that does not grow with L×S."""
 
+# ruff: noqa: E402
 from importlib import import_module
 from types import ModuleType
+
+from regard import _startup
+
+_startup.prepare()  # where this is the command, torch is imported with care
 
 from regard import engines, masks, normalizers, scores
 from regard._attention import attention, explain

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from types import FunctionType
 
@@ -15,6 +17,19 @@ class RegardWarning(UserWarning):
     """Something the caller should know, though the result is right."""
 
 
+@dataclass(frozen=True)
+class Rejection:
+    """The parts of an error's sentence; the command line says it in its own words."""
+
+    function: str
+    argument: str
+    expected: str
+    got: str
+
+    def __str__(self) -> str:
+        return f"{self.function}: {self.argument} must {self.expected}, got {self.got}."
+
+
 def rejected(function: str, argument: str, expected: str, got: object, kind: type[Exception] = ValueError) -> Exception:
     """Return the error to raise, in the one template.
 
@@ -23,7 +38,39 @@ def rejected(function: str, argument: str, expected: str, got: object, kind: typ
     >>> rejected("attention", "dropout_p", "be in [0, 1]", 2.0)
     ValueError('attention: dropout_p must be in [0, 1], got 2.0.')
     """
-    return kind(f"{function}: {argument} must {expected}, got {got}.")
+    return _made(Rejection(function, argument, expected, str(got)), kind)
+
+
+def rejection(error: BaseException) -> Rejection | None:
+    """Return what an error that :func:`rejected` made is about; None for others."""
+    return getattr(error, "rejection", None)
+
+
+@contextmanager
+def in_section(section: str) -> Iterator[None]:
+    """Name arguments by their place in a table of options: ``clip`` in the section ``training`` is ``training.clip``.
+
+    Examples
+    --------
+    >>> with in_section("training"):
+    ...     raise rejected("options", "clip", "be at least 0", -1)
+    Traceback (most recent call last):
+    ValueError: options: training.clip must be at least 0, got -1.
+    """
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        told = rejection(error)
+        if told is None or "." in told.argument:
+            raise
+        placed = Rejection(told.function, f"{section}.{told.argument}", told.expected, told.got)
+        raise _made(placed, type(error)) from None
+
+
+def _made(told: Rejection, kind: type[Exception]) -> Exception:
+    error = kind(str(told))
+    error.rejection = told  # type: ignore[attr-defined]
+    return error
 
 
 def unknown_name(function: str, argument: str, name: str, known: Iterable[str]) -> Exception:

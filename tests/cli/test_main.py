@@ -68,27 +68,13 @@ def test_what_an_encoding_lacks_is_replaced(tmp_path: Path) -> None:
     assert "Ma s?ur n'a jamais vu la mer.\n" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [["train", "translation"], ["compare"], ["demo", "--out", "o", "--train"]])
-def test_threads_of_training_sleep_after_a_while(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process starts anew, with the same words: OpenMP reads its settings before anything can be set."""
-    begun: list[list[str]] = []
-
-    def begin(program: str, words: list[str]) -> None:
-        begun.append([program, *words, os.environ["GOMP_SPINCOUNT"]])
-        raise SystemExit
-
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "execv", begin)
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(sys, "argv", ["regard", *arguments])
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "regard", *arguments])
-    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):  # what a user has set stands
-        monkeypatch.setenv(name, "7")
-        cli._tame_threads(arguments)
-        monkeypatch.delenv(name)
-    cli._tame_threads(["translate", *arguments])
-    assert not begun
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert begun == [[sys.executable, sys.executable, "-m", "regard", *arguments, "20000"]]
+@pytest.mark.parametrize(("given", "expected"), [({}, "20000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_idle_threads_sleep_after_a_while_unless_the_user_says_otherwise(given: dict[str, str], expected: str) -> None:
+    code = "import sys; sys.argv = sys.orig_argv = ['regard', 'train']; import os, regard; "
+    code += "print(os.environ['GOMP_SPINCOUNT'])"
+    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], env=kept | given, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
+    library = "import os, regard; print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run([sys.executable, "-c", library], env=kept, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "None", "a library that is imported sets nothing"

@@ -73,7 +73,7 @@ def test_tables(regard, tmp_path: Path, data: bytes, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--target", "Y"], ("regress: target must be one of 'name', 'w', 'x', 'y', 'z', got 'Y'",)),
+        (["--target", "Y"], ("regress: --target must be one of 'name', 'w', 'x', 'y', 'z', got 'Y'",)),
         (["--target", "nam"], ("got 'nam' (did you mean 'name'?)",)),
         (["--target", "y", "--features", "x,nane"], ("features must be one of", "'nane' (did you mean 'name'?)")),
         (["--target", "y", "--weights", "ww"], ("regress: weights must be one of",)),

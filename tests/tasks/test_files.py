@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from regard.tasks import files as model_files
+from regard import _writing
 from regard.tasks.files import ModelFileError
 from regard.tasks.pairs import Pairs
 from regard.tasks.pronunciation import Pronouncer
@@ -56,7 +56,7 @@ def test_a_failed_write_leaves_the_old_model(folder: Path, monkeypatch: pytest.M
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(model_files.os, "fsync", full)
+    monkeypatch.setattr(_writing.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         made(seed=4).save(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -206,9 +206,9 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_file_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(self: Path) -> bytes:
+    def denied(self: Path, mode: str) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", denied)  # the tests may run as root, who may read everything
+    monkeypatch.setattr(Path, "open", denied)  # the tests may run as root, who may read everything
     with pytest.raises(ModelFileError, match=r"config.json must be readable, got Permission denied"):
         Pronouncer.load(folder)

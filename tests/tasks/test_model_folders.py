@@ -11,6 +11,7 @@ import torch
 from small_models import ENGLISH, LINES, MAKERS, SOURCE, TARGET, recurrent
 from tabled import Tabled
 
+from regard import _writing
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder
 from regard.tasks import files, sequences
 from regard.tasks.codecs import SymbolCodec
@@ -71,7 +72,7 @@ def test_a_full_disk_leaves_the_old_model(folder: Path, monkeypatch: pytest.Monk
             if next(calls) == count:
                 raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(files.os, "fsync", full)
+        monkeypatch.setattr(_writing.os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):
             recurrent(cell="gru").save(folder)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -8,6 +8,8 @@ import sys
 import time
 from importlib.util import find_spec
 
+from regard import _startup
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Run ``regard`` with these arguments (by default the process's own), and exit.
@@ -16,8 +18,7 @@ def main(arguments: list[str] | None = None) -> None:
     interrupted from the keyboard, 1 nobody reads the output any more.
     """
     started = time.monotonic()
-    if arguments is None:
-        _tame_threads(sys.argv[1:])
+    _startup.finish()
     _open_streams()
     if any(find_spec(name) is None for name in ("typer", "rich", "safetensors")):
         print(
@@ -27,29 +28,21 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
     try:
         from regard.cli.app import app
+        from regard.cli.messages import fail, show_warnings
 
-        app(args=arguments, prog_name="regard", obj=started)
+        with show_warnings():
+            try:
+                app(args=arguments, prog_name="regard", obj=started)
+            finally:
+                sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-#: What says how long a thread of libgomp waits for its next task before it sleeps.
-_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-#: Spinning for ever loses most of the speed on a machine that is busy with something else, and sleeping at once a third
-#: of it on one that is not.
-_SPINS = "20000"
-
-
-def _tame_threads(arguments: list[str]) -> None:
-    """Start the process anew where it is to train and nobody has said how long threads wait for their next task.
-
-    torch's OpenMP reads that while it is loaded, which was before this was called.
-    """
-    trains = arguments[:1] in (["train"], ["compare"]) or (arguments[:1] == ["demo"] and "--train" in arguments)
-    chosen = any(name in os.environ for name in _WAITING) or os.environ.get("OMP_NUM_THREADS") == "1"
-    if trains and not chosen and sys.platform == "linux" and sys.executable:
-        os.environ["GOMP_SPINCOUNT"] = _SPINS
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    except OSError as error:
+        if error.filename is not None:  # elsewhere that is a bug: only standard streams have no name
+            raise
+        fail(f"standard output cannot be used: {error.strerror or error}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes it once more
+        sys.exit(2)
 
 
 def _open_streams() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import sys
 import time
+from functools import partial
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from regard.cli.messages import explained, fail, interruptible
+from regard.cli.messages import Command, echo, explained, fail, interruptible
 
 app = typer.Typer(
     help="Attention as one function, and what it can learn.",
@@ -19,6 +20,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+_command = partial(app.command, cls=Command)
 
 MODEL = Path("regard-demo/model")
 #: Comes with the package.
@@ -29,7 +32,7 @@ _TRAINING = 170.0
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"regard {installed_version('regard')}")
+        echo(f"regard {installed_version('regard')}")
         raise typer.Exit
 
 
@@ -42,7 +45,7 @@ def _options(
     """Take the options that stand before a command."""
 
 
-@app.command()
+@_command()
 def demo(
     context: typer.Context,
     sentences: Annotated[
@@ -82,7 +85,7 @@ def demo(
             run(sentences or [], out=out)
 
 
-@app.command()
+@_command()
 def catalogue(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[WORD]...", help="Show what has one of these in name or source.")
@@ -97,7 +100,7 @@ def catalogue(
         run(names or [], as_json=as_json, markdown=markdown)
 
 
-@app.command()
+@_command()
 def pronounce(
     words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Words to pronounce; - reads them from stdin.")],
     model: Annotated[Path, typer.Option(help="Folder of a saved model.")] = MODEL,
@@ -116,7 +119,7 @@ def pronounce(
         run(words, model=model, alignment=alignment, png=png, html=html, as_json=as_json)
 
 
-@app.command(
+@_command(
     epilog="--attention may be additive, dot, scaled_dot, general, concat, location, cosine, local, hard, none, "
     "gaussian, laplacian, triangular, epanechikov or constant. --data may be compressed by gzip. --show-options prints "
     "every option there is."
@@ -165,7 +168,7 @@ def train(
         )  # fmt: skip
 
 
-@app.command()
+@_command()
 def compare(
     task: Annotated[str, typer.Argument(help="translation or pronunciation.")],
     attention: Annotated[str, typer.Option(help="Such as additive,local,transformer.")],
@@ -194,7 +197,7 @@ def compare(
         run(task, attention, out=out, options=options, given=given, settings=settings or [])
 
 
-@app.command()
+@_command()
 def translate(
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="[TEXT]...", help="Lines; without any, or -, stdin.")
@@ -256,7 +259,7 @@ def translate(
         )  # fmt: skip
 
 
-@app.command()
+@_command()
 def evaluate(
     data: Annotated[str, typer.Argument(metavar="DATA", help="Pairs separated by a tab; with --targets the sources.")],
     targets: Annotated[str | None, typer.Option(help="Targets, a line for each source.")] = None,
@@ -282,7 +285,7 @@ def evaluate(
         run(data, targets, model=model, options=options, tokenized=tokenized, out=out, as_json=as_json)
 
 
-@app.command()
+@_command()
 def regress(
     data: Annotated[str, typer.Argument(metavar="DATA", help="CSV or Parquet, with a row of names; - reads stdin.")],
     target: Annotated[str, typer.Option(help="Column to predict: numbers, or text for a classification.")],

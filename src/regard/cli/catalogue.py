@@ -6,13 +6,11 @@ import io
 import sys
 from collections.abc import Sequence
 
-import typer
-from rich.console import Console
 from rich.table import Table
 
 from regard import Catalogue, catalogue
 from regard._listing import COLUMNS, HEADINGS
-from regard.cli.messages import fail
+from regard.cli.messages import Console, echo, fail
 
 
 def run(names: Sequence[str], *, as_json: bool, markdown: bool) -> None:
@@ -26,9 +24,9 @@ def run(names: Sequence[str], *, as_json: bool, markdown: bool) -> None:
         if not rows:
             raise fail(f"catalogue: no mechanism or source is called {' or '.join(map(repr, names))}.")
     if as_json:
-        typer.echo(rows.json())
+        echo(rows.json())
     elif markdown:
-        typer.echo(rows.markdown())
+        echo(rows.markdown())
     else:
         _show(rows)
 

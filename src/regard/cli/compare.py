@@ -6,12 +6,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from regard._errors import rejected, unknown_name
-from regard.cli.messages import explained, fail, require
-from regard.cli.train import setting, table_of, typed
+from regard.cli.messages import Console, explained, fail, require
+from regard.cli.train import setting, table_of
 from regard.tasks.comparison import Compared, compare, picture
 from regard.tasks.experiment_options import ExperimentOptions
 from regard.tasks.kinds import task_of
@@ -27,6 +26,8 @@ def run(
         require("matplotlib")
         metric = task_of(task).metric
         names = [name.strip() for name in attention.split(",") if name.strip()]
+        if len(names) < 2:
+            raise rejected("compare", "attention", "name two mechanisms or more, separated by commas", repr(attention))
         if len(set(names)) != len(names):
             raise rejected("compare", "--attention", "name each mechanism once", repr(attention))
         changes = {**given, **dict(setting(each) for each in settings)}
@@ -45,8 +46,7 @@ def run(
                 # What only Transformers have, or only recurrent models, holds for those.
                 table["model"] = {key: value for key, value in table["model"].items() if key in fields_of}
             known |= fields_of
-            with typed():
-                variants[name] = ExperimentOptions.from_table(table)
+            variants[name] = ExperimentOptions.from_table(table)
             if variants[name].data.data == "-":
                 raise rejected("compare", "--data", "be a file, which each of them reads", "standard input")
         for each in asked:

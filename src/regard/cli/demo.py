@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from regard import pretrained
-from regard.cli.messages import ascii_only, explained, require
+from regard.cli.messages import Console, ascii_only, explained, require
 from regard.inspect import draw, legend, save_html, save_png
 from regard.tasks.alignments import alignment as aligned
 from regard.tasks.sequences import SequenceModel
@@ -81,7 +79,7 @@ def _show(console: Console, written: Written) -> None:
 
 
 def _say(console: Console, written: Written) -> None:
-    console.print("".join(letter if letter.isprintable() else " " for letter in written.source))
+    console.print(written.source)
     console.print(f"  {written.text or '(nothing)'}", style="bold")
     if written.note:
         console.print(f"  ({written.note})")

@@ -6,10 +6,9 @@ import random
 import time
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
-from regard.cli.messages import ascii_only, explained, fail, require
+from regard.cli.messages import Console, ascii_only, explained, fail, require
 from regard.cli.pronounce import aligned, write_pictures
 from regard.inspect import draw, legend
 from regard.tasks.dictionary import Dictionary, load_dictionary, pairs_of, split

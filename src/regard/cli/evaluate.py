@@ -7,10 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from regard._errors import rejected
-from regard.cli.messages import explained, require_writable
+from regard.cli.messages import echo, explained, note, require_writable
 from regard.cli.translate import load
 from regard.tasks.evaluation import bleu, chrf, tokenized_bleu
 from regard.tasks.kinds import task_of
@@ -31,13 +29,13 @@ def run(
             raise rejected("evaluate", "--tokenized", f"be left out for {task.name}, which BLEU does not score", "it")
         pairs = read_pairs(data, targets, longest=None, words=None)
         for line in pairs.report():
-            typer.echo(line, err=True)
+            note(line)
         references = pairs.references()
         began = time.monotonic()
         answers = writer.write(references, options)
         seconds = time.monotonic() - began
         for line in cut(answers):
-            typer.echo(line, err=True)
+            note(line)
         written = [each.text for each in answers]
         listed = list(references.values())
         found: dict[str, Any] = {"sources": len(listed), "references": len(pairs), "seconds": round(seconds, 2)}
@@ -52,7 +50,7 @@ def run(
         if out is not None:
             out.write_text("".join(f"{text}\n" for text in written), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps(found))
+        echo(json.dumps(found))
         return
     for name, value in found.items():
-        typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
+        echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")

@@ -1,24 +1,70 @@
-"""How the command line speaks: what went wrong in one sentence, and text that every terminal can show."""
+"""How the command line speaks: what went wrong in one sentence, and text that every terminal can show.
+
+Whatever a command prints passes here, so that nothing in a file, a model or data can give orders to a terminal.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import rich.console
 import typer
+from rich.text import Text
+from typer.core import TyperCommand
+
+from regard._errors import RegardWarning, rejection
+from regard._printing import printable
 
 #: Exit codes.
 WRONG, INTERRUPTED = 2, 130
+#: Control characters that lines of text are made of.
+_LAYOUT = "\n\t"
+#: What was typed.
+_AT_HAND: ContextVar[typer.Context] = ContextVar("at hand")
+
+
+class Command(TyperCommand):
+    """A command in whose words errors are told."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        token = _AT_HAND.set(ctx)
+        try:
+            return super().invoke(ctx)
+        finally:
+            _AT_HAND.reset(token)
+
+
+class Console(rich.console.Console):
+    """A console on which texts cannot do more than its own styles."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text as it is shown: everything that is given as a str comes here."""
+        return super().render_str(printable(text, _LAYOUT), **options)
+
+
+def echo(text: str = "", *, end: str = "\n") -> None:
+    """Print text on stdout."""
+    typer.echo(printable(text, _LAYOUT) + end, nl=False)
+
+
+def note(text: str) -> None:
+    """Print a line on stderr, whatever the text holds."""
+    typer.echo(printable(text), err=True)
 
 
 def fail(message: str) -> typer.Exit:
     """Print a sentence on stderr and return the exit to raise."""
-    print(f"regard: {message}", file=sys.stderr)
+    note(f"regard: {message}")
     return typer.Exit(WRONG)
 
 
@@ -40,10 +86,31 @@ def explained(extra: str = "pronunciation") -> Iterator[None]:
     except BrokenPipeError:  # nobody reads on: typer ends it without a word
         raise
     except OSError as error:
-        subject = error.filename if error.filename is not None else "the file"
-        raise fail(f"{subject} cannot be used: {error.strerror or error}") from None
+        if error.filename is None:  # a standard stream: all files are named
+            raise
+        raise fail(f"{os.fsdecode(error.filename)} cannot be used: {error.strerror or error}") from None
     except (ValueError, MemoryError) as error:
-        raise fail(str(error) or "memory is full") from None
+        raise fail(_sentence(error) or "memory is full") from None
+    except TypeError as error:
+        if rejection(error) is None:
+            raise
+        raise fail(_sentence(error)) from None
+
+
+def _sentence(error: BaseException) -> str:
+    """Return what an error says, in the words of the command: its name and its options, not functions' arguments."""
+    told, context = rejection(error), _AT_HAND.get(None)
+    if told is None or context is None:
+        return str(error)
+    section, _, name = told.argument.rpartition(".")
+    argument = told.argument
+    for parameter in context.command.params:
+        source = context.get_parameter_source(name)
+        typed = source is not None and source.name == "COMMANDLINE"
+        if parameter.name == name and (not section or (typed and section in ("data", "training"))):
+            is_option = parameter.param_type_name == "option"
+            argument = parameter.opts[0] if is_option else getattr(parameter, "metavar", None) or name.upper()
+    return f"{context.info_name}: {argument} must {told.expected}, got {told.got}."
 
 
 @contextmanager
@@ -52,8 +119,25 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("\nregard: interrupted", file=sys.stderr)
+        typer.echo("\nregard: interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def show_warnings() -> Iterator[None]:
+    """Say our own warnings as the commands say things, without the line of code that they come from."""
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+        if isinstance(message, RegardWarning):
+            note(f"regard: {message}")
+        else:
+            others(printable(str(message), _LAYOUT), category, *rest)
+
+    others, warnings.showwarning = warnings.showwarning, show  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        warnings.showwarning = others
 
 
 def require(package: str) -> None:

@@ -6,10 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import typer
-
 from regard._errors import rejected
-from regard.cli.messages import ascii_only, explained, fail
+from regard.cli.messages import ascii_only, echo, explained, fail
 from regard.inspect import Alignment, draw, legend, save_html, save_png
 from regard.tasks.alignments import alignment as drawn
 from regard.tasks.alignments import chosen
@@ -32,15 +30,15 @@ def run(
     spoken = pronouncer.pronounce(words)
     write_pictures(spoken, png=png, html=html)
     if as_json:
-        typer.echo(json.dumps([_record(each) for each in spoken], ensure_ascii=False))
+        echo(json.dumps([_record(each) for each in spoken], ensure_ascii=False))
         return
     width = max(len(each.source) for each in spoken)
     for each in spoken:
-        typer.echo(f"{each.source:<{width}}  {' '.join(each.tokens)}")
+        echo(f"{each.source:<{width}}  {' '.join(each.tokens)}")
         if alignment:
-            typer.echo(f"\n{draw(aligned(each), ascii_only=ascii_only())}\n")
+            echo(f"\n{draw(aligned(each), ascii_only=ascii_only())}\n")
     if alignment:
-        typer.echo(legend(ascii_only=ascii_only()))
+        echo(legend(ascii_only=ascii_only()))
 
 
 def load(folder: Path) -> Pronouncer:

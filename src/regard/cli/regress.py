@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard._errors import RegardWarning, rejected
 from regard.cli import regress_report as report
-from regard.cli.messages import explained, require
+from regard.cli.messages import Console, explained, require
 from regard.cli.regress_options import Options
 from regard.cli.regress_plot import draw
 from regard.tasks import tables
@@ -113,8 +113,6 @@ def _waiting(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console
-
     with Console(stderr=True).status(text):
         yield
 

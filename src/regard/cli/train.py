@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from regard._errors import rejected, unknown_name
-from regard.cli.messages import INTERRUPTED, explained, fail
+from regard.cli.messages import INTERRUPTED, Console, echo, explained, fail
 from regard.cli.translate import folder_of
 from regard.tasks.experiment_options import ExperimentOptions
 from regard.tasks.experiments import OPTIONS, Experiment
@@ -57,17 +54,15 @@ def run(
         if resume and show_options:
             raise rejected("train", "--show-options", f"be left out with --resume; they are in {out / OPTIONS}", "both")
         if resume:
-            with typed():
-                experiment = Experiment.resumed(out, _training_alone(changes, options), console.print)
+            experiment = Experiment.resumed(out, _training_alone(changes, options), console.print)
             if experiment.options.task != task:
                 raise rejected(
                     "train", "task", f"be {experiment.options.task!r}, as the run in {out} began", repr(task)
                 )
         else:
-            with typed():
-                chosen = ExperimentOptions.from_table(tuned(table_of(task, options, changes)))
+            chosen = ExperimentOptions.from_table(tuned(table_of(task, options, changes)))
             if show_options:
-                typer.echo(_shown(chosen, Experiment(chosen, out).defaults()), nl=False)
+                echo(_shown(chosen, Experiment(chosen, out).defaults()), end="")
                 return
             experiment = Experiment(chosen, out, console.print)
             experiment.check_model()
@@ -90,15 +85,6 @@ def _shown(options: ExperimentOptions, rest: dict[str, Any]) -> str:
         *(f"# {each}" for each in tomli_w.dumps(rest).splitlines()),
     ]
     return f"{plain}[training]\n" + "\n".join(lines) + "\n"
-
-
-@contextmanager
-def typed() -> Iterator[None]:
-    """Say in one sentence that a value is of another type than its option's."""
-    try:
-        yield
-    except TypeError as error:
-        raise fail(str(error)) from None
 
 
 def _train(console: Console, experiment: Experiment, resume: bool) -> None:

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from regard.cli.messages import Console
 from regard.models.base import PAD
 from regard.tasks.batches import Batch
 from regard.tasks.options import TrainingOptions

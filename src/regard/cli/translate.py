@@ -7,10 +7,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import typer
-
 from regard import pretrained
-from regard.cli.messages import ascii_only, explained, fail, require_writable
+from regard.cli.messages import ascii_only, echo, explained, fail, note, require_writable
 from regard.inspect import draw, legend, save_html, save_png
 from regard.tasks.alignments import alignment as aligned
 from regard.tasks.alignments import record
@@ -51,13 +49,13 @@ def run(
         unused = "--beams, --n-best, --no-repeat, --sample, --precision and --keep-unknown"
         raise fail(f"translate: --given must come without {unused}: nothing is written.")
     if len(texts) > 1 and not any(" " in text for text in texts):
-        print("regard: each argument is a text of its own; a sentence is one in quotes", file=sys.stderr)
+        note("regard: each argument is a text of its own; a sentence is one in quotes")
     with explained("translate"):
         require_writable(png, html)
         translator = load(model)
         lines: Iterable[str] = read_lines("-", "translate") if piped else texts
         if piped and sys.stdin.isatty():
-            print("regard: type a line, and Return; Ctrl-D ends", file=sys.stderr)
+            note("regard: type a line, and Return; Ctrl-D ends")
         ahead = 1 if piped and sys.stdin.isatty() else _AHEAD
         kept = []
         found = translator.align(texts, given, options) if given else translator.stream(lines, options, ahead=ahead)
@@ -66,7 +64,7 @@ def run(
             if pictures:
                 kept.append(written)
         if alignment and not as_json and not piped:
-            typer.echo(legend(ascii_only=ascii_only()))
+            echo(legend(ascii_only=ascii_only()))
         _draw([each for each in kept if each.tokens], words=words, png=png, html=html)
 
 
@@ -90,27 +88,27 @@ def folder_of(folder: Path) -> Path:
 
 def _show(written: Written, *, alignment: bool, words: bool, as_json: bool, n_best: int) -> None:
     if as_json:
-        typer.echo(json.dumps(record(written), ensure_ascii=False))
+        echo(json.dumps(record(written), ensure_ascii=False))
         return
     if written.note:
-        print(f"regard: {written.note}: {written.source[:60]!r}", file=sys.stderr)
+        note(f"regard: {written.note}: {written.source[:60]!r}")
     if not written.tokens and written.source.strip():
-        print(f"regard: the model wrote nothing for {written.source[:60]!r}", file=sys.stderr)
+        note(f"regard: the model wrote nothing for {written.source[:60]!r}")
     for each in (written, *written.alternatives):
-        typer.echo(f"{each.normalized:.4f}\t{each.text}" if n_best > 1 else each.text)
+        echo(f"{each.normalized:.4f}\t{each.text}" if n_best > 1 else each.text)
     if alignment and written.tokens:
-        typer.echo(f"\n{draw(aligned(written, words=words), ascii_only=ascii_only())}\n")
+        echo(f"\n{draw(aligned(written, words=words), ascii_only=ascii_only())}\n")
 
 
 def _draw(written: Sequence[Written], *, words: bool, png: Path | None, html: Path | None) -> None:
     if not written:
         for path in (png, html):
             if path is not None:
-                print(f"regard: nothing was written, so there is no picture: {path}", file=sys.stderr)
+                note(f"regard: nothing was written, so there is no picture: {path}")
         return
     drawn = [aligned(each, words=words) for each in written]
     if png is not None:
         save_png(drawn, png)
     if html is not None:
-        note = "What was read across, what was written down. The stronger a cell, the more attention went there."
-        save_html(drawn, html, heading="What each word looked at", note=note)
+        caption = "What was read across, what was written down. The stronger a cell, the more attention went there."
+        save_html(drawn, html, heading="What each word looked at", note=caption)

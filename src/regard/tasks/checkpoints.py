@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from regard.tasks.files import write_atomically
+from regard._writing import remove_unfinished, write_atomically
 from regard.tasks.learner import Learner, TrainingError
 from regard.tasks.logs import Log
 from regard.tasks.options import TrainingOptions
@@ -123,8 +123,7 @@ class Last(Checkpoint):
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         """Take away what a process that was killed left half written, and what it logged of steps that come again."""
         if trainer.is_global_zero:
-            for left in self.path.parent.glob(".*.ckpt.*"):
-                left.unlink(missing_ok=True)
+            remove_unfinished(self.path.parent)
         self._tidy(trainer)
         for log in trainer.loggers:
             if isinstance(log, Log):

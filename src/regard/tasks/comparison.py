@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from regard._errors import rejected
+from regard._writing import write_atomically
 from regard.tasks.experiment_options import ExperimentOptions
 from regard.tasks.experiments import Experiment
-from regard.tasks.files import write_atomically
 
 RESULTS = "compared.json"
 #: Batches that do not count, as kernels are compiled or loaded there.

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 
 from regard._errors import RegardWarning, rejected, unknown_name
+from regard._writing import write_atomically
 from regard.models import EncoderDecoder, RecurrentConfig
 from regard.tasks._threads import set_threads
 from regard.tasks.batches import Batches, Ragged
 from regard.tasks.codecs import Codec
 from regard.tasks.experiment_options import DataOptions, ExperimentOptions
-from regard.tasks.files import CONFIG, write_atomically
+from regard.tasks.files import CONFIG
 from regard.tasks.frequencies import Frequencies
 from regard.tasks.kinds import Task, task_of
 from regard.tasks.options import read_toml

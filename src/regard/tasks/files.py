@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
 
 from regard._errors import rejected
+from regard._writing import write_together
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 #: What pickles, and the zip files that torch wraps them in, begin with.
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
-#: No model here comes near this many bytes; a larger file is not read.
-_LARGEST = 1 << 31
+#: No model here comes near this many bytes; a larger file is not read. JSON takes many times its size in memory.
+_LARGEST, _LARGEST_JSON, _LARGEST_HEADER = 1 << 30, 1 << 25, 1 << 24
+#: Parameters are smaller than this, so that products of three of them, and sums of those, are finite in float32.
+_BOUND = 1e10
+#: What safetensors calls the types that parameters are stored as.
+_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
 
 class ModelFileError(ValueError):
@@ -65,7 +69,7 @@ def save_model(
     OSError
         If it cannot be written.
     ValueError
-        If a parameter is not finite, or would not be in ``dtype``.
+        If a parameter is not finite, or would not be in ``dtype``, or is beyond all that can be computed with.
     """
     from safetensors.torch import save
 
@@ -74,8 +78,8 @@ def save_model(
         for name, tensor in model.state_dict().items()
     }
     for name, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise rejected("save", "model", f"have finite parameters in {tensor.dtype}", f"nan or inf in {name}")
+        if (found := _unusable(tensor)) is not None:
+            raise rejected("save", "model", f"have finite parameters in {tensor.dtype}", f"{found} in {name}")
     files = {name: _json(data) for name, data in (others or {}).items()} | {WEIGHTS: save(tensors)}
     sums = {name: _checksum(data) for name, data in files.items()}
     described = {**config, "sha256": sums.pop(WEIGHTS)} | ({"files": sums} if sums else {})
@@ -151,22 +155,16 @@ def load_weights(folder: str | Path, model: nn.Module, config: Mapping[str, Any]
         If the file is missing, unreadable, truncated, not safetensors, or if any parameter is missing, unknown, of
         another shape or dtype, or not finite.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load
 
     path = Path(folder) / WEIGHTS
-    data = _read(path)
-    if data.startswith(_PICKLES):
-        raise bad_file(
-            path, "be a safetensors file", "a pickle or zip file, which is never loaded because it can run code"
-        )
-    try:
+    _check_shapes(path, _header(path), model.state_dict())  # before memory is taken for more than the model has
+    data = _read(path, _LARGEST)
+    with _whole(path):
         tensors = load(data)
-    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise bad_file(
-            path, "be a whole safetensors file", f"one that is cut short or something else ({error})"
-        ) from None
-    _check_tensors(path, tensors, model.state_dict())
+    for name, tensor in tensors.items():
+        if (found := _unusable(tensor)) is not None:
+            raise bad_file(path, "hold finite numbers", f"{found} in {name}")
     if _checksum(data) != config.get("sha256"):
         raise bad_file(path, f"be the file that {CONFIG} was saved with", "one with another checksum")
     if _sealed(config) != config.get("config_sha256"):
@@ -182,8 +180,8 @@ def built_model(path: Path, config: type[Any], model: type[Any], described: Any)
     try:
         made = config(**described)
         # Modules cost time even without parameters. A layer has some of its own.
-        layers, stored = made.encoder_layers + made.decoder_layers, _stored(path.with_name(WEIGHTS))
-        if stored is not None and layers > stored:
+        layers, stored = made.encoder_layers + made.decoder_layers, len(_header(path.with_name(WEIGHTS)))
+        if layers > stored:
             raise bad_file(path, f"have at most as many layers as {WEIGHTS} has tensors, {stored}", layers)
         with torch.device("meta"):
             return model(made)
@@ -193,70 +191,77 @@ def built_model(path: Path, config: type[Any], model: type[Any], described: Any)
         raise bad_file(path, "describe a model", f"this: {error}") from None
 
 
-def _stored(path: Path) -> int | None:
-    """Return how many tensors a file of parameters claims to have; None where reading it will tell what is wrong."""
-    from safetensors import SafetensorError, safe_open
+def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the dtype and the shape of each tensor in a file of parameters, whose size is what these need."""
+    from safetensors import safe_open
+
+    with _opened(path, _LARGEST) as file:
+        begin = file.read(8)
+    if begin.startswith(_PICKLES):
+        raise bad_file(
+            path, "be a safetensors file", "a pickle or zip file, which is never loaded because it can run code"
+        )
+    if int.from_bytes(begin, "little") > _LARGEST_HEADER:
+        expected = f"be a whole safetensors file, whose header has at most {_LARGEST_HEADER:,} bytes"
+        raise bad_file(path, expected, f"{int.from_bytes(begin, 'little'):,}")
+    with _whole(path), safe_open(path, framework="pt") as tensors:
+        parts = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - it is no dict
+        return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Say that a file of parameters is damaged where safetensors does not read it."""
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="pt") as file:
-            return len(file.keys())
-    except (OSError, SafetensorError):
-        return None
+        yield
+    except (SafetensorError, ValueError, KeyError, RuntimeError, OSError) as error:
+        got = f"one that is cut short or something else ({_brief(error)})"
+        raise bad_file(path, "be a whole safetensors file", got) from None
 
 
-def _check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    for name in sorted(expected.keys() ^ tensors.keys()):
-        found = "no such tensor" if name in expected else "one that this model does not have"
-        raise bad_file(path, f"hold the parameters that {CONFIG} describes", f"{found}: {_brief(name)}")
+def _check_shapes(path: Path, found: Mapping[str, tuple[str, tuple[int, ...]]], expected: Mapping[str, Tensor]) -> None:
+    for name in sorted(expected.keys() ^ found.keys()):
+        what = "no such tensor" if name in expected else "one that this model does not have"
+        raise bad_file(path, f"hold the parameters that {CONFIG} describes", f"{what}: {_brief(name)}")
     for name, want in expected.items():
-        tensor = tensors[name]
-        if tensor.shape != want.shape or tensor.dtype != want.dtype:
-            expectation = f"hold {name} as {want.dtype} of shape {tuple(want.shape)}"
-            raise bad_file(path, expectation, f"{tensor.dtype} of shape {tuple(tensor.shape)}")
-        if not bool(torch.isfinite(tensor).all()):
-            raise bad_file(path, "hold finite numbers", f"nan or inf in {name}")
+        dtype, shape = _DTYPES.get(found[name][0], found[name][0]), found[name][1]
+        if (dtype, shape) != (want.dtype, tuple(want.shape)):
+            wanted = f"hold {name} as {want.dtype} of shape {tuple(want.shape)}"
+            raise bad_file(path, wanted, f"{dtype} of shape {_brief(shape)}")
 
 
-def _read(path: Path) -> bytes:
+def _unusable(tensor: Tensor) -> str | None:
+    """Return what is in a tensor that cannot be computed with."""
+    if not bool(torch.isfinite(tensor).all()):
+        return "nan or inf"
+    if tensor.numel() and float(largest := tensor.abs().max()) >= _BOUND:
+        return f"{float(largest):.3g}, beyond {_BOUND:g},"
+    return None
+
+
+@contextmanager
+def _opened(path: Path, most: int) -> Iterator[BinaryIO]:
+    """Open a regular file that is not too large."""
     if not path.parent.is_dir():
         raise bad_file(path.parent, f"be a folder with {CONFIG} and {WEIGHTS}", "no such folder")
     try:
         if path.exists() and not path.is_file():
             raise bad_file(path, "be a file", "a folder or device")
-        if path.stat().st_size > _LARGEST:
-            raise bad_file(path, f"have at most {_LARGEST} bytes", path.stat().st_size)
-        return path.read_bytes()
+        if path.stat().st_size > most:
+            raise bad_file(path, f"have at most {most:,} bytes", f"{path.stat().st_size:,}")
+        with path.open("rb") as file:
+            yield file
     except FileNotFoundError:
         raise bad_file(path, "exist", "no such file") from None
     except OSError as error:
         raise bad_file(path, "be readable", error.strerror or type(error).__name__) from None
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that it appears whole or not at all."""
-    write_together({path: data})
-
-
-def write_together(files: Mapping[Path, bytes]) -> None:
-    """Write files, each of which appears whole or not at all; none does if one of them cannot be written."""
-    made: dict[Path, Path] = {}
-    try:
-        for path, data in files.items():
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            made[path] = Path(temporary)
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            mask = os.umask(0)
-            os.umask(mask)
-            made[path].chmod(0o666 & ~mask)  # mkstemp's own mode would hide the file from other users
-        for path, written in made.items():
-            written.replace(path)
-    except BaseException:
-        for written in made.values():
-            written.unlink(missing_ok=True)
-        raise
+def _read(path: Path, most: int = _LARGEST_JSON) -> bytes:
+    with _opened(path, most) as file:
+        return file.read(most)
 
 
 def _json(data: object, indent: int | None = None) -> bytes:
@@ -281,7 +286,7 @@ def _sealed(config: Mapping[str, Any]) -> str:
 
 
 def _brief(value: object) -> str:
-    text = repr(value)
+    text = str(value) if isinstance(value, Exception) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -12,7 +12,7 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
-from regard.tasks.files import write_atomically
+from regard._writing import write_atomically
 from regard.tasks.learner import TrainingError
 
 

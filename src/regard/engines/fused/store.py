@@ -10,11 +10,11 @@ import json
 import os
 import stat
 import sys
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from regard._writing import write_atomically
 from regard.engines.fused.kernels._kernel import TYPES
 
 
@@ -77,15 +77,7 @@ class Entry:
         }
         with suppress(OSError):
             directory = _directory(make=True)
-            number, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=directory)  # mode 0o600
-            try:
-                with os.fdopen(number, "wb") as file:
-                    file.write(json.dumps(head).encode() + b"\n" + code.object)
-                Path(temporary).replace(directory / self.file)
-            except BaseException:
-                with suppress(OSError):
-                    Path(temporary).unlink()
-                raise
+            write_atomically(directory / self.file, json.dumps(head).encode() + b"\n" + code.object, private=True)
             for path in directory.glob(f"{self.family}*.kernel"):
                 if path.name != self.file:
                     with suppress(OSError):

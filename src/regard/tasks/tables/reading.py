@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard._errors import rejected
+from regard._writing import naming, write_atomically
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -151,14 +152,10 @@ def write(frame: DataFrame, path: str | Path) -> None:
         if ending.endswith(".gz"):
             data = gzip.compress(data, mtime=0)
     if path.exists() and not path.is_file():  # a pipe or a device, which nothing can be moved over
-        path.write_bytes(data)
+        with naming(path):
+            path.write_bytes(data)
         return
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        beside.write_bytes(data)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_atomically(path, data)
 
 
 def _bytes(path: str | Path, name: str) -> bytes:

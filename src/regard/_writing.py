@@ -1,0 +1,98 @@
+"""Files that appear whole or not at all, and nothing left of those whose writer was killed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows has other locks, and does not let a file be removed that is open
+    fcntl = None  # type: ignore[assignment]
+
+#: What the names of temporary files end in.
+_SUFFIX = ".unfinished"
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Give an OSError that does not name a file this one: an error of an open file, such as a full disk, does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+
+
+def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Write a file so that it appears whole or not at all; see :func:`write_together`."""
+    write_together({path: data}, private=private)
+
+
+def write_together(files: Mapping[Path, bytes], *, private: bool = False) -> None:
+    """Write files, each of which appears whole or not at all; none does if one of them cannot be written.
+
+    What writers that were killed have left in the same folders is removed.
+
+    Parameters
+    ----------
+    files : mapping of Path to bytes
+    private : bool, default False
+        Let nobody but this user read or write them, whatever the umask says.
+
+    Raises
+    ------
+    OSError
+        Which names the file.
+    """
+    made: dict[Path, Path] = {}
+    with ExitStack() as opened:
+        try:
+            for path, data in files.items():
+                with naming(path):
+                    number, made[path] = _unfinished(path)
+                    # Open, and locked, until it has its name.
+                    file = opened.enter_context(os.fdopen(number, "wb"))
+                    file.write(data)
+                    file.flush()
+                    os.fsync(number)
+                    if not private:
+                        mask = os.umask(0)
+                        os.umask(mask)
+                        made[path].chmod(0o666 & ~mask)  # a temporary file's own mode would hide it from other users
+            for path, written in made.items():
+                with naming(path):
+                    written.replace(path)
+        except BaseException:
+            for written in made.values():
+                written.unlink(missing_ok=True)
+            raise
+    for folder in {path.parent for path in files}:
+        remove_unfinished(folder)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the temporary files of writers that are no more; those of a living one are locked."""
+    if fcntl is None:
+        return
+    for path in folder.glob(f".*{_SUFFIX}"):
+        with suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+
+
+def _unfinished(path: Path) -> tuple[int, Path]:
+    """Return an open temporary file beside a path, locked for as long as it is open or its process lives."""
+    while True:
+        number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.", suffix=_SUFFIX)
+        if fcntl is None:
+            return number, Path(name)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(number, fcntl.LOCK_EX)
+        if os.fstat(number).st_nlink:
+            return number, Path(name)
+        os.close(number)  # it was taken for an abandoned one before it was locked

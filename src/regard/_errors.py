@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+#: Characters of what is named in an error.
+_LONGEST = 500
+
 
 class RegardWarning(UserWarning):
     """Something the caller should know, though the result is right."""
@@ -38,7 +41,7 @@ def rejected(function: str, argument: str, expected: str, got: object, kind: typ
     >>> rejected("attention", "dropout_p", "be in [0, 1]", 2.0)
     ValueError('attention: dropout_p must be in [0, 1], got 2.0.')
     """
-    return _made(Rejection(function, argument, expected, str(got)), kind)
+    return _made(Rejection(function, _cut(argument), expected, _cut(str(got))), kind)
 
 
 def rejection(error: BaseException) -> Rejection | None:
@@ -65,6 +68,11 @@ def in_section(section: str) -> Iterator[None]:
             raise
         placed = Rejection(told.function, f"{section}.{told.argument}", told.expected, told.got)
         raise _made(placed, type(error)) from None
+
+
+def _cut(text: str) -> str:
+    """Return a text of a length that an error can have: what came may be a file's megabyte."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _made(told: Rejection, kind: type[Exception]) -> Exception:

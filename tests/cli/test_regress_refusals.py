@@ -76,7 +76,7 @@ def test_tables(regard, tmp_path: Path, data: bytes, message: str) -> None:
         (["--target", "Y"], ("regress: --target must be one of 'name', 'w', 'x', 'y', 'z', got 'Y'",)),
         (["--target", "nam"], ("got 'nam' (did you mean 'name'?)",)),
         (["--target", "y", "--features", "x,nane"], ("features must be one of", "'nane' (did you mean 'name'?)")),
-        (["--target", "y", "--weights", "ww"], ("regress: weights must be one of",)),
+        (["--target", "y", "--weights", "ww"], ("regress: --weights must be one of",)),
         (["--target", "y", "--features", "x,y"], ("be other columns than target and weights, got 'y', the target",)),
         (["--target", "y", "--features", "x,w", "--weights", "w"], ("got 'w', the weights",)),
         (["--target", "y", "--weights", "y"], ("be another column than the target, got 'y'",)),
@@ -98,9 +98,9 @@ def test_tables(regard, tmp_path: Path, data: bytes, message: str) -> None:
         (["--target", "y", "--quantiles", "0.5"], ("--quantiles must come with --predict, got none",)),
         (["--target", "y", "--quantiles", "5,95"], ("--quantiles must be numbers between 0 and 1",)),
         (["--target", "y", "--quantiles", "half"], ("--quantiles must be numbers between 0 and 1",)),
-        (["--target", "y", "--predict", "new.csv"], ("read: new.csv must exist, got no such file",)),
-        (["--target", "y", "--predict", "."], ("read: . must be a file, got a folder",)),
-        (["--target", "y", "--out", "no/out.csv"], ("write: no/out.csv must be in a folder that exists",)),
+        (["--target", "y", "--predict", "new.csv"], ("regress: new.csv must exist, got no such file",)),
+        (["--target", "y", "--predict", "."], ("regress: . must be a file, got a folder",)),
+        (["--target", "y", "--out", "no/out.csv"], ("regress: no/out.csv must be in a folder that exists",)),
         (["--target", "y", "--out", "out.xlsx"], ("must end in one of .csv, .tsv, .csv.gz, ", "got out.xlsx")),
         (["--target", "y", "--out", "good.csv"], ("--out must be another file than those that are read",)),
         (["--target", "y", "--out", "-", "--json"], ("--out must be a file with --json, which prints too",)),
@@ -158,7 +158,9 @@ def test_rows_to_predict(regard, good: Path, monkeypatch: pytest.MonkeyPatch, ne
 def test_files(regard, tmp_path: Path) -> None:
     _refused(regard("regress", tmp_path / "no.csv", "--target", "y"), "no.csv must exist, got no such file")
     _refused(regard("regress", tmp_path, "--target", "y"), "must be a file, got a folder")
-    _refused(regard("regress", "-", "--target", "y"), "read: standard input must have a row of names", "an empty file")
+    _refused(
+        regard("regress", "-", "--target", "y"), "regress: standard input must have a row of names", "an empty file"
+    )
     _refused(regard("regress", "-", "--target", "y", "--predict", "-", stdin=GOOD), "--predict must be a file when")
 
 

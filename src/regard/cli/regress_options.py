@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -97,9 +98,10 @@ class Options:
                 require("pyarrow")
         if self.plot is not None:
             _check_picture(self.plot)
-        read = [Path(each).resolve() for each in (self.data, self.predict) if each is not None and each != "-"]
+        # Unlike Path.resolve, this takes links that lead in a circle.
+        read = [os.path.realpath(each) for each in (self.data, self.predict) if each is not None and each != "-"]
         for option, path in (("--out", self.out), ("--plot", self.plot)):
-            if path is not None and path != "-" and Path(path).resolve() in read:
+            if path is not None and path != "-" and os.path.realpath(path) in read:
                 raise rejected("regress", option, "be another file than those that are read", str(path))
 
 

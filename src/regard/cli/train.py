@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from regard.cli.translate import folder_of
 from regard.tasks.experiment_options import ExperimentOptions
 from regard.tasks.experiments import OPTIONS, Experiment
 from regard.tasks.kinds import task_of
-from regard.tasks.options import TrainingOptions, read_toml
+from regard.tasks.options import TrainingOptions, parsed_toml, read_toml
 from regard.tasks.sequences import SequenceModel
 from regard.tasks.starting import settled
 
@@ -143,6 +144,8 @@ def table_of(task: str, options: Path | None, changes: dict[str, Any]) -> dict[s
             own.pop(name, None)
     for place, value in changes.items():
         *sections, name = place.split(".")
+        if len(sections) > 1:
+            raise rejected("train", "--set", "be NAME=VALUE or SECTION.NAME=VALUE, such as training.clip=0.5", place)
         inner = table
         for section in sections:
             inner = inner.setdefault(section, {})
@@ -202,13 +205,11 @@ def _attention(table: dict[str, Any]) -> None:
 
 def setting(text: str) -> tuple[str, Any]:
     """Return the place and the value of ``NAME=VALUE``; a value that is no TOML is text."""
-    import tomllib
-
     name, mark, value = text.partition("=")
     if not mark or not name.strip():
         raise rejected("train", "--set", "be NAME=VALUE, such as training.clip=0.5", repr(text))
     try:
-        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+        return name.strip(), parsed_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return name.strip(), value.strip()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
-from regard._errors import described, rejected, unknown_name
+from regard._errors import described, in_section, rejected, unknown_name
 from regard.tasks.kinds import Vocabularies
 from regard.tasks.options import TrainingOptions
 
@@ -114,7 +114,8 @@ class ExperimentOptions:
                     raise rejected(
                         "options", f"{name}.{key}", f"be of type {known[key].__name__}", described(value), TypeError
                     )
-            made[name] = kind(**given)
+            with in_section(name):
+                made[name] = kind(**given)
         _table("options", "model", table.get("model", {}))
         for key in table:
             if key not in _PLAIN:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from regard._errors import RegardWarning, rejected, unknown_name
+from regard._errors import RegardWarning, in_section, rejected, unknown_name
 from regard._writing import write_atomically
 from regard.models import EncoderDecoder, RecurrentConfig
 from regard.tasks._threads import set_threads
 from regard.tasks.batches import Batches, Ragged
 from regard.tasks.codecs import Codec
 from regard.tasks.experiment_options import DataOptions, ExperimentOptions
-from regard.tasks.files import CONFIG
+from regard.tasks.files import CONFIG, ModelFileError, read_json
 from regard.tasks.frequencies import Frequencies
 from regard.tasks.kinds import Task, task_of
 from regard.tasks.options import read_toml
@@ -293,7 +293,8 @@ class Experiment:
         for name in self.options.model:
             if name not in known:
                 raise unknown_name(config.__name__, "option", name, known)
-        return config.preset(self.options.preset, sources, targets, **self.options.model)
+        with in_section("model"):
+            return config.preset(self.options.preset, sources, targets, **self.options.model)
 
     def defaults(self) -> dict[str, Any]:
         """Return the fields of the model that were not asked for, as the preset has them."""
@@ -338,8 +339,8 @@ class Experiment:
 def _read(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
     """Return what a JSON file of a run holds, with these names in it."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+        found = read_json(path)
+    except ModelFileError:
         found = None
     if not isinstance(found, dict) or not found.keys() >= set(names):
         raise rejected("resume", str(path), "be the file that the run began with", "one that is damaged")
@@ -366,7 +367,7 @@ def _once(say: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def _absolute(name: str) -> str:
-    return str(Path(name).resolve()) if name not in ("", "-") else name
+    return str(Path(name).absolute()) if name not in ("", "-") else name
 
 
 def _place() -> tuple[int, int]:

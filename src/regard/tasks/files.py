@@ -129,13 +129,24 @@ def load_config(folder: str | Path, *, kind: str, version: int) -> dict[str, Any
         If it is missing, unreadable, not JSON, or of another format or version.
     """
     path = Path(folder) / CONFIG
-    config = _parsed(path, _read(path))
+    config = read_json(path)
     if not isinstance(config, dict) or config.get("format") != kind:
         found = config.get("format") if isinstance(config, dict) else config
         raise bad_file(path, f"describe a model of format {kind!r}", _brief(found))
     if config.get("version") != version:
         raise bad_file(path, f"be of version {version}", f"version {_brief(config.get('version'))}")
     return config
+
+
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds.
+
+    Raises
+    ------
+    ModelFileError
+        If it is missing, unreadable, not JSON, or larger than any that is written here.
+    """
+    return _parsed(path, _read(path))
 
 
 def load_weights(folder: str | Path, model: nn.Module, config: Mapping[str, Any]) -> None:

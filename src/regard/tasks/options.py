@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from regard._errors import described, rejected, unknown_name
+from regard.tasks.inputs import read_bytes
 
 SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
 PRECISIONS = ("auto", "float32", "bfloat16")
+#: Bytes of a file of options; tables and arrays that may stand in each other in it.
+_LARGEST, _DEPTH = 1 << 20, 8
 METRICS = ("loss", "bleu", "chrf", "wer", "per")
 #: The share of the budget in which a warm-up of so many steps is over at the latest: a short run must learn, too.
 _RISING = 0.3
@@ -22,6 +25,8 @@ _THREADS = 1024
 def _option(default: Any, text: str, *, least: float = -math.inf, below: float = math.inf, known: tuple[str, ...] = (),
             free: bool = False) -> Any:  # fmt: skip
     """Return a field: its default, what ``--help`` says, its bounds, and whether a resumed run may change it."""
+    if type(default) is int:
+        below = min(below, 2**31)  # counts that no run reaches, and torch has no larger seeds
     return field(default=default, metadata={"text": text, "least": least, "below": below, "known": known, "free": free})
 
 
@@ -143,7 +148,7 @@ def _checked(option: Any, value: Any) -> Any:
     if said["known"] and value not in said["known"]:
         raise unknown_name("options", option.name, value, said["known"])
     if kind in (int, float) and not said["least"] <= value < said["below"]:
-        bound = f"be at least {said['least']:g}" + (f" and below {said['below']:g}" if said["below"] < math.inf else "")
+        bound = f"be at least {said['least']:g}" + (f" and below {said['below']:,}" if said["below"] < math.inf else "")
         raise rejected("options", option.name, bound, value)
     return value
 
@@ -151,9 +156,28 @@ def _checked(option: Any, value: Any) -> Any:
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Return what a TOML file says, or raise ValueError in one sentence."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return parsed_toml(read_bytes(path, "options", _LARGEST).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise rejected("options", str(path), "be TOML", f"something else ({error})") from None
+
+
+def parsed_toml(text: str) -> dict[str, Any]:
+    """Return what TOML says; raise tomllib.TOMLDecodeError where it is none, or nested beyond all options there are."""
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError("nested too deeply") from None
+    except ValueError as error:  # such as an integer of thousands of digits
+        raise tomllib.TOMLDecodeError(str(error)) from None
+    level: list[Any] = [table]
+    for _ in range(_DEPTH):
+        level = [each for outer in level for each in (outer.values() if isinstance(outer, dict) else outer)]
+        if any(isinstance(each, int) and each.bit_length() > 63 for each in level):
+            raise tomllib.TOMLDecodeError("an integer of more than 64 bits")
+        level = [each for each in level if isinstance(each, (dict, list))]
+    if level:
+        raise tomllib.TOMLDecodeError("nested too deeply")
+    return table
 
 
 def as_table(options: Any) -> dict[str, Any]:

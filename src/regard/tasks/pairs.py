@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import codecs
-import gzip
 import hashlib
-import io
-import sys
 import unicodedata
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import count, zip_longest
 from pathlib import Path
-from typing import BinaryIO
 
 from regard._errors import rejected
+from regard.tasks.inputs import DAMAGED, name_of, opened
 
-_GZIP = b"\x1f\x8b"
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+#: Bytes of a line; a file of gigabytes without a line feed is no text.
+_LONGEST_LINE = 1 << 20
 _EMPTY = "left out, a side is empty"
 _DUPLICATE = "left out, identical to an earlier pair"
 _COPY = "left out, both sides are the same"
@@ -162,7 +158,7 @@ def read_pairs(
             raise rejected("read_pairs", limit, "be at least 1 or None", value)
     if target is not None and str(source) == str(target) == "-":
         raise rejected("read_pairs", "target", "be another file than source", "standard input for both")
-    name = _name(source) if target is None else f"{_name(source)}, {_name(target)}"
+    name = name_of(source) if target is None else f"{name_of(source)}, {name_of(target)}"
     seen: set[tuple[str, str]] = set()
     tally = _Tally(_EMPTY, _too_long(longest, words), _DUPLICATE, _COPY, _FURTHER)
     sources: list[str] = []
@@ -269,10 +265,6 @@ def _too_long(longest: int | None, words: int | None) -> str:
     return "left out, a side has more than " + " or ".join(f"{n} {what}" for n, what in limits if n is not None)
 
 
-def _name(path: str | Path) -> str:
-    return "standard input" if str(path) == "-" else str(path)
-
-
 def _columns(path: str | Path, tally: _Tally) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(read_lines(path), start=1):
         cells = line.split("\t", 2)
@@ -284,7 +276,7 @@ def _columns(path: str | Path, tally: _Tally) -> Iterator[tuple[str, str]]:
         elif not line.strip():
             yield "", ""
         else:
-            where = f"{_name(path)}, line {number}"
+            where = f"{name_of(path)}, line {number}"
             raise rejected("read_pairs", where, "have two columns with a tab between them", f"one: {_brief(line)}")
 
 
@@ -296,8 +288,8 @@ def _side_by_side(source: str | Path, target: str | Path) -> Iterator[tuple[str,
         if left is not None and right is not None:
             yield left, right
     if lengths[0] != lengths[1]:
-        expected = f"have as many lines as {_name(source)} ({lengths[0]})"
-        raise rejected("read_pairs", _name(target), expected, lengths[1])
+        expected = f"have as many lines as {name_of(source)} ({lengths[0]})"
+        raise rejected("read_pairs", name_of(target), expected, lengths[1])
 
 
 def read_lines(path: str | Path, function: str = "read_pairs") -> Iterator[str]:
@@ -315,51 +307,28 @@ def read_lines(path: str | Path, function: str = "read_pairs") -> Iterator[str]:
     ValueError
         As :func:`read_pairs` for one file.
     """
-    name, number = _name(path), 0
-    with _opened(path, name, function) as file:
-        try:
-            for number, raw in enumerate(file, start=1):
-                if number == 1:
-                    raw = raw.removeprefix(codecs.BOM_UTF8)
-                try:
-                    line = raw.decode()
-                except UnicodeDecodeError as error:
-                    raise _not_text(function, name, number, raw, error) from None
-                if "\0" in line:
-                    raise _not_text(function, name, number, raw)
-                yield line
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            cut = f"one that is cut short or damaged behind line {number}"
-            raise rejected(function, name, "be a whole gzip file", cut) from None
-        except OSError as error:
-            raise rejected(function, name, "be readable", error.strerror or type(error).__name__) from None
-
-
-@contextmanager
-def _opened(path: str | Path, name: str, function: str) -> Iterator[BinaryIO]:
-    """Open a file for its lines, decompressed where its content begins as gzip does."""
-    if str(path) == "-":
-        binary = getattr(sys.stdin, "buffer", None)
-        raw: BinaryIO = io.BytesIO(sys.stdin.read().encode()) if binary is None else binary
-        file = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)  # type: ignore[type-var]
-    else:
-        try:
-            file = Path(path).open("rb")  # noqa: SIM115 - closed below, standard input excepted
-        except FileNotFoundError:
-            raise rejected(function, name, "exist", "no such file") from None
-        except IsADirectoryError:
-            raise rejected(function, name, "be a file", "a folder") from None
-        except OSError as error:
-            raise rejected(function, name, "be readable", error.strerror or type(error).__name__) from None
-    try:
-        if file.peek(2).startswith(_GZIP):
-            with gzip.open(file) as plain:
-                yield plain
-        else:
-            yield file
-    finally:
-        if str(path) != "-":
-            file.close()
+    name = name_of(path)
+    with opened(path, function) as file:
+        for number in count(1):
+            try:
+                raw = file.readline(_LONGEST_LINE)
+            except DAMAGED:
+                cut = f"one that is cut short or damaged behind line {number - 1}"
+                raise rejected(function, name, "be a whole gzip file", cut) from None
+            if not raw:
+                return
+            if len(raw) == _LONGEST_LINE and not raw.endswith(b"\n"):
+                where = f"{name}, line {number}"
+                raise rejected(function, where, f"have fewer than {_LONGEST_LINE:,} bytes", "more")
+            if number == 1:
+                raw = raw.removeprefix(codecs.BOM_UTF8)
+            try:
+                line = raw.decode()
+            except UnicodeDecodeError as error:
+                raise _not_text(function, name, number, raw, error) from None
+            if "\0" in line:
+                raise _not_text(function, name, number, raw)
+            yield line
 
 
 def _not_text(function: str, name: str, number: int, raw: bytes, error: UnicodeDecodeError | None = None) -> Exception:

@@ -8,13 +8,15 @@ import io
 import re
 import sys
 import warnings
-import zlib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard._errors import rejected
+from regard._printing import printable
 from regard._writing import naming, write_atomically
+from regard.tasks.inputs import name_of, read_bytes
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -22,7 +24,11 @@ if TYPE_CHECKING:
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 #: How much of a text is looked at to find its delimiter.
 _SAMPLE, _SAMPLE_ROWS = 1 << 16, 100
-_GZIP, _PARQUET, _ZIP = b"\x1f\x8b", b"PAR1", b"PK\x03\x04"
+_PARQUET, _ZIP = b"PAR1", b"PK\x03\x04"
+#: Bytes of a table, cells and columns that it may have: each cell takes some fifty bytes where it is looked at as text.
+_LARGEST, _CELLS, _COLUMNS = 1 << 27, 20_000_000, 10_000
+#: Rows of a Parquet file that are taken into memory together.
+_ROWS = 4096
 _SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 
 
@@ -74,7 +80,7 @@ def read(path: str | Path, *, least: int = 1) -> Table:
     ------
     ValueError
         If there is no such file, or it is empty, damaged, something else than a table, or has nameless or repeated
-        columns, rows of unequal length, or no rows.
+        columns, rows of unequal length, no rows, or more than the limits above.
     OSError
         If it cannot be read.
 
@@ -88,14 +94,16 @@ def read(path: str | Path, *, least: int = 1) -> Table:
     >>> table.form, table.decimal, table.frame["x"].tolist()
     ('CSV with semicolons', ',', ['0,5', '1,5'])
     """
-    name = "standard input" if str(path) == "-" else str(path)
-    data = _bytes(path, name)
+    name = name_of(path)
+    data = read_bytes(path, "read", _LARGEST)
+    if not data:
+        raise rejected("read", name, "have a row of names and rows of values", "an empty file")
     if data.startswith(_PARQUET) or Path(name).suffix == ".parquet":
         table = _from_parquet(data, name)
     else:
         table = _from_text(_text(data, name), name)
     names = list(table.frame.columns)
-    for twice in sorted({each for each in names if names.count(each) > 1}):
+    for twice in sorted(each for each, times in Counter(names).items() if times > 1):
         raise rejected("read", name, "have a name for each column", f"{twice!r} twice")
     if len(names) < least:
         between = f", separated by {', '.join(_DELIMITERS.values())}" if table.form != "Parquet" else ""
@@ -138,7 +146,9 @@ def write(frame: DataFrame, path: str | Path) -> None:
     """
     check_out(path)
     if str(path) == "-":
-        sys.stdout.write(frame.to_csv(index=False, lineterminator="\n"))
+        text = frame.to_csv(index=False, lineterminator="\n")
+        # As ls does: what reads a pipe gets every character as it is.
+        sys.stdout.write(printable(text, "\n\t") if sys.stdout.isatty() else text)
         return
     path = Path(path)
     ending = path.name.lower()
@@ -158,27 +168,6 @@ def write(frame: DataFrame, path: str | Path) -> None:
     write_atomically(path, data)
 
 
-def _bytes(path: str | Path, name: str) -> bytes:
-    if str(path) == "-":
-        binary = getattr(sys.stdin, "buffer", None)
-        data = sys.stdin.read().encode() if binary is None else binary.read()
-    else:
-        path = Path(path)
-        if not path.exists():
-            raise rejected("read", name, "exist", "no such file")
-        if path.is_dir():
-            raise rejected("read", name, "be a file", "a folder")
-        data = path.read_bytes()
-    if data.startswith(_GZIP):
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error):
-            raise rejected("read", name, "be a whole gzip file", "one that is cut short or damaged") from None
-    if not data:
-        raise rejected("read", name, "have a row of names and rows of values", "an empty file")
-    return data
-
-
 def _text(data: bytes, name: str) -> str:
     """Return the text of a file without its byte order mark, every line ended by a line feed."""
     expected = "be a table in CSV or Parquet"
@@ -193,6 +182,8 @@ def _text(data: bytes, name: str) -> str:
         line = len((data[: error.start] + b".").splitlines())
         byte = f"byte 0x{data[error.start]:02x} in line {line} (save it in UTF-8)"
         raise rejected("read", name, "be text in UTF-8", byte) from None
+    if "\0" in text:
+        raise rejected("read", name, expected, "a binary file")
     if not text.strip():
         raise rejected("read", name, "have a row of names and rows of values", "an empty file")
     return text.replace("\r\n", "\n").replace("\r", "\n")  # Windows, and Macintosh of old
@@ -203,7 +194,8 @@ def _from_text(text: str, name: str) -> Table:
 
     delimiter = _delimiter(text)
     text = text.strip("\n")
-    names = next(row for row in csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True) if any(row))
+    names = _names(text, delimiter, name)
+    _check_size(name, text.count("\n") + 1, len(names))
     if all(re.fullmatch(r"\s*[-+]?[\d.,]+([eE][-+]?\d+)?\s*", each) for each in names):
         raise rejected("read", name, "have the names of its columns in its first row", "numbers alone")
     blank = {i for i, each in enumerate(names) if not each.strip()}
@@ -212,7 +204,7 @@ def _from_text(text: str, name: str) -> Table:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(
-                io.StringIO(text),
+                io.BytesIO(text.encode()),
                 sep=delimiter,
                 header=0,
                 names=list(range(len(names))),
@@ -234,24 +226,51 @@ def _from_text(text: str, name: str) -> Table:
     return Table(name, frame, f"CSV with {_DELIMITERS[delimiter]}", _decimal(text[:_SAMPLE], delimiter), left_out)
 
 
+def _names(text: str, delimiter: str, name: str) -> list[str]:
+    """Return the cells of the first row that has any."""
+    try:
+        for row in csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True):
+            if any(row):
+                return row
+    except csv.Error:
+        got = f"one of more than {csv.field_size_limit():,} characters, or a quotation mark that is never closed"
+        raise rejected("read", name, "have names of columns in its first row", got) from None
+    raise rejected("read", name, "have names of columns in its first row", "nothing but empty cells")
+
+
+def _check_size(name: str, rows: int, columns: int) -> None:
+    """Raise where a table is too large, before memory is taken for it."""
+    if columns > _COLUMNS:
+        raise rejected("read", name, f"have at most {_COLUMNS:,} columns", f"{columns:,}")
+    if rows * columns > _CELLS:
+        raise rejected("read", name, f"have at most {_CELLS:,} cells", f"{columns:,} columns and about {rows:,} rows")
+
+
 def _from_parquet(data: bytes, name: str) -> Table:
+    import pandas as pd
     import pyarrow
     from pyarrow import parquet
 
     try:
-        table = parquet.read_table(pyarrow.BufferReader(data))
-    except (pyarrow.ArrowInvalid, OSError):
+        file = parquet.ParquetFile(pyarrow.BufferReader(data))
+        _check_size(name, file.metadata.num_rows, file.metadata.num_columns)
+        batches, size = [], 0
+        for batch in file.iter_batches(_ROWS):  # a few bytes can stand for gigabytes
+            size += batch.nbytes
+            if size > _LARGEST:
+                raise rejected("read", name, f"have at most {_LARGEST:,} bytes (unpacked, if it is compressed)", "more")
+            batches.append(batch)
+        table = pyarrow.Table.from_batches(batches, file.schema_arrow)
+        # What else pandas writes there could contradict the table; an index without a name is no column.
+        kept = [i for i, each in enumerate(table.column_names) if not re.fullmatch(r"__index_level_\d+__", each)]
+        table = table.select(kept)
+        if len(set(table.column_names)) == len(kept):
+            frame = table.to_pandas(ignore_metadata=True)
+        else:
+            frame = pd.DataFrame(columns=table.column_names)  # for its names, which are refused
+    except (pyarrow.ArrowException, OSError, OverflowError):
         raise rejected("read", name, "be a whole Parquet file", "one that is cut short or something else") from None
-    if len(set(table.column_names)) == len(table.column_names):
-        frame = table.to_pandas()
-        if any(each is not None for each in frame.index.names):
-            frame = frame.reset_index()
-    else:
-        import pandas as pd
-
-        frame = pd.DataFrame(columns=table.column_names)  # for its names, which are refused
-    frame.columns = [str(each) for each in frame.columns]
-    return Table(name, frame.reset_index(drop=True), "Parquet")
+    return Table(name, frame, "Parquet")
 
 
 def _delimiter(text: str) -> str:
@@ -271,7 +290,7 @@ def _delimiter(text: str) -> str:
                     break
         except csv.Error:  # a cell of absurd length
             continue
-        if widths[0] > 1:
+        if widths and widths[0] > 1:
             numbers = sum(re.fullmatch(r"\s*-?\d+([.,]\d+)?\s*", cell) is not None for cell in cells) / len(cells)
             found = (widths.count(widths[0]) / len(widths), numbers, widths[0], delimiter)
             best = max(best, found, key=lambda each: each[:3])
@@ -293,7 +312,7 @@ def _longer(text: str, delimiter: str, width: int) -> str:
 def _decimal(sample: str, delimiter: str) -> str:
     if delimiter == ",":
         return "."
-    number = r"[{0}\n]\s*-?\d+{1}\d+\s*(?=[{0}\n])"
+    number = r"[{0}\n] *-?\d+{1}\d+ *(?=[{0}\n])"
     comma, dot = (len(re.findall(number.format(re.escape(delimiter), mark), sample)) for mark in (",", r"\."))
     return "," if comma > dot else "."
 

@@ -50,7 +50,7 @@ def test_a_table_a_picture_and_numbers(regard, pairs, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--attention", "additive"], "variants must be at least two, got 1"),
+        (["--attention", "additive"], "--attention must name two mechanisms or more, separated by commas, got 'additive'"),
         (["--attention", "dot,dot"], "--attention must name each mechanism once"),
         (["--attention", "dot,aditive"], "did you mean 'additive'"),
         (["--attention", "dot,additive", "--steps", "0"], "steps must be at least 1"),

@@ -333,7 +333,7 @@ class TestOptions:
                 "data.held_out must be left out where valid is given, got 7",
             ),
             (["--data", "DATA", "--set", "data.held_out=9999"], "held_out must be from 1 to"),
-            (["--targets", "x"], "train: data must be given with targets, got none"),
+            (["--targets", "x"], "train: --data must be given with targets, got none"),
             (
                 ["--data", "-", "--valid", "-"],
                 "valid must be a file where standard input is something else, got - as data",
@@ -354,7 +354,7 @@ class TestOptions:
             ),
             (["--vocabulary-size", "5", "--data", "DATA"], "size must be at least"),
             (["--vocabulary-size", "0", "--data", "DATA"], "size must be at least"),
-            (["--set", "data.held_out=0"], "train: held_out must be at least 1, got 0"),
+            (["--set", "data.held_out=0"], "train: data.held_out must be at least 1, got 0"),
             (["--set", "training.strategy=dpp", "--data", "nowhere"], "did you mean 'ddp'"),
             (["--set", "training.accelerator=gpus", "--data", "nowhere"], "did you mean 'gpu'"),
             (
@@ -363,7 +363,7 @@ class TestOptions:
             ),
             ([], "data must be given: a file of pairs separated by a tab"),
             (["--data", "nowhere.tsv"], "nowhere.tsv"),
-            (["--options", "nowhere.toml"], "nowhere.toml cannot be used: No such file"),
+            (["--options", "nowhere.toml"], "train: nowhere.toml must exist, got no such file"),
         ],
     )
     def test_wrong_options(self, regard, pairs, tmp_path, arguments, message) -> None:
@@ -509,7 +509,7 @@ class TestResume:
     def test_what_may_not_change(self, regard, pairs, tmp_path) -> None:
         assert regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "5", *SMALL).code == 0
         for arguments, message in (
-            (["--batch-tokens", "64"], "batch_tokens must be 400, as the run that is resumed began"),
+            (["--batch-tokens", "64"], "--batch-tokens must be 400, as the run that is resumed began"),
             (["--show-options"], "--show-options must be left out with --resume"),
             (["--preset", "base"], "preset must be left out with --resume"),
         ):
@@ -703,7 +703,7 @@ def test_a_preset_without_its_attention(regard, preset, attention) -> None:
 
 def test_a_value_of_another_type_is_one_sentence_also_on_resume(regard, model) -> None:
     result = regard("train", "translation", "--out", model, "--resume", "--set", "training.steps=abc")
-    assert (result.code, result.err) == (2, "regard: options: steps must be of type int, got 'abc'.\n")
+    assert (result.code, result.err) == (2, "regard: train: training.steps must be of type int, got 'abc'.\n")
 
 
 def test_no_model(regard, tmp_path) -> None:

@@ -167,7 +167,7 @@ def test_a_resumed_run_goes_on_with_its_log(whole, tmp_path):
         train(learner(make=Killed(63)), VALID, OPTIONS, tmp_path)
     log = tmp_path / "log" / "metrics.csv"
     log.write_text(log.read_text(encoding="utf-8") + "0,1.5,2", encoding="utf-8")  # a line that was cut
-    left = tmp_path / "checkpoints" / ".last.ckpt.abc"
+    left = tmp_path / "checkpoints" / ".last.ckpt.abc.unfinished"
     left.write_bytes(b"half")
     train(learner(), VALID, OPTIONS, tmp_path, resume=True)
     assert not left.exists()

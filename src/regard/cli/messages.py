@@ -102,15 +102,24 @@ def _sentence(error: BaseException) -> str:
     told, context = rejection(error), _AT_HAND.get(None)
     if told is None or context is None:
         return str(error)
-    section, _, name = told.argument.rpartition(".")
-    argument = told.argument
+    return f"{context.info_name}: {_typed(context, told.argument)} must {told.expected}, got {told.got}."
+
+
+def _typed(context: typer.Context, argument: str) -> str:
+    """Return the option of a command that an argument of the library is, or an entry of a table of options."""
+    section, _, name = argument.rpartition(".")
+    source = context.get_parameter_source(name)
+    typed = source is not None and source.name == "COMMANDLINE"
+    elsewhere = any(context.params.get(each) for each in ("options", "resume")) or any(
+        each.startswith(f"{argument}=") for each in context.params.get("settings") or ()
+    )
+    if section not in ("", "data", "training") or (section and elsewhere and not typed):
+        return argument
     for parameter in context.command.params:
-        source = context.get_parameter_source(name)
-        typed = source is not None and source.name == "COMMANDLINE"
-        if parameter.name == name and (not section or (typed and section in ("data", "training"))):
+        if parameter.name == name:
             is_option = parameter.param_type_name == "option"
-            argument = parameter.opts[0] if is_option else getattr(parameter, "metavar", None) or name.upper()
-    return f"{context.info_name}: {argument} must {told.expected}, got {told.got}."
+            return parameter.opts[0] if is_option else getattr(parameter, "metavar", None) or name.upper()
+    return argument
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from regard._errors import rejected, unknown_name
+from regard._errors import described, rejected, unknown_name
 from regard.cli.messages import INTERRUPTED, Console, echo, explained, fail
 from regard.cli.translate import folder_of
 from regard.tasks.experiment_options import ExperimentOptions
@@ -152,8 +152,11 @@ def table_of(task: str, options: Path | None, changes: dict[str, Any]) -> dict[s
             if not isinstance(inner, dict):
                 raise rejected("train", f"{section} in {options}", "be a table", repr(inner))
         inner[name] = value
+    for name in ("kind", "preset", "attention", "start"):
+        if not isinstance(table.get(name, ""), str):
+            raise rejected("train", name, "be of type str", described(table[name]), TypeError)
     start = table.get("start")
-    folder = folder_of(Path(start)) if start and isinstance(start, str) else None
+    folder = folder_of(Path(start)) if start else None
     model = None if folder is None else SequenceModel.load(folder)
     table["kind"] = _kind(table.get("kind", "recurrent" if model is None else model.kind))
     _attention(table)

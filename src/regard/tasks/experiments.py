@@ -92,8 +92,11 @@ class Experiment:
             raise rejected("resume", str(folder), "be the folder of a run", f"no {OPTIONS} in it")
         before = ExperimentOptions.from_table(_read(folder / BEGUN, _BEGUN)["options"])
         edited = ExperimentOptions.from_table(read_toml(folder / OPTIONS))
-        training, say = edited.training.with_changes(changes), _once(say)
-        for name in training.resumable(before.training):
+        say = _once(say)
+        with in_section("training"):
+            training = edited.training.with_changes(changes)
+            changed = training.resumable(before.training)
+        for name in changed:
             say(f"{name} is now {getattr(training, name)}, was {getattr(before.training, name)}")
         had, has = _flat(before), _flat(edited)
         for name in sorted(had.keys() | has.keys()):

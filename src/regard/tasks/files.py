@@ -27,7 +27,7 @@ _LARGEST, _LARGEST_JSON, _LARGEST_HEADER = 1 << 30, 1 << 25, 1 << 24
 #: Parameters are smaller than this, so that products of three of them, and sums of those, are finite in float32.
 _BOUND = 1e10
 #: What safetensors calls the types that parameters are stored as.
-_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "I64": torch.int64}
 
 
 class ModelFileError(ValueError):

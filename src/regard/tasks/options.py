@@ -148,7 +148,9 @@ def _checked(option: Any, value: Any) -> Any:
     if said["known"] and value not in said["known"]:
         raise unknown_name("options", option.name, value, said["known"])
     if kind in (int, float) and not said["least"] <= value < said["below"]:
-        bound = f"be at least {said['least']:g}" + (f" and below {said['below']:,}" if said["below"] < math.inf else "")
+        bound = f"be at least {said['least']:g}"
+        if said["below"] < math.inf and not (kind is int and value < said["least"]):
+            bound += f" and below {said['below']:,}"
         raise rejected("options", option.name, bound, value)
     return value
 

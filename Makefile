@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
 DEMO_SECONDS ?= 170
 
-.PHONY: demo demo-training test lint costs bench regression pretrained translation joeynmt kills short-runs demo-time docs gallery campaign clean
+.PHONY: demo demo-training test lint costs bench regression pretrained translation joeynmt kills short-runs fuzz demo-time docs gallery campaign clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -91,6 +91,10 @@ kills: $(READY)
 # Five minutes of training, and whether runs of 60 to 1,200 steps learn, over 20 seeds. What is done is not done again.
 short-runs: $(READY)
 	$(BIN)/python -m benchmarks.short_runs --data $(TATOEBA)
+
+# Damaged model folders, tables, pairs and options through the loaders; goes on where it was stopped.
+fuzz: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz
 
 # How long the demo takes once it is set up.
 demo-time: $(READY)

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.fuzz.cases import Cases, Outcome
 
 #: Seconds without an answer that are a hang, and bytes that no case may reach, where it is stopped.
-SILENT, MOST, STOPPED = 60.0, 2 << 30, 6 << 30
+SILENT, MOST, STOPPED = 60.0, 2 << 30, 4 << 30
 RIGHT = ("accepted", "refused")
 
 

@@ -50,7 +50,10 @@ def test_a_table_a_picture_and_numbers(regard, pairs, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--attention", "additive"], "--attention must name two mechanisms or more, separated by commas, got 'additive'"),
+        (
+            ["--attention", "additive"],
+            "--attention must name two mechanisms or more, separated by commas, got",
+        ),
         (["--attention", "dot,dot"], "--attention must name each mechanism once"),
         (["--attention", "dot,aditive"], "did you mean 'additive'"),
         (["--attention", "dot,additive", "--steps", "0"], "steps must be at least 1"),

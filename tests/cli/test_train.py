@@ -529,7 +529,7 @@ class TestResume:
         assert regard("train", "translation", *first).code == 0
         saved = options.read_text(encoding="utf-8")
         for line, other, place in (
-            ("batch_tokens = 400", "batch_tokens = 64", "batch_tokens"),
+            ("batch_tokens = 400", "batch_tokens = 64", "training.batch_tokens"),
             ("size = 60", "size = 61", "vocabularies.size"),
             ("encoder = 64", "encoder = 32", "model.encoder"),
             ("held_out = 30", "held_out = 31", "data.held_out"),
@@ -537,7 +537,7 @@ class TestResume:
             assert line in saved
             options.write_text(saved.replace(line, other), encoding="utf-8")
             result = regard("train", "translation", "--out", tmp_path, "--resume")
-            assert result.code == 2 and f"regard: resume: {place}" in result.err, result.err
+            assert result.code == 2 and f"regard: train: {place}" in result.err, result.err
             was, now = line.split()[-1], other.split()[-1]
             assert f"be {was}, as the run that is resumed began, got {now}." in result.err
         options.write_text(saved.replace("steps = 2", "steps = 3"), encoding="utf-8")

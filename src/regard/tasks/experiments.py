@@ -295,7 +295,7 @@ class Experiment:
         known = {each.name for each in fields(config)} - {"sources", "targets"}
         for name in self.options.model:
             if name not in known:
-                raise unknown_name(config.__name__, "option", name, known)
+                raise unknown_name(config.__name__, f"model.{name}", name, known)
         with in_section("model"):
             return config.preset(self.options.preset, sources, targets, **self.options.model)
 

@@ -199,7 +199,7 @@ def built_model(path: Path, config: type[Any], model: type[Any], described: Any)
     except ModelFileError:
         raise
     except (ValueError, TypeError) as error:
-        raise bad_file(path, "describe a model", f"this: {error}") from None
+        raise bad_file(path, "describe a model", f"this: {str(error).rstrip('.')}") from None
 
 
 def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:

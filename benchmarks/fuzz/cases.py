@@ -11,8 +11,12 @@ import unicodedata
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
+
+import typer.main
 
 from benchmarks.fuzz import folders, texts
 from regard.cli import main
@@ -97,11 +101,15 @@ def _instead(drawn: Random, path: Path) -> None:
         path.mkdir()
 
 
+#: Made once: finding out the options of all commands takes longer than most cases.
+_command = cache(typer.main.get_command)
+
+
 def _ran(arguments: list[str]) -> tuple[object, str, str, str]:
     """Return the exit code of a command, what it printed, and the traceback that its user would see."""
     out, err, trace = io.StringIO(), io.StringIO(), ""
     code: object = 0
-    with redirect_stdout(out), redirect_stderr(err):
+    with redirect_stdout(out), redirect_stderr(err), patch("typer.main.get_command", _command):
         try:
             main(arguments)
         except SystemExit as ended:

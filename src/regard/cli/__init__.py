@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
             finally:
                 sys.stdout.flush()
     except KeyboardInterrupt:
+        print("\nregard: interrupted", file=sys.stderr)
         sys.exit(130)
     except OSError as error:
         if error.filename is not None:  # elsewhere that is a bug: only standard streams have no name

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regard._errors import rejected
+from regard._writing import naming
 from regard.cli.messages import echo, explained, note, require_writable
 from regard.cli.translate import load
 from regard.tasks.evaluation import bleu, chrf, tokenized_bleu
@@ -48,7 +49,8 @@ def run(
         else:
             found |= {name: round(value, 3) for name, value in task.scores(written, listed).items()}
         if out is not None:
-            out.write_text("".join(f"{text}\n" for text in written), encoding="utf-8")
+            with naming(out):
+                out.write_text("".join(f"{text}\n" for text in written), encoding="utf-8")
     if as_json:
         echo(json.dumps(found))
         return

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from regard._writing import naming
 from regard.tasks.tables import Column, Fitted
 
 #: Features that get a panel, and inches of one.
@@ -50,7 +51,8 @@ def draw(fitted: Fitted, path: Path) -> str:
         _one_legend(figure, panels[: len(features)])
     for ax in panels[len(features) :]:
         ax.set_axis_off()
-    figure.savefig(path, dpi=144)
+    with naming(path):
+        figure.savefig(path, dpi=144)
     what = f"the probability of each {fitted.name}" if fitted.classifies else f"{fitted.name} as predicted"
     if len(features) == 1:
         return f"{what} over {features[0].name}"

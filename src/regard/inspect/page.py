@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from regard._writing import naming
 from regard.inspect.alignment import Alignment, drawable
 
 _STYLE = """
@@ -107,7 +108,9 @@ def save_html(
         If the file cannot be written.
     """
     path = Path(path)
-    path.write_bytes(render_html(alignments, heading=heading, note=note).encode())
+    data = render_html(alignments, heading=heading, note=note).encode()
+    with naming(path):
+        path.write_bytes(data)
     return path
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from regard._errors import rejected
+from regard._writing import naming
 from regard.inspect.alignment import Alignment, columns, drawable
 
 # All lengths in inches. Every cell has the same size, whatever the word, so that panels can be compared; all are
@@ -63,7 +64,8 @@ def save_png(alignments: Sequence[Alignment], path: str | Path, *, dpi: int = 14
         if max(dots) > _DOTS:
             got = f"{dots[0]} × {dots[1]} dots for {len(shown)} alignments"
             raise rejected("save_png", "alignments", f"fit a picture of at most {_DOTS} dots a side", got)
-        figure.savefig(path, dpi=dpi, format="png")
+        with naming(path):
+            figure.savefig(path, dpi=dpi, format="png")
     return Path(path)
 
 

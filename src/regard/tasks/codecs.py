@@ -146,7 +146,9 @@ class Codec(ABC):
         except ModelFileError:
             raise
         except ValueError as error:
-            raise rejected("load", name, "describe a codec", f"this: {str(error).rstrip('.')}", ModelFileError) from None
+            raise rejected(
+                "load", name, "describe a codec", f"this: {str(error).rstrip('.')}", ModelFileError
+            ) from None
 
 
 class SymbolCodec(Codec):

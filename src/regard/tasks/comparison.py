@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from regard._errors import rejected
-from regard._writing import write_atomically
+from regard._writing import naming, write_atomically
 from regard.tasks.experiment_options import ExperimentOptions
 from regard.tasks.experiments import Experiment
 
@@ -177,5 +177,6 @@ def picture(found: list[Compared], metric: str, path: str | Path) -> Path:
     speed.set(xlabel="tokens per second in training")
     for axes in (quality, speed):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130, format="png")
+    with naming(path):
+        figure.savefig(path, dpi=130, format="png")
     return Path(path)

@@ -271,7 +271,7 @@ class Experiment:
                 self.task.codecs(learn, self.options.vocabularies) if start is None else (start.source, start.target)
             )
         for each in told:
-            self.say(str(each.message))
+            self.say(str(each.message).partition(": ")[2])
         if _place()[0] == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name, codec in ((SOURCE, source), (TARGET, target)):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from regard._errors import unknown_name
+from regard._errors import in_section, unknown_name
 from regard.tasks.codecs import Codec, SymbolCodec
 from regard.tasks.evaluation import bleu, chrf, error_rates
 from regard.tasks.pairs import Pairs
@@ -67,13 +67,14 @@ class Translation(Task):
         kind, size, lowercase = vocabularies.kind, vocabularies.size, vocabularies.lowercase
         # Characters are as many as there are.
         count = None if kind == "characters" else size
-        if vocabularies.joint:
-            codec = SubwordCodec.train([*pairs.sources, *pairs.targets], kind, count, lowercase=lowercase)
-            return codec, codec
-        source, target = (
-            SubwordCodec.train(texts, kind, count, lowercase=lowercase) for texts in (pairs.sources, pairs.targets)
-        )
-        return source, target
+        with in_section("vocabularies"):
+            if vocabularies.joint:
+                codec = SubwordCodec.train([*pairs.sources, *pairs.targets], kind, count, lowercase=lowercase)
+                return codec, codec
+            source, target = (
+                SubwordCodec.train(texts, kind, count, lowercase=lowercase) for texts in (pairs.sources, pairs.targets)
+            )
+            return source, target
 
     def scores(self, written: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
         listed = [list(each) for each in references]

@@ -65,6 +65,10 @@ def test_nothing_in_a_model_a_table_or_pairs_is_obeyed(regard, hostile: Path, tm
         ["train", "translation", "--out", tmp_path / "run", "--options", options],
         ["train", "translation", "--out", tmp_path / "run", "--data", "x", "--set", f"{EVIL}={EVIL}"],
         ["compare", "translation", "--attention", EVIL, "--out", tmp_path / "run"],
+        ["compare", "translation", EVIL],
+        ["translate", "a", "--beams", EVIL],
+        [EVIL],
+        [f"--{EVIL}"],
     ]
     for arguments in runs:
         outcome = regard(*arguments)

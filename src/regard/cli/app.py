@@ -12,9 +12,10 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.messages import Command, echo, explained, fail, interruptible
+from regard.cli.messages import Command, Commands, echo, explained, fail, interruptible
 
 app = typer.Typer(
+    cls=Commands,
     help="Attention as one function, and what it can learn.",
     no_args_is_help=True,
     add_completion=False,

@@ -19,7 +19,7 @@ from typing import Any
 import rich.console
 import typer
 from rich.text import Text
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from regard._errors import RegardWarning, rejection
 from regard._printing import printable
@@ -30,6 +30,20 @@ WRONG, INTERRUPTED = 2, 130
 _LAYOUT = "\n\t"
 #: What was typed.
 _AT_HAND: ContextVar[typer.Context] = ContextVar("at hand")
+
+
+class Commands(TyperGroup):
+    """All commands; what was typed wrong may be the name of somebody else's file, such as ``*`` stands for."""
+
+    def make_context(self, *given: Any, **named: Any) -> Any:
+        """Parse what stands before a command."""
+        with _printable_usage():
+            return super().make_context(*given, **named)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse what stands behind a command, and run it."""
+        with _printable_usage():
+            return super().invoke(ctx)
 
 
 class Command(TyperCommand):
@@ -44,12 +58,25 @@ class Command(TyperCommand):
             _AT_HAND.reset(token)
 
 
+#: What typer raises where something was typed wrong.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+
+
 class Console(rich.console.Console):
     """A console on which texts cannot do more than its own styles."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a text as it is shown: everything that is given as a str comes here."""
         return super().render_str(printable(text, _LAYOUT), **options)
+
+
+@contextmanager
+def _printable_usage() -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as error:
+        error.message = printable(error.message)
+        raise
 
 
 def echo(text: str = "", *, end: str = "\n") -> None:

@@ -87,6 +87,22 @@ class Cases:
         command = ["train", "translation", "--out", str(self.here / "run"), "--show-options", "--options", str(path)]
         return kind, [*command, "--set", texts.setting(drawn)] if drawn.random() < 0.2 else command
 
+    def warm(self) -> None:
+        """Run each command on something whole: what is imported and compiled there is no case's time."""
+        self.here.mkdir(exist_ok=True)
+        table, pairs, model = self.here / "some.csv", self.here / "some.tsv", str(self.bases / "bpe-recurrent")
+        table.write_text("x,z,y\n" + "".join(f"{i},{'ab'[i % 2]},{i * i}\n" for i in range(12)), encoding="utf-8")
+        pairs.write_text("I love you\tje t'aime\n", encoding="utf-8")
+        for arguments in (
+            ["regress", str(table), "--target", "y", "--bandwidth", "1"],
+            ["evaluate", str(pairs), "--model", model],
+            ["translate", "the cat", "--model", str(self.bases / "bpe-transformer")],
+            ["train", "translation", "--out", str(self.here / "run"), "--show-options"],
+        ):
+            code, _, err, trace = _ran(arguments)
+            if code != 0 or trace:
+                raise RuntimeError(f"{arguments}: {err}{trace}")
+
     def run(self, number: int) -> Outcome:
         """Run a case in this process."""
         kind, arguments = self.arguments(number)

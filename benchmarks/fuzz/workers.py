@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.fuzz.cases import Cases, Outcome
 
 #: Seconds without an answer that are a hang, and bytes that no case may reach, where it is stopped.
-SILENT, MOST, STOPPED = 60.0, 2 << 30, 4 << 30
+SILENT, MOST, STOPPED = 120.0, 2 << 30, 4 << 30
 RIGHT = ("accepted", "refused")
 
 
@@ -26,6 +26,7 @@ def worker(folder: Path, pipe: Connection) -> None:
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_DATA, (STOPPED, STOPPED))  # so that the machine survives
     cases = Cases(folder)
+    cases.warm()
     pipe.send(None)
     while (number := pipe.recv()) is not None:
         _forget_peak()

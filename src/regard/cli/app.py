@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.messages import Command, Commands, echo, explained, fail, interruptible
+from regard.cli.messages import Command, Commands, echo, explained, fail
 
 app = typer.Typer(
     cls=Commands,
@@ -75,15 +75,14 @@ def demo(
         if not train and value is not None:
             raise fail(f"demo: {name} must come with --train, got it alone.")
     started = context.obj if isinstance(context.obj, float) else time.monotonic()
-    with interruptible():
-        if train:
-            from regard.cli import demo_training
+    if train:
+        from regard.cli import demo_training
 
-            demo_training.run(deadline=started + (seconds or _TRAINING), out=out, seed=seed or 0)
-        else:
-            from regard.cli.demo import run
+        demo_training.run(deadline=started + (seconds or _TRAINING), out=out, seed=seed or 0)
+    else:
+        from regard.cli.demo import run
 
-            run(sentences or [], out=out)
+        run(sentences or [], out=out)
 
 
 @_command()
@@ -95,10 +94,9 @@ def catalogue(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
     """List every mechanism: formula, source, learned parts, engines, cost."""
-    with interruptible():
-        from regard.cli.catalogue import run
+    from regard.cli.catalogue import run
 
-        run(names or [], as_json=as_json, markdown=markdown)
+    run(names or [], as_json=as_json, markdown=markdown)
 
 
 @_command()
@@ -111,13 +109,12 @@ def pronounce(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, alignment weights included.")] = False,
 ) -> None:
     """Pronounce words with a saved model, without training."""
-    with interruptible():
-        from regard.cli.pronounce import run
+    from regard.cli.pronounce import run
 
-        with explained():
-            if "-" in words:
-                words = [word for given in words for word in (sys.stdin.read().split() if given == "-" else [given])]
-        run(words, model=model, alignment=alignment, png=png, html=html, as_json=as_json)
+    with explained():
+        if "-" in words:
+            words = [word for given in words for word in (sys.stdin.read().split() if given == "-" else [given])]
+    run(words, model=model, alignment=alignment, png=png, html=html, as_json=as_json)
 
 
 @_command(
@@ -159,14 +156,13 @@ def train(
         "training.seconds": seconds, "training.batch_tokens": batch_tokens, "training.learning_rate": learning_rate,
         "training.seed": seed,
     }  # fmt: skip
-    with interruptible():
-        from regard.cli.train import run
+    from regard.cli.train import run
 
-        given = {place: value for place, value in flags.items() if value is not None}
-        run(
-            task, out=out, resume=resume, options=options, given=given, settings=settings or [],
-            show_options=show_options,
-        )  # fmt: skip
+    given = {place: value for place, value in flags.items() if value is not None}
+    run(
+        task, out=out, resume=resume, options=options, given=given, settings=settings or [],
+        show_options=show_options,
+    )  # fmt: skip
 
 
 @_command()
@@ -191,11 +187,10 @@ def compare(
         "data.data": data, "data.targets": targets, "data.valid": valid, "data.valid_targets": valid_targets,
         "preset": preset, "training.steps": steps, "training.seed": seed,
     }  # fmt: skip
-    with interruptible():
-        from regard.cli.compare import run
+    from regard.cli.compare import run
 
-        given = {place: value for place, value in flags.items() if value is not None}
-        run(task, attention, out=out, options=options, given=given, settings=settings or [])
+    given = {place: value for place, value in flags.items() if value is not None}
+    run(task, attention, out=out, options=options, given=given, settings=settings or [])
 
 
 @_command()
@@ -233,31 +228,30 @@ def translate(
     ] = False,
 ) -> None:
     """Translate lines with a model, and show which words it looked at."""
-    with interruptible():
-        from regard.cli.translate import run
-        from regard.tasks.search import SearchOptions
-        from regard.tasks.written import WritingOptions
+    from regard.cli.translate import run
+    from regard.tasks.search import SearchOptions
+    from regard.tasks.written import WritingOptions
 
-        with explained("translate"):
-            search = SearchOptions(
-                beams, n_best, length_penalty, no_repeat, sample=sample, temperature=temperature, top_k=top_k,
-                top_p=top_p, seed=seed,
-            )  # fmt: skip
-            drawn = alignment or png is not None or html is not None
-            if tokens and not drawn:
-                raise fail("translate: --tokens must come with --alignment, --png or --html, got it alone.")
-            chosen = WritingOptions(
-                search,
-                alignment=drawn or as_json,
-                replace_unknown=not keep_unknown,
-                split=split,
-                precision=precision,
-                batch=batch,
-            )
-        run(
-            texts or [], given=given or [], model=model, options=chosen, alignment=alignment, words=not tokens, png=png,
-            html=html, as_json=as_json,
+    with explained("translate"):
+        search = SearchOptions(
+            beams, n_best, length_penalty, no_repeat, sample=sample, temperature=temperature, top_k=top_k,
+            top_p=top_p, seed=seed,
         )  # fmt: skip
+        drawn = alignment or png is not None or html is not None
+        if tokens and not drawn:
+            raise fail("translate: --tokens must come with --alignment, --png or --html, got it alone.")
+        chosen = WritingOptions(
+            search,
+            alignment=drawn or as_json,
+            replace_unknown=not keep_unknown,
+            split=split,
+            precision=precision,
+            batch=batch,
+        )
+    run(
+        texts or [], given=given or [], model=model, options=chosen, alignment=alignment, words=not tokens, png=png,
+        html=html, as_json=as_json,
+    )  # fmt: skip
 
 
 @_command()
@@ -274,16 +268,13 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Score what a model writes: BLEU and chrF of translations, PER and WER of pronunciations."""
-    with interruptible():
-        from regard.cli.evaluate import run
-        from regard.tasks.search import SearchOptions
-        from regard.tasks.written import WritingOptions
+    from regard.cli.evaluate import run
+    from regard.tasks.search import SearchOptions
+    from regard.tasks.written import WritingOptions
 
-        with explained("train"):
-            options = WritingOptions(
-                SearchOptions(beams, length_penalty=length_penalty), precision=precision, batch=batch
-            )
-        run(data, targets, model=model, options=options, tokenized=tokenized, out=out, as_json=as_json)
+    with explained("train"):
+        options = WritingOptions(SearchOptions(beams, length_penalty=length_penalty), precision=precision, batch=batch)
+    run(data, targets, model=model, options=options, tokenized=tokenized, out=out, as_json=as_json)
 
 
 @_command()
@@ -320,11 +311,10 @@ def regress(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict a column of a table from the others by kernel regression, and say how well that works."""
-    with interruptible():
-        from regard.cli.regress import run
+    from regard.cli.regress import run
 
-        run(
-            data=data, target=target, features=features, weights=weights, kernel=kernel, bandwidth=bandwidth,
-            order=order, empty=empty, predict=predict, out=out, std=std, quantiles=quantiles, plot=plot,
-            as_json=as_json,
-        )  # fmt: skip
+    run(
+        data=data, target=target, features=features, weights=weights, kernel=kernel, bandwidth=bandwidth,
+        order=order, empty=empty, predict=predict, out=out, std=std, quantiles=quantiles, plot=plot,
+        as_json=as_json,
+    )  # fmt: skip

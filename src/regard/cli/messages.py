@@ -41,9 +41,13 @@ class Commands(TyperGroup):
             return super().make_context(*given, **named)
 
     def invoke(self, ctx: Any) -> Any:
-        """Parse what stands behind a command, and run it."""
-        with _printable_usage():
-            return super().invoke(ctx)
+        """Parse what stands behind a command, and run it; a keyboard interrupt is exit code 130 and no traceback."""
+        try:
+            with _printable_usage():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("\nregard: interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
 
 
 class Command(TyperCommand):
@@ -147,16 +151,6 @@ def _typed(context: typer.Context, argument: str) -> str:
             is_option = parameter.param_type_name == "option"
             return parameter.opts[0] if is_option else getattr(parameter, "metavar", None) or name.upper()
     return argument
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """End with exit code 130 and no traceback on a keyboard interrupt."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo("\nregard: interrupted", err=True)
-        raise typer.Exit(INTERRUPTED) from None
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def table(drawn: Random) -> tuple[str, bytes]:
             rows.insert(drawn.randrange(len(rows) + 1), list(drawn.choice(rows)))
         elif row and drawn.random() < 0.3:
             row[drawn.randrange(len(row))] = drawn.choice(("x", '"')) * drawn.choice((70_000, 140_000))
-        elif drawn.random() < 0.05 and len(row) < 100:
+        elif drawn.random() < 0.05 and max(len("".join(each)) for each in rows) < 1000:
             rows = [each * drawn.choice((5_000, 30_000)) for each in rows[:2]]
     quoted = drawn.random() < 0.2
     text = drawn.choice(("\n", "\n", "\r\n", "\r")).join(

@@ -262,7 +262,7 @@ def _edited(name: str, **changes: Any) -> dict[str, Any]:
         (_edited("bpe", pieces="abc"), "have a list of strings 'pieces', got 'abc'."),
         (_edited("bpe", pieces=["a", 1]), "have a list of strings 'pieces', got ['a', 1]."),
         (_edited("bpe", pieces=["a", "a"], rules=[]), "got this: SubwordCodec: pieces must all be different"),
-        (_edited("bpe", pieces=["a", "b c"], rules=[]), "have a space at most at their beginning, got 'b c'.."),
+        (_edited("bpe", pieces=["a", "b c"], rules=[]), "have a space at most at their beginning, got 'b c'."),
         (_edited("bpe", pieces=["a", "\ud800"], rules=[]), "describe a codec"),
         (_edited("bpe", pieces=["a", "b"], rules=[["a", "b"]]), "rules must merge two pieces into one, got ('a', 'b')"),
         (_edited("bpe", rules=[["a"]]), "have pairs of strings as 'rules', got ['a']."),

@@ -67,10 +67,11 @@ def main() -> None:
     if given.fresh:
         kept.unlink(missing_ok=True)
     found = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-    begin = max((each["number"] for each in found), default=given.first - 1) + 1
+    done = {each["number"] for each in found}
+    numbers = [number for number in range(given.first, given.first + given.cases) if number not in done]
     machine = facts()
     with kept.open("a") as file:
-        for each in outcomes(range(begin, given.first + given.cases)):
+        for each in outcomes(numbers):
             found.append(each)
             file.write(json.dumps(each) + "\n")
             file.flush()
@@ -83,6 +84,7 @@ def main() -> None:
     machine["took"] = f"{sum(each['seconds'] for each in found) / 60:.1f} minutes"
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / f"{slug(machine['CPU'])}-fuzz.md"
+    found.sort(key=lambda each: each["number"])
     path.write_text(document(found, machine), encoding="utf-8")
     print(path)
     if any(each["verdict"] not in RIGHT for each in found):

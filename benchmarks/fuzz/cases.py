@@ -107,7 +107,7 @@ class Cases:
         """Run a case in this process."""
         kind, arguments = self.arguments(number)
         code, out, err, trace = _ran(arguments)
-        return Outcome(number, kind, *_judged(code, out, err, trace))
+        return Outcome(number, kind, *_judged(arguments[0], code, out, err, trace))
 
 
 def _instead(drawn: Random, path: Path) -> None:
@@ -135,7 +135,7 @@ def _ran(arguments: list[str]) -> tuple[object, str, str, str]:
     return code, out.getvalue(), err.getvalue(), trace
 
 
-def _judged(code: object, out: str, err: str, trace: str) -> tuple[str, str]:
+def _judged(command: str, code: object, out: str, err: str, trace: str) -> tuple[str, str]:
     if trace:
         return "traceback", trace
     obeyed = {each for each in out + err if unicodedata.category(each) in ("Cc", "Cs") and each not in "\n\t"}
@@ -143,7 +143,9 @@ def _judged(code: object, out: str, err: str, trace: str) -> tuple[str, str]:
         return "control characters", f"{sorted(obeyed)!r} in {(out + err)[-1000:]!r}"
     if code == 0:
         return "accepted", ""
-    sentences = [line for line in err.splitlines() if line.startswith("regard: ")]
+    # What another library says names neither the file nor what was expected.
+    own = f"regard: {command}: ", "regard: there is no model at "
+    sentences = [line for line in err.splitlines() if line.startswith(own)]
     if code != 2 or not sentences or not err.endswith("\n") or err.rstrip("\n").count("\n") > 3:
         return "no sentence", f"exit code {code}: {err[-2000:]!r}"
     return "refused", sentences[-1]

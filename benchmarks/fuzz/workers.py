@@ -6,7 +6,7 @@ import multiprocessing
 import resource
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -44,7 +44,7 @@ def _peak() -> int:
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
 
 
-def outcomes(numbers: range) -> Iterator[dict[str, Any]]:
+def outcomes(numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Yield what came of each case."""
     context = multiprocessing.get_context("spawn")
     waiting = list(reversed(numbers))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from benchmarks.fuzz.cases import Cases
 
-#: Numbers of cases that had a traceback, no sentence or no end.
-ONCE: tuple[int, ...] = (23,)
+#: Numbers of cases that had a traceback, or a sentence that was not ours.
+ONCE: tuple[int, ...] = (23, 157, 1463, 4440, 7232, 8608, 9081)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard._errors import rejected
+from regard._errors import rejected, rejection
 from regard._printing import printable
 from regard._writing import naming, write_atomically
 from regard.tasks.inputs import name_of, read_bytes
@@ -269,7 +269,9 @@ def _from_parquet(data: bytes, name: str) -> Table:
             frame = table.to_pandas(ignore_metadata=True)
         else:
             frame = pd.DataFrame(columns=table.column_names)  # for its names, which are refused
-    except (pyarrow.ArrowException, OSError, OverflowError):
+    except (pyarrow.ArrowException, OSError, OverflowError, ValueError) as error:  # of text or JSON in its metadata
+        if rejection(error) is not None:
+            raise
         raise rejected("read", name, "be a whole Parquet file", "one that is cut short or something else") from None
     return Table(name, frame, "Parquet")
 

@@ -9,7 +9,6 @@ import threading
 from pathlib import PurePath
 from typing import Any
 
-
 #: What says how long a thread of OpenMP waits for its next task before it sleeps, and what the command says: spinning
 #: for ever loses most of the speed on a machine that is busy with something else, and sleeping at once a third of it
 #: on one that is not.

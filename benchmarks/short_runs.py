@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import os
 import random
 import statistics
@@ -108,6 +109,8 @@ def learn(pairs: Path, kind: str, steps: int, seed: int, batch_tokens: int) -> R
     with tempfile.TemporaryDirectory() as folder:
         experiment = Experiment(options, Path(folder) / "run", lambda _: None)
         experiment.train(callbacks=[seen])
+    if math.isnan(seen.guess):
+        raise SystemExit("short_runs: a run was stopped before its validation; what was done before is kept.")
     passed = round(time.monotonic() - began, 1)
     return Run(kind, steps, seed, batch_tokens, round(seen.loss, 4), round(seen.guess, 4), passed)
 

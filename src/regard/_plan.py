@@ -110,7 +110,7 @@ def observer(problem: Problem, request: AuxRequest) -> Engine | None:
     asked = {name for name in FIELDS if getattr(request, name)}
     if is_traced(problem.query):
         return None
-    able = (engine for engine in engines.TABLE.values() if asked <= engine.tells)
+    able = (engine for engine in engines.TABLE.values() if asked <= engine.fields(problem))
     return next((engine for engine in able if engine.refusal(problem) is None), None)
 
 

@@ -67,8 +67,6 @@ class Engine(ABC):
     name: ClassVar[str]
     #: Whether the backward pass knows a row through its log-sum-exp alone, whose rounding its gradients then carry.
     keeps_lse: ClassVar[bool] = False
-    #: The fields of :class:`regard.Aux` that :meth:`observe` tells from the pass that makes the output.
-    tells: ClassVar[frozenset[str]] = frozenset()
     #: Whether second derivatives and forward-mode work.
     twice_differentiable: ClassVar[bool] = False
 
@@ -87,6 +85,10 @@ class Engine(ABC):
     @abstractmethod
     def run(self, problem: Problem) -> Outcome:
         """Execute the problem."""
+
+    def fields(self, problem: Problem) -> frozenset[str]:  # noqa: ARG002
+        """Return the fields of :class:`regard.Aux` that :meth:`observe` tells from the pass that makes the output."""
+        return frozenset()
 
     def observe(self, problem: Problem, request: AuxRequest) -> Outcome:  # noqa: ARG002
         """Execute the problem, to the same bits, and tell what comes with it; a second pass finds the rest."""

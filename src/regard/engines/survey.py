@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,23 +37,30 @@ def look(problem: Problem, outcome: Outcome, request: AuxRequest, observer: Engi
         with torch.no_grad():
             outcome = observer.observe(replace(problem, value=problem.value[..., :0]), request)
     if _is_told(outcome, request):
-        return _told(problem, outcome, request)
+        return _aux(problem, {name: getattr(outcome, name) for name in FIELDS if getattr(request, name)}, request)
     materialized = request.weights or request.scores
     whole = materialized or not problem.normalizer.streams or 0 in _sizes(problem) or is_traced(problem.query)
-    if outcome.weights is None and whole:  # buffers cannot be written where calls are traced
+    if outcome.weights is None and not whole:
+        return _completed(problem, outcome, request)
+    if outcome.weights is None or outcome.scores is None:  # buffers cannot be written where calls are traced
         outcome = dense.attend(problem)
+    assert outcome.weights is not None and outcome.scores is not None
     with torch.no_grad():
-        if outcome.weights is not None and outcome.scores is not None:
-            found = _from_whole(outcome.scores.detach(), outcome.weights.detach(), request, problem.normalizer.random)
-        else:
-            found = _Survey(problem, outcome, request).run()
-    topk = found.pop("topk", None)
-    restored = {name: problem.restore(tensor) for name, tensor in found.items() if isinstance(tensor, Tensor)}
-    if request.weights and outcome.weights is not None:
-        restored["weights"] = problem.restore(outcome.weights)
-    if request.scores and outcome.scores is not None:
-        restored["scores"] = problem.restore(outcome.scores)
-    return Aux(topk=_ranked(problem, topk, request.topk) if isinstance(topk, TopK) else None, **restored)
+        random = problem.normalizer.random
+        found = _from_whole(outcome.scores.detach(), outcome.weights.detach(), request, random)
+    found |= {"weights": outcome.weights} if request.weights else {}
+    found |= {"scores": outcome.scores} if request.scores else {}
+    return _aux(problem, found, request)
+
+
+def _completed(problem: Problem, outcome: Outcome, request: AuxRequest) -> Aux:
+    """Return what the engine told, and find the rest in a second pass."""
+    asked = [name for name in FIELDS if getattr(request, name)]
+    told = {name: field for name in asked if (field := getattr(outcome, name)) is not None}
+    nothing: dict[str, Any] = {name: 0 if name == "topk" else False for name in told}
+    rest = replace(request, **nothing)
+    with torch.no_grad():
+        return _aux(problem, {**_Survey(problem, outcome, rest).run(), **told}, request)
 
 
 def _is_told(outcome: Outcome, request: AuxRequest) -> bool:
@@ -60,15 +68,12 @@ def _is_told(outcome: Outcome, request: AuxRequest) -> bool:
     return all(getattr(outcome, name) is not None for name in FIELDS if getattr(request, name))
 
 
-def _told(problem: Problem, outcome: Outcome, request: AuxRequest) -> Aux:
-    found = {name: getattr(outcome, name) for name in FIELDS if getattr(request, name)}
+def _aux(problem: Problem, found: dict[str, Any], request: AuxRequest) -> Aux:
+    """Return fields in the caller's leading dimensions; weights and scores are part of the graph, the rest is not."""
     topk = found.pop("topk", None)
-    if topk is not None:
-        topk = _ranked(problem, topk, request.topk)
-    # Weights and scores are part of the graph, the rest is detached from it.
     graph = {"weights", "scores"}
     tensors = {name: problem.restore(t if name in graph else t.detach()) for name, t in found.items()}
-    return Aux(topk=topk, **tensors)
+    return Aux(topk=None if topk is None else _ranked(problem, topk, request.topk), **tensors)
 
 
 def _ranked(problem: Problem, topk: TopK, k: int) -> TopK:

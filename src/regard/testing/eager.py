@@ -43,8 +43,9 @@ class Eager:
         s = self.statement
         part = s.score if what == "score" else s.mask
         tensors = [self.leaves.get(name, t) for name, t in named(what, part)]
-        # A mask that is wider than the inputs stays so, as torch adds it.
-        dtypes = (torch.promote_types(t.dtype, s.query.dtype) if what == "mask" else s.query.dtype for t in tensors)
+        # A mask that is wider than 16-bit inputs is added in float32, as torch adds it.
+        wide = torch.promote_types(s.query.dtype, torch.float32) if what == "mask" else s.query.dtype
+        dtypes = (s.query.dtype if t.dtype == s.query.dtype else wide for t in tensors)
         return [t.to(dtype) if t.is_floating_point() else t for t, dtype in zip(tensors, dtypes)]
 
     @cached_property

@@ -15,7 +15,7 @@ from regard._tracing import is_exported_to_onnx, is_traced, is_watched
 from regard.engines import care, dense
 from regard.engines.base import Cost, Engine, Outcome
 from regard.engines.fused import differentiable, order
-from regard.engines.fused.families import KINDS, family_of
+from regard.engines.fused.families import KINDS, family_of, is_direct
 from regard.engines.fused.kernels.fields import COMPACT
 from regard.engines.fused.operators import Traced, fused_forward
 from regard.engines.fused.run import Found, Wants
@@ -42,7 +42,6 @@ class Fused(Engine):
     """
 
     name = "fused"
-    tells = frozenset(("lse", "max", "entropy", "topk", "received"))
 
     def refusal(self, problem: Problem) -> str | None:
         if is_exported_to_onnx():
@@ -77,9 +76,13 @@ class Fused(Engine):
     def run(self, problem: Problem) -> Outcome:
         return self._run(problem, None)
 
+    def fields(self, problem: Problem) -> frozenset[str]:
+        told = frozenset(("lse", "entropy", "topk", "received"))
+        return told if _is_direct(problem) else told | {"max"}
+
     def observe(self, problem: Problem, request: AuxRequest) -> Outcome:
         k = min(request.topk, problem.extent.S)
-        return self._run(problem, Wants(request.max, request.entropy, request.received, k))
+        return self._run(problem, Wants(request.max and not _is_direct(problem), request.entropy, request.received, k))
 
     def _run(self, problem: Problem, wants: Wants | None) -> Outcome:
         if 0 in problem.query.shape[:3] or problem.extent.S == 0:
@@ -96,6 +99,12 @@ class Fused(Engine):
 
     def _careful(self, problem: Problem, wants: Wants | None) -> Outcome:
         return dense.attend_by_rows(problem) if care.sees_bad(problem) else _attend(care.cleaned(problem), wants)
+
+
+def _is_direct(problem: Problem) -> bool:
+    """Whether weights are found without their scores: 1 − r has too few digits for its logarithm where r is small."""
+    plain = problem.mask is None or not problem.mask.has_bias
+    return is_direct(KINDS.get(type(problem.score), 0), problem.scale, plain)
 
 
 @dataclass(frozen=True)
@@ -221,7 +230,7 @@ def _outcome(problem: Problem, found: Found) -> Outcome:
     return Outcome(
         found.output.to(problem.query.dtype),
         _lse(found.peak, found.total),
-        max=found.top.log() if found.direct and found.top is not None else found.top,
+        max=found.top,
         entropy=entropy,
         topk=topk,
         received=None if found.received is None else found.received.view(*problem.query.shape[:2], -1),

@@ -212,6 +212,15 @@ def log(x):
     return n * _high(x) + (r + (r * g * _log_tail(g) + n * _low(x)))
 
 
+@njit(**EXACT)
+def log_of_rest(r):
+    """Return ln(1 − r) for 0 ≤ r < 1 to about one rounding, relative also near 0."""
+    f = -r / (number(2.0, r) - r)
+    g = f * f
+    near = number(2.0, r) * (f + f * g * _log_tail(g))
+    return near if r < number(0.25, r) else log(number(1.0, r) - r)
+
+
 @njit(**FAST)
 def fill(target, count, value):
     """Set ``count`` numbers."""

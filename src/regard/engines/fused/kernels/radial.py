@@ -12,7 +12,7 @@ from numba import njit
 
 from regard.engines.fused.kernels._kernel import kernel
 from regard.engines.fused.kernels.backward import backward_pass
-from regard.engines.fused.kernels.basics import FAST, address, at, log, number, pack_rows
+from regard.engines.fused.kernels.basics import FAST, address, at, log_of_rest, number, pack_rows
 from regard.engines.fused.kernels.fields import (
     BLOCK,
     BOXCAR,
@@ -181,6 +181,25 @@ def weigh(s, kind, scale, lanes):
 
 
 @njit(**FAST)
+def log_weights(s, kind, scale, lanes):
+    """Replace squared distances by the scores of a compact kernel, −inf beyond reach."""
+    zero, one, minus = number(0.0, s), number(1.0, s), -number(math.inf, s)
+    if kind == BOXCAR:
+        for j in range(lanes):
+            s[j] = zero if s[j] <= one else minus
+    elif kind == TRIANGULAR:
+        for j in range(lanes):
+            inside = s[j] < one
+            value = log_of_rest(math.sqrt(s[j]) if inside else zero)
+            s[j] = scale * value if inside else minus
+    else:
+        for j in range(lanes):
+            inside = s[j] < one
+            value = log_of_rest(s[j] if inside else zero)
+            s[j] = scale * value if inside else minus
+
+
+@njit(**FAST)
 def near_weights(s, k, q, inverse, C, kind, lanes):
     """Write the weights of a compact kernel in one, two or three features, in one go."""
     if kind == BOXCAR:
@@ -219,7 +238,6 @@ def compare(a, x, head, row, last, t0, j0, lanes, k, s):
             box_of(query, C, 1, count, C, mine)
         if not in_reach(C, mine, box, inverse):
             return False
-    zero, one, minus = number(0.0, x), number(1.0, x), -number(math.inf, x)
     if a[F.direct] != 0 and a[F.d_query] == 0 and 0 < C <= 3:
         for i in range(GROUP):
             q = at(query, min(i, count - 1) * C)
@@ -236,12 +254,10 @@ def compare(a, x, head, row, last, t0, j0, lanes, k, s):
             squares = at(s, (GROUP + i) * ROW + j0)
             for j in range(lanes):
                 squares[j] = si[j]
-        weigh(si, kind, scale, lanes)
         if a[F.direct] == 0 and kind >= COMPACT:
-            for j in range(lanes):
-                inside = si[j] > zero
-                value = log(si[j] if inside else one)
-                si[j] = scale * value if inside else minus
+            log_weights(si, kind, scale, lanes)
+        else:
+            weigh(si, kind, scale, lanes)
     return True
 
 

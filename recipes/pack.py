@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks.machine import facts
 
+from regard._writing import write_atomically
 from regard.pretrained import CARD
 from regard.tasks.evaluation import bleu, chrf
-from regard.tasks.files import write_atomically
 from regard.tasks.pairs import read_pairs
 from regard.tasks.sequences import SequenceModel
 

@@ -162,7 +162,7 @@ def explain(
     >>> print(regard.explain(q, q, q, normalizer="sparsemax"))
     attention of B 1, H 8, L 128, S 128, E 64, V 64, torch.float32: score ScaledDot(), normalizer Sparsemax()
       engine     streaming
-      operations 219 MFLOP forward
+      operations 34.6 MFLOP forward
       reads      768 KiB
       workspace  3.52 MiB, does not grow with L×S
       not sdpa: cannot: torch's kernels know softmax, not Sparsemax

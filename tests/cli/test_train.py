@@ -435,7 +435,9 @@ class TestOptions:
     def test_threads_that_cannot_be_had(self, regard, pairs, tmp_path, monkeypatch) -> None:
         arguments = ["train", "translation", "--data", pairs, "--out", tmp_path / "out", "--steps", "2", *SMALL]
         result = regard(*arguments, "--set", "training.threads=100000")
-        assert result.code == 2 and "options: threads must be at least 0 and below 1025, got 100000." in result.err
+        assert (
+            result.code == 2 and "train: training.threads must be at least 0 and below 1,025, got 100000." in result.err
+        )
         real, started = threading.Thread.start, []
 
         def start(thread) -> None:

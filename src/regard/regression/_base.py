@@ -93,7 +93,7 @@ class KernelEstimator(TrainingPoints):
         --------
         >>> from regard.regression import NadarayaWatsonRegressor
         >>> model = NadarayaWatsonRegressor(bandwidth=0.5).fit([[0.0], [0.5], [1.0]], [0.0, 0.5, 1.0])
-        >>> model.extrapolates([[0.7], [1.9], [10.0]])
+        >>> model.extrapolates([[0.7], [1.2], [10.0]])
         array([False, False,  True])
         """
         check_is_fitted(self)

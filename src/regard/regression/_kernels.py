@@ -64,13 +64,15 @@ class Shaped(Radial):
     def log_weight(self, square: Tensor) -> Tensor:
         positive = square > 0  # the root has no gradient at 0
         distance = torch.where(positive, torch.where(positive, square, 1.0).sqrt(), 0.0)
+        expected = "have weights with a gradient in torch to the distance for bandwidth='learned'"
         try:
             weight = torch.as_tensor(self.profile(distance), dtype=square.dtype, device=square.device)
         except RuntimeError as error:
             if "requires grad" not in str(error):
                 raise
-            expected = "have weights with a gradient in torch to the distance for bandwidth='learned'"
             raise rejected("NadarayaWatson", "kernel", expected, "a function of NumPy") from None
+        if distance.requires_grad and not weight.requires_grad:
+            raise rejected("NadarayaWatson", "kernel", expected, "a function whose weights have none")
         if weight.shape != square.shape:
             expected = f"return a weight for each of the distances {tuple(square.shape)}"
             raise rejected("NadarayaWatson", "kernel", expected, f"shape {tuple(weight.shape)}")

@@ -11,7 +11,6 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
 from regard import masks
-from regard._errors import rejected
 from regard.regression._progress import progress
 from regard.regression._smoother import Estimate, Smoother
 
@@ -165,9 +164,6 @@ def learned(loo: LeaveOneOut, begin: Tensor, max_iter: int, tol: float, verbose:
         nonlocal best
         log_width = torch.from_numpy(logs).to(begin).requires_grad_()
         error = loo.error(log_width.exp())
-        if not error.requires_grad:
-            expected = "have weights with a gradient in torch to the distance for bandwidth='learned'"
-            raise rejected("NadarayaWatson", "kernel", expected, "a function whose weights have none")
         (slope,) = torch.autograd.grad(error, log_width)
         value = float(error.detach())
         gone.append((np.exp(logs), value))

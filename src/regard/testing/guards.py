@@ -87,14 +87,13 @@ def guarded_kernels() -> Iterator[None]:
     ) -> None:
         addresses(call, arrays, call.sizes if sizes is None else {**call.sizes, **sizes})
         given = {**call.arrays, **arrays}
-        scratch = given.pop("scratch")
         filled = {**call.numbers, **numbers}
         with lock, ExitStack() as stack:
             for name, tensor in given.items():
                 size = tensor.numel() * tensor.element_size()
                 filled[name] = stack.enter_context(guarded(size))
                 ctypes.memmove(filled[name], tensor.data_ptr(), size)
-            _guard_scratch(stack, filled, scratch)
+            _guard_scratch(stack, filled, call.sizes["scratch_numbers"], call.dtype.itemsize)
             call.execute(filled)
             for name, tensor in given.items():
                 ctypes.memmove(tensor.data_ptr(), filled[name], tensor.numel() * tensor.element_size())
@@ -103,11 +102,10 @@ def guarded_kernels() -> Iterator[None]:
         yield
 
 
-def _guard_scratch(stack: ExitStack, filled: dict[str, int], scratch: Tensor) -> None:
+def _guard_scratch(stack: ExitStack, filled: dict[str, int], size: int, item: int) -> None:
     """Put each part of the scratch memory, which ends where the next begins, into guarded memory of its own."""
-    item = scratch.element_size()
-    filled["scratch"] = stack.enter_context(guarded(scratch.numel() * item))
+    filled["scratch"] = stack.enter_context(guarded(size * item))
     starts = {name: place for name, place in filled.items() if name.startswith("at_")}
     for name, start in starts.items():
-        stop = min((place for place in starts.values() if place > start), default=scratch.numel())
+        stop = min((place for place in starts.values() if place > start), default=size)
         filled[name] = (stack.enter_context(guarded((stop - start) * item)) - filled["scratch"]) // item

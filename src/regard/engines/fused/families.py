@@ -153,7 +153,7 @@ def _powers(rows: Tensor, width: int, as_they_come: bool) -> tuple[Tensor, Tenso
 
     def task(first: int, last: int) -> None:
         scratch = torch.empty(PAD * width, dtype=rows.dtype, device="cpu")
-        call({"scratch": scratch}, {"first": first, "last": last})
+        call({}, {"scratch": scratch.data_ptr(), "first": first, "last": last})
 
     return powers, classes, [partial(task, *span) for span in pairwise(cuts)]
 

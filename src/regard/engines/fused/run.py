@@ -137,11 +137,10 @@ def forward(rows: Rows, value: Tensor, sight: Sight, wants: Wants) -> Found:
             if wants.received:
                 share.sums["received"] = value.new_zeros(len(share.heads), S)
             with memory.lent() as scratch:
-                common = {"scratch": scratch, **share.sums}
                 for unit in share.units:
                     added = sight.added if sight.added is not None else sight.added_to(unit, dtype)
                     own = Arguments.of(sight, unit, None if added is None else compact(added).contiguous())
-                    _run_unit(call, share, common, own)
+                    _run_unit(call, share, scratch, share.sums, own)
 
         return run
 
@@ -153,9 +152,9 @@ def forward(rows: Rows, value: Tensor, sight: Sight, wants: Wants) -> Found:
     return found
 
 
-def _run_unit(call: Call, share: Share, common: dict[str, Tensor], own: Arguments) -> None:
+def _run_unit(call: Call, share: Share, scratch: int, common: dict[str, Tensor], own: Arguments) -> None:
     """Run a unit with the arrays that its share has for all of its units, and those of its own."""
-    numbers = {"head_first": share.heads[0], "kv_first": share.kv_heads[0], **own.numbers}
+    numbers = {"scratch": scratch, "head_first": share.heads[0], "kv_first": share.kv_heads[0], **own.numbers}
     sizes = {"share_heads": len(share.heads), "share_kv_heads": len(share.kv_heads), **own.sizes}
     call({**common, **own.arrays}, numbers, sizes)
 
@@ -220,9 +219,8 @@ def backward(
             if not common_heads.isdisjoint(share.kv_heads):
                 share.sums |= {name: torch.zeros_like(share.sums[name]) for name in totals}
             with memory.lent() as scratch:
-                common = {"scratch": scratch, **share.sums}
                 for unit in share.units:
-                    _backward_unit(call, common, sight, unit, dtype, mask_tensors, wanted, d_added, share)
+                    _backward_unit(call, scratch, sight, unit, dtype, mask_tensors, wanted, d_added, share)
 
         return run
 
@@ -248,7 +246,7 @@ def backward(
 
 def _backward_unit(
     call: Call,
-    common: dict[str, Tensor],
+    scratch: int,
     sight: Sight,
     unit: Unit,
     dtype: torch.dtype,
@@ -260,22 +258,23 @@ def _backward_unit(
     """Run one unit, and take the gradient of what it adds to scores on to the mask's tensors."""
     if sight.added is not None:
         target = {} if d_added is None else {"d_added": d_added}
-        _run_unit(call, share, {**common, **target}, Arguments.of(sight, unit, sight.added))
+        _run_unit(call, share, scratch, {**share.sums, **target}, Arguments.of(sight, unit, sight.added))
         return
     if not any(wanted) or sight.mask is None:
         added = sight.added_to(unit, dtype)
         own = Arguments.of(sight, unit, None if added is None else compact(added).contiguous())
-        _run_unit(call, share, common, own)
+        _run_unit(call, share, scratch, share.sums, own)
         return
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_() if want else t.detach() for t, want in zip(tensors, wanted)]
         added = sight.added_to(unit, dtype, sight.mask.with_tensors(leaves))
         if added is None:
-            _run_unit(call, share, common, Arguments.of(sight, unit, None))
+            _run_unit(call, share, scratch, share.sums, Arguments.of(sight, unit, None))
             return
         varying = compact(added)
     total = torch.zeros(varying.shape, dtype=dtype, device="cpu")
-    _run_unit(call, share, {**common, "d_added": total}, Arguments.of(sight, unit, varying.detach().contiguous()))
+    own = Arguments.of(sight, unit, varying.detach().contiguous())
+    _run_unit(call, share, scratch, {**share.sums, "d_added": total}, own)
     if not varying.requires_grad:
         return
     found = torch.autograd.grad(varying, [t for t in leaves if t.requires_grad], total, allow_unused=True)

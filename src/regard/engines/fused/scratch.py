@@ -34,8 +34,8 @@ class Scratch:
         self.size, self.dtype = place, dtype
 
     @contextmanager
-    def lent(self) -> Iterator[Tensor]:
-        """Lend scratch memory; what was used before is used again, as its pages are there already."""
+    def lent(self) -> Iterator[int]:
+        """Lend the address of scratch memory; what was used before is used again, as its pages are there already."""
         size = 1 << (self.size * self.dtype.itemsize + 64).bit_length()
         spare = _spare.setdefault(size, [])
         try:
@@ -43,8 +43,7 @@ class Scratch:
         except IndexError:
             buffer = torch.empty(size, dtype=torch.uint8, device="cpu")
         try:
-            first = -buffer.data_ptr() % 64
-            yield buffer[first : first + self.size * self.dtype.itemsize].view(self.dtype)
+            yield -(-buffer.data_ptr() // 64) * 64
         finally:
             if size <= KEPT and len(spare) < torch.get_num_threads():
                 spare.append(buffer)

@@ -67,7 +67,6 @@ _ROWS = {
     "stop": "intervals",
     "segments": "segment_count three",
     "added": "added_numbers",
-    "scratch": "scratch_numbers",
 }
 _FORWARD = {
     "top": "B H L",
@@ -84,9 +83,10 @@ _BACKWARD = {
     "d_weight": "share_heads two C",
     "d_added": "added_numbers",
 }
-_PREPARE = {"query": "B S C", "query_class": "B S", "output": "B S V", "scratch": "scratch_numbers"}
+_PREPARE = {"query": "B S C", "query_class": "B S", "output": "B S V"}
 
 #: How many numbers every array of a kernel holds, as a product of sizes; in which order they stand is the kernel's own.
+#: Scratch memory is no array: it has ``scratch_numbers`` of the compute dtype.
 SHAPES = {
     kernel: {name: tuple(shape.split()) for name, shape in shapes.items()}
     for kernel, shapes in (("forward", _ROWS | _FORWARD), ("backward", _ROWS | _BACKWARD), ("prepare", _PREPARE))

@@ -266,6 +266,7 @@ def test_layers_are_there_without_an_import_of_their_own() -> None:
 import sys, regard
 assert "regard.nn" not in sys.modules
 assert regard.nn.DotProductAttention is sys.modules["regard.nn"].DotProductAttention
+assert regard.inspect.Alignment is sys.modules["regard.inspect"].Alignment
 try:
     regard.nothing
 except AttributeError as error:

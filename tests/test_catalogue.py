@@ -39,6 +39,7 @@ def test_it_prints_as_a_table() -> None:
     assert lines[0].split() == ["name", "formula", "source", "learned", "engines", "cost"]
     assert len(lines) == len(ROWS) + 1
     assert repr(regard.catalogue()[:2]).count("\n") == 2
+    assert regard.catalogue()[:2]._repr_markdown_().count("\n| `") == 2, "a notebook shows a table"
 
 
 def test_json_and_markdown_tell_the_same() -> None:

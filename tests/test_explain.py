@@ -267,3 +267,14 @@ def test_an_empty_call_has_a_plan(shape: tuple[int, ...]) -> None:
     for mask in (None, masks.padding(lengths), masks.causal(), masks.prefix(lengths), masks.window(1, 0)):
         told = regard.explain(query, query, query, mask)
         assert {told.engine.name, *told.others} == set(engines.TABLE)
+
+
+def test_a_notebook_shows_a_plan_as_print_does() -> None:
+    plan = regard.explain(Q, Q, Q)
+    assert repr(plan) == str(plan)
+
+
+def test_an_answer_shows_what_was_asked_for_alone() -> None:
+    _, aux = regard.attention(Q, Q, Q, return_aux=AuxRequest(lse=True))
+    assert repr(aux) == f"Aux(lse={aux.lse!r})"
+    assert repr(regard.Aux()) == "Aux()"

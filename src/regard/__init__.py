@@ -31,6 +31,7 @@ __all__ = [
     "cite",
     "engines",
     "explain",
+    "inspect",
     "masks",
     "models",
     "nn",
@@ -40,7 +41,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Import layers, models and estimators when they are first used: who needs the function alone does not wait."""
-    if name in ("nn", "models", "regression"):
+    """Import layers, models, estimators and pictures at their first use: who needs the function does not wait."""
+    if name in ("inspect", "models", "nn", "regression"):
         return import_module(f"regard.{name}")
     raise AttributeError(f"module 'regard' has no attribute {name!r}")

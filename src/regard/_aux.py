@@ -74,3 +74,7 @@ class Aux:
     received: Tensor | None = None
     weights: Tensor | None = None
     scores: Tensor | None = None
+
+    def __repr__(self) -> str:
+        asked = {name: getattr(self, name) for name in FIELDS}
+        return f"Aux({', '.join([f'{name}={value!r}' for name, value in asked.items() if value is not None])})"

@@ -85,6 +85,9 @@ class Catalogue(Sequence[Mechanism]):
     def __repr__(self) -> str:
         return str(self)
 
+    def _repr_markdown_(self) -> str:
+        return self.markdown()  # as notebooks show it: lines of text are too long for their cells
+
 
 def catalogue() -> Catalogue:
     """Return every mechanism: its name, formula, source, learned parts, engines, and cost.

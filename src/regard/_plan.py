@@ -51,6 +51,8 @@ class Plan:
         lines += [f"  not {name}: {reason}" for name, reason in self.others.items()]
         return "\n".join(lines)
 
+    __repr__ = __str__  # what a notebook shows
+
 
 def _amount(value: float, step: int, units: tuple[str, ...]) -> str:
     for unit in units:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
 
-from regard.inspect import Alignment, draw, legend, render_html, save_html, save_png
+from regard.inspect import Alignment, draw, legend, plot_alignment, render_html, save_html, save_png
 
 THROUGH = Alignment(
     tuple("through"),
@@ -198,3 +199,35 @@ def test_the_page_escapes_what_it_is_given() -> None:
     page.feed(text)
     assert page.tags.count("script") == 1
     assert "alert(" not in re.sub(r"&lt;script&gt;alert\(&quot;1&quot;\)&lt;/script&gt;", "", text)
+
+
+def test_it_draws_on_an_axis_of_ones_own() -> None:
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(4, 2))
+    assert plot_alignment(THROUGH, axes[1]) is axes[1] and not axes[0].images
+    (image,) = axes[1].images
+    torch.testing.assert_close(torch.tensor(image.get_array()), THROUGH.weights.double())
+    assert (image.norm.vmin, image.norm.vmax) == (0, 1), "axes can be compared"
+    assert [label.get_text() for label in axes[1].get_xticklabels()] == list("through")
+    own = plot_alignment(SENTENCE)
+    assert own.figure is not figure
+    shrunk, usual = (ax.get_yticklabels()[0].get_fontsize() for ax in (axes[1], own))
+    assert shrunk < usual, "labels shrink with their cells"
+    with pytest.raises(TypeError, match="plot_alignment: ax must be a matplotlib Axes or None, got 'here'"):
+        plot_alignment(THROUGH, "here")
+    with pytest.raises(ValueError, match="plot_alignment: alignments must have source symbols"):
+        plot_alignment(Alignment((), ("AH",), torch.ones(1, 0)))
+    plt.close("all")
+
+
+def test_a_notebook_shows_the_picture_and_print_the_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = THROUGH._repr_png_()
+    assert shown is not None and shown.startswith(b"\x89PNG")
+    assert str(THROUGH) == f"{THROUGH.title}\n{draw(THROUGH)}"
+    assert Alignment((), ("AH",), torch.ones(1, 0))._repr_png_() is None, "there is nothing to draw"
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert THROUGH._repr_png_() is None, "the text is shown instead"

@@ -20,6 +20,8 @@ ASCII_SHADES = " .:*#"
 class Alignment:
     """The attention weights of one decoded sequence, with the symbols they connect.
 
+    ``print`` draws it with characters; a notebook shows it as a picture.
+
     Attributes
     ----------
     source : tuple of str
@@ -43,6 +45,19 @@ class Alignment:
             raise rejected("Alignment", "weights", f"be of shape {expected} (target, source)", shape(self.weights))
         if not bool(torch.isfinite(self.weights).all()):
             raise rejected("Alignment", "weights", "be finite", "nan or inf")
+
+    def __str__(self) -> str:
+        drawn = draw(self)
+        return f"{self.title}\n{drawn}" if self.title else drawn
+
+    def _repr_png_(self) -> bytes | None:
+        # None makes a notebook show the text instead: without matplotlib, or where nothing was read.
+        try:
+            from regard.inspect.plots import render_png
+
+            return render_png([self], dpi=96)
+        except (ImportError, ValueError):
+            return None
 
     def of_words(self) -> bool:
         """Return whether what was read is too long to stand side by side over narrow columns."""

@@ -1,7 +1,8 @@
-"""Alignments as a picture file."""
+"""Alignments as pictures: a file, or an axis of a figure of one's own."""
 
 from __future__ import annotations
 
+import io
 import textwrap
 import warnings
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from regard._errors import rejected
+from regard._errors import described, rejected
 from regard._writing import naming
 from regard.inspect.alignment import Alignment, columns, drawable
 
@@ -55,7 +56,76 @@ def save_png(alignments: Sequence[Alignment], path: str | Path, *, dpi: int = 14
     """
     from matplotlib import rc_context
 
-    shown = drawable(alignments, "save_png")
+    path = Path(path)
+    picture = _png(alignments, dpi, "save_png")
+    with naming(path):
+        path.write_bytes(picture)
+    return path
+
+
+def render_png(alignments: Sequence[Alignment], *, dpi: int = 144) -> bytes:
+    """Return the picture that :func:`save_png` writes.
+
+    Raises
+    ------
+    ValueError
+        If there is nothing to draw, or too much for a picture.
+    """
+    return _png(alignments, dpi, "render_png")
+
+
+def plot_alignment(alignment: Alignment, ax: Any = None) -> Any:
+    """Draw an alignment as a heat map on an axis of a matplotlib figure.
+
+    Input symbols run across the top and output symbols down the side, as :func:`save_png` draws them. Cells are
+    square, and their labels shrink with them. All axes have one scale, from 0 to 1; ``ax.images[0]`` is what a colour
+    bar takes.
+
+    Parameters
+    ----------
+    alignment : Alignment
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure by default, as large as its cells need.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    ValueError
+        If there is nothing to draw.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.inspect import Alignment, plot_alignment
+    >>> ax = plot_alignment(Alignment(("I", "know"), ("je", "sais"), torch.eye(2), "I know"))
+    >>> [label.get_text() for label in ax.get_yticklabels()]
+    ['je', 'sais']
+    """
+    from matplotlib import pyplot, rc_context
+
+    if ax is not None and not hasattr(ax, "add_artist"):
+        raise rejected("plot_alignment", "ax", "be a matplotlib Axes or None", described(ax), TypeError)
+    shown = drawable([alignment], "plot_alignment")
+    with rc_context({"font.family": _fonts()}):
+        if ax is None:
+            cell = _cell(shown)
+            (place,) = _places(shown, cell)
+            figure = pyplot.figure(figsize=(place.left + place.room + _GAP, place.top + place.height + _GAP))
+            ax = _axes(figure, place)
+        else:
+            inches = ax.get_window_extent().transformed(ax.figure.dpi_scale_trans.inverted())
+            cell = min(_CELL, inches.width / len(alignment.source), inches.height / max(1, len(alignment.target)))
+        _heat_map(ax, alignment, cell)
+    return ax
+
+
+def _png(alignments: Sequence[Alignment], dpi: int, function: str) -> bytes:
+    from matplotlib import rc_context
+
+    shown, written = drawable(alignments, function), io.BytesIO()
     with rc_context({"font.family": _fonts()}), warnings.catch_warnings():
         # What no font has is a box in the picture.
         warnings.filterwarnings("ignore", r"Glyph .* missing from")
@@ -63,10 +133,9 @@ def save_png(alignments: Sequence[Alignment], path: str | Path, *, dpi: int = 14
         dots = [int(side * dpi) for side in figure.get_size_inches()]
         if max(dots) > _DOTS:
             got = f"{dots[0]} × {dots[1]} dots for {len(shown)} alignments"
-            raise rejected("save_png", "alignments", f"fit a picture of at most {_DOTS} dots a side", got)
-        with naming(path):
-            figure.savefig(path, dpi=dpi, format="png")
-    return Path(path)
+            raise rejected(function, "alignments", f"fit a picture of at most {_DOTS} dots a side", got)
+        figure.savefig(written, dpi=dpi, format="png")
+    return written.getvalue()
 
 
 def _fonts() -> list[str]:
@@ -81,8 +150,7 @@ def _figure(shown: list[Alignment]) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    longest = max(max(len(each.source), len(each.target)) for each in shown)
-    cell = min(_CELL, _LONGEST / longest)
+    cell = _cell(shown)
     places = _places(shown, cell)
     width = max(place.left + place.room for place in places) + _GAP
     height = max(place.top + place.height for place in places) + _FOOT
@@ -95,6 +163,11 @@ def _figure(shown: list[Alignment]) -> Any:
     bar.ax.tick_params(length=0)
     bar.outline.set_edgecolor("0.75")
     return figure
+
+
+def _cell(shown: list[Alignment]) -> float:
+    """Return the side of a cell."""
+    return min(_CELL, _LONGEST / max(max(len(each.source), len(each.target)) for each in shown))
 
 
 @dataclass(frozen=True)
@@ -157,7 +230,7 @@ def _heat_map(panel: Any, alignment: Alignment, cell: float) -> Any:
     scale, width = cell / _CELL, len(alignment.source) * cell
     across, down = range(len(alignment.source)), range(len(alignment.target))
     cells = alignment.rows() or [[0.0] * len(alignment.source)]  # nothing was written: one blank row
-    image = panel.imshow(cells, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    image = panel.imshow(cells, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     turned: dict[str, Any] = (
         {"fontsize": 10 * scale, "rotation": 90} if alignment.of_words() else {"fontsize": 12 * scale}
     )

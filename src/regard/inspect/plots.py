@@ -54,8 +54,6 @@ def save_png(alignments: Sequence[Alignment], path: str | Path, *, dpi: int = 14
     OSError
         If the file cannot be written.
     """
-    from matplotlib import rc_context
-
     path = Path(path)
     picture = _png(alignments, dpi, "save_png")
     with naming(path):

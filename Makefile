@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
+NOTEBOOK_READY := $(VENV)/.ready-notebook
 DEMO_SECONDS ?= 170
 
-.PHONY: demo demo-training test lint costs bench regression pretrained translation joeynmt kills short-runs fuzz demo-time docs gallery campaign clean
+.PHONY: demo demo-training test lint costs bench regression pretrained translation joeynmt kills short-runs fuzz demo-time docs gallery notebook campaign clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -53,6 +54,15 @@ docs: $(READY)
 
 gallery: $(READY)
 	$(BIN)/python -m examples
+
+$(NOTEBOOK_READY): $(READY)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev,notebook]'
+	touch $@
+
+# The teaching notebook, executed where it lies, with its pictures inside. One thread: the same numbers on every run.
+notebook: $(NOTEBOOK_READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m nbconvert --to notebook --execute --inplace \
+		--ExecutePreprocessor.record_timing=False docs/notebooks/*.ipynb
 
 # The model in the box, anew: TATOEBA holds en-fr.train, en-fr.valid and en-fr.test.tsv.gz.
 TATOEBA ?= ../shared/data/tatoeba

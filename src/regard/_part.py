@@ -46,7 +46,7 @@ class Part:
         return self.map_tensors(lambda _: remaining.pop(0))
 
     def __repr__(self) -> str:
-        inside = ", ".join(f"{name}={_brief(value)}" for name, value in vars(self).items() if not name.startswith("_"))
+        inside = ", ".join(f"{name}={brief(value)}" for name, value in vars(self).items() if not name.startswith("_"))
         return f"{type(self).__name__}({inside})"
 
 
@@ -76,9 +76,10 @@ def _holds_parts(value: Any) -> bool:
     return isinstance(value, (Tensor, Part))
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
+    """Return a value as it is shown inside a repr; a tensor by its shape, in brackets: ``tensor(3)`` is a number."""
     if isinstance(value, Tensor):
-        return f"tensor({'×'.join(map(str, value.shape))})"
+        return f"tensor[{', '.join(map(str, value.shape))}]"
     if callable(value) and hasattr(value, "__name__"):
         return str(value.__name__)
     return repr(value)

@@ -43,7 +43,7 @@ def test_nodes_are_flat_and_read_like_code():
     assert isinstance(three, AndMask) and three.masks == (A, B, C)
     assert isinstance(A | (B | C), OrMask) and (A | (B | C)).masks == (A, B, C)
     assert isinstance(~three, NotMask)
-    assert repr((A | B) & ~(B & C)) == "(causal() | window(1, 2)) & ~(window(1, 2) & padding(tensor(2,)))"
+    assert repr((A | B) & ~(B & C)) == "(causal() | window(1, 2)) & ~(window(1, 2) & padding(tensor[2]))"
     assert repr(masks.causal("lower_right") & masks.window(256, 0, offset=3)) == (
         "causal(align='lower_right') & window(256, 0, offset=3)"
     )

@@ -20,7 +20,7 @@ def test_cells_are_the_mask():
 
 def test_caption():
     text = (masks.causal() & masks.padding(torch.tensor([2, 4]))).draw(4, 4, b=1).splitlines()
-    assert text[0] == "causal() & padding(tensor(2,))"
+    assert text[0] == "causal() & padding(tensor[2])"
     assert text[1] == "4 queries ↓, 4 keys →; █ visible, · not; sequence 1 of 2"
     assert "head 2 of 3" in masks.alibi(3).draw(2, h=2)
 
@@ -75,7 +75,7 @@ def test_nothing_to_draw():
 
 def test_printing_never_fails():
     text = str(masks.causal() & masks.dense(torch.ones(3, 5)))
-    assert text.startswith("causal() & dense(tensor(3, 5))\n(cannot be drawn: masks.causal: align must be stated")
+    assert text.startswith("causal() & dense(tensor[3, 5])\n(cannot be drawn: masks.causal: align must be stated")
     assert "cannot be drawn" in (masks.causal() & masks.dense(torch.ones(3, 5)))._repr_html_()
 
 

@@ -250,7 +250,7 @@ def test_they_print() -> None:
         "RelativePositions(8, max_distance=2, value_dim=8)",
     ]
     mask = biased(biases()[-1], rows(1, 2, 3, D), 4)
-    assert repr(mask) == "relative_positions(tensor(1, 2, 3, 5), offset=4)"
+    assert repr(mask) == "relative_positions(tensor[1, 2, 3, 5], offset=4)"
 
 
 X, Q = torch.zeros(2, 3, 8), torch.zeros(2, 3, 5, 8)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import rejected
+from regard._part import brief
 from regard.masks._checks import as_int, int_tensor, lookup
 from regard.masks.base import Extent, Mask, Sizes
 
@@ -93,7 +94,7 @@ class Aligned(Mask):
         if self.align is not None:
             written.append(f"align={self.align!r}")
         if self.offset is not None:
-            shown = f"tensor{tuple(self.offset.shape)}" if isinstance(self.offset, Tensor) else self.offset
+            shown = brief(self.offset) if isinstance(self.offset, Tensor) else self.offset
             written.append(f"offset={shown}")
         return f"{self.name}({', '.join(written)})"
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import described, rejected, shape
+from regard._part import brief
 from regard.masks._checks import as_int, lookup
 from regard.masks.aligned import Aligned, Offset, checked
 from regard.masks.base import Extent, Mask, Sizes
@@ -179,7 +180,7 @@ class Alibi(_Bias):
 
     def __repr__(self) -> str:
         paper = isinstance(self.slopes, tuple)
-        return self._call(len(self.slopes) if paper else f"tensor{shape(self.slopes)}")
+        return self._call(len(self.slopes) if paper else brief(self.slopes))
 
 
 @final
@@ -213,4 +214,4 @@ class Relative(_Bias):
         return super().sizes()[0], self.table.shape[0] if self.table.dim() == 2 else None, None, None
 
     def __repr__(self) -> str:
-        return self._call(f"tensor{shape(self.table)}")
+        return self._call(brief(self.table))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import rejected, shape
+from regard._part import brief
 from regard._tracing import is_blind
 from regard.masks._checks import int_tensor, lookup
 from regard.masks.base import Extent, Mask, Sizes
@@ -39,7 +40,7 @@ def document(ids: Tensor, kv_ids: Tensor | None = None) -> Mask:
     >>> import torch
     >>> from regard import masks
     >>> print((masks.document(torch.tensor([7, 7, 9, 9, 9])) & masks.causal()).draw())
-    document(tensor(5,)) & causal()
+    document(tensor[5]) & causal()
     5 queries ↓, 5 keys →; █ visible, · not
       0
     0 █····
@@ -81,7 +82,7 @@ def from_cu_seqlens(cu_q: Tensor, cu_kv: Tensor | None = None) -> Mask:
     >>> import torch
     >>> from regard import masks
     >>> print(masks.from_cu_seqlens(torch.tensor([0, 2, 4])).draw(5, 5))
-    from_cu_seqlens(tensor(3,))
+    from_cu_seqlens(tensor[3])
     5 queries ↓, 5 keys →; █ visible, · not
       0
     0 ██···
@@ -177,8 +178,8 @@ class Documents(Mask):
         return B, None, self.ids.shape[-1], self._keys.shape[-1]
 
     def __repr__(self) -> str:
-        keys = "" if self.kv_ids is None else f", tensor{shape(self.kv_ids)}"
-        return f"document(tensor{shape(self.ids)}{keys})"
+        keys = "" if self.kv_ids is None else f", {brief(self.kv_ids)}"
+        return f"document({brief(self.ids)}{keys})"
 
 
 @final
@@ -218,8 +219,8 @@ class Packed(Mask):
         return None, None, max(int(self.cu_q[-1]), 1), max(int(self._cu_keys[-1]), 1)
 
     def __repr__(self) -> str:
-        keys = "" if self.cu_kv is None else f", tensor{shape(self.cu_kv)}"
-        return f"from_cu_seqlens(tensor{shape(self.cu_q)}{keys})"
+        keys = "" if self.cu_kv is None else f", {brief(self.cu_kv)}"
+        return f"from_cu_seqlens({brief(self.cu_q)}{keys})"
 
 
 def _sequence(cu: Tensor, position: Tensor) -> Tensor:

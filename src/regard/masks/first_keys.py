@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import described, rejected, shape
+from regard._part import brief
 from regard.masks._checks import as_int, int_tensor, lookup
 from regard.masks.base import Extent, Mask, Sizes
 from regard.masks.intervals import Span, constant
@@ -38,7 +39,7 @@ def padding(lengths: Tensor) -> Mask:
     >>> from regard import masks
     >>> mask = masks.padding(torch.tensor([2, 3]))
     >>> print(mask.draw(2, 4, b=1))
-    padding(tensor(2,))
+    padding(tensor[2])
     2 queries ↓, 4 keys →; █ visible, · not; sequence 1 of 2
       0
     0 ███·
@@ -180,5 +181,5 @@ class FirstKeys(Mask):
         return self.n.shape[0], self.n.shape[1] if self.n.dim() == 2 else None, None, max(longest, 1)
 
     def __repr__(self) -> str:
-        shown: Any = f"tensor{shape(self.n)}" if isinstance(self.n, Tensor) else self.n
+        shown: Any = brief(self.n) if isinstance(self.n, Tensor) else self.n
         return f"{self.name}({shown})"

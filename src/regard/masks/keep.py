@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import described, rejected, shape
+from regard._part import brief
 from regard.masks._checks import lookup
 from regard.masks.base import Extent, Mask, Sizes
 from regard.masks.intervals import Span, run
@@ -37,7 +38,7 @@ def key_padding(keep: Tensor) -> Mask:
     >>> import torch
     >>> from regard import masks
     >>> print(masks.key_padding(torch.tensor([[False, True, True, False]])).draw(2))
-    key_padding(tensor(1, 4))
+    key_padding(tensor[1, 4])
     2 queries ↓, 4 keys →; █ visible, · not
       0
     0 ·██·
@@ -89,4 +90,4 @@ class KeyPadding(Mask):
         return self.keep.shape[0] if self.keep.dim() == 2 else None, None, None, self.keep.shape[-1]
 
     def __repr__(self) -> str:
-        return f"key_padding(tensor{shape(self.keep)})"
+        return f"key_padding({brief(self.keep)})"

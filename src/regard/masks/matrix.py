@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import described, rejected, shape
+from regard._part import brief
 from regard.masks._checks import lookup
 from regard.masks.base import Extent, Mask, Sizes
 from regard.masks.intervals import Span, run
@@ -131,4 +132,4 @@ class Dense(Mask):
         return padded[0], padded[1], padded[2], padded[3]
 
     def __repr__(self) -> str:
-        return f"dense(tensor{shape(self.values)})"
+        return f"dense({brief(self.values)})"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import rejected, shape
+from regard._part import brief
 from regard.masks._checks import int_tensor, lookup
 from regard.masks.base import Extent, Mask, Sizes
 from regard.masks.tiling import Tiling
@@ -49,7 +50,7 @@ def others(own: Tensor | None = None) -> Mask:
     2 ██·█
     3 ███·
     >>> print(masks.others(torch.tensor([2, -1])).draw(2, 4))
-    others(tensor(2,))
+    others(tensor[2])
     2 queries ↓, 4 keys →; █ visible, · not
       0
     0 ██·█
@@ -111,4 +112,4 @@ class Others(Mask):
         return None, None, None if self.own is None else self.own.shape[0], None
 
     def __repr__(self) -> str:
-        return "others()" if self.own is None else f"others(tensor{shape(self.own)})"
+        return "others()" if self.own is None else f"others({brief(self.own)})"

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from regard import masks
 from regard._catalogue import mechanism
 from regard._errors import described, rejected, shape
+from regard._part import brief
 from regard.masks import Extent, Mask
 from regard.masks._checks import as_int, lookup
 from regard.masks.aligned import Offset, checked
@@ -190,7 +191,7 @@ class _ByQuery(_Bias):
         return B, H, L, None
 
     def __repr__(self) -> str:
-        return self._call(f"tensor{shape(self.numbers)}")
+        return self._call(brief(self.numbers))
 
 
 @mechanism(

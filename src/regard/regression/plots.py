@@ -245,7 +245,7 @@ def plot_loo(estimator: Any, ax: Any = None, *, factors: Any = None) -> Any:
     error = "Brier score" if isinstance(estimator, NadarayaWatsonClassifier) else "mean squared error"
     what = f"bandwidth of {_name(estimator, 0)}" if single else "bandwidth, as a multiple of the estimator's"
     ax.set(xscale="log", xlabel=what, ylabel=f"leave-one-out {error}")
-    ax.legend(frameon=False)
+    ax.legend(edgecolor="none", framealpha=1.0)  # it may stand on the line of the bandwidth
     return ax
 
 

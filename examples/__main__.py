@@ -41,8 +41,8 @@ def page() -> str:
     """Return the gallery's page: each example's own words, and its picture."""
     parts = [
         "# Gallery\n\nEach picture is drawn by a short file in [examples](../../examples); `make gallery` draws all.\n"
-        "[Attention, step by step](../notebooks/attention-step-by-step.ipynb) is a notebook that derives the best-known "
-        "of them.\n"
+        "[Attention, step by step](../notebooks/attention-step-by-step.ipynb) is a notebook that derives the best "
+        "known of them.\n"
     ]
     for name in NAMES:
         text = inspect.getdoc(importlib.import_module(f"examples.{name}")) or ""

@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib as mpl
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -30,7 +31,7 @@ def test_its_code_runs(notebook: Path) -> None:
 
     names: dict[str, Any] = {"__name__": "__main__"}
     compared = 0
-    with mpl.rc_context():
+    with mpl.rc_context(), torch.random.fork_rng():
         for place, cell in enumerate(cells(notebook, "code"), 1):
             source = "".join(cell["source"])
             exec(compile(source, f"{notebook.name}, cell {place}", "exec"), names)

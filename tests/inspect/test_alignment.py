@@ -7,6 +7,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -199,6 +200,11 @@ def test_the_page_escapes_what_it_is_given() -> None:
     page.feed(text)
     assert page.tags.count("script") == 1
     assert "alert(" not in re.sub(r"&lt;script&gt;alert\(&quot;1&quot;\)&lt;/script&gt;", "", text)
+
+
+def test_weights_of_numpy_are_refused_in_a_sentence() -> None:
+    with pytest.raises(TypeError, match=r"Alignment: weights must be a tensor \(target, source\), got a numpy float64 array"):
+        Alignment(("a",), ("b",), np.ones((1, 1)))  # type: ignore[arg-type]
 
 
 def test_it_draws_on_an_axis_of_ones_own() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -43,6 +44,15 @@ def test_progress_is_shown_where_asked(parts, capsys):
     assert "predicting" in capsys.readouterr().err
     model.set_params(verbose=0).predict(QUERY)
     assert capsys.readouterr() == ("", "")
+
+
+def test_progress_in_a_notebook_is_text(capsys, monkeypatch):
+    # What rich knows a notebook by.
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NadarayaWatsonRegressor(bandwidth="loo", verbose=1).fit(X, Y)
+    assert len(capsys.readouterr().err.splitlines()) <= 3
 
 
 def test_an_interrupt_leaves_everything_usable(parts, monkeypatch):

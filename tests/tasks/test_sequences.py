@@ -32,6 +32,11 @@ def test_codecs_of_other_sizes_are_refused() -> None:
         SequenceModel(recurrent().model, SOURCE, SOURCE)
 
 
+def test_a_model_says_what_it_is(model: SequenceModel) -> None:
+    shown = f"{sum(each.numel() for each in model.model.parameters()):,} parameters"
+    assert shown in repr(model) and f"{type(model.source).__name__} of {len(model.source)} symbols" in repr(model)
+
+
 @pytest.mark.parametrize("batch", [1, 3, 64])
 def test_lines_come_back_in_order_and_do_not_depend_on_each_other(model: SequenceModel, batch: int) -> None:
     options = WritingOptions(alignment=True, batch=batch)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard._errors import rejected, shape
+from regard._errors import described, rejected, shape
 
 #: Shades from no weight to all of it. A weight takes the nearest.
 SHADES = " ░▒▓█"
@@ -41,6 +41,8 @@ class Alignment:
 
     def __post_init__(self) -> None:
         expected = (len(self.target), len(self.source))
+        if not isinstance(self.weights, Tensor):
+            raise rejected("Alignment", "weights", "be a tensor (target, source)", described(self.weights), TypeError)
         if tuple(self.weights.shape) != expected:
             raise rejected("Alignment", "weights", f"be of shape {expected} (target, source)", shape(self.weights))
         if not bool(torch.isfinite(self.weights).all()):

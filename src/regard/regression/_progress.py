@@ -17,7 +17,8 @@ def progress(verbose: int, what: str, total: int | None) -> Iterator[Callable[[i
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
                TextColumn("{task.fields[note]}"))  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    # As text in notebooks, too: for a widget rich needs ipywidgets, and without it warns at each step.
+    with Progress(*columns, console=Console(stderr=True, force_jupyter=False)) as bars:
         task = bars.add_task(what, total=total, note="")
 
         def advance(steps: int, note: str = "") -> None:

@@ -58,6 +58,9 @@ class Codec(ABC):
     def __len__(self) -> int:
         """Return how many numbers there are: the size of a model's vocabulary."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {len(self):,} symbols"
+
     @abstractmethod
     def encode_all(self, texts: Iterable[str]) -> Ragged:
         """Return the numbers of many texts, without end marks."""

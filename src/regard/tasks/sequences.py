@@ -86,6 +86,10 @@ class SequenceModel:
         self.source, self.target = source, target
         self.about = dict(about or {})
 
+    def __repr__(self) -> str:
+        parameters = sum(each.numel() for each in self.model.parameters())
+        return f"SequenceModel({type(self.model).__name__}, {parameters:,} parameters, {self.source} → {self.target})"
+
     @property
     def kind(self) -> str:
         """The model's name in :data:`KINDS`.

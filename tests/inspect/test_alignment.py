@@ -203,7 +203,7 @@ def test_the_page_escapes_what_it_is_given() -> None:
 
 
 def test_weights_of_numpy_are_refused_in_a_sentence() -> None:
-    with pytest.raises(TypeError, match=r"Alignment: weights must be a tensor \(target, source\), got a numpy float64 array"):
+    with pytest.raises(TypeError, match=r"Alignment: weights must be a tensor .*, got a numpy float64 array"):
         Alignment(("a",), ("b",), np.ones((1, 1)))  # type: ignore[arg-type]
 
 

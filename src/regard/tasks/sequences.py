@@ -134,14 +134,8 @@ class SequenceModel:
         """
         if dtype not in DTYPES:
             raise unknown_name("save", "dtype", dtype, DTYPES)
-        config = {
-            "format": FORMAT,
-            "version": VERSION,
-            "kind": self.kind,
-            "model": asdict(self.model.config),
-            "dtype": dtype,
-            "about": self.about,
-        }
+        head = {"format": FORMAT, "version": VERSION, "kind": self.kind}
+        config = head | {"model": asdict(self.model.config), "dtype": dtype, "about": self.about}
         others = {SOURCE: self.source.to_json(), TARGET: self.target.to_json()}
         return save_model(folder, self.model, config, others=others, dtype=DTYPES[dtype])
 

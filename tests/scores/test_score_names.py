@@ -1,10 +1,11 @@
 """Scores by name, and what is said where a score does not fit."""
 
+import numpy as np
 import pytest
 import torch
 
 import regard
-from regard import scores
+from regard import nn, normalizers, scores
 from regard.scores.base import TABLE
 
 Q, K = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
@@ -74,3 +75,26 @@ def test_scores_of_mixed_widths():
     ]
     for score in mixing:
         assert regard.attention(Q, wide, K, score=score).shape == (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        scores.Boxcar,
+        scores.Cosine,
+        scores.Gaussian,
+        normalizers.Entmax,
+        normalizers.Gumbel,
+        nn.CosineAttention,
+        lambda value: nn.KernelAttention(width=value),
+        lambda value: nn.RelativePositions(4, 3, scale=value),
+        lambda value: nn.DotProductAttention(value / 4),
+        lambda value: nn.Rotary(4, base=value),
+        lambda value: nn.HardAttention(4, 4, 4, entropy=value),
+    ],
+)
+def test_numbers_of_numpy_are_numbers(make):
+    # A bandwidth that an estimator chose is a number of NumPy, in the dtype of its data.
+    plain = repr(make(2.0))
+    for kind in (np.float32, np.float64, np.int64):
+        assert repr(make(kind(2))) in (plain, plain.replace("2.0", "2"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import masks
-from regard._errors import described, rejected, shape
+from regard._errors import NUMBERS, described, rejected, shape
 from regard.masks import Mask, MaskLike
 from regard.masks.convert import is_matrix
 
@@ -26,7 +26,7 @@ def size(layer: object, argument: str, value: Any, least: int = 1) -> int:
 
 def probability(layer: object, argument: str, value: Any) -> float:
     """Return a probability, or raise for the layer's constructor."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise rejected(type(layer).__name__, argument, "be a probability in [0, 1]", described(value), TypeError)
     if not 0 <= value <= 1:
         raise rejected(type(layer).__name__, argument, "be a probability in [0, 1]", value)

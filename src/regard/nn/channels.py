@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard._catalogue import mechanism
-from regard._errors import described, rejected, shape
+from regard._errors import NUMBERS, described, rejected, shape
 from regard.nn._base import size
 
 
@@ -39,7 +39,7 @@ def odd(layer: object, argument: str, value: Any) -> int:
 def number(layer: object, argument: str, value: Any, positive: bool = True) -> float:
     """Return a finite number, positive unless it need not be, or raise for the layer's constructor."""
     expected = "be a positive finite number" if positive else "be a finite number"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise rejected(type(layer).__name__, argument, expected, described(value), TypeError)
     if not math.isfinite(value) or (positive and value <= 0):
         raise rejected(type(layer).__name__, argument, expected, value)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard._attention import attention
 from regard._aux import FIELDS, Aux, AuxRequest
 from regard._catalogue import mechanism
-from regard._errors import described, rejected, shape, unknown_name
+from regard._errors import NUMBERS, described, rejected, shape, unknown_name
 from regard.engines import EngineLike
 from regard.masks import MaskLike
 from regard.nn._base import ends, joined, probability, size
@@ -153,7 +153,7 @@ class HardAttention(nn.Module):
         )
         self.dropout, self.momentum = probability(self, "dropout", dropout), probability(self, "momentum", momentum)
         self.estimator = choice(self, "estimator", estimator, Estimator)
-        if isinstance(entropy, bool) or not isinstance(entropy, (int, float)) or not 0 <= entropy < math.inf:
+        if isinstance(entropy, bool) or not isinstance(entropy, NUMBERS) or not 0 <= entropy < math.inf:
             raise rejected("HardAttention", "entropy", "be a finite number of at least 0", described(entropy))
         self.temperature, self.entropy, self.engine = Gumbel(temperature).temperature, float(entropy), engine
         kind = choice(self, "score", score, ScorerName)

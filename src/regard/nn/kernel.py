@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard import scores
 from regard._catalogue import mechanism
-from regard._errors import described, rejected, unknown_name
+from regard._errors import NUMBERS, described, rejected, unknown_name
 from regard.nn._base import size
 from regard.nn._scored import ScoredAttention, ScoredParts
 
@@ -82,7 +82,7 @@ class KernelAttention(ScoredAttention):
         super().__init__(dropout, **parts)
         if kernel not in KERNELS:
             raise unknown_name("KernelAttention", "kernel", str(kernel), KERNELS)
-        if isinstance(width, bool) or not isinstance(width, (int, float)):
+        if isinstance(width, bool) or not isinstance(width, NUMBERS):
             raise rejected("KernelAttention", "width", "be a positive number", described(width), TypeError)
         if not 0 < width < math.inf:
             raise rejected("KernelAttention", "width", "be a positive number", width)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard._catalogue import mechanism
-from regard._errors import described, rejected, shape
+from regard._errors import NUMBERS, described, rejected, shape
 from regard._tracing import is_blind
 from regard.masks._checks import as_int, int_tensor
 from regard.nn._base import parameter, probability, rows, size
@@ -50,7 +50,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def _positive(layer: object, argument: str, value: Any, most: float = math.inf) -> float:
     expected = "be a finite number above 0" if most == math.inf else f"be a number in (0, {most:g}]"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise rejected(type(layer).__name__, argument, expected, described(value), TypeError)
     if not 0 < value <= most or value == math.inf:
         raise rejected(type(layer).__name__, argument, expected, value)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard import masks
 from regard._catalogue import mechanism
-from regard._errors import described, rejected, shape
+from regard._errors import NUMBERS, described, rejected, shape
 from regard._part import brief
 from regard.masks import Extent, Mask
 from regard.masks._checks import as_int, lookup
@@ -245,9 +245,9 @@ class RelativePositions(nn.Module):
         super().__init__()
         self.head_dim, self.max_distance = size(self, "head_dim", head_dim), size(self, "max_distance", max_distance)
         self.value_dim = None if value_dim is None else size(self, "value_dim", value_dim)
-        if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
+        if scale is not None and (isinstance(scale, bool) or not isinstance(scale, NUMBERS)):
             raise rejected("RelativePositions", "scale", "be a number or None", described(scale), TypeError)
-        self.scale = scale
+        self.scale = None if scale is None else float(scale)
         entries = 2 * self.max_distance + 1
         self.key_weight = parameter(entries, self.head_dim, device=device, dtype=dtype)
         self.value_weight = None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._catalogue import mechanism
-from regard._errors import described, rejected
+from regard._errors import NUMBERS, described, rejected
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 from regard.normalizers.softmax import Softmax
 
@@ -109,11 +109,11 @@ class Gumbel(Normalizer):
     smooth = False
 
     def __init__(self, temperature: float = 1.0) -> None:
-        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+        if isinstance(temperature, bool) or not isinstance(temperature, NUMBERS):
             raise rejected("Gumbel", "temperature", "be a number", described(temperature), TypeError)
         if not 0 < temperature < math.inf:
             raise rejected("Gumbel", "temperature", "be positive and finite", temperature)
-        self.temperature = temperature
+        self.temperature = float(temperature)
 
     def weights(self, scores: Tensor) -> Tensor:
         noisy = scores + gumbel_like(scores)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._catalogue import mechanism
-from regard._errors import described, rejected
+from regard._errors import NUMBERS, described, rejected
 from regard.scores.base import register
 from regard.scores.dot_like import DotLike
 
@@ -57,12 +57,14 @@ class Cosine(DotLike):
             if temperature.numel() != 1:
                 raise rejected("Cosine", "temperature", "have one element", tuple(temperature.shape))
             temperature = temperature.reshape(())
-        elif isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+        elif isinstance(temperature, bool) or not isinstance(temperature, NUMBERS):
             raise rejected(
                 "Cosine", "temperature", "be a positive number or a tensor", described(temperature), TypeError
             )
         elif not 0 < temperature < math.inf:
             raise rejected("Cosine", "temperature", "be a positive number or a tensor", temperature)
+        else:
+            temperature = float(temperature)
         self.temperature = temperature
 
     def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from regard._errors import described, rejected, shape
+from regard._errors import NUMBERS, described, rejected, shape
 from regard.scores.base import Score
 
 
@@ -17,11 +17,12 @@ def checked_width(width: float | Tensor, function: str, argument: str) -> float 
     if isinstance(width, Tensor):
         if width.dim() > 1 or not width.is_floating_point():
             raise rejected(function, argument, "be a float tensor of shape () or (E,)", described(width))
-    elif isinstance(width, bool) or not isinstance(width, (int, float)):
+        return width
+    if isinstance(width, bool) or not isinstance(width, NUMBERS):
         raise rejected(function, argument, "be a positive number or a tensor", described(width), TypeError)
-    elif not 0 < width < math.inf:
+    if not 0 < width < math.inf:
         raise rejected(function, argument, "be a positive finite number", width)
-    return width
+    return width if type(width) is int else float(width)  # NumPy's numbers, too
 
 
 class Distance(Score):

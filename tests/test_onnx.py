@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import regard
 from regard import masks
+from regard.normalizers import Entmax
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.scores.base import TABLE as SCORES
 
@@ -114,7 +115,8 @@ def test_masks() -> None:
 
 def test_normalizers() -> None:
     names = [name for name, cls in NORMALIZERS.items() if not cls.random]
-    check({name: of_mask(hidden, normalizer=name) for name in names})
+    calls = {name: of_mask(hidden, normalizer=name) for name in names}
+    check(calls | {"entmax of 3": of_mask(hidden, normalizer=Entmax(3.0))})
 
 
 def test_scores() -> None:

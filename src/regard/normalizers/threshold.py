@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._tracing import in_transform, is_blind
+from regard._tracing import in_transform, is_blind, is_exported_to_onnx
 
 #: Keys up to which a row is sorted as it is; of longer rows, those that cannot have weight are left out first.
 FEW = 64
@@ -17,6 +17,8 @@ GROUP = 8
 MARGIN = 2.0**-7
 #: Steps at most: bisection alone would leave nothing of the interval.
 STEPS = 128
+#: Steps where that cannot be seen: as many as float32 has digits, and Newton's last ones.
+BLIND_STEPS = 32
 #: Steps by which a threshold in float64 is brought to its last digits.
 POLISH = 2
 
@@ -103,7 +105,7 @@ def solve(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
         like = scores.new_zeros(*scores.shape[:-1], 1)
         return like, like - 1 / (alpha - 1)
     blind = is_blind(scores)
-    if blind and alpha not in _BY_SORTING:
+    if blind and alpha not in _BY_SORTING and not is_exported_to_onnx():
         shift, offset = torch.ops.regard.entmax_threshold(scores, alpha)
         return shift, offset
     least = torch.finfo(scores.dtype).min  # stands for the largest of a row that has none
@@ -111,6 +113,9 @@ def solve(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
         ordered = _wide(scores.sort(-1, descending=True).values)
         peak = ordered[..., :1].clamp(min=least)
         t = _BY_SORTING[alpha](ordered - peak)
+    elif blind:
+        peak = _wide(scores.amax(-1, keepdim=True).clamp(min=least))
+        t = _by_newton(_wide(scores) - peak, alpha, blind)
     else:
         peak = scores.amax(-1, keepdim=True).clamp(min=least)
         t = _root(scores.flatten(0, -2), peak.flatten(0, -2), alpha).view(peak.shape)
@@ -193,17 +198,18 @@ def _counts(ordered: Tensor) -> Tensor:
 _BY_SORTING = {2.0: _sorted_2, 1.5: _sorted_15}
 
 
-def _by_newton(rows: Tensor, alpha: float) -> Tensor:
+def _by_newton(rows: Tensor, alpha: float, blind: bool = False) -> Tensor:
     """Return the threshold by Newton's method on the norm ``(Σ weights)^{α−1}``, within a bracket.
 
     For α ≤ 2 the norm is convex in t and falls, so the steps rise to the root and never pass it. For α > 2 it is
-    neither: where a step leaves the bracket, or has not halved it, bisection takes its place.
+    neither: where a step leaves the bracket, or has not halved it, bisection takes its place. Who is ``blind`` cannot
+    see when to stop.
     """
     peak = rows.amax(-1, keepdim=True)
     high = torch.where(peak == -torch.inf, 0.0, peak)
     t = low = high - 1 / (alpha - 1)
     fine = 4 * torch.finfo(rows.dtype).eps
-    for _ in range(STEPS):
+    for _ in range(BLIND_STEPS if blind else STEPS):
         total, slope = _sums(rows, t, alpha)
         gap = high - low
         low, high = torch.where(total >= 1, t, low), torch.where(total < 1, t, high)
@@ -213,7 +219,7 @@ def _by_newton(rows: Tensor, alpha: float) -> Tensor:
             trusted &= 2 * (high - low) <= gap
         new = torch.where(trusted, new, (low + high) / 2)
         moved, t = (new - t).abs(), new
-        if not (moved > fine * t.abs()).any():
+        if not blind and not (moved > fine * t.abs()).any():
             break
     return t
 

@@ -126,7 +126,7 @@ def test_a_layer_moves_and_copies_what_it_is_given() -> None:
     elsewhere = layer_with_both().to("meta").to_empty(device="cpu")
     elsewhere.load_state_dict(layer.state_dict())
     assert torch.equal(attended(elsewhere), expected)
-    assert "Bilinear(weight=tensor(4×4)" in repr(layer)
+    assert "Bilinear(weight=tensor[4, 4]" in repr(layer)
 
 
 def test_layers_of_layers_hand_parts_on() -> None:

@@ -14,6 +14,7 @@ import regard
 from regard import masks
 from regard.engines import care, strips, tiles
 from regard.engines import sdpa as module
+from regard.testing.tiny import tiny_tiles
 
 L, S, B, H = 23, 29, 2, 4
 
@@ -287,3 +288,15 @@ def test_auto_is_not_slower_than_it_says(small_strips: Callable[..., None]) -> N
 def test_sizes_of_strips_are_no_sizes_of_tiles() -> None:
     assert strips.STRIP % strips.BLOCK == 0
     assert tiles.TILE_SIZE >= strips.STRIP * strips.BLOCK
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ranges_of_keys_merge_under_biases_far_from_zero(dtype: torch.dtype) -> None:
+    """A bias of −1e9 on all that a row sees leaves its log-sum-exp no digit to tell one range of keys from another."""
+    made = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 700, 8, generator=made, dtype=dtype).unbind(0)
+    mask = masks.causal() & masks.dense(torch.full((700, 1), -1e9, dtype=dtype))
+    with tiny_tiles(128, 128):
+        found = regard.attention(torch.zeros_like(q), k, v, mask, engine="sdpa")
+    mean = v.cumsum(2) / torch.arange(1, 701, dtype=dtype).unsqueeze(1)
+    torch.testing.assert_close(found, mean)

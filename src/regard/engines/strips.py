@@ -93,12 +93,28 @@ class Plan:
     strips: list[Strip]
     scale: float
 
+    def shift(self, strip: Strip, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        """Return the largest bias of each row (b, h, l, 1), 0 where it sees nothing; None where nothing is merged.
+
+        Ranges merge by their log-sum-exp, in which a bias of −1e9 would leave no digit for the scores.
+        """
+        if not self.mask.has_bias or len(strip.ranges) < 2:
+            return None
+        peak: Tensor | None = None
+        for part in strip.ranges:
+            added, _ = self.tile_mask(strip, part, dtype, device, None)
+            assert added is not None
+            largest = added.amax(-1, keepdim=True)
+            peak = largest if peak is None else torch.maximum(peak, largest)
+        assert peak is not None
+        return torch.where(peak == -torch.inf, 0.0, peak)
+
     def tile_mask(
-        self, strip: Strip, part: Range, dtype: torch.dtype, device: torch.device
+        self, strip: Strip, part: Range, dtype: torch.dtype, device: torch.device, shift: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return what is added to the scores (b, h, l, s), and which rows see anything (b, h, l, 1); None for all.
 
-        It is added in float32 where features of ``dtype`` are narrower.
+        It is added in float32 where features of ``dtype`` are narrower, and less the ``shift`` of each row.
         """
         if not part.masked and not self.mask.has_bias:
             return None, None
@@ -115,6 +131,8 @@ class Plan:
             added = torch.where(visible, added, -torch.inf)
             seen = visible.any(-1, keepdim=True)
             seen = seen.view((1,) * (4 - seen.dim()) + seen.shape)
+        if shift is not None:
+            added = added - shift
         sizes = (q_idx.shape[0], index[3].shape[0])
         outer = added.shape[:-2] if added.dim() >= 2 else ()
         return added.expand(*(1,) * (2 - len(outer)), *outer, *sizes), seen
@@ -128,13 +146,17 @@ class Strips(torch.autograd.Function):
         ctx: Any, plan: Plan, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         output = torch.zeros_like(query)
-        lse = query.new_full(query.shape[:3], -torch.inf, dtype=torch.promote_types(query.dtype, torch.float32))
+        relative = query.new_full(query.shape[:3], -torch.inf, dtype=torch.promote_types(query.dtype, torch.float32))
+        lse = relative.clone()
         for strip in plan.strips:
             rows = (*strip.where, strip.rows.slice)
-            output[rows], lse[rows] = _strip(plan, strip, query[rows], key[strip.where], value[strip.where])
+            shift = plan.shift(strip, query.dtype, query.device)
+            found = _strip(plan, strip, query[rows], key[strip.where], value[strip.where], shift)
+            output[rows], relative[rows] = found
+            lse[rows] = found[1] if shift is None else found[1] + shift.squeeze(-1)
         ctx.plan = plan
         # The mask's tensors are saved too, so that autograd notices when one was changed in place.
-        ctx.save_for_backward(query, key, value, output, lse, *tensors)
+        ctx.save_for_backward(query, key, value, output, relative, *tensors)
         ctx.mark_non_differentiable(lse)
         return output, lse
 
@@ -148,9 +170,10 @@ class Strips(torch.autograd.Function):
         lse = torch.where(lse == -torch.inf, 0.0, lse)  # what the kernel writes for a row that sees nothing
         for strip in plan.strips:
             rows = (*strip.where, strip.rows.slice)
+            shift = plan.shift(strip, query.dtype, query.device)
             for part in strip.ranges:
                 cols = (*strip.where, part.cols.slice)
-                added = plan.tile_mask(strip, part, query.dtype, query.device)[0]
+                added = plan.tile_mask(strip, part, query.dtype, query.device, shift)[0]
                 found = _backward(
                     grad[rows], query[rows], key[cols], value[cols], output[rows], lse[rows], 0.0, False,
                     attn_mask=added, scale=plan.scale,
@@ -161,11 +184,13 @@ class Strips(torch.autograd.Function):
         return None, *grads, *(None for _ in tensors)
 
 
-def _strip(plan: Plan, strip: Strip, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a strip's output (b, h, l, V) and log-sum-exp (b, h, l)."""
+def _strip(
+    plan: Plan, strip: Strip, query: Tensor, key: Tensor, value: Tensor, shift: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return a strip's output (b, h, l, V) and log-sum-exp (b, h, l), relative to the ``shift`` of its rows."""
     parts = []
     for part in strip.ranges:
-        added, seen = plan.tile_mask(strip, part, query.dtype, query.device)
+        added, seen = plan.tile_mask(strip, part, query.dtype, query.device, shift)
         cols = part.cols.slice
         out, flat = _forward(query, key[:, :, cols], value[:, :, cols], attn_mask=added, scale=plan.scale)
         lse = flat.unsqueeze(-1)

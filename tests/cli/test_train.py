@@ -298,7 +298,11 @@ class TestOptions:
             (["--steps", "0"], "steps must be at least 1, got 0"),
             (["--model", "rnm"], "did you mean 'rnn'"),
             (["--preset", "smal", "--data", "DATA"], "did you mean 'small'"),
-            (["--attention", "aditive", "--data", "DATA"], "did you mean 'additive'"),
+            (["--attention", "aditive", "--data", "DATA"], "--attention must be one of 'additive', 'concat', "),
+            (["--attention", "locall"], "'hard', 'laplacian', 'local', 'location', 'none', "),
+            (["--attention", "transformer"], "--attention must be a score; --model says what kind of model it is in"),
+            (["--model", "transformer", "--attention", "none"], "must be a score for a Transformer, got 'none'"),
+            (["--vocabulary", "bpee", "--data", "nowhere"], "did you mean 'bpe'"),
             (
                 ["--model", "transformer", "--attention", "hard"],
                 "attention must be a score for a Transformer, got 'hard'",
@@ -578,7 +582,7 @@ class TestResume:
             result = regard("train", "translation", "--data", pairs, "--out", out, "--steps", "6", *SMALL)
         assert result.code == 130 and "Traceback" not in result.err
         said, _, command = result.out.splitlines()[-1].partition(" Go on with:  regard ")
-        assert said == "Stopped after step 3."
+        assert said == "Stopped after step 3; the model is written at the end."
         on = regard(*shlex.split(command))
         assert on.code == 0 and "going on after step 3\n" in on.out, on.err
         whole = regard("train", "translation", "--data", pairs, "--out", tmp_path / "whole", "--steps", "6", *SMALL)

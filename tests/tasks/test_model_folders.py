@@ -113,6 +113,10 @@ def claim(name: str) -> Callable[[Path], object]:
 TAMPERED = {
     "no folder": (lambda folder: folder.rename(folder.with_name("gone")), r"must be a folder with config\.json"),
     "no config": (lambda folder: (folder / "config.json").unlink(), r"config\.json must exist, got no such file"),
+    "a run": (
+        lambda folder: (folder / "config.json").rename(folder / "options.toml"),
+        r"must hold a model, got a training run that has not ended, .*`regard train`, --resume\.$",
+    ),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"model\.safetensors must exist"),
     "no source": (lambda folder: (folder / "source.json").unlink(), r"source\.json must exist, got no such file"),
     "no target": (lambda folder: (folder / "target.json").unlink(), r"target\.json must exist, got no such file"),

@@ -14,8 +14,10 @@ import typer
 from regard._errors import described, rejected, unknown_name
 from regard.cli.messages import INTERRUPTED, Console, echo, explained, fail
 from regard.cli.translate import folder_of
+from regard.models.attending import SCORES
 from regard.tasks.experiment_options import ExperimentOptions
-from regard.tasks.experiments import OPTIONS, Experiment
+from regard.tasks.experiments import Experiment
+from regard.tasks.files import OPTIONS
 from regard.tasks.kinds import task_of
 from regard.tasks.options import TrainingOptions, parsed_toml, read_toml
 from regard.tasks.sequences import SequenceModel
@@ -109,7 +111,7 @@ def _train(console: Console, experiment: Experiment, resume: bool) -> None:
         experiment.say(f"Stopped. {on}")
         raise typer.Exit(INTERRUPTED) from None
     if ended.reason == "interrupt":
-        experiment.say(f"Stopped after step {ended.steps:,}. {on}")
+        experiment.say(f"Stopped after step {ended.steps:,}; the model is written at the end. {on}")
         raise typer.Exit(INTERRUPTED)
     why = {"steps": "all steps are done", "seconds": "the time is up", "patience": "nothing better was found"}
     best = "" if math.isnan(ended.best) else f"; best {experiment.options.training.metric} {ended.best:.4g}"
@@ -197,9 +199,14 @@ def _attention(table: dict[str, Any]) -> None:
     model = table.setdefault("model", {})
     if not isinstance(model, dict):
         raise rejected("train", "model", "be a table of options", repr(model))
-    if table["kind"] == "transformer":
-        if name in SHORT:
-            raise rejected("train", "attention", "be a score for a Transformer", repr(name))
+    transformer = table["kind"] == "transformer"
+    if name in SHORT and transformer:
+        raise rejected("train", "attention", "be a score for a Transformer", repr(name))
+    if name in KINDS:
+        raise rejected("train", "attention", "be a score; --model says what kind of model it is in", repr(name))
+    if name not in (known := {*SCORES, *(() if transformer else SHORT)}):
+        raise unknown_name("train", "attention", name, known)
+    if transformer:
         model["score"] = name
     else:
         for field, value in SHORT.get(name, {"attention": name}).items():

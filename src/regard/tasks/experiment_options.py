@@ -8,6 +8,7 @@ from typing import Any, Self
 from regard._errors import described, in_section, rejected, unknown_name
 from regard.tasks.kinds import Vocabularies
 from regard.tasks.options import TrainingOptions
+from regard.tasks.subwords import KINDS
 
 #: What a table of options has beside the tables of data, vocabularies and training.
 _PLAIN = ("task", "start", "kind", "preset", "model")
@@ -87,6 +88,8 @@ class ExperimentOptions:
         for name in ("kind", "size", "joint", "dropout") if self.task == "pronunciation" else ():
             where = "for pronunciation, where letters and phonemes are the symbols"
             _left_out(f"vocabularies.{name}", where, getattr(self.vocabularies, name), getattr(Vocabularies, name))
+        if self.vocabularies.kind not in KINDS:
+            raise unknown_name("options", "vocabularies.kind", self.vocabularies.kind, KINDS)
         if self.vocabularies.kind == "characters":
             size = self.vocabularies.size
             _left_out("vocabularies.size", "for characters, all of which count", size, Vocabularies.size)

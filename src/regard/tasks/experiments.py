@@ -21,7 +21,7 @@ from regard.tasks._threads import set_threads
 from regard.tasks.batches import Batches, Ragged
 from regard.tasks.codecs import Codec
 from regard.tasks.experiment_options import DataOptions, ExperimentOptions
-from regard.tasks.files import CONFIG, ModelFileError, read_json
+from regard.tasks.files import CONFIG, OPTIONS, ModelFileError, read_json
 from regard.tasks.frequencies import Frequencies
 from regard.tasks.kinds import Task, task_of
 from regard.tasks.options import read_toml
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 _SEVERAL = 0.1
 #: How often the training texts are split where that is drawn.
 _SPLITS = 4
-#: What a run's folder holds beside checkpoints, log and model: its options, and what it began with.
-OPTIONS, BEGUN, SOURCE, TARGET = "options.toml", "run.json", "source.json", "target.json"
+#: What a run's folder holds beside checkpoints, log, model and options: what it began with.
+BEGUN, SOURCE, TARGET = "run.json", "source.json", "target.json"
 _BEGUN = ("data", "valid", "threads", "bfloat16", "options")
 
 
@@ -179,9 +179,11 @@ class Experiment:
         return writer, ended
 
     def check_new(self, otherwise: str = "") -> None:
-        """Raise ValueError if the folder holds what training would overwrite: a run, or a model from elsewhere."""
+        """Raise ValueError if it is a file, or holds what training would overwrite: a run, or a model."""
         from regard.tasks.checkpoints import CHECKPOINTS, LAST
 
+        if self.folder.is_file():
+            raise rejected("train", "out", "be a new folder", f"a file, {self.folder}")
         if (self.folder / CHECKPOINTS / LAST).exists():
             raise rejected("train", "out", f"be a new folder{otherwise}", f"{self.folder}, which has a run")
         if (self.folder / CONFIG).exists():

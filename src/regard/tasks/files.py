@@ -20,6 +20,8 @@ from regard._errors import rejected
 from regard._writing import write_together
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+#: What the folder of a training run has from its start on; the model is written at its end.
+OPTIONS = "options.toml"
 #: What pickles, and the zip files that torch wraps them in, begin with.
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
 #: No model here comes near this many bytes; a larger file is not read. JSON takes many times its size in memory.
@@ -129,6 +131,9 @@ def load_config(folder: str | Path, *, kind: str, version: int) -> dict[str, Any
         If it is missing, unreadable, not JSON, or of another format or version.
     """
     path = Path(folder) / CONFIG
+    if not path.exists() and path.with_name(OPTIONS).exists():
+        got = "a training run that has not ended, and writes its model at the end: go on with `regard train`, --resume"
+        raise bad_file(path.parent, "hold a model", got)
     config = read_json(path)
     if not isinstance(config, dict) or config.get("format") != kind:
         found = config.get("format") if isinstance(config, dict) else config

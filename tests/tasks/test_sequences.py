@@ -295,6 +295,11 @@ def test_wrong_options_are_named(options: dict[str, object], message: str) -> No
         WritingOptions(**options)
 
 
-def test_one_line_is_no_list_of_lines() -> None:
+def test_what_is_no_list_of_lines_or_no_options_is_named() -> None:
+    model = recurrent()
     with pytest.raises(TypeError, match=r"^write: lines must be a list of lines, got a str\.$"):
-        recurrent().write("a cat")
+        model.write("a cat")
+    with pytest.raises(TypeError, match=r"^write: line 2 must be a str, got None\.$"):
+        model.write(["a cat", None])
+    with pytest.raises(TypeError, match=r"^write: options must be WritingOptions, got an object of type SearchOptions"):
+        model.write(["a cat"], SearchOptions(beams=2))

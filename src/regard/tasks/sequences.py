@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._errors import rejected, unknown_name
+from regard._errors import described, rejected, unknown_name
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
 from regard.models.base import EncoderDecoder
 from regard.tasks._forced import aligned, padded, scored
@@ -185,11 +185,16 @@ class SequenceModel:
         ValueError
             If a line is too long and is to be refused.
         TypeError
-            If one str is given in place of lines.
+            If one str is given in place of lines, a line is no str, or the options are others.
         """
         if isinstance(lines, str):
             raise rejected("write", "lines", "be a list of lines", "a str", TypeError)
-        options, texts = options or WritingOptions(), list(lines)
+        options, texts = WritingOptions() if options is None else options, list(lines)
+        if not isinstance(options, WritingOptions):
+            raise rejected("write", "options", "be WritingOptions", described(options), TypeError)
+        for i, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise rejected("write", f"line {first + i}", "be a str", described(text), TypeError)
         parts = [self._parts(text, options) for text in texts]
         numbers = [first + i for i, each in enumerate(parts) for _ in each]
         found = iter(self._written([part for each in parts for part in each], numbers, options))
@@ -389,8 +394,7 @@ class SequenceModel:
             return written
         read = spelled(self.source, line.text, line.numbers)
         said = self.target.words(found.numbers) if words is None else words
-        maps = self.model.maps
-        return replace(written, maps=maps, alignment=alignment, source_words=tuple(read), words=tuple(said))
+        return replace(written, maps=self.model.maps, alignment=alignment, source_words=tuple(read), words=tuple(said))
 
 
 _NOTHING = Hypothesis((), -torch.inf, -torch.inf)

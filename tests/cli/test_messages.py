@@ -86,8 +86,16 @@ def test_nothing_in_a_model_a_table_or_pairs_is_obeyed(regard, hostile: Path, tm
             ["train", "translation", "--data", "no.tsv", "--out", "x"],
             "train: {here}/no.tsv must exist, got no such file.",
         ),
+        (
+            ["train", "translation", "--data", "no.tsv", "--out", __file__],
+            f"train: --out must be a new folder, got a file, {__file__}.",
+        ),
         (["evaluate", "no.tsv"], "evaluate: no.tsv must exist, got no such file."),
         (["translate", "a", "--beams", "0"], "translate: --beams must be at least 1, got 0."),
+        (
+            ["translate", "a", "--model", __file__],
+            f"translate: --model must be the folder of a model, got a file, {__file__}.",
+        ),
         (["translate", "a", "--batch", "0"], "translate: --batch must be a whole number from 1 on, got 0."),
         (
             ["compare", "translation", "--attention", "dot", "--out", "x"],

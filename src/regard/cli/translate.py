@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from regard import pretrained
+from regard._errors import rejected
 from regard.cli.messages import ascii_only, echo, explained, fail, note, require_writable
 from regard.inspect import draw, legend, save_html, save_png
 from regard.tasks.alignments import alignment as aligned
@@ -79,6 +80,8 @@ def folder_of(folder: Path) -> Path:
         return pretrained.path(str(folder))
     if folder.is_dir():
         return folder
+    if folder.exists():
+        raise rejected("translate", "model", "be the folder of a model", f"a file, {folder}")
     known = ", ".join(pretrained.names())
     raise ValueError(
         f"there is no model at {folder}: train one with `regard train translation --data pairs.tsv --out {folder}`, or "
@@ -110,5 +113,7 @@ def _draw(written: Sequence[Written], *, words: bool, png: Path | None, html: Pa
     if png is not None:
         save_png(drawn, png)
     if html is not None:
-        caption = "What was read across, what was written down. The stronger a cell, the more attention went there."
+        caption = (
+            "Columns are what was read, rows what was written. The stronger a cell, the more attention went there."
+        )
         save_html(drawn, html, heading="What each word looked at", note=caption)

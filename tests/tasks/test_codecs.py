@@ -152,7 +152,7 @@ def test_a_size_is_reached_or_refused() -> None:
     assert len(SubwordCodec.train(TEXTS, "bpe", 150)) == 150
     assert len(SubwordCodec.train(TEXTS, "bpe", 420, byte_fallback=True)) == 420
     for kind in KINDS:
-        with pytest.warns(RegardWarning, match=r"size 5000 is more than these texts support; it is \d+\.$"):
+        with pytest.warns(RegardWarning, match=r"size 5,000 is more than these texts support: \d+\.$"):
             codec = SubwordCodec.train(TEXTS, kind, 5000)
         least = 3 + len(set("".join(map(normalize, TEXTS))))
         assert len(codec) >= least

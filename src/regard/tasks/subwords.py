@@ -179,7 +179,9 @@ class SubwordCodec(Codec):
         pieces, rules = _learned(lines, kind, asked - special, alphabet)
         codec = cls(kind, pieces, rules, lowercase=lowercase, byte_fallback=byte_fallback)
         if size is not None and len(codec) < size:
-            reached = f"SubwordCodec.train: size {size} is more than these texts support; it is {len(codec)}."
+            reached = (
+                f"SubwordCodec.train: a vocabulary of size {size:,} is more than these texts support: {len(codec):,}."
+            )
             warnings.warn(reached, RegardWarning, stacklevel=2)
         return codec
 

@@ -41,7 +41,7 @@ def path(name: str) -> Path:
 
 
 def load(name: str = TRANSLATOR) -> SequenceModel:
-    """Return a model that comes with the package.
+    """Return a model that comes with the package; ``SequenceModel.load`` reads one of your own from its folder.
 
     Parameters
     ----------

@@ -264,7 +264,9 @@ def evaluate(
     precision: Annotated[str, typer.Option(help="float32; or bfloat16, faster where processors have it.")] = "float32",
     batch: Annotated[int, typer.Option(help="Lines at once; lower it where memory is short.")] = 128,
     tokenized: Annotated[bool, typer.Option("--tokenized", help="Also BLEU of words between spaces.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write what the model wrote to this file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the output: a line for each source, repeated ones once.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Score what a model writes: BLEU and chrF of translations, PER and WER of pronunciations."""

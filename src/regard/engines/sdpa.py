@@ -57,7 +57,9 @@ class Sdpa(Engine):
             return "dropout needs the whole mask as a matrix"
         if device != "cpu" and not isinstance(mask, masks.Dense) and not is_traced(problem.query):
             return f"structured masks are merged from CPU kernels, not on {device}"
-        if device != "cpu" and any(_wide(t.dtype) != problem.query.dtype for t in mask.tensors() if mask.has_bias):
+        narrow = problem.query.dtype != problem.compute_dtype
+        wider = (t.is_floating_point() and t.dtype != problem.query.dtype for t in mask.tensors())
+        if device != "cpu" and narrow and mask.has_bias and any(wider):
             return f"torch's kernels on {device} add no float32 to scores of {problem.query.dtype}"
         return None
 
@@ -142,7 +144,8 @@ def _dispatch(problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> tu
     if mask is None:
         return _folded(query, key, value, scale, None, problem.dropout_p)
     if isinstance(mask, masks.Dense):
-        added = _matrix(mask, _wide(query.dtype))
+        same = not mask.has_bias or mask.values.dtype == query.dtype
+        added = _matrix(mask, query.dtype if same else _wide(query.dtype))
         if G != H and added.shape[1] == added.shape[2] == 1:
             return _folded(query, key, value, scale, added, problem.dropout_p)[0], None
         key, value = _expanded(H, key, value)
@@ -268,7 +271,7 @@ def _plain(problem: Problem, added: Tensor | None, causal: bool) -> Tensor:
     form = _form(problem)
     key, value = _expanded(form.query.shape[1], form.key, problem.value.to(form.query.dtype))
     if added is not None and added.is_floating_point():
-        added = added.to(_wide(form.query.dtype))
+        added = added.to(_wide(form.query.dtype) if added.device.type == "cpu" else form.query.dtype)
     query, scale = _scaled(form.query, problem.scale)
     output = torch_attention(query, key, value, added, problem.dropout_p, causal, scale=scale)
     return output.to(dtype)

@@ -67,4 +67,4 @@ class Gaussian(Radial):
         query = (query - origin.repeat_interleave(query.shape[1] // max(key.shape[1], 1), -3)) / width
         offset = -0.5 * (query * query).sum(-1)
         key = torch.cat((key, -0.5 * (key * key).sum(-1, keepdim=True)), -1)
-        return DotForm(torch.cat((query, torch.ones_like(query[..., :1])), -1), key, offset)
+        return DotForm(torch.cat((query, torch.ones_like(offset).unsqueeze(-1)), -1), key, offset)

@@ -131,6 +131,21 @@ class Oracle:
         calculated = torch.promote_types(s.query.dtype, torch.float32)
         return moved * (torch.finfo(calculated).eps / torch.finfo(dtype).eps)
 
+    def _lost(self, dtype: torch.dtype) -> Array:
+        """Return by how much a rounding of biased scores moves each weight (K, B, H, L, S), as :meth:`shaken` does.
+
+        Beside a bias of −1e9 nothing is left of a score in float32: weights become even, and the gradient of a key
+        near a kernel's rim, where a small weight meets a steep slope, is that of another weight, whatever the formula.
+        """
+        s = self.statement
+        if s.bias is None:
+            return np.zeros_like(self.weights)
+        calculated = torch.promote_types(s.query.dtype, torch.float32)
+        largest = torch.finfo(calculated).max
+        held = torch.from_numpy(np.minimum(self.scores, largest).astype(np.float64)).to(calculated)
+        weights = self._weighing.weigh(held.double().numpy().astype(s.wide), s.normalizer)
+        return abs(weights - self.weights) / torch.finfo(dtype).eps
+
     @cached_property
     def lse(self) -> Array:
         """Log of the sum of the exponentials of each row's scores (K, B, H, L)."""
@@ -148,7 +163,8 @@ class Oracle:
         )
         shaken = self.shaken(s.query.dtype, self.keeps_lse)
         d_scores = self._weighing.pull(self.scores, self.weights, d_weights, s.normalizer)
-        bent = self._weighing.bend(s.normalizer) * shaken / np.where(self.weights > 0, self.weights, 1)
+        moved = shaken + self._lost(s.query.dtype)
+        bent = self._weighing.bend(s.normalizer) * moved / np.where(self.weights > 0, self.weights, 1)
         a_scores = (1 + abs(bent)) * self._weighing.amplitude(self.weights, a_weights, s.normalizer)
         slope = self._scored[1]
         found = self.comparison.pull(d_scores * slope, a_scores * abs(slope))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -106,11 +107,19 @@ def rows_of(family: str, query: Tensor, key: Tensor, weight: Tensor, scale: floa
         arrays = {"query": query.contiguous(), "key": key.mT.contiguous(), "key_raw": key.contiguous()}
         return Rows(family, query.shape[-1], arrays, {}, scale)
     if family == "radial":
-        inverse = 1 / weight.contiguous()
-        arrays = {"query": query.contiguous(), "key": key.mT.contiguous(), "weight": inverse}
+        inverse, rest = _inverse(weight)
+        arrays = {"query": query.contiguous(), "key": key.mT.contiguous(), "weight": inverse, "weight_rest": rest}
         numbers = {"kind": kind, "direct": int(is_direct(kind, scale, plain)), "weight_head": query.shape[-1]}
         return Rows(family, query.shape[-1], arrays, numbers, scale)
     return _additive(query, key, weight * scale)
+
+
+def _inverse(width: Tensor) -> tuple[Tensor, Tensor]:
+    """Return 1 / width as the sum of two numbers, so that multiplying by it is as exact as dividing."""
+    inverse = (1 / width).contiguous()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rest = 1 / width.detach().double().numpy().astype(np.longdouble) - inverse.detach().double().numpy()
+    return inverse, torch.from_numpy(np.where(np.isfinite(rest), rest, 0).astype(np.float64)).to(inverse.dtype)
 
 
 def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:

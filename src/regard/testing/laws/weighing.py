@@ -37,9 +37,10 @@ def convexity(case: Case, engine: Engine) -> None:
     total = np.where(some, 1.0, 0.0)
     eager = array(trial.eager.weights).sum(-1).reshape(total.shape) * some
     dtype = torch.promote_types(call.query.dtype, torch.float32)
-    budget = Budget.of(
-        Sized(total, total + trial.oracle.shaken(dtype, by_lse=False).sum(-1)), torch.from_numpy(eager), dtype
-    )
+    # Each weight is rounded, and so is what all of them are divided by, or their threshold. Eager may err by nothing in
+    # a narrower dtype, where equal weights are powers of two.
+    amplitude = 2 * total + trial.oracle.shaken(dtype, by_lse=False).sum(-1)
+    budget = Budget.of(Sized(total, amplitude), torch.from_numpy(eager), dtype)
     found = weights.sum(-1).reshape(total.shape[1:]) * torch.from_numpy(some[0])
     budget.check("the sum of a row's weights", found)
     _check_hull(trial, output)

@@ -102,6 +102,16 @@ def floor(typingctx, x):
 
 
 @intrinsic
+def fused_multiply_add(typingctx, x, y, z):
+    """Return ``x y + z``, rounded once; unlike the sum of two products, it is not factored."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fma(*args)
+
+    return x(x, x, x), codegen
+
+
+@intrinsic
 def maximum(typingctx, x, y):
     """Return the larger number, NaN if either is; unlike a comparison, it vectorizes as a reduction over a loop."""
 

@@ -27,7 +27,7 @@ _NAMES = (
     # What the rows are compared by, up to three forms of it, and the class of each row: see the families.
     "query query_small query_raw query_class",
     "key key_small key_raw key_class",
-    "weight weight_head mixed kind direct boxes",
+    "weight weight_rest weight_head mixed kind direct boxes",
     "value value_keys value_lanes",
     # Results.
     "output peak total top entropy received best best_key",
@@ -57,6 +57,7 @@ _ROWS = {
     "key_raw": "B G S C",
     "key_class": "B G S",
     "weight": "H C",
+    "weight_rest": "H C",
     "boxes": "B G tiles two C",
     "value": "B G S V",
     "value_keys": "B G S V",

@@ -12,7 +12,7 @@ from numba import njit
 
 from regard.engines.fused.kernels._kernel import kernel
 from regard.engines.fused.kernels.backward import backward_pass
-from regard.engines.fused.kernels.basics import FAST, address, at, log_of_rest, number, pack_rows
+from regard.engines.fused.kernels.basics import FAST, address, at, fused_multiply_add, log_of_rest, number, pack_rows
 from regard.engines.fused.kernels.fields import (
     BLOCK,
     BOXCAR,
@@ -81,22 +81,28 @@ def in_reach(C, one, other, inverse):
     return square <= number(1.001, one)  # a little more than one, so that rounding excludes nothing
 
 
-def _pairs(count, kind, first=True):
+def _pairs(count, kind, first=True, near_rim=False):
     @njit(**FAST)
-    def pairs(s, k, q, inverse, lanes):
+    def apart(q, k, inverse, rest):
+        """Return (q − k) / width: as exactly as by division where a key near the rim makes the last digit count."""
+        d = q - k
+        return fused_multiply_add(d, inverse, d * rest) if near_rim else d * inverse
+
+    @njit(**FAST)
+    def pairs(s, k, q, inverse, rest, lanes):
         """Write a compact kernel's weights in up to three features, or write or add the distance in these."""
-        q0, i0, k0 = q[0], inverse[0], at(k, 0)
-        q1, i1, k1 = (q[1], inverse[1], at(k, ROW)) if count > 1 else (q0, i0, k0)
-        q2, i2, k2 = (q[2], inverse[2], at(k, 2 * ROW)) if count > 2 else (q0, i0, k0)
+        q0, i0, r0, k0 = q[0], inverse[0], rest[0], at(k, 0)
+        q1, i1, r1, k1 = (q[1], inverse[1], rest[1], at(k, ROW)) if count > 1 else (q0, i0, r0, k0)
+        q2, i2, r2, k2 = (q[2], inverse[2], rest[2], at(k, 2 * ROW)) if count > 2 else (q0, i0, r0, k0)
         zero, one = number(0.0, s), number(1.0, s)
         for j in range(lanes):
-            d = (q0 - k0[j]) * i0
+            d = apart(q0, k0[j], i0, r0)
             total = abs(d) if kind == LAPLACIAN else d * d
             if count > 1:
-                d = (q1 - k1[j]) * i1
+                d = apart(q1, k1[j], i1, r1)
                 total += abs(d) if kind == LAPLACIAN else d * d
             if count > 2:
-                d = (q2 - k2[j]) * i2
+                d = apart(q2, k2[j], i2, r2)
                 total += abs(d) if kind == LAPLACIAN else d * d
             if kind == BOXCAR:
                 s[j] = one if total <= one else zero
@@ -111,44 +117,44 @@ def _pairs(count, kind, first=True):
 
 
 _boxcar1, _boxcar2, _boxcar3 = (_pairs(n, BOXCAR) for n in (1, 2, 3))
-_triangular1, _triangular2, _triangular3 = (_pairs(n, TRIANGULAR) for n in (1, 2, 3))
-_epanechikov1, _epanechikov2, _epanechikov3 = (_pairs(n, EPANECHIKOV) for n in (1, 2, 3))
+_triangular1, _triangular2, _triangular3 = (_pairs(n, TRIANGULAR, near_rim=True) for n in (1, 2, 3))
+_epanechikov1, _epanechikov2, _epanechikov3 = (_pairs(n, EPANECHIKOV, near_rim=True) for n in (1, 2, 3))
 
 
-def _distances(kind):
+def _distances(kind, near_rim=False):
     """Return the function that sums up squares, or for the Laplacian absolute values, over any number of features."""
-    first1, first2, first3 = (_pairs(n, kind) for n in (1, 2, 3))
-    more1, more2, more3 = (_pairs(n, kind, first=False) for n in (1, 2, 3))
+    first1, first2, first3 = (_pairs(n, kind, True, near_rim) for n in (1, 2, 3))
+    more1, more2, more3 = (_pairs(n, kind, False, near_rim) for n in (1, 2, 3))
 
     @njit(**FAST)
-    def some(s, k, q, inverse, C, lanes):
+    def some(s, k, q, inverse, rest, C, lanes):
         """Write what some features add to the distances."""
         if C >= 3:
-            first3(s, k, q, inverse, lanes)
+            first3(s, k, q, inverse, rest, lanes)
         elif C == 2:
-            first2(s, k, q, inverse, lanes)
+            first2(s, k, q, inverse, rest, lanes)
         elif C == 1:
-            first1(s, k, q, inverse, lanes)
+            first1(s, k, q, inverse, rest, lanes)
         else:
             for j in range(lanes):
                 s[j] = number(0.0, s)
         for c in range(3, C - 2, 3):
-            more3(s, at(k, c * ROW), at(q, c), at(inverse, c), lanes)
-        rest = C - C % 3
+            more3(s, at(k, c * ROW), at(q, c), at(inverse, c), at(rest, c), lanes)
+        last = C - C % 3
         if C > 3 and C % 3 == 2:
-            more2(s, at(k, rest * ROW), at(q, rest), at(inverse, rest), lanes)
+            more2(s, at(k, last * ROW), at(q, last), at(inverse, last), at(rest, last), lanes)
         elif C > 3 and C % 3 == 1:
-            more1(s, at(k, rest * ROW), at(q, rest), at(inverse, rest), lanes)
+            more1(s, at(k, last * ROW), at(q, last), at(inverse, last), at(rest, last), lanes)
 
     @njit(**FAST)
-    def distances(s, partial, k, q, inverse, C, lanes):
+    def distances(s, partial, k, q, inverse, rest, C, lanes):
         """Write the distances of one row and the keys of a tile, in units of the width.
 
         Partial sums of a few features each keep the error of a long sum small.
         """
-        some(s, k, q, inverse, min(C, FEATURES), lanes)
+        some(s, k, q, inverse, rest, min(C, FEATURES), lanes)
         for c in range(FEATURES, C, FEATURES):
-            some(partial, at(k, c * ROW), at(q, c), at(inverse, c), min(C - c, FEATURES), lanes)
+            some(partial, at(k, c * ROW), at(q, c), at(inverse, c), at(rest, c), min(C - c, FEATURES), lanes)
             for j in range(lanes):
                 s[j] += partial[j]
 
@@ -156,6 +162,7 @@ def _distances(kind):
 
 
 _square_distances, _manhattan_distances = _distances(SQUARES), _distances(LAPLACIAN)
+_square_distances_near_rim = _distances(SQUARES, near_rim=True)
 
 
 @njit(**FAST)
@@ -200,28 +207,28 @@ def log_weights(s, kind, scale, lanes):
 
 
 @njit(**FAST)
-def near_weights(s, k, q, inverse, C, kind, lanes):
+def near_weights(s, k, q, inverse, rest, C, kind, lanes):
     """Write the weights of a compact kernel in one, two or three features, in one go."""
     if kind == BOXCAR:
         if C == 3:
-            _boxcar3(s, k, q, inverse, lanes)
+            _boxcar3(s, k, q, inverse, rest, lanes)
         elif C == 2:
-            _boxcar2(s, k, q, inverse, lanes)
+            _boxcar2(s, k, q, inverse, rest, lanes)
         else:
-            _boxcar1(s, k, q, inverse, lanes)
+            _boxcar1(s, k, q, inverse, rest, lanes)
     elif kind == TRIANGULAR:
         if C == 3:
-            _triangular3(s, k, q, inverse, lanes)
+            _triangular3(s, k, q, inverse, rest, lanes)
         elif C == 2:
-            _triangular2(s, k, q, inverse, lanes)
+            _triangular2(s, k, q, inverse, rest, lanes)
         else:
-            _triangular1(s, k, q, inverse, lanes)
+            _triangular1(s, k, q, inverse, rest, lanes)
     elif C == 3:
-        _epanechikov3(s, k, q, inverse, lanes)
+        _epanechikov3(s, k, q, inverse, rest, lanes)
     elif C == 2:
-        _epanechikov2(s, k, q, inverse, lanes)
+        _epanechikov2(s, k, q, inverse, rest, lanes)
     else:
-        _epanechikov1(s, k, q, inverse, lanes)
+        _epanechikov1(s, k, q, inverse, rest, lanes)
 
 
 @njit(**FAST)
@@ -229,6 +236,7 @@ def compare(a, x, head, row, last, t0, j0, lanes, k, s):
     """Write the scores of four rows, or their kernel weights; answer False where no key is in reach."""
     C, L, kind, scale = a[F.C], a[F.L], a[F.kind], x[0]
     inverse = at(address(a[F.weight], x), head % a[F.H] * a[F.weight_head])
+    rest = at(address(a[F.weight_rest], x), head % a[F.H] * a[F.weight_head])
     count = min(GROUP, last - row + 1)
     query = at(address(a[F.query], x), (head * L + row) * C)
     if kind >= COMPACT:
@@ -241,15 +249,17 @@ def compare(a, x, head, row, last, t0, j0, lanes, k, s):
     if a[F.direct] != 0 and a[F.d_query] == 0 and 0 < C <= 3:
         for i in range(GROUP):
             q = at(query, min(i, count - 1) * C)
-            near_weights(at(s, i * ROW + j0), at(k, j0), q, inverse, C, kind, lanes)
+            near_weights(at(s, i * ROW + j0), at(k, j0), q, inverse, rest, C, kind, lanes)
         return True
     for i in range(GROUP):
         si = at(s, i * ROW + j0)
         partial, q = at(s, 2 * GROUP * ROW), at(query, min(i, count - 1) * C)
         if kind == LAPLACIAN:
-            _manhattan_distances(si, partial, at(k, j0), q, inverse, C, lanes)
+            _manhattan_distances(si, partial, at(k, j0), q, inverse, rest, C, lanes)
+        elif kind > BOXCAR:
+            _square_distances_near_rim(si, partial, at(k, j0), q, inverse, rest, C, lanes)
         else:
-            _square_distances(si, partial, at(k, j0), q, inverse, C, lanes)
+            _square_distances(si, partial, at(k, j0), q, inverse, rest, C, lanes)
         if a[F.d_query] != 0 and kind >= COMPACT:  # the backward pass needs them again
             squares = at(s, (GROUP + i) * ROW + j0)
             for j in range(lanes):

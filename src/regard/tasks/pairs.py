@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, zip_longest
 from pathlib import Path
@@ -75,6 +75,8 @@ class Pairs:
         How many lines were read.
     counts : tuple of Count
         What was left out or ignored.
+    places : list of int, optional
+        The line that each pair stood in, counted from 0.
 
     Examples
     --------
@@ -88,6 +90,7 @@ class Pairs:
     name: str = "pairs"
     lines: int = 0
     counts: tuple[Count, ...] = field(default=())
+    places: list[int] | None = None
 
     def __post_init__(self) -> None:
         if len(self.sources) != len(self.targets):
@@ -106,6 +109,12 @@ class Pairs:
         for source, target in self:
             found.setdefault(source, {})[target] = None
         return {source: list(targets) for source, targets in found.items()}
+
+    def take(self, rows: Sequence[int], what: str) -> Pairs:
+        """Return some of the pairs."""
+        sources, targets = [self.sources[row] for row in rows], [self.targets[row] for row in rows]
+        places = None if self.places is None else [self.places[row] for row in rows]
+        return Pairs(sources, targets, f"{self.name} ({what})", self.lines, places=places)
 
     def report(self) -> list[str]:
         """Return what was read, and a line for each kind of line that was left out or ignored."""
@@ -163,6 +172,7 @@ def read_pairs(
     tally = _Tally(_EMPTY, _too_long(longest, words), _DUPLICATE, _COPY, _FURTHER)
     sources: list[str] = []
     targets: list[str] = []
+    places: list[int] = []
     number = 0
     rows = _columns(source, tally) if target is None else _side_by_side(source, target)
     for number, (left, right) in enumerate(rows, start=1):
@@ -178,11 +188,12 @@ def read_pairs(
         else:
             sources.append(ours)
             targets.append(theirs)
+            places.append(number - 1)
             if not duplicates:
                 seen.add(pair)
     if not number:
         raise rejected("read_pairs", name, "have lines", "an empty file")
-    pairs = Pairs(sources, targets, name, number, tally.counts())
+    pairs = Pairs(sources, targets, name, number, tally.counts(), places)
     if not pairs:
         raise rejected("read_pairs", name, "have a pair that can be used", f"none: {'; '.join(pairs.report()[1:])}")
     return pairs
@@ -231,12 +242,10 @@ def split(pairs: Pairs, held_out: float | int, *, seed: int = 0) -> tuple[Pairs,
         return hashlib.blake2b(source.encode(), digest_size=8, key=salt).digest(), source
 
     held = set(sorted(unique, key=place)[:held_out])
-    learn, kept = Pairs([], [], f"{pairs.name} (to learn from)"), Pairs([], [], f"{pairs.name} (held out)")
-    for source, target in pairs:
-        part = kept if source in held else learn
-        part.sources.append(source)
-        part.targets.append(target)
-    return learn, kept
+    rows: tuple[list[int], list[int]] = [], []
+    for row, source in enumerate(pairs.sources):
+        rows[source in held].append(row)
+    return pairs.take(rows[False], "to learn from"), pairs.take(rows[True], "held out")
 
 
 class _Tally:

@@ -6,10 +6,11 @@ import codecs
 import json
 import math
 import warnings
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -22,6 +23,7 @@ from regard.tasks._merges import merged
 from regard.tasks.batches import Ragged
 from regard.tasks.codecs import FIRST, UNKNOWN, UNKNOWN_TEXT, Codec, Word, bad, described, strings, until_end
 from regard.tasks.pairs import normalize
+from regard.tasks.words import Place, words_of
 
 KINDS = ("bpe", "unigram", "characters")
 #: How many subwords are learned where nothing else is asked.
@@ -30,15 +32,6 @@ _SIZE = 8000
 _LONGEST = 16
 #: No subword goes beyond one of these, each with the space before it: a word with its apostrophes, a digit, signs.
 _PARTS = Split(Regex(r" ?\p{L}[\p{L}\p{M}]*(?:['’]\p{L}[\p{L}\p{M}]*)*| ?\p{N}| ?[^ \p{L}\p{N}]+"), "isolated")
-#: Scripts written without spaces between words.
-_DENSE = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
-_LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}{UNKNOWN_TEXT}]&&[^{_DENSE}]]"
-#: What a reader calls a word. Of dense scripts each character is one, and tokens that begin at different ones differ.
-_WORDS = Split(
-    Regex(rf"{_LETTER}+(?:[-'’.,_]{_LETTER}+)*|[{_DENSE}]\p{{M}}*|[^ \p{{L}}\p{{M}}\p{{N}}]+|\p{{M}}+"),
-    "removed",
-    invert=True,
-)
 #: In how many ways a word is split, where that is drawn.
 _WAYS = 8
 #: The numbers of a text's words are looked up for so many different words at a time.
@@ -263,24 +256,55 @@ class SubwordCodec(Codec):
         return normalize(found.decode(errors="replace"))
 
     def words(self, text: str | Iterable[int]) -> list[Word]:
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        starts: list[int] = []
-        whole = ""
-        for number in self.encode(text) if isinstance(text, str) else until_end(text):
-            starts.append(len(whole))
-            whole += decoder.decode(self._bytes[number])
-        whole += decoder.decode(b"", True)
-        firsts = [first for _, (first, _) in _WORDS.pre_tokenize_str(whole)]
+        whole, places = self.placed(self.encode(text) if isinstance(text, str) else text)
+        firsts = [word.start for word in words_of(whole)]
         # A token belongs to the word in which its first character other than a space lies.
-        owners = [max(0, bisect_right(firsts, start + (whole[start : start + 1] == " ")) - 1) for start in starts]
+        owners = [max(0, bisect_right(firsts, at + (whole[at : at + 1] == " ")) - 1) for at, _ in places]
         found: list[Word] = []
         begin = 0
         for place in range(1, len(owners) + 1):
             if place == len(owners) or owners[place] != owners[begin]:
-                end = starts[place] if place < len(owners) else len(whole)
-                found.append(Word(whole[starts[begin] : end].strip(), range(begin, place)))
+                end = places[place].start if place < len(owners) else len(whole)
+                found.append(Word(whole[places[begin].start : end].strip(), range(begin, place)))
                 begin = place
         return found
+
+    def placed(self, numbers: Iterable[int]) -> tuple[str, list[Place]]:
+        """Return the text of numbers as it is put together, and the part of it that each of them stands for.
+
+        It may begin with a space; a token whose bytes end in the midst of a character has what is whole of it.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        starts: list[int] = []
+        whole = ""
+        for number in until_end(numbers):
+            starts.append(len(whole))
+            whole += decoder.decode(self._bytes[number])
+        whole += decoder.decode(b"", True)
+        return whole, [Place(*place) for place in pairwise([*starts, len(whole)])]
+
+    def covering(self, text: str, numbers: Iterable[int], words: Iterable[Place]) -> list[range]:
+        """Return the tokens that have a character of each word of a text, given its numbers.
+
+        Parameters
+        ----------
+        text : str
+            Normalized.
+        numbers : iterable of int
+            In any spelling of the text.
+        words : iterable of Place
+
+        Examples
+        --------
+        >>> codec = SubwordCodec.train(["a rose is a rose"] * 2, kind="characters")
+        >>> codec.covering("so rare", codec.encode("so rare"), words_of("so rare"))
+        [range(0, 3), range(3, 8)]
+        """
+        whole, places = self.placed(numbers)
+        shift = len(whole) - len(text)  # the first word has a space before it
+        starts = [at + (whole[at : at + 1] == " ") - shift for at, _ in places]
+        stops = [max(stop - shift, start + 1) for start, (_, stop) in zip(starts, places)]
+        return [range(bisect_right(stops, begin), bisect_left(starts, end)) for begin, end in words]
 
     def to_json(self) -> dict[str, Any]:
         rules = [list(rule) if self.kind == "bpe" else rule for rule in self.rules]

@@ -1,0 +1,81 @@
+"""Words of a text, as readers, links and aligners count them: by their places in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
+
+#: Scripts written without spaces between words.
+_DENSE = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
+#: U+FFFD stands for what is unknown: as a rule a letter.
+_LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}\ufffd]&&[^{_DENSE}]]"
+#: What a reader calls a word. Of dense scripts each character is one, and tokens that begin at different ones differ.
+_WORDS = Split(
+    Regex(rf"{_LETTER}+(?:[-'’.,_]{_LETTER}+)*|[{_DENSE}]\p{{M}}*|[^ \p{{L}}\p{{M}}\p{{N}}]+|\p{{M}}+"),
+    "removed",
+    invert=True,
+)
+_APOSTROPHES = re.compile(r"['’]+")
+
+
+class Place(NamedTuple):
+    """A part of a text: ``text[start:stop]``."""
+
+    start: int
+    stop: int
+
+
+#: Finds the words of a text.
+Cut = Callable[[str], list[Place]]
+
+
+def words_of(text: str) -> list[Place]:
+    """Return the words of a text: what a reader calls so, with its apostrophes, and every run of signs.
+
+    Examples
+    --------
+    >>> text = "L'homme dort-il ?"
+    >>> [text[word.start : word.stop] for word in words_of(text)]
+    ["L'homme", 'dort-il', '?']
+    """
+    return [Place(*place) for _, place in _WORDS.pre_tokenize_str(text)]
+
+
+def spaced(text: str) -> list[Place]:
+    """Return what spaces separate: the words of a text that is tokenized.
+
+    Examples
+    --------
+    >>> spaced("l' homme dort .")
+    [Place(start=0, stop=2), Place(start=3, stop=8), Place(start=9, stop=13), Place(start=14, stop=15)]
+    """
+    return [Place(*found.span()) for found in re.finditer(r"\S+", text)]
+
+
+def pieces_of(text: str, words: list[Place]) -> tuple[list[Place], list[int]]:
+    """Return the parts of words that an aligner counts, cut behind apostrophes, and the word that each belongs to.
+
+    What is elided means something of its own: of "l'homme", "l'" goes with "the" and "homme" with "man".
+
+    Examples
+    --------
+    >>> text = "L'homme dort"
+    >>> places, owners = pieces_of(text, words_of(text))
+    >>> [text[start:stop] for start, stop in places], owners
+    (["L'", 'homme', 'dort'], [0, 0, 1])
+    """
+    places: list[Place] = []
+    owners: list[int] = []
+    for number, (start, stop) in enumerate(words):
+        for found in _APOSTROPHES.finditer(text, start + 1, stop):
+            if found.end() < stop:
+                places.append(Place(start, found.end()))
+                owners.append(number)
+                start = found.end()
+        places.append(Place(start, stop))
+        owners.append(number)
+    return places, owners

@@ -223,3 +223,83 @@ def test_the_teacher_forcing_ratio_is_checked(case: str, share: object) -> None:
         model(SOURCE, LENGTHS, TARGET, teacher_forcing=share)
     name = type(model).__name__
     assert str(caught.value) == f"{name}: teacher_forcing must be a probability in [0, 1], got {share!r}."
+
+
+def test_attention_that_a_loss_guides_is_that_of_the_same_pass(case: str) -> None:
+    model = made(case)
+    weights = model.align(SOURCE, LENGTHS, TARGET)
+    for place, name in enumerate(model.maps):
+        features, told = model.attended(SOURCE, LENGTHS, TARGET, name=name)
+        torch.testing.assert_close(features, model.features(SOURCE, LENGTHS, TARGET), **EXACT)
+        torch.testing.assert_close(told, weights[:, place], **EXACT)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name in ROUNDED and "no attention" not in name])
+def test_attention_that_a_loss_guides_has_its_gradient(name: str) -> None:
+    model = made(name)
+    wanted = torch.zeros(3, 8, 6, dtype=torch.float64)
+    wanted[:, :, 0] = 1
+
+    def loss() -> Tensor:
+        return ((model.attended(SOURCE, LENGTHS, TARGET, name=model.maps[0])[1] - wanted) ** 2).sum()
+
+    loss().backward()
+    found = [parameter for parameter in model.parameters() if parameter.grad is not None and parameter.grad.any()]
+    step = 1e-6
+    for parameter in found[:6]:
+        place = tuple(torch.nonzero(parameter.grad.abs() == parameter.grad.abs().max())[0])
+        ends = []
+        with torch.no_grad():
+            for sign in (1, -1):
+                parameter[place] += sign * step
+                ends.append(float(loss()))
+                parameter[place] -= sign * step
+        assert float(parameter.grad[place]) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-5)
+    assert found
+
+
+def test_a_map_that_there_is_not_is_refused(case: str) -> None:
+    with pytest.raises(ValueError, match=r"knows no map 'layer 9'|map must be"):
+        made(case).attended(SOURCE, LENGTHS, TARGET, name="layer 9")
+
+
+@torch.no_grad()
+def test_what_a_target_is_due_to_is_shared_among_what_is_real(case: str) -> None:
+    model = made(case)
+    if not model.maps or " hard " in case:
+        return
+    written = torch.cat([TARGET[:, 1:], TARGET[:, :1]], 1)
+    for name in (None, model.maps[-1]):
+        shares = model.posterior(SOURCE, LENGTHS, TARGET, written, name)
+        assert shares.shape == (3, 8, 6) and (shares >= 0).all()
+        for row, length in enumerate(LENGTHS.tolist()):
+            assert not shares[row, :, length:].any()
+            alone = model.posterior(
+                SOURCE[row : row + 1, :length],
+                LENGTHS[row : row + 1],
+                TARGET[row : row + 1],
+                written[row : row + 1],
+                name,
+            )
+            torch.testing.assert_close(alone[0], shares[row, :, :length], **EXACT)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["rnn after additive", "rnn feeding", "rnn before gru"])
+def test_what_a_target_is_due_to_is_attention_times_likelihood(name: str) -> None:
+    model = made(name)
+    written = torch.cat([TARGET[:, 1:], TARGET[:, :1]], 1)
+    found = model.posterior(SOURCE, LENGTHS, TARGET, written, None)
+    weights = model.align(SOURCE, LENGTHS, TARGET)[:, 0]
+    memory = model.encode(SOURCE, LENGTHS)
+    state = memory.start
+    for t in range(3):
+        _, state = model.step(TARGET[:, t : t + 1], memory, state)
+        for row, length in enumerate(LENGTHS.tolist()):
+            likely = []
+            for s in range(length):
+                seen = torch.cat([state.hidden[-1][row], memory.values[row, s]])
+                logits = model.logits(torch.tanh(model.combine(seen)))
+                likely.append(float(logits.softmax(-1)[written[row, t]] * weights[row, t, s]))
+            right = torch.tensor(likely, dtype=torch.float64)
+            torch.testing.assert_close(found[row, t, :length], right / right.sum(), **EXACT)

@@ -191,12 +191,12 @@ def test_a_word_that_is_partly_unknown_is_replaced_as_a_whole() -> None:
     pieces = SubwordCodec.train(["la vache", "le veau"], "characters")
     words = SymbolCodec.train(["a b"], " ")
     numbers = [*pieces.encode("la v"), UNKNOWN, *pieces.encode("x")[1:], UNKNOWN, *pieces.encode(" e")]
-    weights = torch.zeros(1, len(numbers), 2)
+    weights = torch.zeros(len(numbers), 2)
     weights[..., 1] = 1.0
     text, told = replaced(pieces, numbers, pieces.words(numbers), ["a", "vöx"], weights)
     assert text == "la vöx e"
     assert [word.text for word in told] == ["la", "vöx", "e"]
-    assert replaced(words, [UNKNOWN, 3], words.words([UNKNOWN, 3]), ["a", "c"], weights[:, :2])[0] == "c a"
+    assert replaced(words, [UNKNOWN, 3], words.words([UNKNOWN, 3]), ["a", "c"], weights[:2])[0] == "c a"
 
 
 def test_long_lines_are_cut_or_refused() -> None:

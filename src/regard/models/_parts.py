@@ -147,3 +147,11 @@ def checked_share(model: nn.Module, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value <= 1:
         raise rejected(type(model).__name__, "teacher_forcing", "be a probability in [0, 1]", repr(value))
     return float(value)
+
+
+def checked_map(model: Any, name: str) -> int:
+    """Return which of a model's attention maps has this name, or raise."""
+    if name not in model.maps:
+        raise unknown_name(type(model).__name__, "map", name, model.maps)
+    found: int = model.maps.index(name)
+    return found

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard import AuxRequest, scores
+from regard import scores
 from regard.nn import (
     CosineAttention,
     DotProductAttention,
@@ -195,9 +195,12 @@ class Attending(nn.Module):
         context : Tensor (B, L, V)
         weights : Tensor (B, L, S), or None
         """
-        request = AuxRequest(weights=True) if weights else None
         options = {}
         if self.scope == "local-m":  # behind the end of a source, the window stays on its last states
             options["positions"] = torch.minimum(steps, lengths[:, None] - 1)  # (B, L)
-        answer = self.layer(self.query(query), keys, values, lengths, return_aux=request, **options)
-        return (answer, None) if isinstance(answer, Tensor) else (answer[0], answer[1].weights)
+        if weights:  # what is read of one-hot rows are the weights: of the same pass, and part of its graph
+            one_hot = torch.eye(values.shape[1], dtype=values.dtype, device=values.device)
+            values = torch.cat([values, one_hot.expand(len(values), -1, -1)], -1)
+        answer = self.layer(self.query(query), keys, values, lengths, **options)
+        context, told = answer.split([self.width, answer.shape[-1] - self.width], -1)
+        return context, told if weights else None

@@ -67,6 +67,15 @@ class EncoderDecoder(nn.Module, ABC):
         A loss needs no more: all logits of a batch at once take more memory than the rest of a model.
         """
 
+    def attended(
+        self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0, *, name: str
+    ) -> tuple[Tensor, Tensor]:
+        """Return :meth:`features`, and the weights (B, T, S) of one of :attr:`maps` that they were made with.
+
+        The weights are of the same pass, and part of its graph: for a loss that guides attention.
+        """
+        raise NotImplementedError(f"{type(self).__name__} tells no attention that a loss could guide")
+
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
         """Return the logits (B, T, N) of every next symbol.
 
@@ -96,6 +105,26 @@ class EncoderDecoder(nn.Module, ABC):
     @abstractmethod
     def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         """Return the attention weights (B, A, T, S) that :meth:`forward` uses for the same arguments."""
+
+    def posterior(self, source: Tensor, lengths: Tensor, target: Tensor, written: Tensor, name: str | None) -> Tensor:  # noqa: ARG002
+        """Return how much of each step of a target is due to each step of its source, (B, T, S), rows summing to 1.
+
+        Attention is what a model reads before it writes; where it is known what was written, that tells more (Shankar
+        & Sarawagi 2019, openreview BkltNhC9FX). A model that cannot tell returns its attention.
+
+        Parameters
+        ----------
+        source : Tensor (B, S)
+        lengths : Tensor (B,)
+        target : Tensor (B, T)
+            What was read in writing, as for :meth:`align`.
+        written : Tensor (B, T)
+            What was written.
+        name : str or None
+            One of :attr:`maps`; None for their mean.
+        """
+        weights = self.align(source, lengths, target)
+        return weights.mean(1) if name is None else weights[:, self.maps.index(name)]
 
     @property
     def saturates(self) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard._errors import rejected
 from regard.models._dropout import Dropout
-from regard.models._parts import Output, checked_share, forced
+from regard.models._parts import Output, checked_map, checked_share, forced
 from regard.models._products import cell_step
 from regard.models.attending import Attending
 from regard.models.base import EncoderDecoder
@@ -191,10 +191,23 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         return self.output.beside(self.target_embedding)
 
     def features(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
+        return self._whole(source, lengths, target, teacher_forcing)[0]
+
+    def attended(
+        self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0, *, name: str
+    ) -> tuple[Tensor, Tensor]:
+        checked_map(self, name)
+        features, weights = self._whole(source, lengths, target, teacher_forcing, weights=True)
+        assert weights is not None
+        return features, weights
+
+    def _whole(
+        self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float, weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         share = checked_share(self, teacher_forcing)
         if self.attending is not None and isinstance(self.attending.layer, HardAttention):
             self.attending.layer.forget()  # draws that nobody asked the surrogate of
-        return self._features(self.encode(source, lengths), target, share)[0]
+        return self._features(self._encode(source, lengths, weights), target, share, weights)
 
     def start(self, memory: Memory, beams: int) -> State:
         rows = torch.arange(len(memory.lengths), device=memory.lengths.device)
@@ -211,6 +224,26 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         _, weights = self._features(memory, target, weights=True)
         assert weights is not None
         return weights[:, None]
+
+    def posterior(self, source: Tensor, lengths: Tensor, target: Tensor, written: Tensor, name: str | None) -> Tensor:
+        """Return α(t, s) p(yₜ | hₜ, mₛ), normalized over s: how likely each state alone makes what was written."""
+        if self.attending is None or self.config.wiring == "encoder":
+            return super().posterior(source, lengths, target, written, name)
+        memory = self._encode(source, lengths)
+        state, found = memory.start, []
+        real = torch.arange(memory.values.shape[1], device=source.device) < memory.lengths[:, None]  # (B, S)
+        for t in range(target.shape[1]):
+            _, state, told = self._decode(target[:, t : t + 1], memory, state, weights=True)
+            assert told is not None
+            hidden = state.hidden[-1][:, None].expand(-1, memory.values.shape[1], -1)  # (B, S, Q)
+            features = torch.tanh(self.combine(torch.cat([hidden, memory.values], -1)))  # (B, S, P)
+            logits = self.logits(features)  # (B, S, N)
+            likely = logits.gather(-1, written[:, t, None, None].expand(*logits.shape[:2], 1)) - logits.logsumexp(
+                -1, True
+            )
+            scores = told.squeeze(1).log() + likely.squeeze(-1)
+            found.append(scores.masked_fill(~real, -torch.inf).softmax(-1))
+        return torch.stack(found, 1)
 
     @property
     def saturates(self) -> bool:

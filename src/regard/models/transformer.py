@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from regard import AuxRequest
+from regard._errors import rejected
 from regard.models._dropout import Dropout
-from regard.models._parts import Output, checked_share, forced
+from regard.models._parts import Output, checked_map, checked_share, forced
 from regard.models.attending import scorer
 from regard.models.base import EncoderDecoder
 from regard.models.transformer_config import PRESETS, TransformerConfig
@@ -184,7 +185,7 @@ class TransformerEncoderDecoder(EncoderDecoder):
     def features(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
         share = checked_share(self, teacher_forcing)
         if share == 1:
-            return self._write(source, lengths, target, None)
+            return self._write(source, lengths, target, [])
         memory = self.encode(source, lengths)
         state, last, found = self.start(memory, 1), target[:, :1], []
         for t in range(1, target.shape[1] + 1):
@@ -193,6 +194,16 @@ class TransformerEncoderDecoder(EncoderDecoder):
             last = target[:, t : t + 1]  # (B, 1); none after the last step
             last = forced(last, self.logits(features.detach()), share) if last.numel() else last
         return torch.cat(found, 1)
+
+    def attended(
+        self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0, *, name: str
+    ) -> tuple[Tensor, Tensor]:
+        layer, head = divmod(checked_map(self, name), self.config.heads)
+        if checked_share(self, teacher_forcing) < 1:
+            raise rejected(type(self).__name__, "teacher_forcing", "be 1 where attention is guided", teacher_forcing)
+        found: list[Tensor] = []
+        features = self._write(source, lengths, target, found, (layer,))
+        return features, found[0][:, head]
 
     def start(self, memory: Memory, beams: int) -> State:  # noqa: ARG002
         return State(tuple(KVCache() for _ in self.decoder))
@@ -203,7 +214,7 @@ class TransformerEncoderDecoder(EncoderDecoder):
 
     def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         found: list[Tensor] = []
-        self._write(source, lengths, target, found)
+        self._write(source, lengths, target, found, range(self.config.decoder_layers))
         return torch.cat(found, 1)  # (B, layers · H, T, S)
 
     def _advance(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
@@ -231,17 +242,19 @@ class TransformerEncoderDecoder(EncoderDecoder):
             x = layer(x, src_key_padding_mask=behind)
         return self.encoder_norm(x), behind
 
-    def _write(self, source: Tensor, lengths: Tensor, target: Tensor, maps: list[Tensor] | None) -> Tensor:
-        """Return the decoder's rows (B, T, E); the weights (B, H, T, S) of its layers to the source go to ``maps``."""
+    def _write(
+        self, source: Tensor, lengths: Tensor, target: Tensor, maps: list[Tensor], told: Container[int] = ()
+    ) -> Tensor:
+        """Return the decoder's rows (B, T, E); the weights (B, H, T, S) of layers ``told`` go to ``maps``."""
         states, behind = self._read(source, lengths)
         x = self._embed(target, self.target_embedding, self.target_positions, 0)  # (B, T, E)
-        for layer in self.decoder:
+        for number, layer in enumerate(self.decoder):
 
-            def read(y: Tensor, layer: nn.Module = layer) -> Tensor:
-                request = None if maps is None else AuxRequest(weights=True)
-                made, told = self._attend(layer, y, states, behind, return_aux=request)
-                if maps is not None:
-                    maps.append(told.weights)
+            def read(y: Tensor, layer: nn.Module = layer, asked: bool = number in told) -> Tensor:
+                request = AuxRequest(weights=True) if asked else None
+                made, aux = self._attend(layer, y, states, behind, return_aux=request)
+                if asked:
+                    maps.append(aux.weights)
                 return made
 
             x = self._decode(layer, x, read, None)

@@ -44,3 +44,21 @@ def aligned(model: EncoderDecoder, pairs: Sequence[Numbers]) -> list[Tensor]:
     target, _ = padded(model, [[END, *target[:-1]] for _, target in pairs])
     weights = model.align(source, lengths, target).cpu()
     return [each[:, : len(target), : len(source)] for each, (source, target) in zip(weights, pairs)]
+
+
+def attended(model: EncoderDecoder, pairs: Sequence[Numbers], name: str | None) -> list[Tensor]:
+    """Return the weights (T, S) of one attention map, or the mean of all, with which targets were written."""
+    place = slice(None) if name is None else [model.maps.index(name)]
+    return [each[place].mean(0) for each in aligned(model, pairs)]
+
+
+@torch.no_grad()
+def posteriors(model: EncoderDecoder, pairs: Sequence[Numbers], name: str | None) -> list[Tensor]:
+    """Return how much of each token of targets is due to each source token, (T, S), by one map or the mean of all."""
+    if not pairs:
+        return []
+    source, lengths = padded(model, [source for source, _ in pairs])
+    target, _ = padded(model, [[END, *target[:-1]] for _, target in pairs])
+    written, _ = padded(model, [target for _, target in pairs])
+    found = model.posterior(source, lengths, target, written, name).cpu()
+    return [each[: len(target), : len(source)] for each, (source, target) in zip(found, pairs)]

@@ -1,6 +1,6 @@
 """Words that a vocabulary cannot spell: what stands for them in a text that was written.
 
-Dimensions: A attention maps, T target tokens, S source tokens.
+Dimensions: T target tokens, S source tokens.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def replaced(
         Which of them make up words.
     whole : sequence of str (S,)
         The word of the source in which each of its tokens stands.
-    alignment : Tensor (A, T, S)
+    alignment : Tensor (T, S)
     """
-    most = alignment.mean(0).argmax(-1).tolist()  # (T,)
+    most = alignment.argmax(-1).tolist()  # (T,)
     known: list[int] = []
     found, replacements = [], []
     for word in words:

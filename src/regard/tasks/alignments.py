@@ -50,7 +50,7 @@ def merge(weights: Tensor, source: Sequence[Word], target: Sequence[Word]) -> Te
 
 
 def chosen(written: Written, name: str | None = None) -> Tensor:
-    """Return one map of attention weights (T, S): the mean of all, or of those that a name means.
+    """Return one map of attention weights (T, S): of a name, or the one that aligns words; else the mean of all.
 
     Parameters
     ----------
@@ -65,6 +65,7 @@ def chosen(written: Written, name: str | None = None) -> Tensor:
     """
     if written.alignment is None:
         raise rejected("alignment", "written", "have attention weights", "none: ask for them, of a model that attends")
+    name = written.aligning if name is None else name
     if name is None:
         return written.alignment.mean(0)
     meant = [i for i, each in enumerate(written.maps) if each == name or each.startswith(f"{name} ")]
@@ -115,7 +116,8 @@ def record(written: Written) -> dict[str, Any]:
         ``source``, ``text``, ``score``, ``normalized``, ``source_tokens``, ``tokens``; ``note`` and ``alternatives``
         where there are any. With the alignment also ``source_words`` and ``words``, each with its ``text`` and the
         places of its first and behind its last token; ``maps``, each with its ``name``, the ``weights`` of tokens (a
-        row for each step) and those of ``words``; and ``alignment``, the words' weights in the mean of all maps.
+        row for each step) and those of ``words``; and ``alignment``, the words' weights in the map that :func:`chosen`
+        takes by itself, and its name ``aligning``, None for the mean of all.
     """
     told: dict[str, Any] = {
         "source": written.source,
@@ -130,7 +132,8 @@ def record(written: Written) -> dict[str, Any]:
     if written.alignment is not None:
         merged = merge(written.alignment, written.source_words, written.words)
         told["source_words"], told["words"] = _spans(written.source_words), _spans(written.words)
-        told["alignment"] = _listed(merged.mean(0))
+        told["alignment"] = _listed(merge(chosen(written), written.source_words, written.words))
+        told["aligning"] = written.aligning
         told["maps"] = [
             {"name": name, "weights": _listed(weights), "words": _listed(of_words)}
             for name, weights, of_words in zip(written.maps, written.alignment, merged)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -133,12 +133,15 @@ class Batch:
         Numbers of the symbols to write, each sequence closed by the end mark.
     rows : Tensor (B,), optional
         Which pairs of the data these are.
+    links : Tensor (M, 3), optional
+        Tokens that belong together: a row of the batch, a step of its target, a step of its source.
     """
 
     source: Tensor
     lengths: Tensor
     target: Tensor
     rows: Tensor | None = None
+    links: Tensor | None = None
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return the batch on another device."""
@@ -149,8 +152,8 @@ class Batch:
         return self._with(Tensor.pin_memory)
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        rows = None if self.rows is None else change(self.rows)
-        return Batch(change(self.source), change(self.lengths), change(self.target), rows)
+        rows, links = (None if each is None else change(each) for each in (self.rows, self.links))
+        return Batch(change(self.source), change(self.lengths), change(self.target), rows, links)
 
 
 class Batches:
@@ -173,6 +176,8 @@ class Batches:
     seed : int, default 0
     rank, world : int, default 0 and 1
         Of ``world`` processes that train one model, each takes other batches, and equally many.
+    links : callable, optional
+        ``links(row)`` returns the pairs (target step, source step) of tokens of a pair that belong together.
 
     Raises
     ------
@@ -196,6 +201,7 @@ class Batches:
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
+        links: Callable[[int], Iterable[tuple[int, int]]] | None = None,
     ) -> None:
         if len(sources) != len(targets) or not len(sources):
             got = f"{len(targets)} for {len(sources)} sources"
@@ -211,7 +217,7 @@ class Batches:
             raise rejected("Batches", "world", f"be at most the number of pairs, {len(sources)}", world)
         self._sources = sources if isinstance(sources, Ragged) else Ragged.of(sources)
         self._targets = targets if isinstance(targets, Ragged) else Ragged.of(targets)
-        self._seed, self._rank, self._world = seed, rank, world
+        self._seed, self._rank, self._world, self._links = seed, rank, world, links
         s, t = self._sources.lengths, self._targets.lengths + 1
         if not s.min():
             raise rejected("Batches", "sources", "not be empty", f"an empty one at {int(s.argmin())}")
@@ -281,7 +287,11 @@ class Batches:
     def _made(self, rows: np.ndarray) -> Batch:
         source, lengths = self._sources.padded(rows)
         target, _ = self._targets.padded(rows, ending=END)
-        return Batch(source, lengths, target, torch.from_numpy(rows.astype(np.int64)))
+        batch = Batch(source, lengths, target, torch.from_numpy(rows.astype(np.int64)))
+        if self._links is None:
+            return batch
+        found = [(place, *link) for place, row in enumerate(rows.tolist()) for link in self._links(row)]
+        return replace(batch, links=torch.tensor(found, dtype=torch.int64).view(-1, 3))
 
 
 def _by_length(s: np.ndarray, t: np.ndarray) -> np.ndarray:

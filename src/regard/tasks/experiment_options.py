@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from regard._errors import described, in_section, rejected, unknown_name
+from regard.tasks.aligners import ALIGNERS
 from regard.tasks.kinds import Vocabularies
 from regard.tasks.options import TrainingOptions
 from regard.tasks.subwords import KINDS
@@ -31,6 +32,14 @@ class DataOptions:
         The most words that a side may have.
     duplicates : bool
         Whether to keep pairs to learn from that are identical to an earlier one: a pair given twice counts twice.
+    alignments : str
+        A file with the links of each line's words, in Pharaoh's format, that guide attention.
+    tokenized : bool
+        Whether these links count what spaces separate, not words and signs.
+    align : bool
+        Whether to make such links of the pairs to learn from.
+    aligner : str
+        What makes them: one of :data:`regard.tasks.aligners.ALIGNERS`.
     """
 
     data: str = ""
@@ -40,6 +49,10 @@ class DataOptions:
     held_out: int = 1000
     longest: int = 100
     duplicates: bool = False
+    alignments: str = ""
+    tokenized: bool = False
+    align: bool = False
+    aligner: str = "lexical"
 
     def __post_init__(self) -> None:
         piped = [name for name in ("data", "targets", "valid", "valid_targets") if getattr(self, name) == "-"]
@@ -52,6 +65,14 @@ class DataOptions:
         for name in ("held_out", "longest"):
             if getattr(self, name) < 1:
                 raise rejected("train", name, "be at least 1", getattr(self, name))
+        if self.aligner not in ALIGNERS:
+            raise unknown_name("train", "data.aligner", self.aligner, ALIGNERS)
+        if self.alignments and self.align:
+            raise rejected("train", "data.align", "be left out where data.alignments are given", True)
+        if not self.alignments:
+            _left_out("data.tokenized", "without data.alignments", self.tokenized, False)
+        if not self.align:
+            _left_out("data.aligner", "without data.align", self.aligner, DataOptions.aligner)
         if self.valid:
             _left_out("data.held_out", "where valid is given", self.held_out, DataOptions.held_out)
 
@@ -85,6 +106,9 @@ class ExperimentOptions:
     start: str = ""
 
     def __post_init__(self) -> None:
+        for name in ("alignments", "align") if self.task == "pronunciation" else ():
+            where = "for pronunciation, where letters and phonemes are the symbols"
+            _left_out(f"data.{name}", where, getattr(self.data, name), getattr(DataOptions, name))
         for name in ("kind", "size", "joint", "dropout") if self.task == "pronunciation" else ():
             where = "for pronunciation, where letters and phonemes are the symbols"
             _left_out(f"vocabularies.{name}", where, getattr(self.vocabularies, name), getattr(Vocabularies, name))

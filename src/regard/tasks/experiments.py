@@ -18,11 +18,13 @@ from regard._errors import RegardWarning, in_section, rejected, unknown_name
 from regard._writing import write_atomically
 from regard.models import EncoderDecoder, RecurrentConfig
 from regard.tasks._threads import set_threads
+from regard.tasks.attention_links import best_map
 from regard.tasks.batches import Batches, Ragged
 from regard.tasks.codecs import Codec
 from regard.tasks.experiment_options import DataOptions, ExperimentOptions
 from regard.tasks.files import CONFIG, OPTIONS, ModelFileError, read_json
 from regard.tasks.frequencies import Frequencies
+from regard.tasks.guidance import Guidance
 from regard.tasks.kinds import Task, task_of
 from regard.tasks.options import read_toml
 from regard.tasks.pairs import Pairs, read_pairs, split
@@ -62,11 +64,12 @@ class Experiment:
         data = options.data
         self.options = replace(options, start=_absolute(options.start), data=replace(
             data, data=_absolute(data.data), targets=_absolute(data.targets), valid=_absolute(data.valid),
-            valid_targets=_absolute(data.valid_targets),
+            valid_targets=_absolute(data.valid_targets), alignments=_absolute(data.alignments),
         ))  # fmt: skip
         self.folder = Path(folder)
         self.say = _once(say)
         self._said: set[str] = set()
+        self._guidance = Guidance(self.options, self.folder)
         self.task: Task = task_of(options.task)
         if options.kind not in KINDS:
             raise unknown_name("train", "kind", options.kind, KINDS)
@@ -136,8 +139,10 @@ class Experiment:
             source, target = self._resumed(learn, valid, here)
         else:
             source, target = self._begun(learn, valid, here, start)
+        self._guidance.find(learn, resume=resume, keep=_place()[0] == 0)
         torch.manual_seed(training.seed)
         model = KINDS[self.options.kind][1](self._config(len(source), len(target)))
+        guided = self._guidance.map_of(model, training.guided)
         if start is not None:
             begin(model, start)
         count = sum(parameter.numel() for parameter in model.parameters())
@@ -146,20 +151,27 @@ class Experiment:
         )
         rank, world = _place()
         writer = SequenceModel(model, source, target, self._about(learn))
-        numbers = self._numbers(learn, writer, sampled=True), self._numbers(valid, writer, sampled=False)
-        batches, once = (
-            Batches(*sides, tokens=training.batch_tokens, seed=training.seed, rank=rank, world=world)
-            for sides in numbers
-        )
+        numbers, rows = self._numbers(learn, writer, sampled=True)
+        checks, _ = self._numbers(valid, writer, sampled=False)
+        sharing: dict[str, Any] = {"seed": training.seed, "rank": rank, "world": world}
+        guide = self._guidance.guide(learn, (source, target), numbers, rows)
+        if guide is not None:
+            self.say(str(self._guidance))
+        batches = Batches(*numbers, tokens=training.batch_tokens, links=guide, **sharing)
+        once = Batches(*checks, tokens=training.batch_tokens, **sharing)
         self.say(f"an epoch has {batches.per_epoch:,} batches")
-        frequencies = Frequencies.of(numbers[0][1], len(target))
+        frequencies = Frequencies.of(numbers[1], len(target))
         if start is None:
             frequencies.set_bias(model)
-        guess = frequencies.loss(numbers[1][1])
-        learner = Learner(model, training, Stream(batches.batch), self._score(writer, valid), guess)
+        guess = frequencies.loss(checks[1])
+        learner = Learner(model, training, Stream(batches.batch), self._score(writer, valid), guess, guided)
         ended = train(learner, list(once.once()), training, self.folder, resume=resume, callbacks=callbacks)
         if ended.reason != "interrupt" and rank == 0:
             writer.model.eval()
+            aligning = guided or best_map(writer, learn, valid)
+            if len(model.maps) > 1 and aligning:
+                self.say(f"words are aligned by {aligning}")
+                writer.about["aligning"] = aligning
             writer.about["training"] = {
                 "pairs": len(learn),
                 "steps": ended.steps,
@@ -189,8 +201,10 @@ class Experiment:
         if (self.folder / CONFIG).exists():
             raise rejected("train", "out", "be a new folder", f"{self.folder}, which has a model")
 
-    def _numbers(self, pairs: Pairs, writer: SequenceModel, *, sampled: bool) -> tuple[Ragged, Ragged]:
-        """Return the pairs as numbers; what is longer than the model can read or write is left out, and told."""
+    def _numbers(
+        self, pairs: Pairs, writer: SequenceModel, *, sampled: bool
+    ) -> tuple[tuple[Ragged, Ragged], np.ndarray]:
+        """Return the pairs as numbers, and which they are; what the model is too short for is left out, and told."""
         sides = ((writer.source, pairs.sources), (writer.target, pairs.targets))
         dropout, seed = self.options.vocabularies.dropout, 2 * self.options.training.seed
         if sampled and dropout:
@@ -210,7 +224,7 @@ class Experiment:
             )
         if not len(fit):
             raise rejected("train", "model.longest", "be at least the length of some pair in tokens", "less than any")
-        return sources.take(fit), targets.take(fit)
+        return (sources.take(fit), targets.take(fit)), fit
 
     def scores(self, writer: SequenceModel) -> dict[str, float]:
         """Return the task's scores of a model on the sources that the training held out, by beam search."""
@@ -226,6 +240,7 @@ class Experiment:
         learn = read_pairs(data.data, data.targets or None, duplicates=data.duplicates, **reading)
         for line in learn.report():
             self.say(line)
+        self._guidance.read(learn)
         if data.valid:
             valid = read_pairs(data.valid, data.valid_targets or None, **reading)
             for line in valid.report():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.models.base import END, PAD, EncoderDecoder
 from regard.tasks.batches import Batch
-from regard.tasks.losses import cross_entropy
+from regard.tasks.losses import cross_entropy, guided
 from regard.tasks.options import TrainingOptions
 
 #: A loss that is not lower than guessing by frequency by so much, in nats, says that nothing else was learned.
@@ -61,6 +61,8 @@ class Learner(LightningModule):
         loss.
     guess : float, optional
         The loss of a validation in which each symbol is guessed by its frequency alone.
+    guided : str, optional
+        The attention map that the links of batches guide.
     """
 
     def __init__(
@@ -70,10 +72,11 @@ class Learner(LightningModule):
         stream: Stream,
         score: Score | None = None,
         guess: float = math.inf,
+        guided: str = "",
     ) -> None:
         super().__init__()
         self.model, self.options, self._score = model, options, score
-        self.stream, self.guess = stream, guess
+        self.stream, self.guess, self.guided = stream, guess, guided
         #: The loss of the last validation; NaN before there was one.
         self.valid_loss = math.nan
         #: The last batch's loss, and the seconds of training so far, where somebody holds the clock.
@@ -92,10 +95,14 @@ class Learner(LightningModule):
         seed = _mixed(self.options.seed, done, self.global_rank)
         # Where there is no GPU, this takes a hundredth of the time of torch.manual_seed.
         torch.default_generator.manual_seed(seed) if self.device.type == "cpu" else torch.manual_seed(seed)
-        loss, log_likelihood = self._loss(batch, self.options.teacher_forcing, self.options.label_smoothing)
+        loss, log_likelihood, weights = self._loss(batch, self.options.teacher_forcing, self.options.label_smoothing)
+        self.loss = float(loss.detach())
         if self.model.draws:
             loss = loss + self.model.surrogate(log_likelihood)
-        self.loss = float(loss.detach())
+        if batch.links is not None and weights is not None:
+            guide = guided(weights, batch.links)
+            loss = loss + self.options.guide * guide
+            self.loss += self.options.guide * float(guide.detach())
         if not math.isfinite(self.loss):
             raise TrainingError(
                 f"train: the loss must be finite, got {self.loss} at step {self.global_step + 1}: lower "
@@ -112,7 +119,7 @@ class Learner(LightningModule):
 
     def validation_step(self, batch: Batch, number: int) -> None:  # noqa: ARG002
         """Add up the losses of symbols."""
-        _, log_likelihood = self._loss(batch, 1.0, 0.0)
+        _, log_likelihood, _ = self._loss(batch, 1.0, 0.0)
         self._sums += torch.stack([-log_likelihood.double().sum(), (batch.target != PAD).sum().double()]).cpu()
 
     def on_validation_epoch_end(self) -> None:
@@ -155,14 +162,19 @@ class Learner(LightningModule):
     def _rate(self, step: int, seconds: float) -> float:
         return self.options.learning_rate * self.options.rate(step, seconds)
 
-    def _loss(self, batch: Batch, teacher_forcing: float, smoothing: float) -> tuple[Tensor, Tensor]:
+    def _loss(self, batch: Batch, teacher_forcing: float, smoothing: float) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the cross-entropy, how likely each symbol was, and the attention (B, T, S) if links guide it."""
         start = torch.full_like(batch.target[:, :1], END)
         shifted = torch.cat([start, batch.target[:, :-1]], 1)
+        given = batch.source, batch.lengths, shifted, teacher_forcing
         # Lightning's own mixed precision converts parameters anew at every use, and allows no fused optimizer.
         narrow = is_bfloat16(self.options.precision, self.device.type)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=narrow):
-            features = self.model.features(batch.source, batch.lengths, shifted, teacher_forcing)
-            return cross_entropy(features, self.model.vocabulary, batch.target, smoothing)
+            if batch.links is None:
+                features, weights = self.model.features(*given), None
+            else:
+                features, weights = self.model.attended(*given, name=self.guided)
+            return *cross_entropy(features, self.model.vocabulary, batch.target, smoothing), weights
 
 
 @cache

@@ -17,6 +17,8 @@ from regard.models.base import PAD
 #: Logits that exist at once: on a CPU as many as stay in its cache.
 _LOGITS = {"cpu": 3 << 19}
 _LOGITS_ELSEWHERE = 1 << 26
+#: No weight of attention counts as smaller.
+_LEAST = 1e-9
 #: Products have a multiple of so many rows: oneDNN keeps a kernel for every shape that it ever saw.
 _GRAIN = 32
 
@@ -81,6 +83,37 @@ def cross_entropy(
     loss, likely = _Chunked.apply(rows, *vocabulary, symbols, smoothing, dtype, torch.is_grad_enabled())
     log_likelihood = likely.new_zeros(target.numel()).index_copy(0, real, likely)
     return loss, log_likelihood.view(target.shape)
+
+
+def guided(weights: Tensor, links: Tensor) -> Tensor:
+    """Return the mean cross-entropy between attention and links, over the target steps that have any.
+
+    Of a step with the links A, it is −1/|A| Σ log α over A (Chen 2016, arXiv 1607.01628; Garg 2019, arXiv 1909.02074).
+
+    Parameters
+    ----------
+    weights : Tensor (B, T, S)
+        The attention α of target steps to source steps.
+    links : Tensor (M, 3)
+        A row, a target step and a source step each.
+
+    Returns
+    -------
+    Tensor ()
+        In nats, float32; 0 without links.
+
+    Examples
+    --------
+    >>> weights = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]])
+    >>> guided(weights, torch.tensor([[0, 0, 1]])).exp()
+    tensor(2.)
+    """
+    row, step, source = links.unbind(1)
+    flat = row * weights.shape[1] + step
+    count = torch.bincount(flat, minlength=1)  # links of each step
+    # A weight of exactly 0, as sparse normalizers have, must not make the loss infinite.
+    costs = -weights[row, step, source].float().clamp(min=_LEAST).log()
+    return (costs / count[flat]).sum() / count.count_nonzero().clamp(min=1)
 
 
 class _Chunked(torch.autograd.Function):

@@ -53,6 +53,10 @@ class TrainingOptions:
     clip: float = _option(1.0, "the largest norm of the gradient; 0 for no limit", least=0, free=True)
     label_smoothing: float = _option(0.1, "share of the probability that goes to other symbols", least=0, below=1)
     teacher_forcing: float = _option(1.0, "how often a step is given the right symbol before it", least=0, below=1.0001)
+    guide: float = _option(0.3, "weight of the loss that guides attention, where there are links", least=0)
+    guided: str = _option(
+        "", "the map that links guide; by default a Transformer's first head in its last layer but one"
+    )
     precision: str = _option("auto", "of matrix products; auto: bfloat16 where the processor is built for it",
                              known=PRECISIONS)  # fmt: skip
     seed: int = _option(0, "of parameters, dropout and batches", least=0, below=2**31)

@@ -123,6 +123,7 @@ def _joined(line: str, parts: Sequence[Written]) -> Written:
         sum(part.normalized for part in parts),
         maps=parts[0].maps,
         alignment=_diagonal([part.alignment for part in parts if part.alignment is not None]),
+        aligning=parts[0].aligning,
         source_words=_behind([(part.source_words, len(part.source_tokens)) for part in parts]),
         words=_behind([(part.words, len(part.tokens)) for part in parts]),
         note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),

@@ -7,25 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from regard._errors import described, rejected, unknown_name
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
 from regard.models.base import EncoderDecoder
-from regard.tasks._forced import aligned, padded, scored
+from regard.tasks._forced import padded, scored
+from regard.tasks._found import Line, told
 from regard.tasks._memory import fitting
-from regard.tasks._unknown import replaced, spelled, whole_words
+from regard.tasks._unknown import spelled
 from regard.tasks.batches import by_length
-from regard.tasks.codecs import UNKNOWN, Codec, SymbolCodec
+from regard.tasks.codecs import Codec, SymbolCodec
 from regard.tasks.files import CONFIG, bad_file, built_model, load_config, load_json, load_weights, save_model
 from regard.tasks.search import Hypothesis, search
-from regard.tasks.sentences import PARAGRAPHS, best_of, distinct, joined, sentences
+from regard.tasks.sentences import PARAGRAPHS, joined, sentences
 from regard.tasks.written import WritingOptions, Written
 
 FORMAT, VERSION = "regard.sequences", 1
@@ -37,16 +37,6 @@ KINDS: dict[str, tuple[type[Any], type[Any]]] = {
 }
 #: What parameters may be stored as. They are computed with in float32.
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-@dataclass(frozen=True)
-class _Line:
-    """A line as the model reads it, with what was found for it."""
-
-    text: str
-    numbers: list[int]
-    note: str = ""
-    found: list[Hypothesis] = field(default_factory=list)
 
 
 class SequenceModel:
@@ -104,6 +94,12 @@ class SequenceModel:
                 return name
         names = " or ".join(kind.__name__ for _, kind in KINDS.values())
         raise rejected("save", "model", f"be a {names}", type(self.model).__name__, TypeError)
+
+    @property
+    def aligning(self) -> str | None:
+        """The name of the attention map that aligns words: what training guided, or found to; None if it is unknown."""
+        maps, known = self.model.maps, self.about.get("aligning")
+        return maps[0] if len(maps) == 1 else known if known in maps else None
 
     @property
     def longest(self) -> tuple[int | None, int | None]:
@@ -218,7 +214,7 @@ class SequenceModel:
                     with torch.autocast(sources[0].device.type, torch.bfloat16, enabled=narrow):
                         found = search(self.model, *sources, searching, pool=pool)
                     batch = [replace(read[i], found=each or [_NOTHING]) for i, each in zip(rows, found)]
-                    for i, each in zip(rows, self._told(batch, options)):
+                    for i, each in zip(rows, told(self, batch, options)):
                         written[i] = each
                     # Texts that are the same in other tokens count once: there may be more behind them.
                     full = [i for i, each in zip(rows, found) if len(each) == pool]
@@ -285,7 +281,7 @@ class SequenceModel:
             if most is not None and len(wanted[i]) > most:
                 raise rejected("align", f"target {places[i]}", f"have at most {most} tokens", len(wanted[i]))
         read = [self._read(text, numbers[i].tolist(), options, places[i]) for i, text in enumerate(texts)]
-        told = [Written(line.text, note=line.note) for line in read]
+        written = [Written(line.text, note=line.note) for line in read]
         counts = zip((len(line.numbers) for line in read), wanted.lengths.tolist())
         lengths = [max(both) if all(both) else 0 for both in counts]
         with self._evaluating(options):
@@ -297,10 +293,10 @@ class SequenceModel:
                     for (_, target), score in zip(both, scores)
                 ]
                 batch = [replace(read[i], found=[each]) for i, each in zip(rows, found)]
-                for i, each in zip(rows, self._told(batch, options)):
+                for i, each in zip(rows, told(self, batch, options)):
                     said = spelled(self.target, given[i], wanted[i].tolist())
-                    told[i] = replace(each, text=given[i], words=tuple(said))
-        return told
+                    written[i] = replace(each, text=given[i], words=tuple(said))
+        return written
 
     def stream(
         self, lines: Iterable[str], options: WritingOptions | None = None, *, ahead: int = 1024
@@ -333,13 +329,13 @@ class SequenceModel:
         split = self.about.get("lines") != PARAGRAPHS if options.split is None else options.split
         return [text] if not split or isinstance(self.source, SymbolCodec) else sentences(text)
 
-    def _read(self, text: str, numbers: list[int], options: WritingOptions, number: int) -> _Line:
+    def _read(self, text: str, numbers: list[int], options: WritingOptions, number: int) -> Line:
         most = min(options.longest, self.longest[0] or options.longest)
         if len(numbers) <= most:
-            return _Line(text, numbers)
+            return Line(text, numbers)
         if options.too_long == "refuse":
             raise rejected("write", f"line {number}", f"have at most {most} tokens", len(numbers))
-        return _Line(text, numbers[:most], f"cut to the first {most} of {len(numbers)} tokens")
+        return Line(text, numbers[:most], f"cut to the first {most} of {len(numbers)} tokens")
 
     def _replaces(self) -> bool:
         """Return whether a word of the source can stand where a symbol is unknown: no letter is a sound."""
@@ -356,45 +352,6 @@ class SequenceModel:
                 yield
         finally:
             self.model.train(training)
-
-    def _told(self, batch: list[_Line], options: WritingOptions) -> Iterator[Written]:
-        """Yield what was written for some lines."""
-        wanted = [
-            (line.numbers, each.numbers)
-            for line in batch
-            for each in line.found
-            if options.alignment or (options.replace_unknown and UNKNOWN in each.numbers)
-        ]
-        weights = iter(aligned(self.model, wanted) if self.model.maps else [None] * len(wanted))
-        for line in batch:
-            told = []
-            for each in line.found:
-                unknown = options.replace_unknown and UNKNOWN in each.numbers
-                alignment = next(weights) if options.alignment or unknown else None
-                told.append(self._one(line, each, alignment, options))
-            yield best_of(told) if options.search.sample else distinct(told, options.search.n_best)
-
-    def _one(self, line: _Line, found: Hypothesis, alignment: Tensor | None, options: WritingOptions) -> Written:
-        text, words = self.target.decode(found.numbers), None
-        if options.replace_unknown and alignment is not None and UNKNOWN in found.numbers:
-            words = self.target.words(found.numbers)
-            text, words = replaced(
-                self.target, found.numbers, words, whole_words(self.source, line.text, len(line.numbers)), alignment
-            )
-        written = Written(
-            line.text,
-            text,
-            tuple(self.source.tokens(line.numbers)),
-            tuple(self.target.tokens(found.numbers)),
-            found.score,
-            found.normalized,
-            note=line.note,
-        )
-        if not options.alignment:
-            return written
-        read = spelled(self.source, line.text, line.numbers)
-        said = self.target.words(found.numbers) if words is None else words
-        return replace(written, maps=self.model.maps, alignment=alignment, source_words=tuple(read), words=tuple(said))
 
 
 _NOTHING = Hypothesis((), -torch.inf, -torch.inf)

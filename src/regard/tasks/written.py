@@ -83,6 +83,8 @@ class Written:
         Names of the A attention maps; none unless they were asked for.
     alignment : Tensor (A, T, S), or None
         How much of each token's attention went to each source token, where that was asked for.
+    aligning : str or None
+        The map that aligns words, where the model knows one.
     source_words, words : tuple of Word
         Which tokens make up words, where the alignment was asked for.
     note : str
@@ -98,6 +100,7 @@ class Written:
     alternatives: tuple[Written, ...] = ()
     maps: tuple[str, ...] = ()
     alignment: Tensor | None = None
+    aligning: str | None = None
     source_words: tuple[Word, ...] = ()
     words: tuple[Word, ...] = ()
     note: str = ""

@@ -1,0 +1,190 @@
+"""Links of words as links of the tokens that a model reads and writes: what guides attention in training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from regard._errors import rejected, unknown_name
+from regard._writing import write_atomically
+from regard.models import EncoderDecoder
+from regard.tasks.aligners import aligned
+from regard.tasks.batches import Ragged
+from regard.tasks.codecs import Codec
+from regard.tasks.experiment_options import ExperimentOptions
+from regard.tasks.links import Link, Links, links_of, pharaoh, read_links
+from regard.tasks.pairs import Pairs
+from regard.tasks.subwords import SubwordCodec
+from regard.tasks.words import Cut, Place, pieces_of, spaced, words_of
+
+#: The file in a run's folder that holds the links that were found for it.
+LINKS = "links.txt"
+
+
+def pieces(text: str) -> list[Place]:
+    """Return the parts of a text's words that aligners count."""
+    return pieces_of(text, words_of(text))[0]
+
+
+class Side(NamedTuple):
+    """Texts, and the codec that makes numbers of them."""
+
+    codec: SubwordCodec
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Guide:
+    """Which tokens of pairs belong together.
+
+    Attributes
+    ----------
+    sides : (Side, Side)
+        Sources and targets.
+    numbers : (Ragged, Ragged)
+        Their numbers, as training reads them.
+    rows : ndarray
+        Which of the texts each sequence of numbers is of.
+    links : Ragged
+        The links (i, j) of each pair of texts, one behind the other.
+    cut : callable
+        Where the words are that links count.
+    """
+
+    sides: tuple[Side, Side]
+    numbers: tuple[Ragged, Ragged]
+    rows: np.ndarray
+    links: Ragged
+    cut: Cut
+
+    def __call__(self, row: int) -> list[Link]:
+        """Return the pairs (target step, source step) of tokens of a pair that belong together."""
+        place = int(self.rows[row])
+        flat = self.links[place].tolist()
+        if not flat:
+            return []
+        source, target = (
+            side.codec.covering(text, numbers[row].tolist(), self.cut(text))
+            for side, numbers in zip(self.sides, self.numbers)
+            for text in (side.texts[place],)
+        )
+        return sorted({(t, s) for i, j in zip(flat[::2], flat[1::2]) for t in target[j] for s in source[i]})
+
+
+class Guidance:
+    """What guides attention in a run: links that a file has for its pairs, or that an aligner finds in them.
+
+    Parameters
+    ----------
+    options : ExperimentOptions
+    folder : Path
+        Of the run, where links that were found are kept: a run that is resumed goes on with the same.
+    """
+
+    def __init__(self, options: ExperimentOptions, folder: Path) -> None:
+        self.data, self.path = options.data, folder / LINKS
+        self.active = bool(options.training.guide) and bool(self.data.alignments or self.data.align)
+        self._given: dict[int, Links] = {}
+        self._links = Ragged.of([])
+
+    def read(self, pairs: Pairs) -> None:
+        """Read the file of links, if there is one, for pairs as they were read.
+
+        Raises
+        ------
+        ValueError
+            If it does not fit the pairs; see :func:`regard.tasks.links.links_of`.
+        """
+        if self.active and self.data.alignments:
+            assert pairs.places is not None
+            gold = links_of(self.data.alignments, pairs, self._cut)
+            self._given = {place: each.possible for place, each in zip(pairs.places, gold)}
+
+    def find(self, learn: Pairs, *, resume: bool, keep: bool) -> None:
+        """Find the links of the pairs to learn from, or read those that the run began with.
+
+        Parameters
+        ----------
+        learn : Pairs
+        resume : bool
+            Whether the run began before.
+        keep : bool
+            Whether this process writes down what was found.
+        """
+        if not self.active:
+            return
+        if self.data.alignments:
+            assert learn.places is not None
+            self._links = flat(self._given[place] for place in learn.places)
+        elif resume:
+            kept = read_links(self.path)
+            if len(kept) != len(learn):
+                raise rejected("resume", str(self.path), "be the file that the run began with", "one that is damaged")
+            self._links = flat(each.possible for each in kept)
+        else:
+            sources, targets = (
+                [[text[start:stop] for start, stop in pieces(text)] for text in texts]
+                for texts in (learn.sources, learn.targets)
+            )
+            found = aligned(sources, targets, self.data.aligner)
+            self._links = flat(found)
+            if keep:
+                write_atomically(self.path, "".join(f"{pharaoh(each)}\n" for each in found).encode())
+
+    def guide(
+        self, learn: Pairs, codecs: tuple[Codec, Codec], numbers: tuple[Ragged, Ragged], rows: np.ndarray
+    ) -> Guide | None:
+        """Return what tells which tokens belong together, if attention is guided.
+
+        Parameters
+        ----------
+        learn : Pairs
+        codecs : (Codec, Codec)
+        numbers : (Ragged, Ragged)
+            Sources and targets as training reads them.
+        rows : ndarray
+            Which of the pairs, which may come several times, these are.
+        """
+        if not self.active:
+            return None
+        source, target = codecs
+        if not isinstance(source, SubwordCodec) or not isinstance(target, SubwordCodec):
+            raise rejected("train", "data.alignments", "be left out for symbols that are no parts of words", "links")
+        sides = Side(source, learn.sources), Side(target, learn.targets)
+        return Guide(sides, numbers, rows % len(learn), self._links, self._cut)
+
+    def map_of(self, model: EncoderDecoder, name: str) -> str:
+        """Return the attention map to guide: of this name, or a Transformer's first head in its last layer but one.
+
+        Raises
+        ------
+        ValueError
+            If the model does not attend, or has no map of this name.
+        """
+        if not self.active:
+            return ""
+        if not model.maps:
+            raise rejected("train", "model.attention", "be one where attention is guided", "'none'")
+        if name:
+            if name not in model.maps:
+                raise unknown_name("train", "training.guided", name, model.maps)
+            return name
+        layers = list(dict.fromkeys(each.rpartition(" head ")[0] for each in model.maps))
+        return next(each for each in model.maps if each.startswith(layers[-2:][0]))
+
+    def __str__(self) -> str:
+        pairs = int(np.count_nonzero(self._links.lengths))
+        return f"attention is guided by {len(self._links.numbers) // 2:,} links in {pairs:,} pairs"
+
+    @property
+    def _cut(self) -> Cut:
+        return pieces if self.data.align else spaced if self.data.tokenized else words_of
+
+
+def flat(links: Iterable[Links]) -> Ragged:
+    """Return links (i, j) as numbers one behind the other."""
+    return Ragged.of([number for link in sorted(each) for number in link] for each in links)

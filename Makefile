@@ -7,7 +7,7 @@ BENCH_READY := $(VENV)/.ready-bench
 NOTEBOOK_READY := $(VENV)/.ready-notebook
 DEMO_SECONDS ?= 170
 
-.PHONY: demo demo-training test lint costs bench regression pretrained translation joeynmt kills short-runs fuzz demo-time docs gallery notebook campaign clean
+.PHONY: demo demo-training test lint costs bench regression pretrained translation joeynmt kills short-runs alignment fuzz demo-time docs gallery notebook campaign clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -101,6 +101,10 @@ kills: $(READY)
 # Five minutes of training, and whether runs of 60 to 1,200 steps learn, over 20 seeds. What is done is not done again.
 short-runs: $(READY)
 	$(BIN)/python -m benchmarks.short_runs --data $(TATOEBA)
+
+# How well attention aligns words, beside eflomal's links (pip install eflomal).
+alignment: $(BENCH_READY)
+	$(BIN)/python -m benchmarks.alignment --data $(TATOEBA)
 
 # Damaged model folders, tables, pairs and options through the loaders; goes on where it was stopped.
 fuzz: $(READY)

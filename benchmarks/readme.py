@@ -23,6 +23,8 @@ the name of a goal
 
 ``translation``
     the scores of trained models, in docs/translation.md
+``alignment``
+    how well attention aligns words, there, too
 
 The marks of docs/regression.md are filled from benchmarks/results/real-data.json; ``benchmarks.real_report.contents``
 says what they are.
@@ -39,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import regard
+from benchmarks.alignment import summary as of_alignment
 from benchmarks.bench import LIMIT_NAMES
 from benchmarks.machine import ROOT
 from benchmarks.real_report import contents as of_real_data
@@ -52,6 +55,8 @@ BANDWIDTHS = RESULTS / "bandwidths.json"
 REAL, REGRESSION = RESULTS / "real-data.json", ROOT / "docs" / "regression.md"
 #: The scores of trained models, and the page that shows them.
 TRAINED, TRANSLATION = RESULTS / "translation.json", ROOT / "docs" / "translation.md"
+#: How well attention aligns words.
+ALIGNED = RESULTS / "alignment.json"
 UNITS = {"time": "× the time", "speed": "× faster", "overhead": "µs more", "backward": "× the forward", "memory": "MB"}
 #: The goals that a reader sees first.
 HEADLINE = (
@@ -225,7 +230,10 @@ def regression() -> str:
 
 def translation() -> str:
     """Return the page on translation with what was measured last."""
-    made = {"translation": lambda: summary(json.loads(TRAINED.read_text(encoding="utf-8")))}
+    made = {
+        "translation": lambda: summary(json.loads(TRAINED.read_text(encoding="utf-8"))),
+        "alignment": lambda: of_alignment(json.loads(ALIGNED.read_text(encoding="utf-8"))),
+    }
     return filled(TRANSLATION.read_text(encoding="utf-8"), made)
 
 

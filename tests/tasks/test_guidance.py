@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from small_models import ENGLISH, FRENCH, SOURCE, TARGET
 
 from regard.tasks import guidance
-from regard.tasks.batches import Batches
+from regard.tasks.batches import Batches, Ragged
 from regard.tasks.experiment_options import DataOptions, ExperimentOptions
-from regard.tasks.guidance import Guidance, Guide, Side, flat
+from regard.tasks.guidance import Guidance, Guide, Side
 from regard.tasks.losses import guided
 from regard.tasks.options import TrainingOptions
 from regard.tasks.pairs import Pairs, normalize
@@ -52,6 +52,10 @@ def test_a_weight_of_zero_makes_no_infinite_loss():
     loss = guided(weights, torch.tensor([[0, 0, 0]]))
     loss.backward()
     assert torch.isfinite(loss) and torch.isfinite(weights.grad).all()
+
+
+def flat(links):
+    return Ragged.of([number for link in sorted(each) for number in link] for each in links)
 
 
 TEXTS = ["L'homme dort-il ?", "I'm not sure.", "the cat", "a", "Ça va, merci !", "日本語 ok", "e\u0301te\u0301 1,000 x"]
@@ -141,9 +145,14 @@ def test_what_is_elided_is_linked_by_itself(tmp_path):
     assert str(found) == "attention is guided by 150 links in 60 pairs"
     assert [len(pieces_of(text, words_of(text))[0]) for text in ("l'homme dort", "l'eau")] == [3, 2]
     assert (tmp_path / "links.txt").read_text(encoding="utf-8").splitlines()[0] == "0-0 1-1 2-2"
-    (tmp_path / "links.txt").write_text("0-0\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="be the file that the run began with"):
-        found.find(learn, resume=True, keep=True)
+    found.find(learn, resume=True, keep=False)
+    assert str(found) == "attention is guided by 150 links in 60 pairs"
+    for damage in ("0-0\n", "0-0\n" * 59 + "9-0\n", "x\n" * 60, None):
+        (tmp_path / "links.txt").unlink()
+        if damage is not None:
+            (tmp_path / "links.txt").write_text(damage, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"be the file that the run began with, got one that is damaged"):
+            found.find(learn, resume=True, keep=False)
 
 
 def test_nothing_is_guided_unless_it_is_asked_for(tmp_path):

@@ -142,6 +142,8 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(help="Of AdamW at its peak.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of all that is random.")] = None,
     options: Annotated[Path | None, typer.Option(help="A TOML file of options.")] = None,
+    align: Annotated[bool, typer.Option("--align", help="Guide attention by links of words.")] = False,
+    alignments: Annotated[str | None, typer.Option(help="A file of such links, as regard align writes.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any, as training.clip=0.5.")
     ] = None,
@@ -154,7 +156,7 @@ def train(
         "start": start, "kind": model, "preset": preset, "attention": attention, "vocabularies.kind": vocabulary,
         "vocabularies.size": vocabulary_size, "vocabularies.joint": joint, "training.steps": steps,
         "training.seconds": seconds, "training.batch_tokens": batch_tokens, "training.learning_rate": learning_rate,
-        "training.seed": seed,
+        "training.seed": seed, "data.align": align or None, "data.alignments": alignments,
     }  # fmt: skip
     from regard.cli.train import run
 
@@ -254,6 +256,30 @@ def translate(
     )  # fmt: skip
 
 
+@_command(
+    epilog="--method may be intersection, union, grow-diag, grow-diag-final or grow-diag-final-and. Words are counted "
+    "from 0: what a reader calls a word, and signs. A line that cannot be aligned is empty."
+)
+def align(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Pairs separated by a tab; with --targets the sources.")],
+    targets: Annotated[str | None, typer.Option(help="Targets, a line for each source.")] = None,
+    model: Annotated[Path | None, typer.Option(help="A translator whose attention aligns.")] = None,
+    back: Annotated[Path | None, typer.Option(help="With --model: a translator of the other direction.")] = None,
+    aligner: Annotated[
+        str | None, typer.Option(help="Without --model, learns from DATA: lexical; or eflomal, if installed.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="How both directions are joined.")] = "grow-diag-final-and",
+    tokenized: Annotated[bool, typer.Option("--tokenized", help="Words are what spaces separate.")] = False,
+    out: Annotated[Path | None, typer.Option(help="File for the links; standard output by default.")] = None,
+) -> None:
+    """Link the words of sentences with those of their translations, in Pharaoh's format: 0-0 1-2."""
+    from regard.cli.align import run
+
+    run(
+        data, targets, model=model, back=back, aligner=aligner, method=method, tokenized=tokenized, out=out
+    )  # fmt: skip
+
+
 @_command()
 def evaluate(
     data: Annotated[str, typer.Argument(metavar="DATA", help="Pairs separated by a tab; with --targets the sources.")],
@@ -263,20 +289,29 @@ def evaluate(
     length_penalty: Annotated[float, typer.Option(help="0 favours short output; 1 long.")] = 0.6,
     precision: Annotated[str, typer.Option(help="float32; or bfloat16, faster where processors have it.")] = "float32",
     batch: Annotated[int, typer.Option(help="Lines at once; lower it where memory is short.")] = 128,
-    tokenized: Annotated[bool, typer.Option("--tokenized", help="Also BLEU of words between spaces.")] = False,
+    tokenized: Annotated[
+        bool, typer.Option("--tokenized", help="Also BLEU of words between spaces; --links count these.")
+    ] = False,
+    links: Annotated[
+        str | None, typer.Option(help="Links of DATA's words: how well attention agrees; nothing is written.")
+    ] = None,
+    back: Annotated[Path | None, typer.Option(help="With --links: a translator of the other direction.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="File for the output: a line for each source, repeated ones once.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Score what a model writes: BLEU and chrF of translations, PER and WER of pronunciations."""
+    """Score what a model writes: BLEU and chrF of translations, PER and WER of pronunciations; or its attention."""
     from regard.cli.evaluate import run
     from regard.tasks.search import SearchOptions
     from regard.tasks.written import WritingOptions
 
     with explained("train"):
         options = WritingOptions(SearchOptions(beams, length_penalty=length_penalty), precision=precision, batch=batch)
-    run(data, targets, model=model, options=options, tokenized=tokenized, out=out, as_json=as_json)
+    run(
+        data, targets, model=model, options=options, tokenized=tokenized, out=out, as_json=as_json, links=links,
+        back=back,
+    )  # fmt: skip
 
 
 @_command()

@@ -11,18 +11,35 @@ from regard._errors import rejected
 from regard._writing import naming
 from regard.cli.messages import echo, explained, note, require_writable
 from regard.cli.translate import load
+from regard.tasks.attention_links import both_ways, shares, strongest
 from regard.tasks.evaluation import bleu, chrf, tokenized_bleu
 from regard.tasks.kinds import task_of
+from regard.tasks.links import Agreement, links_of
 from regard.tasks.pairs import read_pairs
-from regard.tasks.written import WritingOptions, cut
+from regard.tasks.sequences import SequenceModel
+from regard.tasks.words import spaced, words_of
+from regard.tasks.written import WritingOptions
+from regard.tasks.written import cut as cut_lines
+
+#: The ways to symmetrize whose links are scored.
+_METHODS = ("intersection", "grow-diag-final-and")
 
 
 def run(
     data: str, targets: str | None, *, model: Path, options: WritingOptions, tokenized: bool, out: Path | None,
-    as_json: bool,
+    as_json: bool, links: str | None, back: Path | None,
 ) -> None:  # fmt: skip
-    """Write for every source, and score against all its targets."""
+    """Write for every source, and score against all its targets; or score the attention to given targets by links."""
     with explained("train"):
+        if links is not None:
+            if out is not None:
+                raise rejected("evaluate", "--out", "be left out with --links: nothing is written", str(out))
+            _tell(
+                _agreement(data, targets, load(model), links, None if back is None else load(back), tokenized), as_json
+            )
+            return
+        if back is not None:
+            raise rejected("evaluate", "--back", "come with --links", "it alone")
         require_writable(out)
         writer = load(model)
         task = task_of(str(writer.about.get("task", "translation")))
@@ -35,7 +52,7 @@ def run(
         began = time.monotonic()
         answers = writer.write(references, options)
         seconds = time.monotonic() - began
-        for line in cut(answers):
+        for line in cut_lines(answers):
             note(line)
         written = [each.text for each in answers]
         listed = list(references.values())
@@ -51,6 +68,32 @@ def run(
         if out is not None:
             with naming(out):
                 out.write_text("".join(f"{text}\n" for text in written), encoding="utf-8")
+    _tell(found, as_json)
+
+
+def _agreement(
+    data: str, targets: str | None, writer: SequenceModel, links: str, back: SequenceModel | None, tokenized: bool
+) -> dict[str, Any]:
+    """Return how well people's links agree with attention as it is drawn, and with the links read off it."""
+    pairs = read_pairs(data, targets, longest=None, words=None, duplicates=True)
+    for line in pairs.report():
+        note(line)
+    cut = spaced if tokenized else words_of
+    gold = links_of(links, pairs, cut)
+    sides = pairs.sources, pairs.targets
+    ways = {"attention": [strongest(weights) for weights in shares(writer, *sides, cut=cut, posterior=False)]}
+    forward = shares(writer, *sides, cut=cut)
+    backward = [None] * len(forward) if back is None else shares(back, *reversed(sides), cut=cut)
+    for method in _METHODS:
+        ways[method] = [both_ways(ours, theirs, method) for ours, theirs in zip(forward, backward)]
+    found: dict[str, Any] = {"pairs": len(pairs)}
+    for name, each in ways.items():
+        agreement = Agreement.of(each, gold)
+        found |= {f"{what}|{name}": round(100 * getattr(agreement, what), 2) for what in ("precision", "recall", "aer")}
+    return found
+
+
+def _tell(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         echo(json.dumps(found))
         return

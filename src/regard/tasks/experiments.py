@@ -131,7 +131,7 @@ class Experiment:
             raise rejected("resume", str(self.folder), expected, f"no {CHECKPOINTS}/{LAST} in it")
         if training.threads:
             set_threads(training.threads)
-        learn, valid = self._pairs()
+        learn, valid = self._pairs(resume)
         self._valid = valid
         start = SequenceModel.load(self.options.start) if self.options.start and not resume else None
         here = {"threads": torch.get_num_threads(), "bfloat16": is_bfloat16(training.precision)}
@@ -231,7 +231,7 @@ class Experiment:
         references = self._valid.references()
         return self._told(writer.write(references, WritingOptions(SearchOptions())), references)
 
-    def _pairs(self) -> tuple[Pairs, Pairs]:
+    def _pairs(self, resume: bool) -> tuple[Pairs, Pairs]:
         """Return the pairs to learn from and to validate with."""
         data, lowercase = self.options.data, self.options.vocabularies.lowercase
         if not data.data:
@@ -240,7 +240,8 @@ class Experiment:
         learn = read_pairs(data.data, data.targets or None, duplicates=data.duplicates, **reading)
         for line in learn.report():
             self.say(line)
-        self._guidance.read(learn)
+        if not resume:
+            self._guidance.read(learn)
         if data.valid:
             valid = read_pairs(data.valid, data.valid_targets or None, **reading)
             for line in valid.report():

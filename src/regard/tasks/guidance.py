@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,12 +16,12 @@ from regard.tasks.aligners import aligned
 from regard.tasks.batches import Ragged
 from regard.tasks.codecs import Codec
 from regard.tasks.experiment_options import ExperimentOptions
-from regard.tasks.links import Link, Links, links_of, pharaoh, read_links
+from regard.tasks.links import Link, Links, links_of, pharaoh
 from regard.tasks.pairs import Pairs
 from regard.tasks.subwords import SubwordCodec
 from regard.tasks.words import Cut, Place, pieces_of, spaced, words_of
 
-#: The file in a run's folder that holds the links that were found for it.
+#: The file in a run's folder that holds the links that guide it.
 LINKS = "links.txt"
 
 
@@ -82,7 +82,7 @@ class Guidance:
     ----------
     options : ExperimentOptions
     folder : Path
-        Of the run, where links that were found are kept: a run that is resumed goes on with the same.
+        Of the run, where the links are kept: a run that is resumed goes on with the same.
     """
 
     def __init__(self, options: ExperimentOptions, folder: Path) -> None:
@@ -105,7 +105,7 @@ class Guidance:
             self._given = {place: each.possible for place, each in zip(pairs.places, gold)}
 
     def find(self, learn: Pairs, *, resume: bool, keep: bool) -> None:
-        """Find the links of the pairs to learn from, or read those that the run began with.
+        """Find the links of the pairs to learn from, or those that the run began with.
 
         Parameters
         ----------
@@ -114,26 +114,33 @@ class Guidance:
             Whether the run began before.
         keep : bool
             Whether this process writes down what was found.
+
+        Raises
+        ------
+        ValueError
+            If the run's links are missing or damaged.
         """
         if not self.active:
             return
-        if self.data.alignments:
+        if resume:
+            alone = Pairs(learn.sources, learn.targets, learn.name, len(learn), places=list(range(len(learn))))
+            try:
+                links = [each.possible for each in links_of(self.path, alone, self._cut)]
+            except ValueError as error:
+                expected = "be the file that the run began with"
+                raise rejected("resume", str(self.path), expected, "one that is damaged or missing") from error
+        elif self.data.alignments:
             assert learn.places is not None
-            self._links = flat(self._given[place] for place in learn.places)
-        elif resume:
-            kept = read_links(self.path)
-            if len(kept) != len(learn):
-                raise rejected("resume", str(self.path), "be the file that the run began with", "one that is damaged")
-            self._links = flat(each.possible for each in kept)
+            links = [self._given[place] for place in learn.places]
         else:
             sources, targets = (
                 [[text[start:stop] for start, stop in pieces(text)] for text in texts]
                 for texts in (learn.sources, learn.targets)
             )
-            found = aligned(sources, targets, self.data.aligner)
-            self._links = flat(found)
-            if keep:
-                write_atomically(self.path, "".join(f"{pharaoh(each)}\n" for each in found).encode())
+            links = aligned(sources, targets, self.data.aligner)
+        if keep and not resume:
+            write_atomically(self.path, "".join(f"{pharaoh(each)}\n" for each in links).encode())
+        self._links = Ragged.of([number for link in sorted(each) for number in link] for each in links)
 
     def guide(
         self, learn: Pairs, codecs: tuple[Codec, Codec], numbers: tuple[Ragged, Ragged], rows: np.ndarray
@@ -183,8 +190,3 @@ class Guidance:
     @property
     def _cut(self) -> Cut:
         return pieces if self.data.align else spaced if self.data.tokenized else words_of
-
-
-def flat(links: Iterable[Links]) -> Ragged:
-    """Return links (i, j) as numbers one behind the other."""
-    return Ragged.of([number for link in sorted(each) for number in link] for each in links)

@@ -33,6 +33,10 @@ class Sdpa(Engine):
 
     The Gaussian lifts its keys by one feature. A structured mask never becomes a matrix: each strip of queries
     meets the ranges of keys that it sees. Grouped queries become rows of their key head where no mask stands between.
+
+    In a row whose every bias is so large that nothing is left of the scores (−1e9 in float32), the output is the mean
+    of the values, as it is everywhere, but torch's kernel gives gradients that are several times too large. Those of
+    ``streaming`` and ``fused`` are the mean's.
     """
 
     name = "sdpa"

@@ -56,7 +56,7 @@ def linked(
     method : str
         As :func:`regard.tasks.links.symmetrized` takes it.
     name : str, optional
-        The attention map; by default the one that the model says aligns, or its first.
+        The attention map; by default the one that the model says aligns, or the mean of all.
     cut : callable, optional
         Finds the words of a text.
 

@@ -33,6 +33,19 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     write_together({path: data}, private=private)
 
 
+def write_out(path: Path, data: bytes) -> None:
+    """Write a file that a user names: whole or not at all, where it is a file; into it, where it is a pipe or device.
+
+    A link is followed, and stays one.
+    """
+    with naming(path):
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                file.write(data)
+            return
+    write_atomically(Path(os.path.realpath(path)), data)
+
+
 def write_together(files: Mapping[Path, bytes], *, private: bool = False) -> None:
     """Write files, each of which appears whole or not at all; none does if one of them cannot be written.
 

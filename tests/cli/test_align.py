@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from regard.tasks.links import Agreement, read_links
 from regard.tasks.sequences import SequenceModel
 
 WORDS = {"one": "un", "two": "deux", "red": "rouge", "blue": "bleu", "cat": "chat", "dog": "chien", "sees": "voit"}
+ALIGNER = "data.aligner=eflomal"
 TINY = [
     "--preset", "small", "--vocabulary-size", "60", "--batch-tokens", "300", "--set", "training.precision=float32",
     "--set", "data.held_out=20", "--set", "training.threads=1",
@@ -115,6 +119,7 @@ def test_attention_is_scored_by_links(regard, model, pairs, gold) -> None:
         (["--method", "both"], "method must be one of"),
         (["--aligner", "giza"], "aligner must be one of 'eflomal', 'lexical'"),
         (["--model", "nowhere"], "there is no model at nowhere"),
+        (["--model", "english-french", "--back", "nowhere"], "there is no model at nowhere"),
         (["--out", "/nowhere/links"], "/nowhere"),
     ],
 )
@@ -161,14 +166,24 @@ def test_bad_links_end_training_before_it_begins(regard, pairs, tmp_path, lines,
         (["--align", "--set", "data.tokenized=true"], "data.tokenized must be left out without data.alignments"),
         (["--set", "data.aligner=eflomal"], "data.aligner must be left out without data.align"),
         (["--align", "--set", "data.aligner=giza"], "data.aligner must be one of"),
-        (["--align", "--attention", "none"], "model.attention must be one where attention is guided"),
+        (["--align", "--attention", "none"], "model.attention must be one that learns where to look"),
         (["--align", "--set", "training.guided=layer 9"], "training.guided must be one of"),
         (["--align", "--set", "training.guide=-1"], "guide must be at least 0"),
+        (["--align", "--set", "training.guide=0"], "training.guide must be above 0 where links are to guide attention"),
+        (["--set", "training.guided=attention"], "training.guided must be left out without data.alignments"),
+        (["--align", "--attention", "constant"], "model.attention must be one that learns where to look"),
+        (["--align", "--set", "model.hard=reinforce"], "model.hard must be 'none' or 'gumbel' where links guide"),
     ],
 )
 def test_options_of_guidance_that_do_not_fit_are_refused(regard, pairs, tmp_path, arguments, said) -> None:
     result = regard("train", "translation", "--data", pairs, "--out", tmp_path / "out", *TINY, *RECURRENT, *arguments)
     assert result.code == 2 and said in result.err and "Traceback" not in result.err
+
+
+def test_a_guided_transformer_is_given_the_right_symbols(regard, pairs, tmp_path) -> None:
+    options = ["--align", *TRANSFORMER, "--set", "training.teacher_forcing=0.5"]
+    result = regard("train", "translation", "--data", pairs, "--out", tmp_path / "out", *TINY, *options)
+    assert result.code == 2 and "training.teacher_forcing must be 1" in result.err
 
 
 def test_links_are_refused_where_letters_are_the_symbols(regard, tmp_path) -> None:
@@ -252,3 +267,62 @@ def _copies(pairs: Path, run: Path) -> int:
     sources = {line.split("\t")[0] for line in dict.fromkeys(lines)}
     assert len(sources) - 20 <= kept <= len(set(lines)) - 20
     return 250 - 1 - 20 - kept
+
+
+def test_links_are_written_into_pipes_and_through_links(regard, pairs, tmp_path) -> None:
+    right = regard("align", pairs).out
+    (tmp_path / "real").write_text("before\n", encoding="utf-8")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert regard("align", pairs, "--out", tmp_path / "link").code == 0
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text(encoding="utf-8") == right
+    os.mkfifo(tmp_path / "pipe")
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_text(encoding="utf-8")), daemon=True)
+    reader.start()
+    assert regard("align", pairs, "--out", tmp_path / "pipe").code == 0
+    reader.join(20)
+    assert read == [right] and (tmp_path / "pipe").is_fifo()
+
+
+def test_the_pairs_are_not_overwritten(regard, pairs, tmp_path) -> None:
+    (tmp_path / "pairs").write_bytes(pairs.read_bytes())
+    result = regard("align", tmp_path / "pairs", "--out", tmp_path / "pairs")
+    assert result.code == 2 and "--out must be another file than the pairs" in result.err
+    assert (tmp_path / "pairs").read_bytes() == pairs.read_bytes()
+
+
+def test_a_missing_aligner_is_a_sentence_before_anything_is_done(regard, pairs, tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "eflomal", None)
+    for arguments in (
+        ["align", "nowhere", "--aligner", "eflomal"],
+        [
+            "train",
+            "translation",
+            "--data",
+            pairs,
+            "--out",
+            tmp_path / "out",
+            "--align",
+            "--set",
+            "data.aligner=eflomal",
+        ],
+    ):
+        result = regard(*arguments)
+        assert result.code == 2 and "pip install 'regard[align]'" in result.err and "Traceback" not in result.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_without_attention_is_named_by_its_option(regard, pairs, tmp_path) -> None:
+    out = trained(tmp_path / "out", pairs, *RECURRENT, "--steps", "2", "--attention", "none")
+    result = regard("align", pairs, "--model", "english-french", "--back", out)
+    assert result.code == 2 and "--back must be a translator that attends" in result.err
+
+
+def test_a_huge_pair_is_left_without_links_and_the_rest_is_aligned(regard, pairs, tmp_path) -> None:
+    lines = pairs.read_text(encoding="utf-8").splitlines()[:20]
+    lines[7] = f"{'a ' * 2100}\t{'b ' * 2100}"
+    (tmp_path / "pairs").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    result = regard("align", tmp_path / "pairs")
+    found = result.out.splitlines()
+    assert result.code == 0 and len(found) == 20 and found[7] == "" and found[8]
+    assert "without links: 1 pairs" in result.err

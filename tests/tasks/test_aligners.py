@@ -70,10 +70,9 @@ def test_empty_sides_have_no_links(sides):
     assert len(list(lexical(*sides))) == len(sides[0])
 
 
-@pytest.mark.parametrize("aligner", ["lexical", "eflomal"])
-def test_sides_must_have_as_many_sentences(aligner):
+def test_sides_must_have_as_many_sentences():
     with pytest.raises(ValueError, match="targets must be as many as sources, 1, got 2"):
-        aligned([["a"]], [["b"], ["c"]], aligner)
+        aligned([["a"]], [["b"], ["c"]])
 
 
 def test_an_unknown_aligner_is_refused_with_those_there_are():
@@ -83,7 +82,7 @@ def test_an_unknown_aligner_is_refused_with_those_there_are():
 
 def test_a_missing_aligner_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "eflomal", None)
-    with pytest.raises(ImportError, match="pip install eflomal"):
+    with pytest.raises(ValueError, match=r"be installed \(pip install 'regard\[align\]'\), got 'eflomal'"):
         aligned([["a"]], [["b"]], "eflomal")
 
 
@@ -120,7 +119,7 @@ def test_another_aligner_is_given_words_between_spaces(eflomal):
 @pytest.mark.parametrize("failure", [OSError("no space"), RuntimeError("killed")])
 def test_another_aligner_that_fails_is_told(eflomal, failure):
     eflomal.failure = failure
-    with pytest.raises(ValueError, match=f"eflomal must align the pairs, got its failure: {failure}"):
+    with pytest.raises(ValueError, match=f"eflomal has failed: {failure}"):
         aligned([["a"]], [["b"]], "eflomal")
 
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import ENGLISH, FRENCH, SOURCE, TARGET
 
+from regard.models import RecurrentConfig
 from regard.tasks import guidance
 from regard.tasks.batches import Batches, Ragged
 from regard.tasks.experiment_options import DataOptions, ExperimentOptions
 from regard.tasks.guidance import Guidance, Guide, Side
 from regard.tasks.losses import guided
-from regard.tasks.options import TrainingOptions
 from regard.tasks.pairs import Pairs, normalize
 from regard.tasks.subwords import SubwordCodec
 from regard.tasks.words import pieces_of, spaced, words_of
@@ -52,6 +52,10 @@ def test_a_weight_of_zero_makes_no_infinite_loss():
     loss = guided(weights, torch.tensor([[0, 0, 0]]))
     loss.backward()
     assert torch.isfinite(loss) and torch.isfinite(weights.grad).all()
+
+
+KINDS = {"bpe": 25, "unigram": 14, "characters": 13}
+KNOWN = {kind: SubwordCodec.train(["the cat", "a dog, too"] * 3, size=size, kind=kind) for kind, size in KINDS.items()}
 
 
 def flat(links):
@@ -140,25 +144,42 @@ def test_batches_carry_the_links_of_their_rows():
 
 def test_what_is_elided_is_linked_by_itself(tmp_path):
     learn = Pairs(["l'homme dort"] * 30 + ["l'eau"] * 30, ["the man sleeps"] * 30 + ["the water"] * 30)
-    found = Guidance(ExperimentOptions(data=DataOptions(align=True)), tmp_path)
-    found.find(learn, resume=False, keep=True)
+    found = Guidance(ExperimentOptions(data=DataOptions(align=True)), tmp_path, RecurrentConfig(8, 8))
+    mark = found.find(learn)
     assert str(found) == "attention is guided by 150 links in 60 pairs"
     assert [len(pieces_of(text, words_of(text))[0]) for text in ("l'homme dort", "l'eau")] == [3, 2]
     assert (tmp_path / "links.txt").read_text(encoding="utf-8").splitlines()[0] == "0-0 1-1 2-2"
-    found.find(learn, resume=True, keep=False)
+    assert found.find(learn, mark) == mark
     assert str(found) == "attention is guided by 150 links in 60 pairs"
-    for damage in ("0-0\n", "0-0\n" * 59 + "9-0\n", "x\n" * 60, None):
+    for damage in ("0-0\n", "0-0\n" * 59 + "9-0\n", "x\n" * 60, "\n" * 60, "0-0\n" * 60, None):
         (tmp_path / "links.txt").unlink()
         if damage is not None:
             (tmp_path / "links.txt").write_text(damage, encoding="utf-8")
         with pytest.raises(ValueError, match=r"be the file that the run began with, got one that is damaged"):
-            found.find(learn, resume=True, keep=False)
+            found.find(learn, mark)
 
 
 def test_nothing_is_guided_unless_it_is_asked_for(tmp_path):
-    for data, training in (({}, {}), ({"align": True}, {"guide": 0.0})):
-        options = ExperimentOptions(data=DataOptions(**data), training=TrainingOptions(**training))
-        found = Guidance(options, tmp_path)
-        found.find(Pairs(["a"], ["b"]), resume=False, keep=True)
-        assert found.guide(Pairs(["a"], ["b"]), (SOURCE, TARGET), (flat([]), flat([])), np.arange(1)) is None
+    found = Guidance(ExperimentOptions(), tmp_path, RecurrentConfig(8, 8))
+    assert found.find(Pairs(["a"], ["b"])) == ""
+    assert found.guide(Pairs(["a"], ["b"]), (SOURCE, TARGET), (flat([]), flat([])), np.arange(1)) is None
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "characters"])
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    text=st.lists(st.sampled_from(["the", "cat", "Жзык", "象象", "cat,", "Ж", "aЖb", "dog"]), min_size=1, max_size=6)
+)
+def test_words_that_are_not_wholly_known_keep_their_tokens(kind, text):
+    codec = KNOWN[kind]
+    text = " ".join(text)
+    words = words_of(text)
+    numbers = codec.encode(text)
+    found = codec.covering(text, numbers, words)
+    shown = codec.tokens(numbers)
+    for (start, stop), tokens in zip(words, found):
+        said = text[start:stop]
+        assert len(tokens), (said, shown)
+        if said in ("the", "cat"):
+            assert "".join(shown[token] for token in tokens).replace("▁", "").startswith(said)

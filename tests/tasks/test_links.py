@@ -26,7 +26,7 @@ def test_possible_links_are_not_sure():
     assert parse("0-0 1?2 3p4", "line 1") == Gold(frozenset({(0, 0)}), frozenset({(0, 0), (1, 2), (3, 4)}))
 
 
-@pytest.mark.parametrize("text", ["0", "0-", "a-b", "0-0,1-1", "-1-0", "0--1", "1.5-2", "0-0-0", "٣-٤", "0-9999999"])
+@pytest.mark.parametrize("text", ["0", "0-", "a-b", "0-0,1-1", "-1-0", "0--1", "1.5-2", "0-0-0", "٣-٤"])
 def test_what_is_no_link_is_refused_with_its_line(tmp_path, text):
     path = tmp_path / "links"
     path.write_text(f"0-0\n{text}\n", encoding="utf-8")
@@ -37,8 +37,8 @@ def test_what_is_no_link_is_refused_with_its_line(tmp_path, text):
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("0-0\n", "must have a line for each of the 3 lines of .*, got 1 lines"),
-        ("0-0\n0-0\n0-0\n0-0\n", "must have a line for each of the 3 lines of .*, got 4 lines"),
+        ("0-0\n", "must have a line for each of the 3 lines of .*, got 1"),
+        ("0-0\n0-0\n0-0\n0-0\n", "must have a line for each of the 3 lines of .*, got 4"),
         ("0-0\n2-0\n0-0\n", "line 2 must link words 0 to 1 of the source, got 2-0"),
         ("0-0\n0-0\n0-3\n", "line 3 must link words 0 to 1 of the target, got 0-3"),
     ],

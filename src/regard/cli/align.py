@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from regard._errors import rejected
-from regard._writing import naming, write_atomically
+from regard._errors import rejected, unknown_name
+from regard._writing import write_out
 from regard.cli.messages import echo, explained, note, require_writable
 from regard.cli.translate import load
-from regard.tasks.aligners import aligned
+from regard.tasks.aligners import aligned, check_aligner
 from regard.tasks.attention_links import linked
-from regard.tasks.links import Links, of_words, pharaoh
+from regard.tasks.links import METHODS, Links, of_words, pharaoh
 from regard.tasks.pairs import Pairs, read_pairs
+from regard.tasks.sequences import SequenceModel
+from regard.tasks.subwords import SubwordCodec
 from regard.tasks.words import pieces_of, spaced, words_of
 
 
@@ -32,16 +34,28 @@ def run(
             raise rejected("align", "--back", "come with --model", "it alone")
         if model is not None and aligner is not None:
             raise rejected("align", "--aligner", "be left out with --model", repr(aligner))
+        if method not in METHODS:
+            raise unknown_name("align", "method", method, METHODS)
+        if model is None:
+            check_aligner(aligner or "lexical")
+        if out is not None and any(given not in (None, "-") and same_file(out, given) for given in (data, targets)):
+            raise rejected("align", "--out", "be another file than the pairs", str(out))
         require_writable(out)
+        translator, other = (
+            None if folder is None else attending(load(folder), name)
+            for folder, name in ((model, "--model"), (back, "--back"))
+        )
         pairs = read_pairs(data, targets, longest=None, words=None, duplicates=True)
         for line in pairs.report():
             note(line)
-        if model is None:
+        if translator is None:
             links = learned(pairs, aligner or "lexical", method, tokenized)
         else:
-            other = None if back is None else load(back)
             cut = spaced if tokenized else words_of
-            links = linked(load(model), pairs.sources, pairs.targets, back=other, method=method, cut=cut)
+            links = linked(translator, pairs.sources, pairs.targets, back=other, method=method, cut=cut)
+        without = sum(not each for each in links)
+        if without:
+            note(f"without links: {without:,} pairs (very long, or no words that go together)")
         lines = [""] * pairs.lines
         assert pairs.places is not None
         for place, each in zip(pairs.places, links):
@@ -50,8 +64,19 @@ def run(
         if out is None:
             echo(text, end="")
             return
-        with naming(out):
-            write_atomically(out, text.encode())
+        write_out(out, text.encode())
+
+
+def attending(model: SequenceModel, option: str) -> SequenceModel:
+    """Return a model whose attention aligns words, or raise in the name of the option that named it."""
+    if not model.model.maps or not isinstance(model.source, SubwordCodec) or not isinstance(model.target, SubwordCodec):
+        raise rejected("align", option, "be a translator that attends", "another model")
+    return model
+
+
+def same_file(one: Path, other: str) -> bool:
+    """Return whether two names are of one file that there is."""
+    return one.exists() and Path(other).exists() and one.samefile(other)
 
 
 def learned(pairs: Pairs, aligner: str, method: str, tokenized: bool) -> list[Links]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from regard._errors import rejected
 from regard._writing import naming
+from regard.cli.align import attending
 from regard.cli.messages import echo, explained, note, require_writable
 from regard.cli.translate import load
 from regard.tasks.attention_links import both_ways, shares, strongest
@@ -34,9 +35,10 @@ def run(
         if links is not None:
             if out is not None:
                 raise rejected("evaluate", "--out", "be left out with --links: nothing is written", str(out))
-            _tell(
-                _agreement(data, targets, load(model), links, None if back is None else load(back), tokenized), as_json
-            )
+            if links == "-" and "-" in (data, targets):
+                raise rejected("evaluate", "--links", "be a file where standard input is something else", "-")
+            other = None if back is None else attending(load(back), "--back")
+            _tell(_agreement(data, targets, attending(load(model), "--model"), links, other, tokenized), as_json)
             return
         if back is not None:
             raise rejected("evaluate", "--back", "come with --links", "it alone")
@@ -83,6 +85,8 @@ def _agreement(
     sides = pairs.sources, pairs.targets
     ways = {"attention": [strongest(weights) for weights in shares(writer, *sides, cut=cut, posterior=False)]}
     forward = shares(writer, *sides, cut=cut)
+    if without := sum(each is None for each in forward):
+        note(f"too long to be aligned: {without:,} pairs, whose links count as missed")
     backward = [None] * len(forward) if back is None else shares(back, *reversed(sides), cut=cut)
     for method in _METHODS:
         ways[method] = [both_ways(ours, theirs, method) for ours, theirs in zip(forward, backward)]

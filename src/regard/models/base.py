@@ -107,7 +107,9 @@ class EncoderDecoder(nn.Module, ABC):
         """Return the attention weights (B, A, T, S) that :meth:`forward` uses for the same arguments."""
 
     def posterior(self, source: Tensor, lengths: Tensor, target: Tensor, written: Tensor, name: str | None) -> Tensor:  # noqa: ARG002
-        """Return how much of each step of a target is due to each step of its source, (B, T, S), rows summing to 1.
+        """Return how much of each step of a target is due to each step of its source, (B, T, S).
+
+        Rows sum to 1, or to 0 where nothing is read.
 
         Attention is what a model reads before it writes; where it is known what was written, that tells more (Shankar
         & Sarawagi 2019, openreview BkltNhC9FX). A model that cannot tell returns its attention.

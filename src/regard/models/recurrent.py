@@ -242,7 +242,9 @@ class RecurrentEncoderDecoder(EncoderDecoder):
                 -1, True
             )
             scores = told.squeeze(1).log() + likely.squeeze(-1)
-            found.append(scores.masked_fill(~real, -torch.inf).softmax(-1))
+            scores = scores.masked_fill(~real, -torch.inf)
+            some = (scores > -torch.inf).any(-1, keepdim=True)  # a kernel may weigh no state at all
+            found.append(torch.where(some, scores.masked_fill(~some, 0.0).softmax(-1), 0.0))
         return torch.stack(found, 1)
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,10 +18,12 @@ import torch
 from regard._errors import rejected, unknown_name
 from regard.tasks.links import Links, parse, symmetrized
 
+#: Aligners that are packages of others.
+_PACKAGES = ("eflomal",)
 #: Words of sentences.
 Sentences = Sequence[Sequence[str]]
-#: The most pairs of words that an iteration looks at at once, and that are learned from.
-_BLOCK, _MOST = 1 << 22, 1 << 26
+#: The most pairs of words that are looked at at once, that are learned from, and that two sentences may have.
+_BLOCK, _MOST, _LARGEST = 1 << 22, 1 << 26, 1 << 22
 #: Of the lexical aligner (Dyer 2013): iterations, the prior of the empty word, and the pseudo-count of a translation.
 _ITERATIONS, _EMPTY, _SPARSE = 5, 0.08, 0.01
 #: How strongly it prefers the diagonal: at first, at least, at most, and how fast that is learned.
@@ -57,12 +60,21 @@ def aligned(
     >>> sorted(aligned(english, french)[0])
     [(0, 0), (1, 1)]
     """
-    if aligner not in ALIGNERS:
-        raise unknown_name("align", "aligner", aligner, ALIGNERS)
+    check_aligner(aligner)
     if len(sources) != len(targets):
         raise rejected("align", "targets", f"be as many as sources, {len(sources):,}", f"{len(targets):,}")
     found = ALIGNERS[aligner](*lowered(sources, targets))
     return [symmetrized(forward, backward, method) for forward, backward in found]
+
+
+def check_aligner(name: str) -> None:
+    """Raise ValueError unless an aligner of this name is known and installed."""
+    if name not in ALIGNERS:
+        raise unknown_name("align", "aligner", name, ALIGNERS)
+    try:
+        import_module(name if name in _PACKAGES else __name__)
+    except ImportError:
+        raise rejected("align", "aligner", "be installed (pip install 'regard[align]')", repr(name)) from None
 
 
 def lowered(*sides: Sentences) -> list[Sentences]:
@@ -78,9 +90,11 @@ def lexical(sources: Sentences, targets: Sentences) -> Iterator[tuple[Links, Lin
         α(j → i) ∝ t(f_j | e_i) · exp(−λ |i/I − j/J|)
 
     t and λ are learned by expectation–maximization, t with a Dirichlet prior (Dyer, Chahuneau & Smith 2013,
-    aclanthology N13-1073: IBM's model 2 with the diagonal as its prior).
+    aclanthology N13-1073: IBM's model 2 with the diagonal as its prior). Sentences of thousands of words, with more
+    than four million pairs of words, are left without links.
     """
-    source, target = _Side.of(sources), _Side.of(targets)
+    fits = [len(source) * len(target) <= _LARGEST for source, target in zip(sources, targets)]
+    source, target = (_Side.of([words if fit else () for words, fit in zip(side, fits)]) for side in (sources, targets))
     for ahead, back in zip(_links(source, target), _links(target, source)):
         yield ahead, frozenset((j, i) for i, j in back)
 
@@ -206,19 +220,15 @@ def _learned(blocks: Sequence[_Candidates]) -> tuple[np.ndarray, np.ndarray, flo
 
 def eflomal(sources: Sentences, targets: Sentences) -> Iterator[tuple[Links, Links]]:
     """Yield the links of both directions that the package eflomal finds (Östling & Tiedemann 2016)."""
-    try:
-        from eflomal import Aligner
-    except ImportError:
-        raise rejected(
-            "align", "aligner", "be one that is installed (pip install eflomal)", "'eflomal'", ImportError
-        ) from None
+    from eflomal import Aligner
+
     with tempfile.TemporaryDirectory() as folder:
         names = [str(Path(folder) / name) for name in ("forward", "backward")]
         sides = [[" ".join(word.replace(" ", "_") for word in each) for each in side] for side in (sources, targets)]
         try:
             Aligner().align(*sides, links_filename_fwd=names[0], links_filename_rev=names[1], quiet=True)
         except (OSError, subprocess.SubprocessError, RuntimeError) as error:
-            raise rejected("align", "eflomal", "align the pairs", f"its failure: {error}") from error
+            raise ValueError(f"align: eflomal has failed: {error}") from error
         lines = [Path(name).read_text(encoding="utf-8").splitlines() for name in names]
     if [len(each) for each in lines] != [len(sources)] * 2:
         raise rejected("align", "eflomal", f"give a line for each of {len(sources):,} pairs", "others")

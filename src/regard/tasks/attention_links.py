@@ -81,10 +81,11 @@ def both_ways(ours: Tensor | None, theirs: Tensor | None, method: str) -> Links:
 
 
 def strongest(weights: Tensor | None) -> Links:
-    """Return the link of each target word to the source word with the largest of its weights (J, I)."""
+    """Return the link of each target word to the source word with the largest of its weights (J, I), if it has any."""
     if weights is None or not weights.numel():
         return frozenset()
-    return frozenset((i, j) for j, i in enumerate(weights.argmax(-1).tolist()))
+    largest, places = weights.max(-1)
+    return frozenset((i, j) for j, (i, most) in enumerate(zip(places.tolist(), largest.tolist())) if most > 0)
 
 
 def shares(

@@ -55,7 +55,8 @@ class DataOptions:
     aligner: str = "lexical"
 
     def __post_init__(self) -> None:
-        piped = [name for name in ("data", "targets", "valid", "valid_targets") if getattr(self, name) == "-"]
+        files = ("data", "targets", "valid", "valid_targets", "alignments")
+        piped = [name for name in files if getattr(self, name) == "-"]
         if len(piped) > 1:
             raise rejected("train", piped[1], "be a file where standard input is something else", f"- as {piped[0]} is")
         if self.targets and not self.data:
@@ -106,6 +107,11 @@ class ExperimentOptions:
     start: str = ""
 
     def __post_init__(self) -> None:
+        guided = self.data.alignments or self.data.align
+        if guided and not self.training.guide:
+            raise rejected("train", "training.guide", "be above 0 where links are to guide attention", 0.0)
+        if not guided:
+            _left_out("training.guided", "without data.alignments or data.align", self.training.guided, "")
         for name in ("alignments", "align") if self.task == "pronunciation" else ():
             where = "for pronunciation, where letters and phonemes are the symbols"
             _left_out(f"data.{name}", where, getattr(self.data, name), getattr(DataOptions, name))

@@ -69,11 +69,11 @@ class Experiment:
         self.folder = Path(folder)
         self.say = _once(say)
         self._said: set[str] = set()
-        self._guidance = Guidance(self.options, self.folder)
         self.task: Task = task_of(options.task)
         if options.kind not in KINDS:
             raise unknown_name("train", "kind", options.kind, KINDS)
         config = self._config(8, 8)  # what is wrong with it is said before anything is read
+        self._guidance = Guidance(self.options, self.folder, config)
         if getattr(config, "tied", None) == "all" and not options.vocabularies.joint:
             raise rejected("train", "model.tied", "be 'none' or 'target' without a joint vocabulary", "'all'")
         if options.training.metric not in ("loss", *self.task.names):
@@ -139,10 +139,13 @@ class Experiment:
             source, target = self._resumed(learn, valid, here)
         else:
             source, target = self._begun(learn, valid, here, start)
-        self._guidance.find(learn, resume=resume, keep=_place()[0] == 0)
         torch.manual_seed(training.seed)
         model = KINDS[self.options.kind][1](self._config(len(source), len(target)))
         guided = self._guidance.map_of(model, training.guided)
+        begun = _read(self.folder / BEGUN, _BEGUN)
+        mark = self._guidance.find(learn, begun.get("links", "") if resume else None, keep=_place()[0] == 0)
+        if not resume:
+            self._write({**begun, "links": mark})
         if start is not None:
             begin(model, start)
         count = sum(parameter.numel() for parameter in model.parameters())

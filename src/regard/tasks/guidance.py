@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from regard._errors import rejected, unknown_name
 from regard._writing import write_atomically
 from regard.models import EncoderDecoder
-from regard.tasks.aligners import aligned
+from regard.tasks.aligners import aligned, check_aligner
 from regard.tasks.batches import Ragged
 from regard.tasks.codecs import Codec
 from regard.tasks.experiment_options import ExperimentOptions
@@ -83,13 +84,33 @@ class Guidance:
     options : ExperimentOptions
     folder : Path
         Of the run, where the links are kept: a run that is resumed goes on with the same.
+    config : dataclass
+        Of the model.
+
+    Raises
+    ------
+    ValueError
+        If the model cannot learn from links, or the aligner is not installed.
     """
 
-    def __init__(self, options: ExperimentOptions, folder: Path) -> None:
+    def __init__(self, options: ExperimentOptions, folder: Path, config: Any) -> None:
         self.data, self.path = options.data, folder / LINKS
-        self.active = bool(options.training.guide) and bool(self.data.alignments or self.data.align)
+        self.active = bool(self.data.alignments or self.data.align)
         self._given: dict[int, Links] = {}
         self._links = Ragged.of([])
+        if not self.active:
+            return
+        if self.data.align:
+            check_aligner(self.data.aligner)
+        score = "score" if options.kind == "transformer" else "attention"
+        if getattr(config, score) in ("none", "constant"):
+            expected = "be one that learns where to look, where links are to guide it"
+            raise rejected("train", f"model.{score}", expected, repr(getattr(config, score)))
+        if getattr(config, "hard", "none") == "reinforce":
+            raise rejected("train", "model.hard", "be 'none' or 'gumbel' where links guide attention", "'reinforce'")
+        if options.kind == "transformer" and options.training.teacher_forcing < 1:
+            got = options.training.teacher_forcing
+            raise rejected("train", "training.teacher_forcing", "be 1 where a Transformer's attention is guided", got)
 
     def read(self, pairs: Pairs) -> None:
         """Read the file of links, if there is one, for pairs as they were read.
@@ -104,15 +125,15 @@ class Guidance:
             gold = links_of(self.data.alignments, pairs, self._cut)
             self._given = {place: each.possible for place, each in zip(pairs.places, gold)}
 
-    def find(self, learn: Pairs, *, resume: bool, keep: bool) -> None:
-        """Find the links of the pairs to learn from, or those that the run began with.
+    def find(self, learn: Pairs, mark: str | None = None, *, keep: bool = True) -> str:
+        """Find the links of the pairs to learn from, or those that the run began with; return their mark.
 
         Parameters
         ----------
         learn : Pairs
-        resume : bool
-            Whether the run began before.
-        keep : bool
+        mark : str, optional
+            Of the links that the run began with, if it did.
+        keep : bool, default True
             Whether this process writes down what was found.
 
         Raises
@@ -121,14 +142,13 @@ class Guidance:
             If the run's links are missing or damaged.
         """
         if not self.active:
-            return
-        if resume:
+            return ""
+        if mark is not None:
             alone = Pairs(learn.sources, learn.targets, learn.name, len(learn), places=list(range(len(learn))))
             try:
                 links = [each.possible for each in links_of(self.path, alone, self._cut)]
-            except ValueError as error:
-                expected = "be the file that the run began with"
-                raise rejected("resume", str(self.path), expected, "one that is damaged or missing") from error
+            except ValueError:
+                links = []
         elif self.data.alignments:
             assert learn.places is not None
             links = [self._given[place] for place in learn.places]
@@ -138,9 +158,15 @@ class Guidance:
                 for texts in (learn.sources, learn.targets)
             )
             links = aligned(sources, targets, self.data.aligner)
-        if keep and not resume:
-            write_atomically(self.path, "".join(f"{pharaoh(each)}\n" for each in links).encode())
+        lines = "".join(f"{pharaoh(each)}\n" for each in links).encode()
+        found = hashlib.blake2b(lines, digest_size=16).hexdigest()
+        if mark is None and keep:
+            write_atomically(self.path, lines)
+        elif mark not in (None, found):
+            expected = "be the file that the run began with"
+            raise rejected("resume", str(self.path), expected, "one that is damaged or missing")
         self._links = Ragged.of([number for link in sorted(each) for number in link] for each in links)
+        return found
 
     def guide(
         self, learn: Pairs, codecs: tuple[Codec, Codec], numbers: tuple[Ragged, Ragged], rows: np.ndarray
@@ -170,12 +196,10 @@ class Guidance:
         Raises
         ------
         ValueError
-            If the model does not attend, or has no map of this name.
+            If the model has no map of this name.
         """
         if not self.active:
             return ""
-        if not model.maps:
-            raise rejected("train", "model.attention", "be one where attention is guided", "'none'")
         if name:
             if name not in model.maps:
                 raise unknown_name("train", "training.guided", name, model.maps)

@@ -19,7 +19,7 @@ Link = tuple[int, int]
 Links = frozenset[Link]
 
 #: ``3-4`` is sure; ``3?4`` and ``3p4`` are possible.
-_LINK = re.compile(r"([0-9]{1,6})([-?p])([0-9]{1,6})")
+_LINK = re.compile(r"([0-9]{1,12})([-?p])([0-9]{1,12})")
 #: Neighbours of a link: at its sides, above and below it, and diagonally.
 _NEAR = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if (i, j) != (0, 0)]
 
@@ -159,14 +159,15 @@ def links_of(path: str | Path, pairs: Pairs, cut: Cut) -> list[Gold]:
     assert pairs.places is not None
     if len(read) != pairs.lines:
         expected = f"have a line for each of the {pairs.lines:,} lines of {pairs.name}"
-        raise rejected("links", name, expected, f"{len(read):,} lines")
+        raise rejected("links", name, expected, f"{len(read):,}")
     for (source, target), place in zip(pairs, pairs.places):
         counts = len(cut(source)), len(cut(target))
         for i, j in sorted(read[place].possible):
             for side, number, count in zip(("source", "target"), (i, j), counts):
                 if number >= count:
                     where = f"{name}, line {place + 1}"
-                    raise rejected("links", where, f"link words 0 to {count - 1} of the {side}", f"{i}-{j}")
+                    words = f"words 0 to {count - 1}" if count > 1 else "word 0, the only one,"
+                    raise rejected("links", where, f"link {words} of the {side}", f"{i}-{j}")
         found.append(read[place])
     return found
 

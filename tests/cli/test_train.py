@@ -241,7 +241,7 @@ def test_help_fits_on_a_screen(regard, monkeypatch, command) -> None:
     lines = regard(command, "--help").out.splitlines()
     assert len(lines) <= 40 and max(map(len, lines)) <= 80
     options = [line for line in lines if line.startswith("│") and "--" in line]
-    assert len(options) == {"train": 22, "compare": 12}[command], "an option is a line"
+    assert len(options) == {"train": 24, "compare": 12}[command], "an option is a line"
 
 
 def interrupt_while_saving(monkeypatch: pytest.MonkeyPatch) -> None:

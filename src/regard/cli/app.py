@@ -119,8 +119,7 @@ def pronounce(
 
 @_command(
     epilog="--attention may be additive, dot, scaled_dot, general, concat, location, cosine, local, hard, none, "
-    "gaussian, laplacian, triangular, epanechikov or constant. --data may be compressed by gzip. --show-options prints "
-    "every option there is."
+    "gaussian, laplacian, triangular, epanechikov or constant. --show-options prints all options."
 )
 def train(
     task: Annotated[str, typer.Argument(help="translation or pronunciation.")],
@@ -142,8 +141,8 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(help="Of AdamW at its peak.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of all that is random.")] = None,
     options: Annotated[Path | None, typer.Option(help="A TOML file of options.")] = None,
-    align: Annotated[bool, typer.Option("--align", help="Guide attention by links of words.")] = False,
-    alignments: Annotated[str | None, typer.Option(help="A file of such links, as regard align writes.")] = None,
+    align: Annotated[bool, typer.Option("--align", help="Guide attention by links.")] = False,
+    alignments: Annotated[str | None, typer.Option(help="Such links, in a file.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any, as training.clip=0.5.")
     ] = None,

@@ -142,10 +142,6 @@ class Experiment:
         torch.manual_seed(training.seed)
         model = KINDS[self.options.kind][1](self._config(len(source), len(target)))
         guided = self._guidance.map_of(model, training.guided)
-        begun = _read(self.folder / BEGUN, _BEGUN)
-        mark = self._guidance.find(learn, begun.get("links", "") if resume else None, keep=_place()[0] == 0)
-        if not resume:
-            self._write({**begun, "links": mark})
         if start is not None:
             begin(model, start)
         count = sum(parameter.numel() for parameter in model.parameters())
@@ -269,6 +265,7 @@ class Experiment:
         for name, mark in (("data", _mark(learn)), ("valid", _mark(valid))):
             if begun.get(name) != mark:
                 raise rejected("resume", name, "be the pairs that the run began with", "others")
+        self._guidance.find(learn, begun.get("links", ""))
         # The order of sums, and so their last bits, goes by the number of threads.
         if begun["threads"] != here["threads"]:
             self.say(f"threads: {begun['threads']}, as the run began")
@@ -297,7 +294,8 @@ class Experiment:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name, codec in ((SOURCE, source), (TARGET, target)):
                 write_atomically(self.folder / name, json.dumps(codec.to_json(), ensure_ascii=False).encode())
-            self._write({"data": _mark(learn), "valid": _mark(valid), **here})
+        mark = self._guidance.find(learn, keep=_place()[0] == 0)
+        self._write({"data": _mark(learn), "valid": _mark(valid), "links": mark, **here})
         return source, target
 
     def _write(self, begun: dict[str, Any]) -> None:

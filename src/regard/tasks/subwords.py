@@ -23,7 +23,7 @@ from regard.tasks._merges import merged
 from regard.tasks.batches import Ragged
 from regard.tasks.codecs import FIRST, UNKNOWN, UNKNOWN_TEXT, Codec, Word, bad, described, strings, until_end
 from regard.tasks.pairs import normalize
-from regard.tasks.words import Place, words_of
+from regard.tasks.words import Place, placed_in, words_of
 
 KINDS = ("bpe", "unigram", "characters")
 #: How many subwords are learned where nothing else is asked.
@@ -303,29 +303,11 @@ class SubwordCodec(Codec):
         numbers = list(until_end(numbers))
         whole, places = self.placed(numbers)
         if UNKNOWN in numbers:
-            whole, places = self._known(text, numbers, whole, places)
+            whole, places = placed_in(text, whole, places, [number == UNKNOWN for number in numbers])
         shift = len(whole) - len(text)  # the first word has a space before it
         starts = [at + (whole[at : at + 1] == " ") - shift for at, _ in places]
         stops = [max(stop - shift, start + 1) for start, (_, stop) in zip(starts, places)]
         return [range(bisect_right(stops, begin), bisect_left(starts, end)) for begin, end in words]
-
-    @staticmethod
-    def _known(text: str, numbers: Sequence[int], whole: str, places: Sequence[Place]) -> tuple[str, list[Place]]:
-        """Return what :meth:`placed` does, but for unknown symbols, each of which may stand for several characters."""
-        text = " " * whole.startswith(" ") + text
-        found: list[Place] = []
-        at = 0
-        for token, (number, (start, stop)) in enumerate(zip(numbers, places)):
-            end = at + stop - start
-            if number == UNKNOWN and numbers[token + 1 : token + 2] != [UNKNOWN]:  # up to what is known behind it
-                behind = token + 1
-                while behind < len(numbers) and numbers[behind] != UNKNOWN:
-                    behind += 1
-                known = whole[stop : places[behind - 1].stop]
-                end = text.find(known, end) if known and behind < len(numbers) else len(text) - len(known)
-            found.append(Place(at, max(end, at)))
-            at = found[-1].stop
-        return text, found
 
     def to_json(self) -> dict[str, Any]:
         rules = [list(rule) if self.kind == "bpe" else rule for rule in self.rules]

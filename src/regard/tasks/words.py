@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tokenizers import Regex
@@ -79,3 +79,40 @@ def pieces_of(text: str, words: list[Place]) -> tuple[list[Place], list[int]]:
         places.append(Place(start, stop))
         owners.append(number)
     return places, owners
+
+
+def placed_in(text: str, said: str, places: Sequence[Place], unknown: Sequence[bool]) -> tuple[str, list[Place]]:
+    """Return the places in a text of tokens that say it but for unknown ones, which may stand for several characters.
+
+    Parameters
+    ----------
+    text : str
+    said : str
+        What the tokens say, with one character for each that is unknown. It may begin with a space before the text.
+    places : sequence of Place
+        Of the tokens, in ``said``.
+    unknown : sequence of bool
+        Of the tokens.
+
+    Returns
+    -------
+    (str, list of Place)
+        The text, with that space, and the places in it.
+
+    Examples
+    --------
+    >>> placed_in("a ЖЖ", "a ?", [Place(0, 2), Place(2, 3)], [False, True])[1]
+    [Place(start=0, stop=2), Place(start=2, stop=4)]
+    """
+    text = " " * said.startswith(" ") + text
+    found: list[Place] = []
+    at = 0
+    for token, (start, stop) in enumerate(places):
+        end = at + stop - start
+        if unknown[token] and not any(unknown[token + 1 : token + 2]):  # up to what is known behind it
+            behind = next((later for later in range(token + 1, len(places)) if unknown[later]), len(places))
+            known = said[stop : places[behind - 1].stop]
+            end = text.find(known, end) if known and behind < len(places) else len(text) - len(known)
+        found.append(Place(at, max(end, at)))
+        at = found[-1].stop
+    return text, found

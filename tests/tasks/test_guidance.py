@@ -16,7 +16,7 @@ from regard.tasks import guidance
 from regard.tasks.batches import Batches, Ragged
 from regard.tasks.experiment_options import DataOptions, ExperimentOptions
 from regard.tasks.guidance import Guidance, Guide, Side
-from regard.tasks.losses import guided
+from regard.tasks.losses import alignment_loss
 from regard.tasks.pairs import Pairs, normalize
 from regard.tasks.subwords import SubwordCodec
 from regard.tasks.words import pieces_of, spaced, words_of
@@ -33,7 +33,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_steps_with_links(seed, B, T, S, l
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(B, T, S, generator=generator, dtype=torch.float64).requires_grad_()
     given = torch.tensor(links, dtype=torch.int64).view(-1, 3)
-    loss = guided(scores.softmax(-1), given)
+    loss = alignment_loss(scores.softmax(-1), given)
     steps = {(b, t) for b, t, _ in links}
     right = torch.zeros((), dtype=torch.float64)
     logs = scores.log_softmax(-1)
@@ -49,7 +49,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_steps_with_links(seed, B, T, S, l
 
 def test_a_weight_of_zero_makes_no_infinite_loss():
     weights = torch.tensor([[[0.0, 1.0]]], requires_grad=True)
-    loss = guided(weights, torch.tensor([[0, 0, 0]]))
+    loss = alignment_loss(weights, torch.tensor([[0, 0, 0]]))
     loss.backward()
     assert torch.isfinite(loss) and torch.isfinite(weights.grad).all()
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.models.base import END, PAD, EncoderDecoder
 from regard.tasks.batches import Batch
-from regard.tasks.losses import cross_entropy, guided
+from regard.tasks.losses import alignment_loss, cross_entropy
 from regard.tasks.options import TrainingOptions
 
 #: A loss that is not lower than guessing by frequency by so much, in nats, says that nothing else was learned.
@@ -100,7 +100,7 @@ class Learner(LightningModule):
         if self.model.draws:
             loss = loss + self.model.surrogate(log_likelihood)
         if batch.links is not None and weights is not None:
-            guide = guided(weights, batch.links)
+            guide = alignment_loss(weights, batch.links)
             loss = loss + self.options.guide * guide
             self.loss += self.options.guide * float(guide.detach())
         if not math.isfinite(self.loss):

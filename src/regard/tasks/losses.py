@@ -85,7 +85,7 @@ def cross_entropy(
     return loss, log_likelihood.view(target.shape)
 
 
-def guided(weights: Tensor, links: Tensor) -> Tensor:
+def alignment_loss(weights: Tensor, links: Tensor) -> Tensor:
     """Return the mean cross-entropy between attention and links, over the target steps that have any.
 
     Of a step with the links A, it is −1/|A| Σ log α over A (Chen 2016, arXiv 1607.01628; Garg 2019, arXiv 1909.02074).
@@ -105,7 +105,7 @@ def guided(weights: Tensor, links: Tensor) -> Tensor:
     Examples
     --------
     >>> weights = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]])
-    >>> guided(weights, torch.tensor([[0, 0, 1]])).exp()
+    >>> alignment_loss(weights, torch.tensor([[0, 0, 1]])).exp()
     tensor(2.)
     """
     row, step, source = links.unbind(1)

@@ -66,14 +66,14 @@ notebook: $(NOTEBOOK_READY)
 
 # The model in the box, anew: TATOEBA holds en-fr.train, en-fr.valid and en-fr.test.tsv.gz.
 TATOEBA ?= ../shared/data/tatoeba
-pretrained: $(READY)
+pretrained: $(BENCH_READY)
 	mkdir -p build
 	$(BIN)/python -m recipes.pairs $(TATOEBA)/en-fr.train.tsv.gz > build/english-french.tsv
 	$(BIN)/regard train translation --options recipes/english-french.toml --out build/english-french-whole \
 		--data $(TATOEBA)/en-fr.train.tsv.gz --valid $(TATOEBA)/en-fr.valid.tsv.gz
 	$(BIN)/regard train translation --options recipes/english-french-typed.toml --out build/english-french \
 		--start build/english-french-whole --data build/english-french.tsv --valid $(TATOEBA)/en-fr.valid.tsv.gz
-	$(BIN)/python -m recipes.pack build/english-french-whole build/english-french $(TATOEBA)/en-fr.test.tsv.gz \
+	$(BIN)/python -m recipes.pack build/english-french-whole build/english-french $(TATOEBA) \
 		src/regard/pretrained/english-french
 
 # Trained models beside published scores: DATA holds multi30k, cmudict and tatoeba.

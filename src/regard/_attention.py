@@ -118,19 +118,28 @@ def attention(
         # The plainest call is torch's own, checked in less time than a problem takes to build.
         output = torch_attention(query, key, value, scale=scale)
         return _told_about_derivatives(output, "sdpa") if output.requires_grad else output
-    _checks.request(return_aux)
-    problem = _problem.build(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap
+    structure = _plan.structure(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine,
+        return_aux,
     )  # fmt: skip
-    chosen = _plan.choose(problem, engine)
+    plan = _plan.known(structure)
+    if plan is None:
+        _checks.request(return_aux)
+        problem = _problem.build(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap
+        )  # fmt: skip
+        plan = _plan.Plan.of(problem, engine, return_aux, query, key, value)
+        _plan.keep(structure, plan, problem)
+    else:
+        problem = plan.problem(query, key, value, attn_mask, is_causal, enable_gqa, score, normalizer)
     with _autocast.suspended(query.device.type):
-        outcome = chosen.run(problem) if return_aux is None else chosen.observe(problem, return_aux)
-        output = problem.restore(outcome.output)
-        if output.requires_grad and not chosen.twice_differentiable:
-            output = _told_about_derivatives(output, chosen.name)
+        outcome = plan.run(problem)
+        output = outcome.output if plan.as_given else problem.restore(outcome.output)
+        if output.requires_grad and not plan.engine.twice_differentiable:
+            output = _told_about_derivatives(output, plan.engine.name)
         if return_aux is None:
             return output
-        return output, survey.look(problem, outcome, return_aux, _plan.observer(problem, return_aux))
+        return output, survey.look(problem, outcome, return_aux, plan.observer)
 
 
 def explain(
@@ -148,7 +157,7 @@ def explain(
     softcap: float | None = None,
     engine: EngineLike = "auto",
     return_aux: AuxRequest | None = None,
-) -> _plan.Plan:
+) -> _plan.Explanation:
     """Return what :func:`attention` would do with the same arguments: the engine, the reasons, the cost.
 
     The plan never depends on what is asked by ``return_aux``.
@@ -173,7 +182,7 @@ def explain(
     problem = _problem.build(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap
     )  # fmt: skip
-    return _plan.plan(problem, engine)
+    return _plan.explained(problem, engine)
 
 
 def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> bool:

@@ -8,6 +8,10 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
+
+#: Attributes that are as good in the key of a plan as they are.
+PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size))
 
 
 class Part:
@@ -37,13 +41,22 @@ class Part:
         return twin
 
     def cast(self, dtype: torch.dtype) -> Self:
-        """Return a copy whose floating-point tensors have this dtype, linked to these by autograd."""
+        """Return the part with floating-point tensors of this dtype, linked to its own by autograd."""
+        if all(tensor.dtype == dtype or not tensor.is_floating_point() for tensor in self.tensors()):
+            return self
         return self.map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
     def with_tensors(self, tensors: list[Tensor]) -> Self:
         """Return a copy whose tensors are these, in the order of :meth:`tensors`."""
         remaining = list(tensors)
         return self.map_tensors(lambda _: remaining.pop(0))
+
+    def structure(self) -> tuple[Any, ...] | None:
+        """Return all that does not depend on the contents of the tensors inside, as a key for what is planned.
+
+        None where that is not known: a class defined inside a function, or a function, may hold anything.
+        """
+        return _structure_of(self)
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={brief(value)}" for name, value in vars(self).items() if not name.startswith("_"))
@@ -74,6 +87,27 @@ def _holds_parts(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(_holds_parts(item) for item in value)
     return isinstance(value, (Tensor, Part))
+
+
+def _structure_of(value: Any) -> tuple[Any, ...] | None:
+    kind = type(value)
+    found: list[Any] = [kind]
+    if kind is Tensor or kind is Parameter:
+        return kind, value.shape, value.dtype, value.device, value.requires_grad
+    if kind is tuple:
+        held: Any = value
+    elif isinstance(value, Part) and "<locals>" not in kind.__qualname__:
+        held = value.__dict__.values()
+    else:
+        return None
+    for item in held:
+        if type(item) in PLAIN:
+            found.append(item)
+        elif (inner := _structure_of(item)) is not None:
+            found.append(inner)
+        else:
+            return None
+    return tuple(found)
 
 
 def brief(value: Any) -> str:

@@ -1,24 +1,212 @@
-"""Which engine runs a call, and why: the choice behind ``engine="auto"``, and ``explain``."""
+"""The plan of a call: which engine runs it and what that prepares, computed once for all calls of one structure."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
-from regard import engines
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from regard import _autocast, _problem, engines
 from regard._aux import FIELDS, AuxRequest
 from regard._errors import described, rejected, unknown_name
+from regard._part import PLAIN, Part
 from regard._problem import Problem
-from regard._tracing import is_blind, is_traced
+from regard._tracing import is_blind, is_eager, is_traced
 from regard.engines import Cost, Engine, costs
-from regard.normalizers import Softmax
-from regard.scores import ScaledDot
+from regard.engines.base import Runner
+from regard.masks import Dense
+from regard.masks.base import Extent, Mask
+from regard.normalizers import Normalizer, Softmax
+from regard.scores import ScaledDot, Score
 
 #: The engine that is torch's own attention.
 TORCHS = "sdpa"
+#: How many plans are kept.
+KEPT = 512
+#: The types of which an argument that is a number, or nothing, may be for its value to be the key of a plan.
+_NUMBERS = frozenset((int, float, type(None)))
+_TENSORS = frozenset((Tensor, Parameter))
 
 
 @dataclass(frozen=True)
 class Plan:
+    """All of a call that depends on structure alone: types, settings and shapes, but no tensor's contents.
+
+    Attributes
+    ----------
+    engine : Engine
+        The engine that runs.
+    run : callable
+        Executes a problem of this structure, by what the engine prepared.
+    observer : Engine or None
+        An engine that can tell what is asked beside the output where the first one did not.
+    score, mask, normalizer : the parts, where they hold no tensors; a mask is bound. None where a call brings its own.
+    scale, softcap, dropout_p, extent, lead, headless : as in :class:`Problem`
+    as_given : bool
+        Whether query, key and value have the shapes that engines read.
+    """
+
+    engine: Engine
+    run: Runner
+    observer: Engine | None
+    score: Score | None
+    mask: Mask | None
+    normalizer: Normalizer | None
+    scale: float
+    softcap: float | None
+    dropout_p: float
+    extent: Extent
+    lead: tuple[int, ...]
+    headless: bool
+    as_given: bool
+
+    @classmethod
+    def of(cls, problem: Problem, engine: object, request: AuxRequest | None, *given: Tensor) -> Plan:
+        """Plan a problem, made from this query, key and value."""
+        chosen = choose(problem, engine)
+        return cls(
+            chosen, chosen.prepare(problem, request), None if request is None else _observer(problem, request),
+            _without_tensors(problem.score), _without_tensors(problem.mask), _without_tensors(problem.normalizer),
+            problem.scale, problem.softcap, problem.dropout_p, problem.extent, problem.lead, problem.headless,
+            [t.shape for t in given] == [t.shape for t in (problem.query, problem.key, problem.value)],
+        )  # fmt: skip
+
+    def problem(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Any,
+        is_causal: bool,
+        enable_gqa: bool,
+        score: Any,
+        normalizer: Any,
+    ) -> Problem:
+        """Return the problem that a call of the planned structure states; nothing is checked that structure decides."""
+        if _autocast.is_active(query.device.type):
+            query, key, value = _autocast.cast(query, key, value)
+        if not self.as_given:
+            _, query, key, value, _ = _problem.canonical(query, key, value, enable_gqa)
+        mask = self.mask
+        if mask is None and not is_causal and type(attn_mask) in _TENSORS and len(self.lead) == 1:
+            mask = Dense(attn_mask, ("attention", "attn_mask"))  # whose sizes are those of the structure
+        elif mask is None and (attn_mask is not None or is_causal):
+            mask = _problem.bound_mask(attn_mask, is_causal, query, key, self.extent, self.lead)
+        return Problem(
+            query,
+            key,
+            value,
+            self.score or _problem.as_score(score, query, key),
+            mask,
+            self.normalizer or _problem.as_normalizer(normalizer),
+            self.scale,
+            self.softcap,
+            self.dropout_p,
+            self.extent,
+            self.lead,
+            self.headless,
+        )
+
+
+def _without_tensors(part: Any) -> Any:
+    return None if part is None or part.tensors() else part
+
+
+# The plans that are kept
+
+
+_plans: dict[Hashable, Plan] = {}
+_lock = threading.Lock()
+
+
+def structure(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Any,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    score: Any,
+    normalizer: Any,
+    softcap: float | None,
+    engine: Any,
+    request: AuxRequest | None,
+) -> Hashable | None:
+    """Return the structure of a call as a key, or None: it is to be planned for itself, or an argument is wrong."""
+    if not is_eager():
+        return None
+    ends = []
+    for tensor in (query, key, value):
+        if type(tensor) not in _TENSORS or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+            return None
+        ends.append((tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad))
+    for number in (dropout_p, scale, softcap):
+        if type(number) not in _NUMBERS:
+            return None
+    if type(is_causal) is not bool or type(enable_gqa) is not bool:
+        return None
+    parts = []
+    for part in (attn_mask, score, normalizer):
+        if type(part) in PLAIN:
+            parts.append(part)
+            continue
+        if type(part) in _TENSORS:
+            found: Any = _tensor_structure(part)
+        else:
+            found = part.structure() if isinstance(part, Part) else None
+        if found is None:
+            return None
+        parts.append(found)
+    if not isinstance(engine, (str, Engine)) or not (request is None or type(request) is AuxRequest):
+        return None
+    device = query.device.type
+    autocast = torch.get_autocast_dtype(device) if _autocast.is_active(device) else None
+    return (
+        *ends, *parts, dropout_p, is_causal, scale, enable_gqa, softcap, engine, request,
+        torch.is_grad_enabled(), autocast, torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def _tensor_structure(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout, tensor.is_nested
+
+
+def known(key: Hashable | None) -> Plan | None:
+    """Return the plan that is kept for a structure."""
+    return None if key is None else _plans.get(key)
+
+
+def keep(key: Hashable | None, plan: Plan, problem: Problem) -> None:
+    """Keep a plan for later calls of the structure, unless it was chosen by the contents of a mask."""
+    if key is None or (plan.mask is None and problem.mask is not None and costs.looks_at_mask(problem)):
+        return
+    with _lock:
+        while len(_plans) >= KEPT:
+            del _plans[next(iter(_plans))]
+        _plans[key] = plan
+
+
+def forget() -> None:
+    """Drop all plans: what they were made by has changed."""
+    with _lock:
+        _plans.clear()
+
+
+engines.on_change(forget)
+
+
+# The choice of an engine, and its reasons
+
+
+@dataclass(frozen=True)
+class Explanation:
     """What a call would do; it prints.
 
     Attributes
@@ -107,7 +295,7 @@ def _seconds(candidates: list[Engine], problem: Problem) -> dict[str, float]:
     return costs.seconds([candidate.name for candidate in candidates], problem)
 
 
-def observer(problem: Problem, request: AuxRequest) -> Engine | None:
+def _observer(problem: Problem, request: AuxRequest) -> Engine | None:
     """Return an engine that tells all that is asked for; None where none does, or calls are traced."""
     asked = {name for name in FIELDS if getattr(request, name)}
     if is_traced(problem.query):
@@ -116,7 +304,7 @@ def observer(problem: Problem, request: AuxRequest) -> Engine | None:
     return next((engine for engine in able if engine.refusal(problem) is None), None)
 
 
-def plan(problem: Problem, engine: object) -> Plan:
+def explained(problem: Problem, engine: object) -> Explanation:
     """Return the choice with its reasons."""
     chosen = choose(problem, engine)
     others: dict[str, str] = {}
@@ -139,7 +327,7 @@ def plan(problem: Problem, engine: object) -> Plan:
                 others[other.name] = f"would not: {times[other.name] / times[chosen.name]:.2g}× the time"
             else:
                 others[other.name] = f"would not: {chosen.name} comes first here"
-    return Plan(chosen, chosen.cost(problem), others, _describe(problem))
+    return Explanation(chosen, chosen.cost(problem), others, _describe(problem))
 
 
 def _describe(problem: Problem) -> str:

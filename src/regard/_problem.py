@@ -23,7 +23,7 @@ from regard.scores.base import Score
 SHARE_TILE = 128
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Problem:
     """One attention, ready to run: leading dimensions flattened, parts resolved, everything checked.
 
@@ -39,6 +39,8 @@ class Problem:
     scale : float
     softcap : float or None
     dropout_p : float
+    extent : Extent
+        B, H, L and S.
     lead : tuple of int
         What B was before it was flattened.
     headless : bool
@@ -54,19 +56,29 @@ class Problem:
     scale: float
     softcap: float | None
     dropout_p: float
+    extent: Extent
     lead: tuple[int, ...]
     headless: bool
-
-    @property
-    def extent(self) -> Extent:
-        """B, H, L and S."""
-        B, H, L, _ = self.query.shape
-        return Extent(B, H, L, self.key.shape[2])
 
     @property
     def compute_dtype(self) -> torch.dtype:
         """The dtype to calculate in: float32 for narrower inputs."""
         return self.query.dtype if self.query.dtype == torch.float64 else torch.float32
+
+    @property
+    def wants_grad(self) -> bool:
+        """Whether a backward pass may follow."""
+        if not torch.is_grad_enabled():
+            return False
+        if self.query.requires_grad or self.key.requires_grad or self.value.requires_grad:
+            return True
+        parts = (self.score,) if self.mask is None else (self.score, self.mask)
+        return any(tensor.requires_grad for part in parts for tensor in part.tensors())
+
+    @cached_property
+    def intervals(self) -> tuple[Tensor, Tensor] | None:
+        """The interval of keys that each query sees, as :meth:`Mask.intervals` tells; None also without a mask."""
+        return None if self.mask is None else self.mask.intervals(self.extent)
 
     @cached_property
     def visible_share(self) -> float:
@@ -74,9 +86,9 @@ class Problem:
         extent = self.extent
         if self.mask is None or is_blind(self.query) or not self.mask.hides or 0 in (*self.query.shape[:3], extent.S):
             return 1.0
-        spans = self.mask.intervals(extent)
-        if spans is not None:
-            return float((spans[1] - spans[0]).double().mean()) / extent.S
+        if self.intervals is not None:
+            start, stop = self.intervals
+            return float((stop - start).double().mean()) / extent.S
         kinds = self.mask.tiles(extent, SHARE_TILE, SHARE_TILE)
         return float((kinds != EMPTY).double().mean())
 
@@ -107,7 +119,7 @@ def build(
     query, key, value = _autocast.cast(query, key, value)
     _checks.dtypes(query, key, value)
     given = query, key
-    lead, query, key, value, headless = _canonical(query, key, value, enable_gqa)
+    lead, query, key, value, headless = canonical(query, key, value, enable_gqa)
     the_score = as_score(score, query, key)
     if not the_score.mixed_widths:
         _checks.widths(*given)
@@ -115,20 +127,17 @@ def build(
     the_score.check(query, key)
     B, H, L, E = query.shape
     extent = Extent(B, H, L, key.shape[2])
-    mask = _as_mask(attn_mask, query, key, lead)
-    if is_causal:
-        causal = masks.causal(align="upper_left")
-        mask = causal if mask is None else causal & mask
     return Problem(
         query,
         key,
         value,
         the_score,
-        None if mask is None else mask.bind(extent, query.device),
+        bound_mask(attn_mask, is_causal, query, key, extent, lead),
         as_normalizer(normalizer),
         the_score.default_scale(E) if scale is None else scale,
         softcap,
         dropout_p,
+        extent,
         lead,
         headless,
     )
@@ -167,7 +176,7 @@ def as_normalizer(normalizer: object) -> Normalizer:
     return NORMALIZERS[normalizer]()
 
 
-def _canonical(
+def canonical(
     query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 ) -> tuple[tuple[int, ...], Tensor, Tensor, Tensor, bool]:
     """Return the leading dimensions, the three tensors as (B, heads, length, width), and whether heads were absent."""
@@ -194,6 +203,17 @@ def _canonical(
     key = key.expand(*lead, kv_heads, *key.shape[-2:]).reshape(flat, kv_heads, *key.shape[-2:])
     value = value.expand(*lead, kv_heads, *value.shape[-2:]).reshape(flat, kv_heads, *value.shape[-2:])
     return lead, query, key, value, headless
+
+
+def bound_mask(
+    mask: MaskLike | None, is_causal: bool, query: Tensor, key: Tensor, extent: Extent, lead: tuple[int, ...]
+) -> Mask | None:
+    """Return the mask of a call, bound to its extent."""
+    found = _as_mask(mask, query, key, lead)
+    if is_causal:
+        causal = masks.causal(align="upper_left")
+        found = causal if found is None else causal & found
+    return None if found is None else found.bind(extent, query.device)
 
 
 def _as_mask(mask: MaskLike | None, query: Tensor, key: Tensor, lead: tuple[int, ...]) -> Mask | None:

@@ -12,6 +12,17 @@ def in_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
+def is_eager() -> bool:
+    """Whether operations simply run: nothing traces, transforms, differentiates forward or follows them."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state() is not None
+    )
+
+
 def is_blind(tensor: Tensor) -> bool:
     """Whether the tensor's values cannot be looked at."""
     if torch.compiler.is_compiling():

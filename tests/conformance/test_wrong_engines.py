@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from regard import engines, masks
 from regard.engines import Outcome, Reference
-from regard.engines.tiles import Tiles
+from regard.engines.tiles import Grid, Tiles
 from regard.normalizers import threshold
 from regard.testing import LAWS, Case, judge
 from regard.testing.conformance import combinations, draw_for
@@ -32,8 +32,7 @@ class Wrong(Reference):
 
     def scores(self, problem):
         """Return all scores, masked, without care for what is not finite."""
-        size = max(problem.extent.L, 1), max(problem.extent.S, 1)
-        return Tiles.of(problem, False, size).scores(0, 0)
+        return Tiles.of(problem, False, Grid.whole(problem)).scores(0, 0)
 
     def read(self, problem, weights):
         value = problem.value.repeat_interleave(weights.shape[1] // problem.value.shape[1], 1)

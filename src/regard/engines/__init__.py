@@ -1,5 +1,7 @@
 """Engines: how an attention is executed. The table of them, and nothing else."""
 
+from collections.abc import Callable
+
 from regard.engines import flops
 from regard.engines.base import Cost, Engine, EngineLike, EngineName, Outcome
 from regard.engines.fused.engine import Fused
@@ -14,10 +16,21 @@ TABLE: dict[str, Engine] = {engine.name: engine for engine in (Sdpa(), Fused(), 
 flops.register()
 
 
+
+_watchers: list[Callable[[], None]] = []
+
+
 def register(engine: Engine) -> Engine:
     """Put an engine into the table, so that ``engine="name"`` finds it and the conformance suite tests it."""
     TABLE[engine.name] = engine
+    for watcher in _watchers:
+        watcher()
     return engine
+
+
+def on_change(function: Callable[[], None]) -> None:
+    """Call a function whenever the table changes."""
+    _watchers.append(function)
 
 
 __all__ = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -61,6 +62,10 @@ class Cost:
     grows: bool
 
 
+#: Executes problems of one structure.
+Runner = Callable[[Problem], Outcome]
+
+
 class Engine(ABC):
     """A way to execute a problem. An engine knows the parts' interfaces and no other engine."""
 
@@ -82,17 +87,22 @@ class Engine(ABC):
     def grows(self, problem: Problem) -> bool:
         """Return whether the workspace grows with L×S."""
 
-    @abstractmethod
     def run(self, problem: Problem) -> Outcome:
         """Execute the problem."""
+        return self.prepare(problem, None)(problem)
+
+    def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:  # noqa: ARG002
+        """Return the function that executes this problem, and every other of its structure.
+
+        An engine defines this where something depends on the structure alone and is worth computing once, else
+        :meth:`run`. What is returned keeps no tensor of the problem. With a request it tells what it has at hand, and
+        its output is the same to the bit.
+        """
+        return self.run
 
     def fields(self, problem: Problem) -> frozenset[str]:  # noqa: ARG002
-        """Return the fields of :class:`regard.Aux` that :meth:`observe` tells from the pass that makes the output."""
+        """Return the fields of :class:`regard.Aux` that can come from the pass that makes the output."""
         return frozenset()
-
-    def observe(self, problem: Problem, request: AuxRequest) -> Outcome:  # noqa: ARG002
-        """Execute the problem, to the same bits, and tell what comes with it; a second pass finds the rest."""
-        return self.run(problem)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -10,13 +10,6 @@ from torch import Tensor
 from regard._problem import Problem
 
 
-def wants_grad(problem: Problem) -> bool:
-    """Whether a backward pass may follow."""
-    parts = (problem.query, problem.key, problem.value, *problem.score.tensors())
-    parts += () if problem.mask is None else tuple(problem.mask.tensors())
-    return torch.is_grad_enabled() and any(t.requires_grad for t in parts)
-
-
 def cleaned(problem: Problem) -> Problem:
     """Return the problem with zeros in place of everything in keys and values that is not finite."""
     return replace(problem, key=_finite(problem.key), value=_finite(problem.value))

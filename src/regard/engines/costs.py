@@ -12,7 +12,6 @@ from importlib.resources import files
 
 from regard import masks, scores
 from regard._problem import Problem
-from regard.engines import care
 from regard.scores.distance import Radial
 from regard.scores.dot_like import DotLike
 
@@ -20,7 +19,7 @@ from regard.scores.dot_like import DotLike
 TERMS = ("call", "sequences", "pairs", "pairs·features", "pairs·values", "numbers")
 
 #: Pairs times features and values up to which looking at the mask would cost more than it could tell.
-SMALL = 1 << 17
+SMALL = 1 << 24
 
 
 def family(problem: Problem) -> str:
@@ -46,7 +45,7 @@ def lane(problem: Problem) -> str:
         kind = "bias"
     else:  # a mask that differs from sequence to sequence, as padding does, may have to be applied to one at a time
         kind = "ragged" if mask.sizes()[0] not in (None, 1) else "structure"
-    return f"{family(problem)}/{kind}/{'backward' if care.wants_grad(problem) else 'forward'}"
+    return f"{family(problem)}/{kind}/{'backward' if problem.wants_grad else 'forward'}"
 
 
 def terms(problem: Problem) -> tuple[float, ...]:
@@ -56,10 +55,18 @@ def terms(problem: Problem) -> tuple[float, ...]:
     if family(problem) == "additive":
         C = problem.score.tensors()[0].shape[-1]  # w_v: as many features are compared
     pairs = float(e.B * e.H * e.L * e.S)
-    if pairs * (C + V) > SMALL:
+    if looks_at_mask(problem):
         pairs *= problem.visible_share
     numbers = e.B * (e.H * e.L * (C + V) + problem.key.shape[1] * e.S * (C + V))
     return 1.0, float(e.B), pairs, pairs * C, pairs * V, float(numbers)
+
+
+def looks_at_mask(problem: Problem) -> bool:
+    """Whether the choice depends on how much a mask shows."""
+    if problem.mask is None or isinstance(problem.mask, masks.Dense):
+        return False
+    e = problem.extent
+    return float(e.B * e.H * e.L * e.S) * (problem.query.shape[-1] + problem.value.shape[-1]) > SMALL
 
 
 @cache

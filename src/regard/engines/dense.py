@@ -9,7 +9,7 @@ from torch import Tensor
 from regard._problem import Problem
 from regard._tracing import is_traced
 from regard.engines.base import Outcome
-from regard.engines.tiles import Tiles
+from regard.engines.tiles import Grid, Tiles
 
 
 def needs_care(problem: Problem) -> bool:
@@ -24,12 +24,13 @@ def needs_care(problem: Problem) -> bool:
 def is_finite(tensor: Tensor) -> bool:
     """Whether a tensor holds no NaN and no infinity; rarely, for huge values, False without need."""
     # A sum is finite where its terms are, unless it overflows: then the careful path is taken without need.
-    return bool(tensor.detach().sum(dtype=torch.float64).isfinite())
+    total = tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).item()
+    return -torch.inf < total < torch.inf
 
 
 def whole(problem: Problem) -> Tiles:
     """Return the problem as a single tile."""
-    return Tiles.of(problem, needs_care(problem), (max(problem.extent.L, 1), max(problem.extent.S, 1)))
+    return Tiles.of(problem, needs_care(problem), Grid.whole(problem))
 
 
 def attend(problem: Problem) -> Outcome:
@@ -60,7 +61,7 @@ def attached(output: Tensor, problem: Problem) -> Tensor:
 
 def attend_by_rows(problem: Problem) -> Outcome:
     """Run the definition on a few rows at a time, with care for what is not finite."""
-    tiles = Tiles.of(problem, True, (64, max(problem.extent.S, 1)))
+    tiles = Tiles.of(problem, True, Grid.of(problem, (64, max(problem.extent.S, 1))))
     outputs = []
     for row in range(len(tiles.rows)):
         scores = tiles.scores(row, 0)
@@ -70,6 +71,6 @@ def attend_by_rows(problem: Problem) -> Outcome:
 
 def attend_few(problem: Problem) -> Outcome:
     """Run the definition on few rows, without care for values that are not finite: they show as NaN in the output."""
-    tiles = Tiles.of(problem, False, (max(problem.extent.L, 1), max(problem.extent.S, 1)))
+    tiles = Tiles.of(problem, False, Grid.whole(problem))
     weights = tiles.normalizer.weights(tiles.scores(0, 0))
     return Outcome(tiles.read(weights, 0).to(problem.query.dtype))

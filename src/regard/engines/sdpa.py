@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,15 +10,19 @@ from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as torch_attention  # bound once: users replace it
 
 from regard import masks
+from regard._aux import AuxRequest
 from regard._problem import Problem
 from regard._tracing import is_exported_to_onnx, is_traced
 from regard.engines import care, dense, strips
-from regard.engines.base import Cost, Engine, Outcome
+from regard.engines.base import Cost, Engine, Outcome, Runner
 from regard.engines.tiles import Span, spans
 from regard.masks.base import Mask
 from regard.normalizers import Softmax
 from regard.scores import DotForm, Score
 from regard.scores.dot_like import DotLike
+
+#: The kernel behind F.scaled_dot_product_attention on the CPU, called by name for its log-sum-exp.
+_flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 #: Queries whose mask is a matrix at one time where calls are traced.
 TRACED_STRIP = 512
@@ -26,6 +30,8 @@ TRACED_STRIP = 512
 FEW = 4
 #: Pairs of one head that a single streaming tile would hold.
 SMALL = 256 * 256
+#: Numbers of a mask that are kept as a matrix for later calls.
+MATRIX = 128 * 128
 
 
 class Sdpa(Engine):
@@ -88,31 +94,107 @@ class Sdpa(Engine):
         work += float(B * H * L * S * size) if problem.dropout_p else float(B * H * L * (V + 1) * size)
         return Cost(B * H * L * S * share * (2 * E + 2 * V + 5), float(moved), work, self.grows(problem))
 
-    def run(self, problem: Problem) -> Outcome:
+    def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:  # noqa: ARG002
         # torch's kernel takes an only key for hidden where its score is NaN.
         if 0 in problem.query.shape[:3] or problem.extent.S < 2:
-            return replace(dense.attend(problem), weights=None, scores=None)
+            return _whole
         if is_traced(problem.query):
-            return _traced(problem)
-        if problem.mask is None:
-            return _run(problem)
-        wants_grad = care.wants_grad(problem)
-        few = problem.extent.L <= FEW
-        # torch's kernel can lose visible keys, without a NaN to show for it, where a masked key's score is NaN.
-        careful = dense.needs_care(problem) if wants_grad else not few and not dense.is_finite(problem.key)
-        if not careful:
-            outcome = dense.attend_few(problem) if few and not wants_grad and not problem.dropout_p else _run(problem)
-            # A masked value that leaked shows as NaN (0·NaN): looking there costs less than reading the values.
-            if wants_grad or not bool(outcome.output.isnan().any()):
-                return outcome
-        return dense.attend_by_rows(problem) if care.sees_bad(problem) else _run(care.cleaned(problem))
+            return _traced
+        fixed = problem.mask is None or not problem.mask.tensors()
+        steps = _Steps.of(problem) if fixed else None
+        wants_grad, few = problem.wants_grad, problem.extent.L <= FEW
+
+        def run(problem: Problem) -> Outcome:
+            own = _Steps.of(problem) if steps is None else steps
+            if not own.hides:
+                return _run(problem, own)
+            # torch's kernel can lose visible keys, without a NaN to show for it, where a masked key's score is NaN.
+            careful = dense.needs_care(problem) if wants_grad else not few and not dense.is_finite(problem.key)
+            if not careful:
+                at_once = few and not wants_grad and not problem.dropout_p
+                outcome = dense.attend_few(problem) if at_once else _run(problem, own)
+                # A masked value that leaked shows as NaN (0·NaN): looking there costs less than reading the values.
+                if wants_grad or dense.is_finite(outcome.output) or not bool(outcome.output.isnan().any()):
+                    return outcome
+            return dense.attend_by_rows(problem) if care.sees_bad(problem) else _run(care.cleaned(problem), own)
+
+        return run
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """What a mask means to torch's kernel.
+
+    Attributes
+    ----------
+    hides : bool
+        Whether a mask is still to be taken into account.
+    causal : bool
+        Whether it is the kernel's own causal mask.
+    keys : slice, or None
+        The keys that are read; None is all.
+    added : Tensor (1 or B, 1 or H, L, S), or None
+        What is added to the scores.
+    empty : Tensor (1 or B, 1 or H, L), or None
+        Where a row of ``added`` sees nothing; None where none does.
+    strips : list of Strip, or None
+    """
+
+    hides: bool = False
+    causal: bool = False
+    keys: slice | None = None
+    added: Tensor | None = None
+    empty: Tensor | None = None
+    strips: list[strips.Strip] | None = None
+
+    @classmethod
+    def of(cls, problem: Problem) -> _Steps:
+        """Return the steps for a problem's mask."""
+        mask, extent = problem.mask, problem.extent
+        if mask is None:
+            return cls()
+        if isinstance(mask, masks.Dense):
+            return cls(hides=True)
+        if _is_causal(problem):
+            keys = slice(extent.L) if extent.L < extent.S else None  # later keys are seen by no query
+            return cls(hides=True, causal=True, keys=keys)
+        if not mask.tensors():
+            keys = None if mask.has_bias else _shared_keys(problem)
+            if keys is not None:
+                return cls(keys=keys)
+            if FEW < extent.L <= MATRIX // extent.S:
+                added = _matrix_of(problem, mask)
+                if added.shape[:2].numel() * extent.L * extent.S <= MATRIX:
+                    empty = (added == -torch.inf).all(-1)
+                    return cls(hides=True, added=added.contiguous(), empty=empty if bool(empty.any()) else None)
+        return cls(hides=True, strips=strips.cut(mask, extent))
+
+
+def _whole(problem: Problem) -> Outcome:
+    """Run the definition where there is next to nothing."""
+    return replace(dense.attend(problem), weights=None, scores=None)
+
+
+def _shared_keys(problem: Problem) -> slice | None:
+    """Return the keys that every query sees, where these are all that any query sees, and more than one."""
+    if problem.intervals is None:
+        return None
+    (first, last), (least, most) = ((int(edge.min()), int(edge.max())) for edge in problem.intervals)
+    return slice(first, most) if first == last and least == most and most - first > 1 else None
+
+
+def _matrix_of(problem: Problem, mask: Mask) -> Tensor:
+    """Return what a mask adds to the scores, −inf where it hides, as the kernel reads it."""
+    extent = problem.extent
+    index = _indices(problem, Span(0, extent.L), Span(0, extent.S))
+    return mask.matrix(*index, _wide(problem.query.dtype)).detach()
 
 
 def _is_causal(problem: Problem) -> bool:
     return problem.mask is not None and problem.mask.is_plain_causal(problem.extent)
 
 
-def _run(problem: Problem) -> Outcome:
+def _run(problem: Problem, steps: _Steps) -> Outcome:
     """Run on finite inputs (or without a mask, where nothing can leak)."""
     dtype = problem.query.dtype
     form = _form(problem)
@@ -120,8 +202,9 @@ def _run(problem: Problem) -> Outcome:
     value = problem.value.to(query.dtype)
     V = value.shape[-1]
     width = max(query.shape[-1], V)
-    query, key, value = (pad(t, (0, width - t.shape[-1])) if t.shape[-1] != width else t for t in (query, key, value))
-    output, lse = _dispatch(problem, query, key, value)
+    if not query.shape[-1] == key.shape[-1] == V:
+        query, key, value = (pad(t, (0, width - t.shape[-1])) for t in (query, key, value))
+    output, lse = _dispatch(problem, steps, query, key, value)
     if lse is not None and form.offset is not None:
         lse = lse + problem.scale * form.offset
     if dtype not in (torch.float32, torch.float64) or form.query.dtype != dtype:
@@ -140,12 +223,16 @@ def _form(problem: Problem) -> DotForm:
     return DotForm(form.query.to(dtype), form.key.to(dtype), form.offset)
 
 
-def _dispatch(problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
+def _dispatch(
+    problem: Problem, steps: _Steps, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor | None]:
     mask = problem.mask
     query, scale = _scaled(query, problem.scale)
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     H, G = query.shape[1], key.shape[1]
-    if mask is None:
+    if steps.keys is not None:
+        key, value = key[:, :, steps.keys], value[:, :, steps.keys]
+    if not steps.hides:
         return _folded(query, key, value, scale, None, problem.dropout_p)
     if isinstance(mask, masks.Dense):
         same = not mask.has_bias or mask.values.dtype == query.dtype
@@ -155,10 +242,15 @@ def _dispatch(problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> tu
         key, value = _expanded(H, key, value)
         return _kernel(query, key, value, scale, added, False, problem.dropout_p)[0], None
     key, value = _expanded(H, key, value)
-    if _is_causal(problem):
-        L = query.shape[2]  # later keys are seen by no query
-        return _kernel(query, key[:, :, :L], value[:, :, :L], scale, None, True, problem.dropout_p)
-    plan = strips.Plan(mask, problem.extent, strips.cut(mask, problem.extent), scale)
+    if steps.strips is None:
+        # Features may be wider than the inputs.
+        added = None if steps.added is None else steps.added.to(_wide(query.dtype))
+        output, lse = _kernel(query, key, value, scale, added, steps.causal, problem.dropout_p)
+        if lse is not None and steps.empty is not None:
+            lse = lse.masked_fill(steps.empty, -torch.inf)
+        return output, lse
+    assert mask is not None
+    plan = strips.StripRun(mask, problem.extent, steps.strips, scale)
     return strips.Strips.apply(plan, query, key, value, *mask.tensors())
 
 
@@ -198,8 +290,7 @@ def _kernel(
     if query.device.type != "cpu" or dropout_p or query.shape[-1] == 0:
         output = torch_attention(query, key, value, added, dropout_p, causal, scale=scale)
         return output, None
-    # The kernel behind F.scaled_dot_product_attention on the CPU, called by name for its log-sum-exp.
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    return _flash_attention(
         query, key, value, 0.0, causal, attn_mask=added, scale=scale
     )
 

@@ -11,12 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard._aux import AuxRequest
 from regard._problem import Problem
 from regard._tracing import in_transform
 from regard.engines import dense
-from regard.engines.base import Cost, Engine, Outcome
+from regard.engines.base import Cost, Engine, Outcome, Runner
 from regard.engines.state import State
-from regard.engines.tiles import Tiles, tile_shape
+from regard.engines.tiles import Grid, Tiles, tile_shape
+from regard.masks.base import MIXED
 from regard.normalizers.base import Statistic
 
 
@@ -53,23 +55,38 @@ class Streaming(Engine):
         kept = sum(t.numel() * size for t in ends) + B * H * L * (V + 4) * size
         return Cost(float(flops), float(moved), float(tile + kept), grows=self.grows(problem))
 
-    def run(self, problem: Problem) -> Outcome:
+    def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:  # noqa: ARG002
         if 0 in problem.query.shape[:3] or problem.extent.S == 0:
-            return replace(dense.attend(problem), weights=None, scores=None)
-        tiles = Tiles.of(problem, dense.needs_care(problem))
-        one_tile = len(tiles.rows) == len(tiles.cols) == 1
-        if one_tile or torch.compiler.is_compiling() or in_transform() or _captures(tiles):
-            output, row = _forward(tiles, _plain_dropout(problem.dropout_p))
-            output = output if output.requires_grad else dense.attached(output, problem)
-        else:
-            spec = _Spec(tiles, problem.dropout_p, _draw_seed() if problem.dropout_p else 0)
-            given = (tiles.query, tiles.key, tiles.value, *tiles.tensors())
-            output, shift, offset = _Streamed.apply(spec, *given)
-            row = Statistic(shift, offset)
-        lse = None
-        if problem.normalizer.online:
-            lse = (row.shift + row.offset).squeeze(-1).masked_fill(_empty(row), -torch.inf)
-        return Outcome(output.to(problem.query.dtype), lse)
+            return _nothing
+        # A mask's tiles are known before the contents of its tensors only where it has none.
+        fixed, grid = problem.mask is None or not problem.mask.tensors(), None
+        traced = torch.compiler.is_compiling() or in_transform()
+        known = _lists_its_tensors(problem)
+
+        def run(problem: Problem) -> Outcome:
+            nonlocal grid
+            tiles = Tiles.of(problem, dense.needs_care(problem), grid)
+            grid = tiles.grid if fixed else None
+            one_tile = len(tiles.rows) == len(tiles.cols) == 1
+            if one_tile or traced or (not known and _captures(tiles)):
+                output, row = _forward(tiles, _plain_dropout(problem.dropout_p))
+                output = output if output.requires_grad else dense.attached(output, problem)
+            else:
+                spec = _Spec(tiles, problem.dropout_p, _draw_seed() if problem.dropout_p else 0)
+                given = (tiles.query, tiles.key, tiles.value, *tiles.tensors())
+                output, shift, offset = _Streamed.apply(spec, *given)
+                row = Statistic(shift, offset)
+            lse = None
+            if problem.normalizer.online:
+                lse = (row.shift + row.offset).squeeze(-1).masked_fill(_empty(row), -torch.inf)
+            return Outcome(output.to(problem.query.dtype), lse)
+
+        return run
+
+
+def _nothing(problem: Problem) -> Outcome:
+    """Run where there are no pairs."""
+    return replace(dense.attend(problem), weights=None, scores=None)
 
 
 def _empty(row: Statistic) -> Tensor:
@@ -103,17 +120,20 @@ def _draw_seed() -> int:
     return int(torch.randint(2**62, ()))
 
 
+def _lists_its_tensors(problem: Problem) -> bool:
+    """Whether the parts compute with no tensors but those that they list: they are ours, and hold no function."""
+    parts = [part for part in (problem.score, problem.mask) if part is not None]
+    return all(type(part).__module__.startswith("regard.") and part.structure() is not None for part in parts)
+
+
 def _captures(tiles: Tiles) -> bool:
     """Whether the score or mask computes with tensors that want gradients and that it does not list."""
     if not torch.is_grad_enabled():
         return False
     known = tiles.around(*(t.detach() for t in (tiles.query, tiles.key, tiles.value, *tiles.tensors())))
-    corner = replace(
-        known, rows=[replace(known.rows[0], stop=known.rows[0].start + 1)], cols=[replace(known.cols[0], stop=1)]
-    )
-    if tiles.kinds is not None:
-        corner = replace(corner, kinds=[[1]])
-    return corner.scores(0, 0).requires_grad
+    first = replace(known.rows[0], stop=known.rows[0].start + 1), replace(known.cols[0], stop=1)
+    corner = Grid([first[0]], [first[1]], None if tiles.kinds is None else [[MIXED]])
+    return replace(known, grid=corner).scores(0, 0).requires_grad
 
 
 def _forward(tiles: Tiles, dropout: Dropout) -> tuple[Tensor, Statistic]:

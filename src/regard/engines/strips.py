@@ -85,7 +85,7 @@ def _ranges(line: list[int], S: int) -> list[Range]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StripRun:
     """Everything about a strip run that is not differentiated."""
 
     mask: Mask
@@ -143,18 +143,18 @@ class Strips(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, plan: Plan, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor
+        ctx: Any, run: StripRun, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         output = torch.zeros_like(query)
         relative = query.new_full(query.shape[:3], -torch.inf, dtype=torch.promote_types(query.dtype, torch.float32))
         lse = relative.clone()
-        for strip in plan.strips:
+        for strip in run.strips:
             rows = (*strip.where, strip.rows.slice)
-            shift = plan.shift(strip, query.dtype, query.device)
-            found = _strip(plan, strip, query[rows], key[strip.where], value[strip.where], shift)
+            shift = run.shift(strip, query.dtype, query.device)
+            found = _strip(run, strip, query[rows], key[strip.where], value[strip.where], shift)
             output[rows], relative[rows] = found
             lse[rows] = found[1] if shift is None else found[1] + shift.squeeze(-1)
-        ctx.plan = plan
+        ctx.run = run
         # The mask's tensors are saved too, so that autograd notices when one was changed in place.
         ctx.save_for_backward(query, key, value, output, relative, *tensors)
         ctx.mark_non_differentiable(lse)
@@ -163,20 +163,20 @@ class Strips(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, lse, *tensors = ctx.saved_tensors
-        plan = replace(ctx.plan, mask=ctx.plan.mask.with_tensors(tensors))
+        run = replace(ctx.run, mask=ctx.run.mask.with_tensors(tensors))
         grad = grad.contiguous()
         wide = lse.dtype  # sums over strips keep their precision for narrow inputs
         d_query, d_key, d_value = (torch.zeros_like(t, dtype=wide) for t in (query, key, value))
         lse = torch.where(lse == -torch.inf, 0.0, lse)  # what the kernel writes for a row that sees nothing
-        for strip in plan.strips:
+        for strip in run.strips:
             rows = (*strip.where, strip.rows.slice)
-            shift = plan.shift(strip, query.dtype, query.device)
+            shift = run.shift(strip, query.dtype, query.device)
             for part in strip.ranges:
                 cols = (*strip.where, part.cols.slice)
-                added = plan.tile_mask(strip, part, query.dtype, query.device, shift)[0]
+                added = run.tile_mask(strip, part, query.dtype, query.device, shift)[0]
                 found = _backward(
                     grad[rows], query[rows], key[cols], value[cols], output[rows], lse[rows], 0.0, False,
-                    attn_mask=added, scale=plan.scale,
+                    attn_mask=added, scale=run.scale,
                 )  # fmt: skip
                 for total, where, gradient in zip((d_query, d_key, d_value), (rows, cols, cols), found):
                     total[where] += gradient
@@ -185,14 +185,14 @@ class Strips(torch.autograd.Function):
 
 
 def _strip(
-    plan: Plan, strip: Strip, query: Tensor, key: Tensor, value: Tensor, shift: Tensor | None
+    run: StripRun, strip: Strip, query: Tensor, key: Tensor, value: Tensor, shift: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return a strip's output (b, h, l, V) and log-sum-exp (b, h, l), relative to the ``shift`` of its rows."""
     parts = []
     for part in strip.ranges:
-        added, seen = plan.tile_mask(strip, part, query.dtype, query.device, shift)
+        added, seen = run.tile_mask(strip, part, query.dtype, query.device, shift)
         cols = part.cols.slice
-        out, flat = _forward(query, key[:, :, cols], value[:, :, cols], attn_mask=added, scale=plan.scale)
+        out, flat = _forward(query, key[:, :, cols], value[:, :, cols], attn_mask=added, scale=run.scale)
         lse = flat.unsqueeze(-1)
         parts.append((out, lse if seen is None else torch.where(seen, lse, -torch.inf)))
     if len(parts) == 1:

@@ -15,7 +15,7 @@ from regard._problem import Problem
 from regard._tracing import is_traced
 from regard.engines import dense
 from regard.engines.base import Engine, Outcome
-from regard.engines.tiles import TILE_SIDE, Span, Tiles, tile_shape
+from regard.engines.tiles import TILE_SIDE, Grid, Span, Tiles, tile_shape
 from regard.normalizers.base import Statistic
 
 #: Keys that share a group when the largest are searched.
@@ -35,7 +35,8 @@ def look(problem: Problem, outcome: Outcome, request: AuxRequest, observer: Engi
     """
     if observer is not None and outcome.weights is None and not _is_told(outcome, request):
         with torch.no_grad():
-            outcome = observer.observe(replace(problem, value=problem.value[..., :0]), request)
+            narrow = replace(problem, value=problem.value[..., :0])
+            outcome = observer.prepare(narrow, request)(narrow)
     if _is_told(outcome, request):
         return _aux(problem, {name: getattr(outcome, name) for name in FIELDS if getattr(request, name)}, request)
     materialized = request.weights or request.scores
@@ -172,7 +173,7 @@ class _Survey:
         self.problem, self.outcome, self.request = problem, outcome, request
         B, H, L, S = _sizes(problem)
         rows, cols = self._shape()
-        self.tiles = tiles = Tiles.of(problem, dense.needs_care(problem), (rows, cols))
+        self.tiles = tiles = Tiles.of(problem, dense.needs_care(problem), Grid.of(problem, (rows, cols)))
         self.lifted = tiles.lifted_key()
         self.k = min(request.topk, S)
         self.weighs = request.entropy or request.received

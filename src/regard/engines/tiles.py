@@ -58,6 +58,34 @@ def tile_shape(problem: Problem, pair_size: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """How a problem is cut into tiles, and which of them a mask shows.
+
+    Attributes
+    ----------
+    rows, cols : list of Span
+    kinds : list of list of int, or None
+        EMPTY, MIXED or FULL for each tile; None without a mask.
+    """
+
+    rows: list[Span]
+    cols: list[Span]
+    kinds: list[list[int]] | None
+
+    @classmethod
+    def of(cls, problem: Problem, shape: tuple[int, int]) -> Grid:
+        """Cut a problem into tiles of a shape."""
+        extent, mask = problem.extent, problem.mask
+        rows, cols = spans(extent.L, shape[0]), spans(extent.S, shape[1])
+        return cls(rows, cols, None if mask is None else kinds_of(mask, problem, shape, (len(rows), len(cols))))
+
+    @classmethod
+    def whole(cls, problem: Problem) -> Grid:
+        """Return the grid of a single tile."""
+        return cls.of(problem, (max(problem.extent.L, 1), max(problem.extent.S, 1)))
+
+
+@dataclass(frozen=True)
 class Tiles:
     """A problem with projected rows, cut into tiles.
 
@@ -75,16 +103,17 @@ class Tiles:
     normalizer: Normalizer
     scale: float
     softcap: float | None
-    rows: list[Span]
-    cols: list[Span]
-    kinds: list[list[int]] | None
+    grid: Grid
     exact_key: Tensor | None = None
     bad: Tensor | None = None
     spill: Tensor | None = None
 
     @classmethod
-    def of(cls, problem: Problem, careful: bool, shape: tuple[int, int] | None = None) -> Tiles:
-        """Project the rows and classify the tiles; ``careful`` keeps what is not finite from leaking through zeros."""
+    def of(cls, problem: Problem, careful: bool, grid: Grid | None = None) -> Tiles:
+        """Project the rows; ``careful`` keeps what is not finite from leaking through zeros.
+
+        Without a grid, tiles are as large as caches like.
+        """
         dtype = problem.compute_dtype
         query, key, value = (t.to(dtype) for t in (problem.query, problem.key, problem.value))
         score, normalizer = problem.score.cast(dtype), problem.normalizer.cast(dtype)
@@ -102,8 +131,7 @@ class Tiles:
             key, value = (t.repeat_interleave(R, 1) for t in (key, value))
             exact_key, bad = (None if t is None else t.repeat_interleave(R, 1) for t in (exact_key, bad))
             spill = None if spill is None else spill.repeat_interleave(R, 2)
-        shape = tile_shape(problem, score.pair_size(query.shape[-1])) if shape is None else shape
-        rows, cols = spans(problem.extent.L, shape[0]), spans(problem.extent.S, shape[1])
+        grid = grid or Grid.of(problem, tile_shape(problem, score.pair_size(query.shape[-1])))
         return cls(
             query,
             key,
@@ -113,13 +141,26 @@ class Tiles:
             normalizer,
             problem.scale,
             problem.softcap,
-            rows,
-            cols,
-            None if mask is None else kinds_of(mask, problem, shape, (len(rows), len(cols))),
+            grid,
             exact_key,
             bad,
             spill,
         )
+
+    @property
+    def rows(self) -> list[Span]:
+        """The rows of each row of tiles."""
+        return self.grid.rows
+
+    @property
+    def cols(self) -> list[Span]:
+        """The columns of each column of tiles."""
+        return self.grid.cols
+
+    @property
+    def kinds(self) -> list[list[int]] | None:
+        """What each tile is to the mask."""
+        return self.grid.kinds
 
     def visible_cols(self, row: int) -> Iterator[tuple[int, Span]]:
         """Yield the column tiles that row tile ``row`` may see."""

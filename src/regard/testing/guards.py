@@ -79,13 +79,15 @@ def guarded_kernels() -> Iterator[None]:
     lock = threading.Lock()
     check = Call.addresses
 
-    def addresses(call: Call, arrays: Mapping[str, Tensor], sizes: Mapping[str, int]) -> dict[str, int]:
+    def addresses(
+        call: Call, arrays: Mapping[str, Tensor], sizes: Mapping[str, int] | None = None
+    ) -> dict[str, int]:
         return dict.fromkeys(check(call, arrays, sizes), 0)  # checked as ever, and addressed when the kernel runs
 
     def run(
         call: Call, arrays: Mapping[str, Tensor], numbers: Mapping[str, int], sizes: Mapping[str, int] | None = None
     ) -> None:
-        addresses(call, arrays, call.sizes if sizes is None else {**call.sizes, **sizes})
+        addresses(call, arrays, sizes)
         given = {**call.arrays, **arrays}
         filled = {**call.numbers, **numbers}
         with lock, ExitStack() as stack:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from regard import _plan
 from regard.engines import strips, survey, tiles
 from regard.normalizers import threshold
 
@@ -33,4 +34,8 @@ def tiny_tiles(rows: int = 4, cols: int = 4) -> Iterator[None]:
         patch.object(survey, "GROUP", 2),
         patch.multiple(threshold, FEW=4, GROUP=2),
     ):
-        yield
+        _plan.forget()
+        try:
+            yield
+        finally:
+            _plan.forget()

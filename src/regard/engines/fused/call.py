@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -23,6 +24,10 @@ _DTYPES = {
 }
 
 
+_ZEROS = dict.fromkeys(FIELDS, 0)
+_Numbers = ctypes.c_int64 * len(FIELDS)
+
+
 class Call:
     """A kernel with most of its arguments; the rest come with each call, from any thread.
 
@@ -31,47 +36,71 @@ class Call:
     name : str
         As :func:`native.load` takes it.
     dtype : torch.dtype
-    real : float
-        The one real argument.
     sizes : dict of str to int
         Every size that the shapes in ``fields.SHAPES`` speak of, by its name.
+    arrays : dict of str to Tensor or None
+        Those that all calls have in common; None is none.
+    numbers : dict of str to int
+        The same for numbers.
     """
 
-    def __init__(self, name: str, dtype: torch.dtype, real: float, sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        sizes: Mapping[str, int],
+        arrays: Mapping[str, Tensor | None],
+        numbers: Mapping[str, int],
+    ) -> None:
         self.function = native.load(name, dtype)
         self.name, self.dtype, self.sizes = name, dtype, sizes
-        self.real = (ctypes.c_double if dtype == torch.float64 else ctypes.c_float)(real)
-        self.numbers = dict.fromkeys(FIELDS, 0) | {name: n for name, n in sizes.items() if name in FIELDS}
-        self.arrays: dict[str, Tensor] = {}
+        self.real = ctypes.c_double() if dtype == torch.float64 else ctypes.c_float()
+        self.shapes = SHAPES[name.partition(".")[2]]
+        self.counts = {
+            array: math.prod([sizes[size] for size in shape])
+            for array, shape in self.shapes.items()
+            if sizes.keys() >= set(shape)
+        }
+        self.arrays = {array: tensor for array, tensor in arrays.items() if tensor is not None}
+        known = {size: n for size, n in sizes.items() if size in FIELDS}
+        self.numbers = {**_ZEROS, **known, **numbers, **self.addresses(self.arrays)}
 
-    def give(self, arrays: Mapping[str, Tensor | None], numbers: Mapping[str, int]) -> None:
-        """Add arguments that all calls have in common; arrays that are None are none."""
+    def given(self, arrays: Mapping[str, Tensor | None], real: float) -> Call:
+        """Return the call with further arrays, and its one real argument."""
+        call = copy(self)
+        call.real = type(self.real)(real)
         given = {name: tensor for name, tensor in arrays.items() if tensor is not None}
-        self.numbers |= {**numbers, **self.addresses(given, self.sizes)}
-        self.arrays |= given  # they live as long as the call
+        call.numbers = {**self.numbers, **self.addresses(given)}
+        call.arrays = {**self.arrays, **given}  # they live as long as the call
+        return call
 
     def __call__(
         self, arrays: Mapping[str, Tensor], numbers: Mapping[str, int], sizes: Mapping[str, int] | None = None
     ) -> None:
         """Run the kernel with further arguments; ``sizes`` are those that belong to these arrays alone."""
-        found = self.addresses(arrays, self.sizes if sizes is None else {**self.sizes, **sizes})
-        self.execute({**self.numbers, **numbers, **found})
+        self.execute({**self.numbers, **numbers, **self.addresses(arrays, sizes)})
 
     def execute(self, numbers: Mapping[str, int]) -> None:
         """Run the kernel with these arguments and no other."""
-        array = (ctypes.c_int64 * len(FIELDS))(*numbers.values())
+        array = _Numbers(*numbers.values())
         self.function(ctypes.addressof(array), ctypes.addressof(self.real))
 
-    def addresses(self, arrays: Mapping[str, Tensor], sizes: Mapping[str, int]) -> dict[str, int]:
+    def addresses(self, arrays: Mapping[str, Tensor], sizes: Mapping[str, int] | None = None) -> dict[str, int]:
         """Return where the arrays are; raise RuntimeError if one is not what the kernel takes it for."""
-        shapes = SHAPES[self.name.partition(".")[2]]
+        found = {}
         for name, tensor in arrays.items():
-            expected = math.prod([sizes[size] for size in shapes[name]])
-            fits = tensor.numel() == expected and tensor.dtype == _DTYPES.get(name, self.dtype)
-            if not fits or not tensor.is_contiguous() or tensor.device.type != "cpu":
+            expected = self.counts.get(name)
+            if expected is None:
+                known = {**self.sizes, **(sizes or {})}
+                expected = math.prod([known[size] for size in self.shapes[name]])
+            dtype = _DTYPES.get(name, self.dtype)
+            if not (
+                tensor.numel() == expected and tensor.dtype == dtype and tensor.is_contiguous() and tensor.is_cpu
+            ):
                 raise RuntimeError(
                     f"kernel {self.name}: array {name!r} must be contiguous, on the CPU, of {expected} numbers of type "
-                    f"{_DTYPES.get(name, self.dtype)} ({' × '.join(f'{s} {sizes[s]}' for s in shapes[name])}), "
+                    f"{dtype} ({' × '.join(self.shapes[name])}), "
                     f"got {tuple(tensor.shape)}, strides {tensor.stride()}, {tensor.dtype}, {tensor.device}."
                 )
-        return {name: tensor.data_ptr() for name, tensor in arrays.items()}
+            found[name] = tensor.data_ptr()
+        return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,24 +10,39 @@ from torch import Tensor
 
 from regard.engines.fused import run
 from regard.engines.fused.families import Rows, is_direct, rows_of
-from regard.engines.fused.run import Found, Wants
+from regard.engines.fused.run import Found, Passes, Wants
 from regard.engines.fused.sight import Sight
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What of a call is not differentiated."""
+class Setting:
+    """What of a call is not differentiated.
+
+    Attributes
+    ----------
+    family, kind, scale, inverse : as :func:`rows_of` takes them
+    sight : Sight
+    wants : Wants
+    passes : dict
+        What was prepared for earlier calls with the same sight.
+    """
 
     family: str
     kind: int
     scale: float
     sight: Sight
     wants: Wants
+    inverse: tuple[Tensor, Tensor] | None = None
+    passes: Passes = field(default_factory=dict)
 
     @property
     def is_direct(self) -> bool:
         """Whether the kernels find weights instead of scores."""
         return is_direct(self.kind, self.scale, self.sight.plain)
+
+    def rows(self, query: Tensor, key: Tensor, weight: Tensor) -> Rows:
+        """Return what the kernels compare."""
+        return rows_of(self.family, query, key, weight, self.scale, self.kind, self.sight.plain, self.inverse)
 
 
 class Fused(torch.autograd.Function):
@@ -38,13 +53,12 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, plan: Plan, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, *tensors: Tensor
+        ctx: Any, setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        value = value.contiguous()
-        rows = rows_of(plan.family, query, key, weight, plan.scale, plan.kind, plan.sight.plain)
-        found = run.forward(rows, value, plan.sight, plan.wants)
+        value, rows = value.contiguous(), setting.rows(query, key, weight)
+        found = run.forward(rows, value, setting.sight, setting.wants, setting.passes)
         statistics = [t for t in (found.peak, found.total, *_optional(found)) if t is not None]
-        ctx.plan, ctx.rows = plan, rows  # made of the inputs, as large as they are, and needed again
+        ctx.setting, ctx.rows = setting, rows  # made of the inputs, as large as they are, and needed again
         ctx.save_for_backward(query, key, value, weight, found.output, found.peak, found.total, *tensors)
         ctx.mark_non_differentiable(*statistics)
         return found.output, *statistics
@@ -52,13 +66,13 @@ class Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         query, _key, value, _weight, output, peak, total, *tensors = ctx.saved_tensors
-        plan, wanted = ctx.plan, list(ctx.needs_input_grad[5:])
-        sight = plan.sight
+        setting, wanted = ctx.setting, list(ctx.needs_input_grad[5:])
+        sight = setting.sight
         if sight.mask is not None:
             sight = replace(sight, mask=sight.mask.with_tensors(tensors))
         rows: Rows = ctx.rows
-        pulled = run.backward(rows, value, sight, Found(output, peak, total), grad, tensors, wanted)
-        d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], plan.scale)
+        pulled = run.backward(rows, value, sight, Found(output, peak, total), grad, tensors, wanted, setting.passes)
+        d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], setting.scale)
         masks = [g if want else None for g, want in zip(pulled.added, wanted)]
         return None, d_query, d_key, pulled.value, d_weight, *masks
 
@@ -67,12 +81,16 @@ def _optional(found: Found) -> tuple[Tensor | None, ...]:
     return found.top, found.entropy, found.received, found.best, found.best_key
 
 
-def attend(plan: Plan, query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Found:
-    """Run the plan; the output is differentiable."""
-    mask = plan.sight.mask
-    output, peak, total, *rest = Fused.apply(plan, query, key, value, weight, *([] if mask is None else mask.tensors()))
-    wants = plan.wants
+def attend(setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Found:
+    """Run the kernels; the output is differentiable."""
+    tensors = [] if setting.sight.mask is None else setting.sight.mask.tensors()
+    given = (query, key, value, weight, *tensors)
+    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)):
+        rows = setting.rows(query, key, weight)
+        return run.forward(rows, value.contiguous(), setting.sight, setting.wants, setting.passes)
+    output, peak, total, *rest = Fused.apply(setting, *given)
+    wants = setting.wants
     asked = (wants.top, wants.entropy, wants.received, bool(wants.k), bool(wants.k))
     remaining = iter(rest)
     top, entropy, received, best, best_key = (next(remaining) if wanted else None for wanted in asked)
-    return Found(output, peak, total, top, entropy, received, best, best_key, plan.is_direct)
+    return Found(output, peak, total, top, entropy, received, best, best_key, setting.is_direct)

@@ -13,15 +13,15 @@ from regard._aux import AuxRequest, TopK
 from regard._problem import Problem
 from regard._tracing import is_exported_to_onnx, is_traced, is_watched
 from regard.engines import care, dense
-from regard.engines.base import Cost, Engine, Outcome
+from regard.engines.base import Cost, Engine, Outcome, Runner
 from regard.engines.fused import differentiable, order
-from regard.engines.fused.families import KINDS, family_of, is_direct
+from regard.engines.fused.differentiable import Setting
+from regard.engines.fused.families import KINDS, family_of, inverse_of, is_direct
 from regard.engines.fused.kernels.fields import COMPACT
 from regard.engines.fused.operators import Traced, fused_forward
 from regard.engines.fused.run import Found, Wants
 from regard.engines.fused.sight import Sight
 from regard.engines.tiles import spans
-from regard.masks.base import Mask
 from regard.masks.intervals import reached
 from regard.normalizers import Softmax
 from regard.scores import Score
@@ -73,38 +73,76 @@ class Fused(Engine):
         flops = e.B * e.H * e.L * e.S * problem.visible_share * (problem.score.pair_flops(E) + 2 * V + 8)
         return Cost(float(flops), float(moved), float(kept), grows=False)
 
-    def run(self, problem: Problem) -> Outcome:
-        return self._run(problem, None)
-
     def fields(self, problem: Problem) -> frozenset[str]:
         told = frozenset(("lse", "entropy", "topk", "received"))
         return told if _is_direct(problem) else told | {"max"}
 
-    def observe(self, problem: Problem, request: AuxRequest) -> Outcome:
-        k = min(request.topk, problem.extent.S)
-        return self._run(problem, Wants(request.max and not _is_direct(problem), request.entropy, request.received, k))
-
-    def _run(self, problem: Problem, wants: Wants | None) -> Outcome:
+    def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:
         if 0 in problem.query.shape[:3] or problem.extent.S == 0:
-            return replace(dense.attend(problem), weights=None, scores=None)
-        if is_traced(problem.query) or (wants is None and is_watched()):
-            return _traced(problem)
-        if problem.mask is not None and care.wants_grad(problem) and dense.needs_care(problem):
-            return self._careful(problem, wants)
-        outcome = _attend(problem, wants)
-        # A masked value that leaked shows as NaN (0·NaN): looking there costs less than reading the values.
-        if problem.mask is not None and bool(outcome.output.sum().isnan()):
-            return self._careful(problem, wants)
-        return outcome
+            return _nothing
+        if is_traced(problem.query) or (request is None and is_watched()):
+            return _traced
+        fixed = _Fixed.of(problem, request)
+        masked, differentiated = problem.mask is not None, problem.wants_grad
 
-    def _careful(self, problem: Problem, wants: Wants | None) -> Outcome:
-        return dense.attend_by_rows(problem) if care.sees_bad(problem) else _attend(care.cleaned(problem), wants)
+        def attend(problem: Problem) -> Outcome:
+            return _attend(problem, fixed, request is not None)
+
+        def careful(problem: Problem) -> Outcome:
+            return dense.attend_by_rows(problem) if care.sees_bad(problem) else attend(care.cleaned(problem))
+
+        def run(problem: Problem) -> Outcome:
+            if masked and differentiated and dense.needs_care(problem):
+                return careful(problem)
+            outcome = attend(problem)
+            # A masked value that leaked shows as NaN (0·NaN): looking there costs less than reading the values.
+            leaks = masked and not dense.is_finite(outcome.output) and bool(outcome.output.isnan().any())
+            return careful(problem) if leaks else outcome
+
+        return run
+
+
+def _nothing(problem: Problem) -> Outcome:
+    """Run where there are no pairs."""
+    return replace(dense.attend(problem), weights=None, scores=None)
 
 
 def _is_direct(problem: Problem) -> bool:
     """Whether weights are found without their scores: 1 − r has too few digits for its logarithm where r is small."""
     plain = problem.mask is None or not problem.mask.has_bias
     return is_direct(KINDS.get(type(problem.score), 0), problem.scale, plain)
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """What of a problem no later call of its structure changes; None where the score or the mask holds tensors.
+
+    Attributes
+    ----------
+    setting : Setting
+        All that is not differentiated.
+    weight : Tensor (H, C), or None
+    """
+
+    setting: Setting | None
+    weight: Tensor | None
+    wants: Wants
+
+    @classmethod
+    def of(cls, problem: Problem, request: AuxRequest | None) -> _Fixed:
+        wants, score, mask = Wants(), problem.score, problem.mask
+        if request is not None:
+            k = min(request.topk, problem.extent.S)
+            wants = Wants(request.max and not _is_direct(problem), request.entropy, request.received, k)
+        family, kind = family_of(score), KINDS.get(type(score), 0)
+        assert family is not None
+        weight = inverse = None
+        if not score.tensors() and type(score).project is Score.project:
+            weight = _weight(score, problem.query[:, :, :0].detach().to(problem.compute_dtype))
+            inverse = inverse_of(weight) if family == "radial" else None
+        if mask is not None and mask.tensors():
+            return cls(None, weight, wants)
+        return cls(Setting(family, kind, problem.scale, Sight.of(problem), wants, inverse), weight, wants)
 
 
 @dataclass(frozen=True)
@@ -115,23 +153,18 @@ class _Projected:
     key: Tensor
     value: Tensor
     weight: Tensor
-    mask: Mask | None
-    family: str
-    kind: int
 
     @classmethod
-    def of(cls, problem: Problem) -> _Projected:
+    def of(cls, problem: Problem, weight: Tensor | None = None) -> _Projected:
         dtype = problem.compute_dtype
-        score = problem.score.cast(dtype)
         query, key, value = (t.to(dtype) for t in (problem.query, problem.key, problem.value))
+        if weight is not None:  # nothing is projected
+            return cls(query, key, value, weight)
+        score = problem.score.cast(dtype)
         query, key = score.project(query, key)
-        H = query.shape[1]
         if score.per_head:
-            key, value = (t.repeat_interleave(H // t.shape[1], 1) for t in (key, value))
-        mask = None if problem.mask is None else problem.mask.cast(dtype)
-        family = family_of(score)
-        assert family is not None
-        return cls(query, key, value, _weight(score, query), mask, family, KINDS.get(type(score), 0))
+            key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1) for t in (key, value))
+        return cls(query, key, value, _weight(score, query))
 
 
 def _weight(score: Score, query: Tensor) -> Tensor:
@@ -145,25 +178,26 @@ def _weight(score: Score, query: Tensor) -> Tensor:
     return query.new_empty(H, 0)
 
 
-def _attend(problem: Problem, wants: Wants | None) -> Outcome:
-    rows = _Projected.of(problem)
-    plan = differentiable.Plan(
-        rows.family, rows.kind, problem.scale, Sight.of(rows.mask, problem.extent), wants or Wants()
-    )
-    if rows.kind >= COMPACT and plan.sight.everything and problem.extent.S > ORDERED and rows.query.shape[-1]:
-        return _outcome(problem, _attend_in_order(plan, rows))
-    found = differentiable.attend(plan, rows.query, rows.key, rows.value, rows.weight)
-    return Outcome(found.output.to(problem.query.dtype)) if wants is None else _outcome(problem, found)
+def _attend(problem: Problem, fixed: _Fixed, told: bool) -> Outcome:
+    rows, setting = _Projected.of(problem, fixed.weight), fixed.setting
+    if setting is None:
+        family = family_of(problem.score)
+        assert family is not None
+        setting = Setting(family, KINDS.get(type(problem.score), 0), problem.scale, Sight.of(problem), fixed.wants)
+    if setting.kind >= COMPACT and setting.sight.everything and problem.extent.S > ORDERED and rows.query.shape[-1]:
+        return _outcome(problem, _attend_in_order(setting, rows))
+    found = differentiable.attend(setting, rows.query, rows.key, rows.value, rows.weight)
+    return _outcome(problem, found) if told else Outcome(found.output.to(problem.query.dtype))
 
 
-def _attend_in_order(plan: differentiable.Plan, rows: _Projected) -> Found:
+def _attend_in_order(setting: Setting, rows: _Projected) -> Found:
     """Run on points whose neighbours stand together: of compact kernels, most tiles are then out of reach."""
     width = rows.weight[0].detach()
     q_order, k_order = order.nearby(rows.query / width, rows.key / width)
     query, key, value = (
         order.take(t, o) for t, o in ((rows.query, q_order), (rows.key, k_order), (rows.value, k_order))
     )
-    found = differentiable.attend(plan, query, key, value, rows.weight)
+    found = differentiable.attend(setting, query, key, value, rows.weight)
     back = order.inverse(q_order)
     names = ("output", "peak", "total", "top", "entropy", "best", "best_key")
     by_row: dict[str, Any] = {name: order.take(t, back) for name in names if (t := getattr(found, name)) is not None}
@@ -180,9 +214,10 @@ def _attend_in_order(plan: differentiable.Plan, rows: _Projected) -> Found:
 
 def _traced(problem: Problem) -> Outcome:
     """Run where values cannot be looked at: the mask as intervals, or as a matrix for a strip of queries at a time."""
-    rows, extent = _Projected.of(problem), problem.extent
-    mask, constants = rows.mask, (rows.family, rows.kind, problem.scale)
-    attend = Traced.apply if care.wants_grad(problem) else fused_forward
+    rows, extent, dtype = _Projected.of(problem), problem.extent, problem.compute_dtype
+    mask = None if problem.mask is None else problem.mask.cast(dtype)
+    constants = family_of(problem.score), KINDS.get(type(problem.score), 0), problem.scale
+    attend = Traced.apply if problem.wants_grad else fused_forward
     if mask is None:
         output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, None, None, None, *constants)
         return Outcome(output.to(problem.query.dtype), _lse(peak, total))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -97,24 +97,33 @@ def is_direct(kind: int, scale: float, plain: bool) -> bool:
     return plain and kind >= COMPACT and scale == 1.0
 
 
-def rows_of(family: str, query: Tensor, key: Tensor, weight: Tensor, scale: float, kind: int, plain: bool) -> Rows:
+def rows_of(
+    family: str,
+    query: Tensor,
+    key: Tensor,
+    weight: Tensor,
+    scale: float,
+    kind: int,
+    plain: bool,
+    inverse: tuple[Tensor, Tensor] | None = None,
+) -> Rows:
     """Return what the kernels compare, made from projected rows (B, H, L, C) and (B, G, S, C).
 
-    ``weight`` (H, C) is w_v of the additive score, or the widths of a distance. ``plain`` says that nothing is added
-    to the scores.
+    ``weight`` (H, C) is w_v of the additive score, or the widths of a distance, whose ``inverse`` may be known.
+    ``plain`` says that nothing is added to the scores.
     """
     if family == "dot":
         arrays = {"query": query.contiguous(), "key": key.mT.contiguous(), "key_raw": key.contiguous()}
         return Rows(family, query.shape[-1], arrays, {}, scale)
     if family == "radial":
-        inverse, rest = _inverse(weight)
-        arrays = {"query": query.contiguous(), "key": key.mT.contiguous(), "weight": inverse, "weight_rest": rest}
+        whole, rest = inverse_of(weight) if inverse is None else inverse
+        arrays = {"query": query.contiguous(), "key": key.mT.contiguous(), "weight": whole, "weight_rest": rest}
         numbers = {"kind": kind, "direct": int(is_direct(kind, scale, plain)), "weight_head": query.shape[-1]}
         return Rows(family, query.shape[-1], arrays, numbers, scale)
     return _additive(query, key, weight * scale)
 
 
-def _inverse(width: Tensor) -> tuple[Tensor, Tensor]:
+def inverse_of(width: Tensor) -> tuple[Tensor, Tensor]:
     """Return 1 / width as the sum of two numbers, so that multiplying by it is as exact as dividing."""
     inverse = (1 / width).contiguous()
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -132,10 +141,11 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
     pool.run([*tasks_q, *tasks_k])
     extra = (0, width - query.shape[-1])
     # Divided by a power of two, which rounds nothing: the kernels take weights up to 1.
-    largest = float(weight.detach().abs().amax()) if weight.numel() else 1.0
+    largest = float(torch.linalg.vector_norm(weight.detach(), math.inf)) if weight.numel() else 1.0
     unit = 2.0 ** min(max(math.frexp(largest)[1], -100), 126)
-    arrays = {"query": powers_q, "key": powers_k, "weight": pad(weight / unit, extra).contiguous()}
-    (low_q, high_q), (low_k, high_k) = ((int(t.min()), int(t.max())) for t in (classes_q, classes_k))
+    scaled = weight / unit
+    arrays = {"query": powers_q, "key": powers_k, "weight": (pad(scaled, extra) if extra[1] else scaled).contiguous()}
+    (low_q, high_q), (low_k, high_k) = ((int(n) for n in classes.aminmax()) for classes in (classes_q, classes_k))
     has_small, has_raw = max(low_q, low_k) == 0, max(high_q, high_k) == 2
     if has_small or has_raw:
         arrays |= {"query_class": classes_q, "key_class": classes_k}
@@ -148,16 +158,22 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
     return Rows("additive", width, arrays, {"weight_head": width, "mixed": mixed}, unit)
 
 
+@lru_cache(256)
+def _preparation(rows: int, length: int, C: int, width: int, dtype: torch.dtype, as_they_come: bool) -> Call:
+    """Return the kernel that prepares rows of these sizes."""
+    sizes = {"B": rows, "C": C, "V": width, "S": length, "scratch_numbers": PAD * width}
+    return Call("additive.prepare", dtype, sizes, {}, {"direct": int(as_they_come)})
+
+
 def _powers(rows: Tensor, width: int, as_they_come: bool) -> tuple[Tensor, Tensor, list[pool.Task]]:
     """Return room for e^{2x} of the features (lanes, unless as they come) and for rows' classes, and what fills it."""
     B, H, N, C = rows.shape
     powers = rows.new_empty((B, H, N, width) if as_they_come else (B, H, width, N))
     classes = torch.empty(B, H, N, dtype=torch.uint8, device="cpu")
-    sizes = {"B": B * H, "C": C, "V": width, "S": N, "scratch_numbers": PAD * width}
-    call = Call("additive.prepare", rows.dtype, LARGE[rows.dtype], sizes)
-    call.give({"query": rows, "output": powers, "query_class": classes}, {"direct": int(as_they_come)})
-    items = B * H * -(-N // PAD)
-    count = min(2 * torch.get_num_threads(), -(-items * PAD * width // PREPARED))
+    arrays = {"query": rows, "output": powers, "query_class": classes}
+    call = _preparation(B * H, N, C, width, rows.dtype, as_they_come).given(arrays, LARGE[rows.dtype])
+    items, threads = B * H * -(-N // PAD), torch.get_num_threads()
+    count = min(2 * threads if threads > 1 else 1, -(-items * PAD * width // PREPARED))
     cuts = [items * i // max(count, 1) for i in range(count + 1)]
 
     def task(first: int, last: int) -> None:

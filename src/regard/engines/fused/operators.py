@@ -42,7 +42,7 @@ def _forward(
     """Return output (B, H, L, V), and peak and total (B, H, L) of :class:`Found`."""
     sight = _sight(query, key, start, stop, added)
     rows = rows_of(family, query, key, weight, scale, kind, sight.plain)
-    found = run.forward(rows, value.contiguous(), sight, Wants())
+    found = run.forward(rows, value.contiguous(), sight, Wants(), {})
     return found.output, found.peak, found.total
 
 
@@ -72,7 +72,7 @@ def _backward(
     sight = _sight(query, key, start, stop, added)
     rows = rows_of(family, query, key, weight, scale, kind, sight.plain)
     found = Found(output.contiguous(), peak.contiguous(), total.contiguous())
-    pulled = run.backward(rows, value.contiguous(), sight, found, grad, [], [wants_added])
+    pulled = run.backward(rows, value.contiguous(), sight, found, grad, [], [wants_added], {})
     d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], scale)
     d_added = pulled.added[0] if wants_added else value.new_empty(0)
     assert d_added is not None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,28 +89,60 @@ def _tile(rows: Rows, V: int, S: int) -> int:
     return max(min(TILE, fit, padded(S)), 4 * PAD if S > 4 * PAD else PAD)
 
 
-def _call(
-    name: str, rows: Rows, sight: Sight, value: Tensor, memory: Scratch, arrays: dict[str, Tensor | None], K: int = 0
-) -> Call:
-    """Return the forward or backward kernel with what all of its units have in common."""
-    extent, numbers = sight.extent, rows.numbers | sight.numbers | memory.places
-    V, S = value.shape[-1], extent.S
-    tile = _tile(rows, V, S)
-    intervals = 0 if sight.start is None else sight.start.numel()
-    sizes = {
-        **vars(extent), "G": value.shape[1], "C": rows.width, "V": V, "K": K, "tile": tile, "tiles": -(-S // tile),
-        "two": 2, "three": 3, "intervals": intervals, "scratch_numbers": memory.size,
-    }  # fmt: skip
-    if extent.H % value.shape[1]:
-        raise RuntimeError(f"kernel {name}: {value.shape[1]} key heads must divide {extent.H} query heads.")
-    call = Call(f"{rows.family}.{name}", value.dtype, rows.scale, sizes)
-    near = boxes(rows.arrays["key"].mT, tile) if sight.everything and rows.is_compact else None
-    common = {"value": value, "start": sight.start, "stop": sight.stop, "boxes": near}
-    call.give({**rows.arrays, **common, **arrays}, numbers)
-    return call
+class Pass:
+    """A kernel and all that is the same in every call of one structure: sizes, scratch memory, shares of the work.
+
+    Parameters
+    ----------
+    name : {"forward", "backward"}
+    rows : Rows
+        Of which arrays are not kept.
+    value : Tensor (B, G, S, V)
+        The same.
+    sight : Sight
+    K : int
+        How many best keys are told.
+    """
+
+    def __init__(self, name: str, rows: Rows, value: Tensor, sight: Sight, K: int = 0) -> None:
+        backward = name == "backward"
+        extent, V, S = sight.extent, value.shape[-1], sight.extent.S
+        if extent.H % value.shape[1]:
+            raise RuntimeError(f"kernel {name}: {value.shape[1]} key heads must divide {extent.H} query heads.")
+        lanes = not backward and V >= FEW_VALUES
+        self.memory = Scratch(scratch_sizes(rows, V, backward, lanes), value.dtype)
+        self.tile = tile = _tile(rows, V, S)
+        sizes = {
+            **vars(extent), "G": value.shape[1], "C": rows.width, "V": V, "K": K, "tile": tile, "tiles": -(-S // tile),
+            "two": 2, "three": 3, "intervals": 0 if sight.start is None else sight.start.numel(),
+            "scratch_numbers": self.memory.size,
+        }  # fmt: skip
+        numbers = {**rows.numbers, **sight.numbers, **self.memory.places, "value_lanes": int(lanes)}
+        ends = {"start": sight.start, "stop": sight.stop}
+        self.call = Call(f"{rows.family}.{name}", value.dtype, sizes, ends, numbers)
+        self.shares = shares(sight, value.shape[1], rows.width + V, backward)
+        self.near = sight.everything and rows.is_compact
+
+    @classmethod
+    def of(cls, kept: Passes, name: str, rows: Rows, value: Tensor, sight: Sight, K: int = 0) -> Pass:
+        """Return the pass that is kept for rows of this kind, or make it."""
+        key = name, *rows.numbers.values()
+        found = kept.get(key)
+        if found is None:
+            found = kept[key] = cls(name, rows, value, sight, K)
+        return found
+
+    def given(self, rows: Rows, value: Tensor, arrays: dict[str, Tensor | None]) -> Call:
+        """Return the kernel with the arrays that all shares have in common."""
+        boxed = boxes(rows.arrays["key"].mT, self.tile) if self.near else None
+        return self.call.given({**rows.arrays, "value": value, "boxes": boxed, **arrays}, rows.scale)
 
 
-def forward(rows: Rows, value: Tensor, sight: Sight, wants: Wants) -> Found:
+#: The passes of a plan, by their kernel and what the contents of rows decide.
+Passes = dict[tuple[Any, ...], Pass]
+
+
+def forward(rows: Rows, value: Tensor, sight: Sight, wants: Wants, kept: Passes) -> Found:
     """Run the forward kernel over all of a problem; value (B, G, S, V) contiguous, in the rows' dtype."""
     extent, dtype = sight.extent, value.dtype
     B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
@@ -125,30 +158,27 @@ def forward(rows: Rows, value: Tensor, sight: Sight, wants: Wants) -> Found:
         torch.full((B, H, L, wants.k), -1, device="cpu") if wants.k else None,
         rows.is_direct,
     )
-    value_lanes = V >= FEW_VALUES
-    memory = Scratch(scratch_sizes(rows, V, False, value_lanes), dtype)
+    made = Pass.of(kept, "forward", rows, value, sight, wants.k)
     fields = ("output", "peak", "total", "top", "entropy", "best", "best_key")
-    call = _call("forward", rows, sight, value, memory, {name: getattr(found, name) for name in fields}, wants.k)
-    call.numbers["value_lanes"] = int(value_lanes)
-    parts = shares(sight, value.shape[1], rows.width + V)
+    call = made.given(rows, value, {name: getattr(found, name) for name in fields})
+    received = [value.new_zeros(len(share.heads), S) if wants.received else None for share in made.shares]
 
-    def task(share: Share) -> Callable[[], None]:
+    def task(share: Share, sum_: Tensor | None) -> Callable[[], None]:
         def run() -> None:
-            if wants.received:
-                share.sums["received"] = value.new_zeros(len(share.heads), S)
-            with memory.lent() as scratch:
+            common = {} if sum_ is None else {"received": sum_}
+            with torch.no_grad(), made.memory.lent() as scratch:
                 for unit in share.units:
                     added = sight.added if sight.added is not None else sight.added_to(unit, dtype)
                     own = Arguments.of(sight, unit, None if added is None else compact(added).contiguous())
-                    _run_unit(call, share, scratch, share.sums, own)
+                    _run_unit(call, share, scratch, common, own)
 
         return run
 
-    with torch.no_grad():
-        pool.run([_quiet(task(share)) for share in parts])
+    pool.run([task(*each) for each in zip(made.shares, received)])
     if found.received is not None:
-        for share in parts:
-            found.received[share.heads[0] : share.heads[-1] + 1] += share.sums["received"]
+        for share, sum_ in zip(made.shares, received):
+            assert sum_ is not None
+            found.received[share.heads[0] : share.heads[-1] + 1] += sum_
     return found
 
 
@@ -157,16 +187,6 @@ def _run_unit(call: Call, share: Share, scratch: int, common: dict[str, Tensor],
     numbers = {"scratch": scratch, "head_first": share.heads[0], "kv_first": share.kv_heads[0], **own.numbers}
     sizes = {"share_heads": len(share.heads), "share_kv_heads": len(share.kv_heads), **own.sizes}
     call({**common, **own.arrays}, numbers, sizes)
-
-
-def _quiet(task: Callable[[], None]) -> Callable[[], None]:
-    """Return the task with autograd off, which is a thread's own setting."""
-
-    def run() -> None:
-        with torch.no_grad():
-            task()
-
-    return run
 
 
 @dataclass(frozen=True)
@@ -188,54 +208,55 @@ class Pulled:
 
 
 def backward(
-    rows: Rows, value: Tensor, sight: Sight, found: Found, grad: Tensor, mask_tensors: list[Tensor], wanted: list[bool]
+    rows: Rows,
+    value: Tensor,
+    sight: Sight,
+    found: Found,
+    grad: Tensor,
+    mask_tensors: list[Tensor],
+    wanted: list[bool],
+    kept: Passes,
 ) -> Pulled:
     """Run the backward kernel; ``mask_tensors`` are those of the mask, of which ``wanted`` get gradients."""
-    extent, dtype = sight.extent, value.dtype
+    extent = sight.extent
     B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
     G, C, linear = value.shape[1], rows.width, rows.family == "dot"
-    grad = grad.contiguous()
     # Dot products' gradients to queries are written once, others added to.
     d_query = (value.new_empty if linear else value.new_zeros)(B, H, L, C)
-    memory = Scratch(scratch_sizes(rows, V, True, False), dtype)
-    arrays = {"grad": grad, "output": found.output, "d_query": d_query, "peak": found.peak, "total": found.total}
-    call = _call("backward", rows, sight, value, memory, {**arrays, "value_keys": value.mT.contiguous()})
-    parts = shares(sight, G, C + V, backward=True)
-    key_shape = (S, C) if linear else (C, S)
+    made = Pass.of(kept, "backward", rows, value, sight)
+    arrays = {"output": found.output, "d_query": d_query, "peak": found.peak, "total": found.total}
+    call = made.given(rows, value, {"grad": grad.contiguous(), "value_keys": value.mT.contiguous(), **arrays})
     d_added = None if sight.added is None or not any(wanted) else torch.zeros_like(sight.added)
+    key_shape = (S, C) if linear else (C, S)
     totals = {
         "d_key": value.new_zeros(B * G, *key_shape),
         "d_value": value.new_zeros(B * G, S, V),
         "d_weight": value.new_zeros(B * H, 2 * C),
     }
     # A share adds to the totals themselves, but for heads that it has in common with another.
-    shared_by = Counter(head for part in parts for head in part.kv_heads)
-    common_heads = {head for head, count in shared_by.items() if count > 1}
+    shared_by = Counter(head for share in made.shares for head in share.kv_heads)
+    common = {head for head, count in shared_by.items() if count > 1}
+    own_sums = [_Sums.of(share, totals, not common.isdisjoint(share.kv_heads)) for share in made.shares]
 
-    def task(share: Share) -> Callable[[], None]:
+    def task(share: Share, sums: _Sums) -> Callable[[], None]:
         def run() -> None:
-            places = {"d_key": share.kv_heads, "d_value": share.kv_heads, "d_weight": share.heads}
-            share.sums |= {name: totals[name][r[0] : r[-1] + 1] for name, r in places.items()}
-            if not common_heads.isdisjoint(share.kv_heads):
-                share.sums |= {name: torch.zeros_like(share.sums[name]) for name in totals}
-            with memory.lent() as scratch:
+            sums.begin()
+            with torch.no_grad(), made.memory.lent() as scratch:
                 for unit in share.units:
-                    _backward_unit(call, scratch, sight, unit, dtype, mask_tensors, wanted, d_added, share)
+                    _backward_unit(call, scratch, sight, unit, share, sums, mask_tensors, wanted, d_added)
 
         return run
 
-    tasks = [_quiet(task(share)) for share in parts]
+    tasks = [task(*each) for each in zip(made.shares, own_sums)]
     if d_added is not None and d_added.shape[:2] != (B, H):
         for each in tasks:  # heads add to the same numbers
             each()
     else:
         pool.run(tasks)
     masks: list[Tensor | None] = [None] * len(mask_tensors)
-    for share in parts:
-        if not common_heads.isdisjoint(share.kv_heads):
-            for name, places in (("d_key", share.kv_heads), ("d_value", share.kv_heads), ("d_weight", share.heads)):
-                totals[name][places[0] : places[-1] + 1] += share.sums[name]
-        for i, part in share.mask_sums.items():
+    for sums in own_sums:
+        sums.end()
+        for i, part in sums.masks.items():
             total = masks[i]
             masks[i] = part if total is None else total + part
     if d_added is not None:
@@ -244,41 +265,69 @@ def backward(
     return Pulled(Gradients(d_query, d_key, d_weight), totals["d_value"].view(B, G, S, V), masks)
 
 
+@dataclass
+class _Sums:
+    """What a share of the backward pass adds up: by the kernel's argument, and by the number of a mask's tensor.
+
+    ``totals`` are the parts of all gradients that it adds to, ``parts`` where it does so; these are sums of its own
+    where another share adds to the same.
+    """
+
+    totals: dict[str, Tensor]
+    own: bool
+    parts: dict[str, Tensor] = field(default_factory=dict)
+    masks: dict[int, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, share: Share, totals: dict[str, Tensor], own: bool) -> _Sums:
+        places = {"d_key": share.kv_heads, "d_value": share.kv_heads, "d_weight": share.heads}
+        return cls({name: totals[name][place[0] : place[-1] + 1] for name, place in places.items()}, own)
+
+    def begin(self) -> None:
+        """Make sums, in the thread that fills them."""
+        self.parts = {name: torch.zeros_like(total) for name, total in self.totals.items()} if self.own else self.totals
+
+    def end(self) -> None:
+        """Add sums to the totals, one share after the other."""
+        for name, total in self.totals.items() if self.own else ():
+            total += self.parts[name]
+
+
 def _backward_unit(
     call: Call,
     scratch: int,
     sight: Sight,
     unit: Unit,
-    dtype: torch.dtype,
+    share: Share,
+    sums: _Sums,
     tensors: list[Tensor],
     wanted: list[bool],
     d_added: Tensor | None,
-    share: Share,
 ) -> None:
     """Run one unit, and take the gradient of what it adds to scores on to the mask's tensors."""
     if sight.added is not None:
         target = {} if d_added is None else {"d_added": d_added}
-        _run_unit(call, share, scratch, {**share.sums, **target}, Arguments.of(sight, unit, sight.added))
+        _run_unit(call, share, scratch, {**sums.parts, **target}, Arguments.of(sight, unit, sight.added))
         return
     if not any(wanted) or sight.mask is None:
-        added = sight.added_to(unit, dtype)
+        added = sight.added_to(unit, call.dtype)
         own = Arguments.of(sight, unit, None if added is None else compact(added).contiguous())
-        _run_unit(call, share, scratch, share.sums, own)
+        _run_unit(call, share, scratch, sums.parts, own)
         return
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_() if want else t.detach() for t, want in zip(tensors, wanted)]
-        added = sight.added_to(unit, dtype, sight.mask.with_tensors(leaves))
+        added = sight.added_to(unit, call.dtype, sight.mask.with_tensors(leaves))
         if added is None:
-            _run_unit(call, share, scratch, share.sums, Arguments.of(sight, unit, None))
+            _run_unit(call, share, scratch, sums.parts, Arguments.of(sight, unit, None))
             return
         varying = compact(added)
-    total = torch.zeros(varying.shape, dtype=dtype, device="cpu")
+    total = torch.zeros(varying.shape, dtype=call.dtype, device="cpu")
     own = Arguments.of(sight, unit, varying.detach().contiguous())
-    _run_unit(call, share, scratch, {**share.sums, "d_added": total}, own)
+    _run_unit(call, share, scratch, {**sums.parts, "d_added": total}, own)
     if not varying.requires_grad:
         return
     found = torch.autograd.grad(varying, [t for t in leaves if t.requires_grad], total, allow_unused=True)
     places = [i for i, want in enumerate(wanted) if want]
     for i, gradient in zip(places, found):
         if gradient is not None:
-            share.mask_sums[i] = gradient if i not in share.mask_sums else share.mask_sums[i] + gradient
+            sums.masks[i] = gradient if i not in sums.masks else sums.masks[i] + gradient

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -18,18 +18,13 @@ SHARES, FEW_SHARES = 8, 2
 SHARE = 1 << 21
 
 
-@dataclass
+@dataclass(frozen=True)
 class Share:
-    """Units that one task runs in turn, with sums of its own for the heads ``heads`` and key heads ``kv_heads``.
-
-    ``sums`` are by the name of the kernel's argument, ``mask_sums`` by the number of the mask's tensor.
-    """
+    """Units that one task runs in turn, and the heads and key heads among which they lie."""
 
     units: list[Unit]
     heads: range
     kv_heads: range
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    mask_sums: dict[int, Tensor] = field(default_factory=dict)
 
 
 def shares(sight: Sight, groups: int, width: int, backward: bool = False) -> list[Share]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from regard._problem import Problem
 from regard.engines.fused.kernels.fields import BLOCK
 from regard.masks.base import EMPTY, FULL, Extent, Mask
 
@@ -59,12 +60,13 @@ class Sight:
     numbers: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, mask: Mask | None, extent: Extent) -> Sight:
-        """Return what a bound mask lets be seen."""
+    def of(cls, problem: Problem) -> Sight:
+        """Return what a problem's mask lets be seen."""
+        extent, mask = problem.extent, problem.mask
         if mask is None:
             return cls(extent)
-        spans = None if mask.has_bias else mask.intervals(extent)
-        return cls(extent, mask=mask) if spans is None else cls.between(extent, *spans)
+        spans = None if mask.has_bias else problem.intervals
+        return cls(extent, mask=mask.cast(problem.compute_dtype)) if spans is None else cls.between(extent, *spans)
 
     @classmethod
     def between(cls, extent: Extent, start: Tensor, stop: Tensor) -> Sight:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 import regard
 from regard import _plan, engines
 from regard.engines import Engine
-from regard.testing.case import Call, Case
+from regard.testing.case import Call, Case, gradients
 from regard.testing.laws.base import law, require
 
 
@@ -54,6 +56,25 @@ def plan(case: Case, engine: Engine) -> None:
         torch.manual_seed(case.seed)
         same = torch.equal(chosen.nan_to_num(), call.run(engine).nan_to_num())
         require(same, f"{name} gives other bits than its engine")
+
+
+@law("planned once", "A call that was planned by an earlier one gives what it gives when planned for itself.", share=0.5)
+def planned_once(case: Case, engine: Engine) -> None:
+    """Nothing of the first call's tensors is left in the plan that a later call of its structure finds."""
+    found = []
+    for earlier in (None, Call.of(case)):
+        _plan.forget()
+        if earlier is not None:
+            earlier.run(engine)
+        later = Call.of(replace(case, seed=case.seed + 1))
+        leaves = later.leaves() if case.seed % 2 else {}
+        torch.manual_seed(case.seed)
+        output = later.run(engine)
+        grads = gradients(output, leaves, torch.ones_like(output)) if output.requires_grad and leaves else {}
+        found.append({"output": output.detach(), **{f"gradient to {name}": g for name, g in grads.items()}})
+    for name in found[0]:
+        alone, planned = (each[name].nan_to_num() for each in found)
+        require(torch.equal(alone, planned), f"{name} differs where an earlier call was planned")
 
 
 @law("workspace", "Auto never picks an engine that grows with L×S where another does not.", share=0.3)

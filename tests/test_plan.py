@@ -1,0 +1,223 @@
+"""Calls are planned once: what is kept, for which calls, and that it holds nothing of a user's."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard import _plan, masks, normalizers, scores
+from regard.testing.tiny import tiny_tiles
+
+
+def normal(*size: int, seed: int = 0) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+Q, K, V = (normal(2, 4, 20, 8, seed=i) for i in range(3))
+GROUPED = normal(2, 2, 20, 8, seed=3)
+
+
+def bool_mask() -> Tensor:
+    return torch.ones(20, 20, dtype=torch.bool).tril()
+
+
+CALLS: dict[str, Callable[[], dict[str, Any]]] = {
+    "is_causal": lambda: {"is_causal": True},
+    "causal": lambda: {"attn_mask": masks.causal()},
+    "window": lambda: {"attn_mask": masks.causal() & masks.window(16, 0)},
+    "bool": lambda: {"attn_mask": bool_mask()},
+    "padding": lambda: {"attn_mask": masks.padding(torch.tensor([20, 7]))},
+    "gaussian": lambda: {"score": "gaussian"},
+    "additive": lambda: {"score": scores.Additive(normal(8))},
+    "learned width": lambda: {"score": scores.Gaussian(torch.tensor(0.7, requires_grad=True))},
+    "bias": lambda: {"attn_mask": masks.alibi(torch.ones(4), align="upper_left")},
+    "sparsemax": lambda: {"normalizer": "sparsemax"},
+    "entmax": lambda: {"normalizer": normalizers.Entmax(1.3)},
+    "softcap": lambda: {"softcap": 3.0},
+    "grouped": lambda: {"key": GROUPED, "value": GROUPED, "enable_gqa": True},
+}
+EVERY = pytest.mark.parametrize("name", CALLS)
+
+
+def call(name: str, **changes: Any) -> Tensor:
+    output = regard.attention(**{"query": Q, "key": K, "value": V, **CALLS[name](), **changes})
+    assert isinstance(output, Tensor)
+    return output
+
+
+@EVERY
+def test_a_call_is_planned_once(name: str) -> None:
+    assert not _plan._plans
+    first = call(name)
+    assert len(_plan._plans) == 1
+    kept = next(iter(_plan._plans.values()))
+    assert torch.equal(call(name), first)
+    assert [kept] == list(_plan._plans.values())
+
+
+@EVERY
+@pytest.mark.parametrize("engine", ["auto", "reference", "streaming"])
+def test_later_tensors_are_read(name: str, engine: str) -> None:
+    call(name, engine=engine)
+    query = normal(2, 4, 20, 8, seed=9)
+    later = call(name, query=query, engine=engine)
+    _plan.forget()
+    assert torch.equal(later, call(name, query=query, engine=engine))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"query": normal(2, 4, 21, 8)},
+        {"query": Q.double(), "key": K.double(), "value": V.double()},
+        {"query": normal(2, 4, 20, 8).requires_grad_()},
+        {"scale": 0.3},
+        {"softcap": 2.0},
+        {"score": "cosine"},
+        {"score": scores.Gaussian(2.0)},
+        {"normalizer": "sparsemax"},
+        {"attn_mask": masks.window(3, 0, align="upper_left")},
+        {"attn_mask": masks.window(4, 0, align="upper_left")},
+        {"engine": "streaming"},
+        {"return_aux": regard.AuxRequest(lse=True)},
+        {"query": Q.transpose(1, 2).contiguous().transpose(1, 2)},
+        {"dropout_p": 0.1},
+    ],
+    ids=str,
+)
+def test_what_differs_in_structure_is_planned_anew(change: dict[str, Any]) -> None:
+    regard.attention(Q, K, V, is_causal=True)
+    regard.attention(**{"query": Q, "key": K, "value": V, "is_causal": True, **change})
+    assert len(_plan._plans) == 2
+
+
+def test_threads_and_gradients_are_part_of_the_structure() -> None:
+    query, before = Q.clone().requires_grad_(), torch.get_num_threads()
+    regard.attention(query, K, V, score="gaussian")
+    with torch.no_grad():
+        regard.attention(query, K, V, score="gaussian")
+    torch.set_num_threads(before + 1)
+    try:
+        regard.attention(query, K, V, score="gaussian")
+    finally:
+        torch.set_num_threads(before)
+    assert len(_plan._plans) == 3
+
+
+@EVERY
+@pytest.mark.parametrize("engine", ["auto", "reference", "streaming"])
+def test_a_plan_keeps_no_tensor_alive(name: str, engine: str) -> None:
+    given = {"query": Q.clone(), "key": K.clone(), "value": V.clone(), **CALLS[name]()}
+    given |= {what: t.clone() for what, t in given.items() if what in ("query", "key", "value")}
+    watched = [weakref.ref(t) for t in given.values() if isinstance(t, Tensor)]
+    for part in given.values():
+        if isinstance(part, regard._part.Part):
+            watched += [weakref.ref(t) for t in part.tensors()]
+            del part
+    output = regard.attention(**given, engine=engine)
+    assert _plan._plans
+    given.clear()
+    part = None
+    del output
+    gc.collect()
+    assert not [kept for kept in watched if kept() is not None]
+
+
+def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_plan, "KEPT", 5)
+    for length in range(2, 14):
+        regard.attention(Q, K[:, :, :length], V[:, :, :length], score="cosine")
+    assert len(_plan._plans) == 5
+
+
+def test_threads_may_plan_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_plan, "KEPT", 3)
+    lengths = [3, 5, 8, 13, 20]
+    right = {n: regard.attention(Q, K[:, :, :n], V[:, :, :n], score="gaussian") for n in lengths}
+
+    def run(n: int) -> bool:
+        return torch.equal(regard.attention(Q, K[:, :, :n], V[:, :, :n], score="gaussian"), right[n])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(run, lengths * 40))
+    assert len(_plan._plans) <= 3
+
+
+@pytest.mark.parametrize("named", [{"scale": True}, {"is_causal": 1}, {"enable_gqa": 0}, {"dropout_p": False}], ids=str)
+def test_what_equals_a_planned_argument_is_still_checked(named: dict[str, Any]) -> None:
+    regard.attention(Q, K, V, is_causal=True, scale=1.0, score="cosine")
+    with pytest.raises(TypeError):
+        regard.attention(**{"query": Q, "key": K, "value": V, "is_causal": True, "scale": 1.0, "score": "cosine", **named})
+
+
+def test_a_function_or_a_class_that_may_hold_anything_is_not_kept() -> None:
+    shown = torch.ones(20, dtype=torch.bool)
+
+    class Shown(masks.Mask):
+        def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            return shown[kv_idx]
+
+    for mask in (Shown(), lambda b, h, q_idx, kv_idx: shown[kv_idx]):
+        first = regard.attention(Q, K, V, mask)
+        shown[3:] = False
+        assert not torch.equal(regard.attention(Q, K, V, mask), first)
+        shown[:] = True
+    assert not _plan._plans
+
+
+def test_a_mask_whose_tensor_changes_is_looked_at_each_time() -> None:
+    lengths = torch.tensor([20, 20])
+    first = regard.attention(Q, K, V, masks.padding(lengths))
+    lengths[1] = 3
+    later = regard.attention(Q, K, V, masks.padding(lengths))
+    assert torch.equal(later[0], first[0]) and not torch.equal(later[1], first[1])
+    torch.testing.assert_close(later[1], regard.attention(Q[1:], K[1:, :, :3], V[1:, :, :3])[0])
+
+
+def test_a_registered_engine_is_taken_into_account() -> None:
+    class Twin(regard.engines.Reference):
+        name = "twin"
+
+    regard.attention(Q, K, V, is_causal=True)
+    regard.engines.register(Twin())
+    try:
+        assert not _plan._plans
+    finally:
+        del regard.engines.TABLE["twin"]
+
+
+def test_other_tile_sizes_are_planned_anew() -> None:
+    regard.attention(Q, K, V, is_causal=True, engine="streaming")
+    with tiny_tiles():
+        assert not _plan._plans
+        regard.attention(Q, K, V, is_causal=True, engine="streaming")
+    assert not _plan._plans
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [(name, 60 if name in ("padding", "additive", "learned width", "bias") else 40) for name in CALLS]
+)
+def test_a_later_call_is_few_calls_of_python(name: str, most: int) -> None:
+    named, count = CALLS[name](), 0
+
+    def watch(frame: Any, event: str, _: Any) -> None:
+        nonlocal count
+        count += event == "call" and "regard" in frame.f_code.co_filename and "tests" not in frame.f_code.co_filename
+
+    given = {"query": Q, "key": K, "value": V, **named}
+    regard.attention(**given)
+    sys.setprofile(watch)
+    try:
+        regard.attention(**given)
+    finally:
+        sys.setprofile(None)
+    assert 0 < count <= most

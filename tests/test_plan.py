@@ -156,7 +156,9 @@ def test_threads_may_plan_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_equals_a_planned_argument_is_still_checked(named: dict[str, Any]) -> None:
     regard.attention(Q, K, V, is_causal=True, scale=1.0, score="cosine")
     with pytest.raises(TypeError):
-        regard.attention(**{"query": Q, "key": K, "value": V, "is_causal": True, "scale": 1.0, "score": "cosine", **named})
+        regard.attention(
+            **{"query": Q, "key": K, "value": V, "is_causal": True, "scale": 1.0, "score": "cosine", **named}
+        )
 
 
 def test_a_function_or_a_class_that_may_hold_anything_is_not_kept() -> None:

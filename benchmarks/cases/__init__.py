@@ -10,6 +10,7 @@ from benchmarks.cases import (
     regression,
     regression_fit,
     regression_neighbours,
+    small,
     sparse,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "regression",
     "regression_fit",
     "regression_neighbours",
+    "small",
     "sparse",
 ]

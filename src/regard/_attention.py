@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import overload
 
 import torch
@@ -132,7 +133,7 @@ def attention(
         _plan.keep(structure, plan, problem)
     else:
         problem = plan.problem(query, key, value, attn_mask, is_causal, enable_gqa, score, normalizer)
-    with _autocast.suspended(query.device.type):
+    with _autocast.suspended(query.device.type) if plan.autocast else nullcontext():
         outcome = plan.run(problem)
         output = outcome.output if plan.as_given else problem.restore(outcome.output)
         if output.requires_grad and not plan.engine.twice_differentiable:

@@ -27,7 +27,7 @@ from regard.scores import ScaledDot, Score
 #: The engine that is torch's own attention.
 TORCHS = "sdpa"
 #: How many plans are kept.
-KEPT = 512
+KEPT = 256
 #: The types of which an argument that is a number, or nothing, may be for its value to be the key of a plan.
 _NUMBERS = frozenset((int, float, type(None)))
 _TENSORS = frozenset((Tensor, Parameter))
@@ -49,6 +49,8 @@ class Plan:
     scale, softcap, dropout_p, extent, lead, headless : as in :class:`Problem`
     as_given : bool
         Whether query, key and value have the shapes that engines read.
+    autocast : bool
+        Whether it is on, so that they are cast first.
     """
 
     engine: Engine
@@ -64,6 +66,7 @@ class Plan:
     lead: tuple[int, ...]
     headless: bool
     as_given: bool
+    autocast: bool
 
     @classmethod
     def of(cls, problem: Problem, engine: object, request: AuxRequest | None, *given: Tensor) -> Plan:
@@ -74,6 +77,7 @@ class Plan:
             _without_tensors(problem.score), _without_tensors(problem.mask), _without_tensors(problem.normalizer),
             problem.scale, problem.softcap, problem.dropout_p, problem.extent, problem.lead, problem.headless,
             [t.shape for t in given] == [t.shape for t in (problem.query, problem.key, problem.value)],
+            _autocast.is_active(problem.query.device.type),
         )  # fmt: skip
 
     def problem(
@@ -88,7 +92,7 @@ class Plan:
         normalizer: Any,
     ) -> Problem:
         """Return the problem that a call of the planned structure states; nothing is checked that structure decides."""
-        if _autocast.is_active(query.device.type):
+        if self.autocast:
             query, key, value = _autocast.cast(query, key, value)
         if not self.as_given:
             _, query, key, value, _ = _problem.canonical(query, key, value, enable_gqa)

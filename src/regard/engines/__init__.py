@@ -16,7 +16,6 @@ TABLE: dict[str, Engine] = {engine.name: engine for engine in (Sdpa(), Fused(), 
 flops.register()
 
 
-
 _watchers: list[Callable[[], None]] = []
 
 

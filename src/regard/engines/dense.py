@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -33,20 +35,28 @@ def whole(problem: Problem) -> Tiles:
     return Tiles.of(problem, needs_care(problem), Grid.whole(problem))
 
 
-def attend(problem: Problem) -> Outcome:
-    """Run the definition: all scores, all weights, one product. Differentiable to any order by plain autograd."""
+def attend(problem: Problem, tiles: Tiles | None = None) -> Outcome:
+    """Run the definition: all scores, all weights, one product. Differentiable to any order by plain autograd.
+
+    ``tiles`` are the problem as a single tile, where that was made before.
+    """
     B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
     dtype = problem.query.dtype
     if 0 in (B, H, L, S):
         empty = problem.query.new_zeros(B, H, L, S, dtype=problem.compute_dtype)
         output = problem.query.new_zeros(B, H, L, problem.value.shape[-1])
         return Outcome(attached(output, problem), None, empty, empty)
-    tiles = whole(problem)
+    tiles = whole(problem) if tiles is None else tiles
     scores = tiles.scores(0, 0)
     weights = tiles.normalizer.weights(scores)
     dropped = F.dropout(weights, problem.dropout_p) if problem.dropout_p else weights
     visible = None if tiles.spill is None else scores > -torch.inf
     return Outcome(tiles.read(dropped, 0, visible).to(dtype), None, weights, scores)
+
+
+def attend_nothing(problem: Problem) -> Outcome:
+    """Run where there are no pairs, or next to none, and tell nothing of them."""
+    return replace(attend(problem), weights=None, scores=None)
 
 
 def attached(output: Tensor, problem: Problem) -> Tensor:

@@ -97,7 +97,7 @@ class Sdpa(Engine):
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:  # noqa: ARG002
         # torch's kernel takes an only key for hidden where its score is NaN.
         if 0 in problem.query.shape[:3] or problem.extent.S < 2:
-            return _whole
+            return dense.attend_nothing
         if is_traced(problem.query):
             return _traced
         fixed = problem.mask is None or not problem.mask.tensors()
@@ -168,11 +168,6 @@ class _Steps:
                     empty = (added == -torch.inf).all(-1)
                     return cls(hides=True, added=added.contiguous(), empty=empty if bool(empty.any()) else None)
         return cls(hides=True, strips=strips.cut(mask, extent))
-
-
-def _whole(problem: Problem) -> Outcome:
-    """Run the definition where there is next to nothing."""
-    return replace(dense.attend(problem), weights=None, scores=None)
 
 
 def _shared_keys(problem: Problem) -> slice | None:
@@ -290,9 +285,7 @@ def _kernel(
     if query.device.type != "cpu" or dropout_p or query.shape[-1] == 0:
         output = torch_attention(query, key, value, added, dropout_p, causal, scale=scale)
         return output, None
-    return _flash_attention(
-        query, key, value, 0.0, causal, attn_mask=added, scale=scale
-    )
+    return _flash_attention(query, key, value, 0.0, causal, attn_mask=added, scale=scale)
 
 
 def _traced(problem: Problem) -> Outcome:

@@ -57,7 +57,7 @@ class Streaming(Engine):
 
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:  # noqa: ARG002
         if 0 in problem.query.shape[:3] or problem.extent.S == 0:
-            return _nothing
+            return dense.attend_nothing
         # A mask's tiles are known before the contents of its tensors only where it has none.
         fixed, grid = problem.mask is None or not problem.mask.tensors(), None
         traced = torch.compiler.is_compiling() or in_transform()
@@ -67,8 +67,9 @@ class Streaming(Engine):
             nonlocal grid
             tiles = Tiles.of(problem, dense.needs_care(problem), grid)
             grid = tiles.grid if fixed else None
-            one_tile = len(tiles.rows) == len(tiles.cols) == 1
-            if one_tile or traced or (not known and _captures(tiles)):
+            if len(tiles.rows) == len(tiles.cols) == 1 and not traced:
+                return dense.attend(problem, tiles)
+            if traced or (not known and _captures(tiles)):
                 output, row = _forward(tiles, _plain_dropout(problem.dropout_p))
                 output = output if output.requires_grad else dense.attached(output, problem)
             else:
@@ -82,11 +83,6 @@ class Streaming(Engine):
             return Outcome(output.to(problem.query.dtype), lse)
 
         return run
-
-
-def _nothing(problem: Problem) -> Outcome:
-    """Run where there are no pairs."""
-    return replace(dense.attend(problem), weights=None, scores=None)
 
 
 def _empty(row: Statistic) -> Tensor:

@@ -115,7 +115,9 @@ class Tiles:
         Without a grid, tiles are as large as caches like.
         """
         dtype = problem.compute_dtype
-        query, key, value = (t.to(dtype) for t in (problem.query, problem.key, problem.value))
+        query, key, value = problem.query, problem.key, problem.value
+        if query.dtype != dtype or value.dtype != dtype:
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         score, normalizer = problem.score.cast(dtype), problem.normalizer.cast(dtype)
         mask = None if problem.mask is None else problem.mask.cast(dtype)
         exact_key = bad = spill = None

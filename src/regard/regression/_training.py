@@ -173,10 +173,12 @@ class TrainingPoints(BaseEstimator):
         nearest = self.empty == "nearest"
         look = self._left_out(len(self._X), _widths.LOOK) if rows is None else None
 
+        over_all = LeaveOneOut(smoother, nearest, rows)
+        over_some = over_all if look is None else LeaveOneOut(smoother, nearest, look)
+
         def error_of(bandwidth: Tensor, some: Tensor | None) -> float:
             with torch.no_grad():
-                loo = LeaveOneOut(smoother, nearest, rows if some is None else some)
-                return float(loo.error(bandwidth.to(smoother.key)))
+                return float((over_all if some is None else over_some).error(bandwidth.to(smoother.key)))
 
         return _widths.searched(error_of, unit, len(self._X), look, self.verbose)
 

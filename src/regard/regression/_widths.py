@@ -67,6 +67,8 @@ class LeaveOneOut:
     def __init__(self, smoother: Smoother, nearest: bool, rows: Tensor | None = None) -> None:
         self.smoother, self.nearest = smoother, nearest
         self.rows = torch.arange(len(smoother.key), device=smoother.key.device) if rows is None else rows
+        # The mask of all points at once holds no tensor, so that later calls find all that it means to an engine.
+        self._every = masks.others() if rows is None and len(self.rows) <= smoother.rows_at_once else None
         weight = smoother.ones()
         self._share = weight[self.rows, 0] / weight[self.rows, 0].sum()
 
@@ -75,7 +77,7 @@ class LeaveOneOut:
 
         Those that nobody reaches are marked, and have what stands in for it.
         """
-        query, mask = self.smoother.key[rows], masks.others(rows)
+        query, mask = self.smoother.key[rows], masks.others(rows) if self._every is None else self._every
         found = self.smoother.at(query, bandwidth, mask)
         lost = ~found.reached
         if not bool(lost.any()):

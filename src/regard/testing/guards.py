@@ -79,9 +79,7 @@ def guarded_kernels() -> Iterator[None]:
     lock = threading.Lock()
     check = Call.addresses
 
-    def addresses(
-        call: Call, arrays: Mapping[str, Tensor], sizes: Mapping[str, int] | None = None
-    ) -> dict[str, int]:
+    def addresses(call: Call, arrays: Mapping[str, Tensor], sizes: Mapping[str, int] | None = None) -> dict[str, int]:
         return dict.fromkeys(check(call, arrays, sizes), 0)  # checked as ever, and addressed when the kernel runs
 
     def run(

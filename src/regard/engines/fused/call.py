@@ -94,9 +94,7 @@ class Call:
                 known = {**self.sizes, **(sizes or {})}
                 expected = math.prod([known[size] for size in self.shapes[name]])
             dtype = _DTYPES.get(name, self.dtype)
-            if not (
-                tensor.numel() == expected and tensor.dtype == dtype and tensor.is_contiguous() and tensor.is_cpu
-            ):
+            if not (tensor.numel() == expected and tensor.dtype == dtype and tensor.is_contiguous() and tensor.is_cpu):
                 raise RuntimeError(
                     f"kernel {self.name}: array {name!r} must be contiguous, on the CPU, of {expected} numbers of type "
                     f"{dtype} ({' × '.join(self.shapes[name])}), "

@@ -83,9 +83,10 @@ def _optional(found: Found) -> tuple[Tensor | None, ...]:
 
 def attend(setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Found:
     """Run the kernels; the output is differentiable."""
-    tensors = [] if setting.sight.mask is None else setting.sight.mask.tensors()
-    given = (query, key, value, weight, *tensors)
-    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)):
+    given = [query, key, value, weight]
+    if setting.sight.mask is not None:
+        given += setting.sight.mask.tensors()
+    if not (torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in given]):
         rows = setting.rows(query, key, weight)
         return run.forward(rows, value.contiguous(), setting.sight, setting.wants, setting.passes)
     output, peak, total, *rest = Fused.apply(setting, *given)

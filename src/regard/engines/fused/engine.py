@@ -79,7 +79,7 @@ class Fused(Engine):
 
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:
         if 0 in problem.query.shape[:3] or problem.extent.S == 0:
-            return _nothing
+            return dense.attend_nothing
         if is_traced(problem.query) or (request is None and is_watched()):
             return _traced
         fixed = _Fixed.of(problem, request)
@@ -100,11 +100,6 @@ class Fused(Engine):
             return careful(problem) if leaks else outcome
 
         return run
-
-
-def _nothing(problem: Problem) -> Outcome:
-    """Run where there are no pairs."""
-    return replace(dense.attend(problem), weights=None, scores=None)
 
 
 def _is_direct(problem: Problem) -> bool:
@@ -157,7 +152,9 @@ class _Projected:
     @classmethod
     def of(cls, problem: Problem, weight: Tensor | None = None) -> _Projected:
         dtype = problem.compute_dtype
-        query, key, value = (t.to(dtype) for t in (problem.query, problem.key, problem.value))
+        query, key, value = problem.query, problem.key, problem.value
+        if query.dtype != dtype:
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         if weight is not None:  # nothing is projected
             return cls(query, key, value, weight)
         score = problem.score.cast(dtype)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -126,9 +127,10 @@ def rows_of(
 def inverse_of(width: Tensor) -> tuple[Tensor, Tensor]:
     """Return 1 / width as the sum of two numbers, so that multiplying by it is as exact as dividing."""
     inverse = (1 / width).contiguous()
+    wide: Any = np.float64 if width.dtype == torch.float32 else np.longdouble
     with np.errstate(divide="ignore", invalid="ignore"):
-        rest = 1 / width.detach().double().numpy().astype(np.longdouble) - inverse.detach().double().numpy()
-    return inverse, torch.from_numpy(np.where(np.isfinite(rest), rest, 0).astype(np.float64)).to(inverse.dtype)
+        rest = 1 / width.detach().numpy().astype(wide) - inverse.detach().numpy()
+    return inverse, torch.from_numpy(np.where(np.isfinite(rest), rest, 0).astype(inverse.numpy(force=True).dtype))
 
 
 def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:

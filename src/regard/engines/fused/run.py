@@ -122,6 +122,8 @@ class Pass:
         self.call = Call(f"{rows.family}.{name}", value.dtype, sizes, ends, numbers)
         self.shares = shares(sight, value.shape[1], rows.width + V, backward)
         self.near = sight.everything and rows.is_compact
+        self.sight = sight
+        self._added: dict[int, Tensor | None] | None = {} if sight.is_small_and_fixed else None
 
     @classmethod
     def of(cls, kept: Passes, name: str, rows: Rows, value: Tensor, sight: Sight, K: int = 0) -> Pass:
@@ -131,6 +133,18 @@ class Pass:
         if found is None:
             found = kept[key] = cls(name, rows, value, sight, K)
         return found
+
+    def arguments(self, unit: Unit) -> Arguments:
+        """Return what a unit of work adds to the arguments; what its mask adds is kept where it is small."""
+        sight, kept = self.sight, self._added
+        if kept is not None and id(unit) in kept:
+            added = kept[id(unit)]
+        else:
+            added = sight.added if sight.added is not None else sight.added_to(unit, self.call.dtype)
+            added = None if added is None else compact(added).contiguous()
+            if kept is not None:
+                kept[id(unit)] = added
+        return Arguments.of(sight, unit, added)
 
     def given(self, rows: Rows, value: Tensor, arrays: dict[str, Tensor | None]) -> Call:
         """Return the kernel with the arrays that all shares have in common."""
@@ -144,7 +158,7 @@ Passes = dict[tuple[Any, ...], Pass]
 
 def forward(rows: Rows, value: Tensor, sight: Sight, wants: Wants, kept: Passes) -> Found:
     """Run the forward kernel over all of a problem; value (B, G, S, V) contiguous, in the rows' dtype."""
-    extent, dtype = sight.extent, value.dtype
+    extent = sight.extent
     B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
     new = value.new_empty
     found = Found(
@@ -168,9 +182,7 @@ def forward(rows: Rows, value: Tensor, sight: Sight, wants: Wants, kept: Passes)
             common = {} if sum_ is None else {"received": sum_}
             with torch.no_grad(), made.memory.lent() as scratch:
                 for unit in share.units:
-                    added = sight.added if sight.added is not None else sight.added_to(unit, dtype)
-                    own = Arguments.of(sight, unit, None if added is None else compact(added).contiguous())
-                    _run_unit(call, share, scratch, common, own)
+                    _run_unit(call, share, scratch, common, made.arguments(unit))
 
         return run
 
@@ -243,7 +255,7 @@ def backward(
             sums.begin()
             with torch.no_grad(), made.memory.lent() as scratch:
                 for unit in share.units:
-                    _backward_unit(call, scratch, sight, unit, share, sums, mask_tensors, wanted, d_added)
+                    _backward_unit(made, call, scratch, sight, unit, share, sums, mask_tensors, wanted, d_added)
 
         return run
 
@@ -294,6 +306,7 @@ class _Sums:
 
 
 def _backward_unit(
+    made: Pass,
     call: Call,
     scratch: int,
     sight: Sight,
@@ -310,9 +323,7 @@ def _backward_unit(
         _run_unit(call, share, scratch, {**sums.parts, **target}, Arguments.of(sight, unit, sight.added))
         return
     if not any(wanted) or sight.mask is None:
-        added = sight.added_to(unit, call.dtype)
-        own = Arguments.of(sight, unit, None if added is None else compact(added).contiguous())
-        _run_unit(call, share, scratch, sums.parts, own)
+        _run_unit(call, share, scratch, sums.parts, made.arguments(unit))
         return
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_() if want else t.detach() for t, want in zip(tensors, wanted)]

@@ -14,6 +14,8 @@ from regard.masks.base import EMPTY, FULL, Extent, Mask
 
 #: Keys by which a mask that is no interval is classified.
 KEYS = 128
+#: Pairs of a mask that may be kept as numbers.
+KEPT = 1 << 16
 #: Numbers that are added to scores in one call at most, where heads can be taken one by one.
 LARGEST = 1 << 22
 
@@ -84,6 +86,11 @@ class Sight:
     def plain(self) -> bool:
         """Whether nothing finite is added to any score."""
         return self.added is None and (self.mask is None or not self.mask.has_bias)
+
+    @property
+    def is_small_and_fixed(self) -> bool:
+        """Whether what is added to scores may be kept for later calls."""
+        return self.mask is not None and not self.mask.tensors() and self.extent.L * self.extent.S <= KEPT
 
     def costs(self) -> Tensor | None:
         """Return about what each block of queries costs, (B · H · blocks,); None where all cost the same."""

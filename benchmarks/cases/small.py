@@ -1,0 +1,148 @@
+"""Calls so small that what surrounds the kernel counts: one sentence, and one step of decoding."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+import regard
+from benchmarks.cases.contenders import by_regard, by_torch, seeded
+from benchmarks.registry import Call, Case, Contender, Goal, Point, register
+from benchmarks.work import Formula, Work
+from regard import masks, scores
+from regard.engines.fused.call import Call as KernelCall
+
+HEADS, KEY_HEADS, WIDTH, LEFT = 8, 2, 64, 16
+LENGTH, CACHE = 64, 256
+TORCH, REFERENCE, KERNELS = "torch SDPA", "regard, reference", "its kernels alone"
+
+
+def _additive(query: Tensor, key: Tensor, parameters: dict[str, Tensor]) -> Tensor:
+    return torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ parameters["w_v"]
+
+
+def _gaussian(query: Tensor, key: Tensor, parameters: dict[str, Tensor]) -> Tensor:  # noqa: ARG001
+    return -(query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1) / 2
+
+
+FORMULAS: dict[str, Formula] = {"Gaussian": _gaussian, "additive": _additive}
+
+
+def _causal(rows: Tensor) -> Tensor:
+    return (torch.arange(LENGTH) <= rows.unsqueeze(-1))[None, None]
+
+
+def _window(rows: Tensor) -> Tensor:
+    kv, q = torch.arange(LENGTH), rows.unsqueeze(-1)
+    return ((kv <= q) & (kv >= q - LEFT))[None, None]
+
+
+CAUSAL: dict[str, dict[str, Any]] = {
+    "is_causal=True": {"is_causal": True},
+    "masks.causal()": {"attn_mask": masks.causal()},
+    "bool matrix": {"attn_mask": _causal(torch.arange(LENGTH))},
+}
+GROUPED, DECODING, BAND = "grouped queries", "decoding", f"causal() & window({LEFT}, 0)"
+
+
+def build(point: Point) -> Work:
+    """Return one sentence, or one query over a cache."""
+    queries = 1 if point.variant == DECODING else point.size
+    groups = KEY_HEADS if point.variant in (GROUPED, DECODING) else HEADS
+    ends = seeded((1, HEADS, queries, WIDTH), *[(1, groups, point.size, WIDTH)] * 2)
+    visible = _causal if point.variant in CAUSAL else _window if point.variant == BAND else None
+    if point.variant not in FORMULAS:
+        return Work(*ends, visible=visible, kernel=point.variant)
+    (weight,) = seeded((WIDTH,))
+    parameters = {"w_v": weight} if point.variant == "additive" else {}
+    return Work(*ends, scores=FORMULAS[point.variant], features=WIDTH, parameters=parameters, kernel=point.variant)
+
+
+def options(work: Work) -> dict[str, Any]:
+    """Return what a variant means to ``regard.attention``."""
+    if work.kernel == BAND:
+        return {"attn_mask": masks.causal() & masks.window(LEFT, 0)}
+    if work.kernel in FORMULAS:
+        return {"score": scores.Additive(work.parameters["w_v"]) if work.parameters else "gaussian"}
+    return CAUSAL.get(work.kernel, {"enable_gqa": True})
+
+
+def _torchs(work: Work) -> dict[str, Any]:
+    """Return what is nearest to it in torch."""
+    if work.kernel in (BAND, "bool matrix"):
+        return {"attn_mask": work.dense()}
+    return {"is_causal": True} if work.kernel in CAUSAL else {"enable_gqa": True}
+
+
+def _kernels(work: Work) -> Call:
+    """Return a call's compiled kernels, run again with the arguments of that call."""
+    ran: list[tuple[KernelCall, dict[str, int]]] = []
+    execute = KernelCall.execute
+
+    def watched(call: KernelCall, numbers: dict[str, int]) -> None:
+        ran.append((call, numbers))
+        execute(call, numbers)
+
+    with patch.object(KernelCall, "execute", watched):
+        regard.attention(work.query, work.key, work.value, engine="fused", **options(work))
+    output = ran[-1][0].arrays["output"]
+    # The scratch memory of that call may be lent again: kernels take memory of their own here.
+    size = max(call.sizes["scratch_numbers"] for call, _ in ran) + 16
+    scratch = torch.empty(size, dtype=output.dtype)
+    address = -(-scratch.data_ptr() // 64) * 64
+    calls = [(call, {**numbers, "scratch": address}) for call, numbers in ran]
+
+    def again(_: Tensor = scratch) -> dict[str, Tensor]:  # which must live as long
+        for call, numbers in calls:
+            execute(call, numbers)
+        return {"output": output}
+
+    return again
+
+
+_COMMON = (*CAUSAL, GROUPED, BAND)
+LIMITS = dict.fromkeys((*CAUSAL, GROUPED, DECODING), 30.0) | {BAND: 40.0}
+
+register(
+    Case(
+        name="small",
+        title=f"Small calls: {HEADS} heads of {WIDTH}, {LENGTH} tokens; decoding: one query over {CACHE} keys",
+        unit="keys",
+        build=build,
+        contenders={
+            TORCH: by_torch(_torchs),
+            "regard": by_regard(options),
+            REFERENCE: by_regard(lambda work: {**options(work), "engine": "reference"}),
+            KERNELS: Contender(_kernels),
+        },
+        baseline="regard",
+        points=(
+            *(Point(LENGTH, variant=variant, only=(TORCH, "regard", REFERENCE)) for variant in _COMMON),
+            Point(CACHE, variant=DECODING, only=(TORCH, "regard", REFERENCE)),
+            *(Point(LENGTH, variant=variant, only=("regard", REFERENCE, KERNELS)) for variant in FORMULAS),
+        ),
+        quick=LENGTH,
+        goals=(
+            *(
+                Goal(f"small-{i}", "overhead", limit, CACHE if variant == DECODING else LENGTH, against=TORCH,
+                     variant=variant)
+                for i, (variant, limit) in enumerate(LIMITS.items())
+            ),
+            *(
+                Goal(f"small-{variant.lower()}", "overhead", 60, LENGTH, against=KERNELS, variant=variant)
+                for variant in FORMULAS
+            ),
+            *(
+                Goal(f"small-reference-{i}", "time", 1, CACHE if variant == DECODING else LENGTH, against=REFERENCE,
+                     variant=variant)
+                for i, variant in enumerate((*LIMITS, *FORMULAS))
+            ),
+        ),
+        bound="",
+        notes="Masks are made before the clock starts. The last contender is the compiled kernels of the same call, "
+        "with all their arguments at hand.",
+    )
+)  # fmt: skip

@@ -13,7 +13,7 @@ from regard._aux import AuxRequest, TopK
 from regard._problem import Problem
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Outcome:
     """What a run yields: the output (B, H, L, V), and what else it has at hand anyway.
 

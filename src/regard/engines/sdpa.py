@@ -154,7 +154,7 @@ class _Steps:
         if mask is None:
             return cls()
         if isinstance(mask, masks.Dense):
-            return cls(hides=True)
+            return _MATRIX
         if _is_causal(problem):
             keys = slice(extent.L) if extent.L < extent.S else None  # later keys are seen by no query
             return cls(hides=True, causal=True, keys=keys)
@@ -168,6 +168,9 @@ class _Steps:
                     empty = (added == -torch.inf).all(-1)
                     return cls(hides=True, added=added.contiguous(), empty=empty if bool(empty.any()) else None)
         return cls(hides=True, strips=strips.cut(mask, extent))
+
+
+_MATRIX = _Steps(hides=True)
 
 
 def _shared_keys(problem: Problem) -> slice | None:
@@ -239,8 +242,8 @@ def _dispatch(
     key, value = _expanded(H, key, value)
     if steps.strips is None:
         # Features may be wider than the inputs.
-        added = None if steps.added is None else steps.added.to(_wide(query.dtype))
-        output, lse = _kernel(query, key, value, scale, added, steps.causal, problem.dropout_p)
+        wide = None if steps.added is None else steps.added.to(_wide(query.dtype))
+        output, lse = _kernel(query, key, value, scale, wide, steps.causal, problem.dropout_p)
         if lse is not None and steps.empty is not None:
             lse = lse.masked_fill(steps.empty, -torch.inf)
         return output, lse

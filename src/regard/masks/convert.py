@@ -36,14 +36,14 @@ def as_mask(mask: MaskLike, function: str = "masks.as_mask", argument: str = "ma
     >>> masks.as_mask(lambda b, h, q_idx, kv_idx: kv_idx % 2 == 0)(0, 0, 1, 2)
     tensor(True)
     """
+    if isinstance(mask, Mask):
+        return mask
     # Imported here because these modules use the algebra, which uses this function.
     from regard.masks.band import Band
     from regard.masks.block_sparse import BlockSparse
     from regard.masks.matrix import Dense
     from regard.masks.predicate import Predicate
 
-    if isinstance(mask, Mask):
-        return mask
     if _is_a(_BLOCK_MASK, mask):
         return BlockSparse.of(mask)
     if _is_a(_CAUSAL_BIAS, mask):

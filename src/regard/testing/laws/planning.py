@@ -59,7 +59,7 @@ def plan(case: Case, engine: Engine) -> None:
 
 
 @law(
-    "planned once", "A call that was planned by an earlier one gives what it gives when planned for itself.", share=0.5
+    "planned once", "A call planned by an earlier one gives what it gives when planned for itself.", share=0.5
 )
 def planned_once(case: Case, engine: Engine) -> None:
     """Nothing of the first call's tensors is left in the plan that a later call of its structure finds."""

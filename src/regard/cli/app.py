@@ -100,6 +100,16 @@ def catalogue(
 
 
 @_command()
+def warmup(
+    every: Annotated[bool, typer.Option("--all", help="Also for float64.")] = False,
+) -> None:
+    """Compile the CPU kernels now, so that no first call has to wait for them."""
+    from regard.cli.warmup import run
+
+    run(every=every)
+
+
+@_command()
 def pronounce(
     words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Words to pronounce; - reads them from stdin.")],
     model: Annotated[Path, typer.Option(help="Folder of a saved model.")] = MODEL,

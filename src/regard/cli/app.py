@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from regard.cli.messages import Command, Commands, echo, explained, fail
+from regard.scores.distance import kernels
 
 app = typer.Typer(
     cls=Commands,
@@ -129,7 +130,8 @@ def pronounce(
 
 @_command(
     epilog="--attention may be additive, dot, scaled_dot, general, concat, location, cosine, local, hard, none, "
-    "gaussian, laplacian, triangular, epanechikov or constant. --show-options prints all options."
+    f"{', '.join(name for name, kernel in kernels().items() if kernel.smooth)} or constant. "
+    "--show-options prints all options."
 )
 def train(
     task: Annotated[str, typer.Argument(help="translation or pronunciation.")],
@@ -331,9 +333,7 @@ def regress(
         str | None, typer.Option(help="Columns to predict from, separated by commas; all others by default.")
     ] = None,
     weights: Annotated[str | None, typer.Option(help="Column that says how often each row counts.")] = None,
-    kernel: Annotated[
-        str, typer.Option(help="gaussian, boxcar, triangular, epanechikov, laplacian or constant.")
-    ] = "gaussian",
+    kernel: Annotated[str, typer.Option(help=f"{', '.join(kernels())} or constant.")] = "gaussian",
     bandwidth: Annotated[
         str,
         typer.Option(

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 import regard
 import regard.nn
 from regard import Aux, AuxRequest, engines, masks, normalizers, scores
-from regard.nn import SAB, AdditiveAttention, KernelAttention, MultiheadAttention, Transformer, kernel
+from regard.nn import SAB, AdditiveAttention, KernelAttention, MultiheadAttention, Transformer
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.scores import Score
 from regard.scores.base import TABLE as SCORES
+from regard.scores.base import KernelName
+from regard.scores.distance import kernels
 
 
 @pytest.mark.parametrize(
@@ -24,7 +26,7 @@ from regard.scores.base import TABLE as SCORES
         (scores.ScoreName, SCORES),
         (normalizers.NormalizerName, NORMALIZERS),
         (engines.EngineName, ["auto", *engines.TABLE]),
-        (kernel.KernelName, kernel.KERNELS),
+        (KernelName, kernels()),
     ],
 )
 def test_literals_list_the_tables(names: Any, table: Any) -> None:

@@ -18,6 +18,7 @@ from sklearn.metrics import r2_score
 
 from regard.cli import regress as command
 from regard.regression import NadarayaWatsonClassifier, NadarayaWatsonRegressor
+from regard.regression._kernels import names
 
 
 @pytest.fixture
@@ -284,7 +285,7 @@ def test_predictions_alone_on_standard_output(regard, curve: Path) -> None:
     assert "Each row, predicted from all the others" in outcome.err
 
 
-@pytest.mark.parametrize("kernel", ["boxcar", "triangular", "epanechikov", "laplacian", "constant"])
+@pytest.mark.parametrize("kernel", names())
 def test_every_kernel(regard, curve: Path, kernel: str) -> None:
     record = json.loads(regard("regress", curve, "--target", "y", "--kernel", kernel, "--json").out)
     assert record["kernel"] == kernel

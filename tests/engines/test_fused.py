@@ -14,7 +14,9 @@ from torch import Tensor
 
 import regard
 from regard import AuxRequest, masks, scores
+from regard.engines.fused.kernels.fields import RADIAL
 from regard.scores import Score
+from regard.scores.distance import kernels
 from regard.testing import samples
 from regard.testing.case import Call, Case
 from regard.testing.conformance import judge
@@ -126,11 +128,9 @@ def test_dtypes(score: str, mask: str | None, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.3, -1.0, 0.0, 2.5])
-@pytest.mark.parametrize(
-    "score", ["additive", "gaussian", "laplacian", "boxcar", "triangular", "epanechikov", "scaled_dot"]
-)
+@pytest.mark.parametrize("score", ["additive", *RADIAL, "scaled_dot"])
 def test_scale(score: str, scale: float) -> None:
-    if score in ("boxcar", "triangular", "epanechikov"):
+    if scores.base.TABLE[score].excludes:
         scale = abs(scale) or 1.5  # a scale that turns −inf into NaN or +inf is no kernel's
     for law in LAWS:
         holds(law, score=score, width=3, value_width=4, scale=scale, queries=67, keys=515)
@@ -346,7 +346,7 @@ def test_random_orders_of_keys_change_rounding_only() -> None:
     # Compact kernels without a mask bring points into an order: nothing may depend on where they stood.
     query, key, value = normal(1, 2, 130, 2), normal(1, 2, 1100, 2, seed=1), normal(1, 2, 1100, 3, seed=2)
     order = torch.randperm(1100, generator=torch.Generator().manual_seed(0))
-    for kind in (scores.Boxcar, scores.Triangular, scores.Epanechikov):
+    for kind in [kernel for kernel in kernels().values() if kernel.compact]:
         plain, aux = regard.attention(query, key, value, score=kind(0.5), engine="fused", return_aux=ASKED)
         other, told = regard.attention(
             query, key[:, :, order], value[:, :, order], score=kind(0.5), engine="fused", return_aux=ASKED

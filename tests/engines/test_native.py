@@ -258,7 +258,7 @@ def test_code_of_a_source_that_changed_meanwhile_is_not_kept(kernels: Kernels, c
     assert kernels.key
     (kernels.folder / "helpers.py").write_text(HELPERS + "# changed\n")
     assert dot(kernels) == DOT
-    assert not cache.exists()
+    assert list(cache.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["under a file", "not readable"])
@@ -334,6 +334,59 @@ def test_what_another_user_owns_is_not_loaded(kernels: Kernels, cache: Path, mon
     monkeypatch.setattr(os, "geteuid", lambda: other)
     assert dot(again(kernels)) == DOT
     assert seen == ["sums.dot"]
+
+
+SAYS = """
+import logging, sys
+from pathlib import Path
+import torch
+from regard.engines.fused.native import Kernels
+logging.getLogger("regard").setLevel(logging.{level})
+for _ in range(2):
+    Kernels({package!r}, Path({folder!r})).load("sums.dot", torch.float64)
+"""
+
+
+def test_a_compilation_is_announced_once_and_can_be_silenced(kernels: Kernels, cache: Path) -> None:
+    """As a plain session sees it, which has set up no logging."""
+
+    def said(level: str) -> list[str]:
+        script = SAYS.format(package=kernels.package, folder=str(kernels.folder), level=level)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(kernels.folder.parent)])}
+        done = subprocess.run(
+            [sys.executable, "-c", script], check=True, timeout=60, capture_output=True, text=True, env=environment
+        )
+        return done.stderr.splitlines()
+
+    (line,) = said("NOTSET")
+    assert "sums.dot for float64, once on this machine" in line
+    assert said("NOTSET") == []
+    for path in cache.iterdir():
+        path.unlink()
+    assert said("ERROR") == []
+
+
+def test_a_compilation_that_cannot_be_kept_says_so(
+    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "place").touch()
+    monkeypatch.setenv("REGARD_CACHE_DIR", str(tmp_path / "place" / "cache"))
+    assert dot(kernels) == DOT
+    (message,) = caplog.messages
+    assert "anew in each process, as no cache folder can be written" in message
+
+
+def test_processes_that_compile_the_same_do_not_disturb_each_other(kernels: Kernels, cache: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    result = context.Queue()
+    children = [context.Process(target=in_child, args=(kernels.package, kernels.folder, result)) for _ in range(2)]
+    for child in children:
+        child.start()
+    assert [result.get(timeout=60) for _ in children] == [(DOT, DOT)] * 2
+    for child in children:
+        child.join(timeout=60)
+    assert len(list(cache.iterdir())) == 2  # one for each dtype, and nothing unfinished
+    assert all(kernels.is_cached("sums.dot", dtype) for dtype in DTYPES)
 
 
 def test_threads_compile_once(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:

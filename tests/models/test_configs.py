@@ -12,6 +12,7 @@ from regard.models import (
     RecurrentEncoderDecoder,
     TransformerConfig,
     TransformerEncoderDecoder,
+    attending,
     recurrent,
     transformer,
 )
@@ -19,8 +20,9 @@ from regard.models import (
 WHOLE = "must be a whole number from 1 to 65536, got"
 LAYERS = "must be a whole number from 1 to 100, got"
 SHARE = "dropout must be a number in [0, 1), got"
-PLAIN = "'cosine', 'dot', 'epanechikov', 'gaussian', 'laplacian', 'triangular', 'scaled_dot'"
-SCORES = "'additive', 'concat', 'constant', 'cosine', 'dot', 'epanechikov', 'gaussian', 'general', 'laplacian', "
+PLAIN = ", ".join(map(repr, attending.PLAIN))
+SCORES = ", ".join(map(repr, sorted(attending.SCORES)))
+WITH_NONE = ", ".join(map(repr, sorted([*attending.SCORES, "none"])))
 RECURRENT: list[tuple[dict[str, Any], str]] = [
     ({"sources": 0}, f"sources {WHOLE} 0."),
     ({"targets": "9"}, f"targets {WHOLE} '9'."),
@@ -43,8 +45,7 @@ RECURRENT: list[tuple[dict[str, Any], str]] = [
     ({"cell": 1}, "cell must be one of 'lstm', 'gru', got 1."),
     (
         {"attention": "aditive"},
-        f"attention must be one of {SCORES}'location', 'none', 'scaled_dot', 'triangular', "
-        "got 'aditive' (did you mean 'additive'?).",
+        f"attention must be one of {WITH_NONE}, got 'aditive' (did you mean 'additive'?).",
     ),
     ({"scope": "local"}, "scope must be one of 'global', 'local-m', 'local-p', got 'local' (did you mean 'local-p'?)."),
     ({"hard": "x"}, "hard must be one of 'gumbel', 'none', 'reinforce', got 'x'."),
@@ -86,7 +87,7 @@ TRANSFORMER: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"score": "boxcar"},
-        f"score must be one of {SCORES}'location', 'scaled_dot', 'triangular', got 'boxcar' (did you mean 'concat'?).",
+        f"score must be one of {SCORES}, got 'boxcar' (did you mean 'concat'?).",
     ),
 ]
 

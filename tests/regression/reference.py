@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-KERNELS = {
-    "gaussian": lambda d: np.exp(-0.5 * (d**2).sum(-1)),
-    "boxcar": lambda d: ((d**2).sum(-1) <= 1).astype(float),
-    "triangular": lambda d: np.maximum(0, 1 - np.sqrt((d**2).sum(-1))),
-    "epanechikov": lambda d: np.maximum(0, 1 - (d**2).sum(-1)),
-    "laplacian": lambda d: np.exp(-np.abs(d).sum(-1)),
-    "constant": lambda d: np.ones(d.shape[:-1]),
-}
+from regard.scores.distance import kernels
+
+
+def weight(kernel, d):
+    """Return the weight at differences (..., E) in units of the bandwidth."""
+    if kernel == "constant":
+        return np.ones(d.shape[:-1])
+    form = kernels()[kernel]
+    return form.profile(np.abs(d).sum(-1) if form.manhattan else np.sqrt((d**2).sum(-1)))
 
 
 def weights(kernel, query, X, bandwidth, sample_weight=None):
     """Return the kernel's weights (L, N), not normalized."""
-    found = KERNELS[kernel]((query[:, None] - X[None]) / bandwidth)
+    found = weight(kernel, (query[:, None] - X[None]) / bandwidth)
     return found if sample_weight is None else found * sample_weight
 
 

@@ -129,6 +129,6 @@ def test_wrong_metrics(metric, message):
 
 def test_a_sum_of_absolute_differences_knows_no_circle():
     with pytest.raises(
-        ValueError, match="metric must be 'euclidean' or 'categorical', got 'angular' with kernel='laplacian'"
+        ValueError, match="metric must be 'euclidean' or 'categorical', got 'angular' with a kernel of the Manhattan"
     ):
         NadarayaWatsonRegressor("laplacian", metric="angular").fit([[0.0], [1.0]], [0.0, 1.0])

@@ -14,8 +14,9 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler
 
 from regard.regression import ExtrapolationWarning, NadarayaWatsonClassifier, NadarayaWatsonRegressor
+from regard.regression._kernels import names
 
-NAMES = ["gaussian", "laplacian", "boxcar", "triangular", "epanechikov", "constant"]
+NAMES = names()
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)

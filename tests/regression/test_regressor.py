@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import KERNELS, predicted, weights
+from reference import predicted, weights
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -21,8 +21,9 @@ from sklearn.preprocessing import StandardScaler
 
 from regard import RegardWarning
 from regard.regression import ExtrapolationWarning, NadarayaWatsonRegressor
+from regard.regression._kernels import names
 
-NAMES = sorted(KERNELS)
+NAMES = sorted(names())
 
 
 def made(n=120, width=2, outputs=None, seed=0):

@@ -7,13 +7,14 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from reference import KERNELS
+from reference import weight
 from scipy.stats import gaussian_kde
 
 from regard import RegardWarning
 from regard.regression import NadarayaWatsonRegressor
-from regard.regression._kernels import TABLE
+from regard.regression._kernels import named
 from regard.regression._widths import LeaveOneOut
+from regard.scores.distance import kernels
 
 
 def made(n=150, width=2, seed=0):
@@ -31,16 +32,16 @@ def test_rules_are_scipys(rule, width):
     np.testing.assert_allclose(model.bandwidth_, factor * X.std(0))
 
 
-@pytest.mark.parametrize("kernel", ["gaussian", "boxcar", "triangular", "epanechikov", "laplacian"])
+@pytest.mark.parametrize("kernel", kernels())
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_kernels_of_equal_spread(kernel, width):
     # The variance along the first coordinate of the kernel as a density, summed over a grid.
-    axis = np.linspace(-1, 1, 81) * (12 if kernel in ("gaussian", "laplacian") else 1.05)
+    axis = np.linspace(-1, 1, 81) * (1.05 if kernels()[kernel].compact else 12)
     axis = axis if width < 3 else axis[::2]
     grid = np.stack(np.meshgrid(*[axis] * width, indexing="ij"), -1)
-    weight = KERNELS[kernel](grid)
-    variance = (weight * grid[..., 0] ** 2).sum() / weight.sum()
-    assert TABLE[kernel].stretch(width) ** 2 * variance == pytest.approx(1, rel=0.08)
+    weights = weight(kernel, grid)
+    variance = (weights * grid[..., 0] ** 2).sum() / weights.sum()
+    assert named("test", kernel).stretch(width) ** 2 * variance == pytest.approx(1, rel=0.08)
 
 
 def test_the_curve_holds_the_minimum():
@@ -57,7 +58,7 @@ def test_the_curve_holds_the_minimum():
     np.testing.assert_allclose(model.bandwidth_[1] / model.bandwidth_[0], X[:, 1].std() / X[:, 0].std())
 
 
-@pytest.mark.parametrize("kernel", ["gaussian", "triangular", "epanechikov", "laplacian"])
+@pytest.mark.parametrize("kernel", [name for name, kernel in kernels().items() if kernel.smooth])
 @pytest.mark.parametrize("order", [0, 1])
 def test_the_error_has_the_gradient_that_learning_follows(kernel, order):
     X, y = made(n=60)

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from regard.cli.messages import Command, Commands, echo, explained, fail
+from regard.scores.distance import kernels
 
 app = typer.Typer(
     cls=Commands,
@@ -100,6 +101,16 @@ def catalogue(
 
 
 @_command()
+def warmup(
+    every: Annotated[bool, typer.Option("--all", help="Also for float64.")] = False,
+) -> None:
+    """Compile the CPU kernels now, so that no first call has to wait for them."""
+    from regard.cli.warmup import run
+
+    run(every=every)
+
+
+@_command()
 def pronounce(
     words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Words to pronounce; - reads them from stdin.")],
     model: Annotated[Path, typer.Option(help="Folder of a saved model.")] = MODEL,
@@ -119,7 +130,8 @@ def pronounce(
 
 @_command(
     epilog="--attention may be additive, dot, scaled_dot, general, concat, location, cosine, local, hard, none, "
-    "gaussian, laplacian, triangular, epanechikov or constant. --show-options prints all options."
+    f"{', '.join(name for name, kernel in kernels().items() if kernel.smooth)} or constant. "
+    "--show-options prints all options."
 )
 def train(
     task: Annotated[str, typer.Argument(help="translation or pronunciation.")],
@@ -321,9 +333,7 @@ def regress(
         str | None, typer.Option(help="Columns to predict from, separated by commas; all others by default.")
     ] = None,
     weights: Annotated[str | None, typer.Option(help="Column that says how often each row counts.")] = None,
-    kernel: Annotated[
-        str, typer.Option(help="gaussian, boxcar, triangular, epanechikov, laplacian or constant.")
-    ] = "gaussian",
+    kernel: Annotated[str, typer.Option(help=f"{', '.join(kernels())} or constant.")] = "gaussian",
     bandwidth: Annotated[
         str,
         typer.Option(

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from regard._errors import rejected, unknown_name
 from regard.cli.messages import require
+from regard.scores.distance import kernels
 from regard.tasks.tables import check_out
 
-KERNELS = ("gaussian", "boxcar", "triangular", "epanechikov", "laplacian", "constant")
+KERNELS = (*kernels(), "constant")
 WAYS = ("loo", "learned", "scott", "silverman")
 EMPTY = ("nearest", "mean", "nan", "raise")
 
@@ -82,7 +83,7 @@ class Options:
         for option, value, known in (("--kernel", self.kernel, KERNELS), ("--empty", self.empty, EMPTY)):
             if value not in known:
                 raise unknown_name("regress", option, value, known)
-        if self.widths == "learned" and self.kernel in ("boxcar", "constant"):
+        if self.widths == "learned" and (self.kernel == "constant" or not kernels()[self.kernel].smooth):
             got = f"'learned' with --kernel {self.kernel}, whose weights do not change smoothly with it"
             raise rejected("regress", "--bandwidth", "be another", got)
         if (self.shares or self.std) and self.predict is None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from regard.scores.distance import kernels
 from regard.tasks.tables import Added, Coded, Column, Fitted, Prepared, Quality
 
 _WAYS = {
@@ -15,15 +16,6 @@ _WAYS = {
     "learned": "one for each feature, by gradient descent on the leave-one-out error",
     "scott": "by Scott's rule of thumb",
     "silverman": "by Silverman's rule of thumb",
-}
-#: The weight of a row u bandwidths away, against one at the same place.
-_WEIGHT: dict[str, Callable[[float], float]] = {
-    "gaussian": lambda u: math.exp(-u * u / 2),
-    "boxcar": lambda u: float(u <= 1),
-    "triangular": lambda u: max(0.0, 1 - u),
-    "epanechikov": lambda u: max(0.0, 1 - u * u),
-    "laplacian": lambda u: math.exp(-u),
-    "constant": lambda _: 1.0,
 }
 #: A bandwidth of so many times what a feature spans makes no difference between rows.
 _WIDE = 3.0
@@ -240,7 +232,8 @@ def _width(fitted: Fitted, feature: int) -> str:
     column, kernel = fitted.prepared.columns[feature], fitted.estimator.kernel
     width = float(fitted.estimator.bandwidth_[feature])
     if column.kind == "category":
-        return f"{number(width)} (another category counts {_WEIGHT[kernel](1 / width):.0%})"
+        weight = 1.0 if kernel == "constant" else float(kernels()[kernel].profile(1 / width))
+        return f"{number(width)} (another category counts {weight:.0%})"
     text = number(width) + (" days" if column.kind == "date" else "")
     span = float(np.ptp(fitted.prepared.X[fitted.learned, feature]))
     if width <= _WIDE * span and kernel != "constant":

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from regard import masks, scores
 from regard._problem import Problem
-from regard.scores.distance import Radial
+from regard.scores.distance import Distance
 from regard.scores.dot_like import DotLike
 
 #: What costs time: the call, each sequence, each visible pair, its features, its values, each number of the inputs.
@@ -27,10 +27,8 @@ def family(problem: Problem) -> str:
     score = problem.score
     if isinstance(score, (scores.Additive, scores.Concat)):
         return "additive"
-    if isinstance(score, (scores.Gaussian, scores.Laplacian)):
-        return "gaussian"
-    if isinstance(score, Radial):
-        return "compact"
+    if isinstance(score, Distance):
+        return "compact" if score.excludes else "gaussian"
     return "dot" if isinstance(score, DotLike) else "other"
 
 

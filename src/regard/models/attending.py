@@ -22,9 +22,10 @@ from regard.nn import (
     ScoredAttention,
 )
 from regard.nn._base import parameter
+from regard.scores.distance import kernels
 
 #: The kernels of a distance. A boxcar is none of them: no gradient reaches what it compares.
-KERNELS = ("epanechikov", "gaussian", "laplacian", "triangular")
+KERNELS = tuple(name for name, kernel in kernels().items() if kernel.smooth)
 #: Scores that compare rows of one width and learn no projection of their own.
 PLAIN = ("cosine", "dot", *KERNELS, "scaled_dot")
 #: Every score that a model can be built with, by the name it has in :mod:`regard.scores`.

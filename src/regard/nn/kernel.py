@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +13,8 @@ from regard._catalogue import mechanism
 from regard._errors import NUMBERS, described, rejected, unknown_name
 from regard.nn._base import size
 from regard.nn._scored import ScoredAttention, ScoredParts
-
-KernelName = Literal["gaussian", "laplacian", "boxcar", "triangular", "epanechikov"]
-
-#: The scores of a distance, by name.
-KERNELS: dict[KernelName, Callable[[Tensor], scores.Score]] = {
-    "gaussian": scores.Gaussian,
-    "laplacian": scores.Laplacian,
-    "boxcar": scores.Boxcar,
-    "triangular": scores.Triangular,
-    "epanechikov": scores.Epanechikov,
-}
+from regard.scores.base import KernelName
+from regard.scores.distance import kernels
 
 
 @mechanism(
@@ -37,13 +27,14 @@ KERNELS: dict[KernelName, Callable[[Tensor], scores.Score]] = {
 class KernelAttention(ScoredAttention):
     """Kernel regression, ``Σ_i K((q − k_i) / σ) v_i / Σ_j K((q − k_j) / σ)`` (Nadaraya 1964; Watson 1964).
 
-    Kernels of u = ‖q − k‖ / σ: Gaussian ``exp(−u²/2)``; boxcar 1, triangular ``1 − u`` and Epanechikov ``1 − u²``
-    (1969) where u < 1, else 0; Laplacian ``exp(−‖q − k‖₁ / σ)``. A query that no key reaches gets zeros. The boxcar's
-    width has no gradient.
+    A kernel is the exponential of a score of :mod:`regard.scores` that depends on a distance, such as
+    :class:`~regard.scores.Gaussian` or :class:`~regard.scores.Epanechikov`. A query that no key reaches gets zeros.
+    The boxcar's width has no gradient.
 
     Parameters
     ----------
-    kernel : {"gaussian", "laplacian", "boxcar", "triangular", "epanechikov"}, default "gaussian"
+    kernel : str, default "gaussian"
+        A score of a distance, by name.
     width : float, default 1.0
         σ at first, in the units of queries and keys.
     num_features : int, optional
@@ -80,8 +71,8 @@ class KernelAttention(ScoredAttention):
         **parts: Unpack[ScoredParts],
     ) -> None:
         super().__init__(dropout, **parts)
-        if kernel not in KERNELS:
-            raise unknown_name("KernelAttention", "kernel", str(kernel), KERNELS)
+        if kernel not in kernels():
+            raise unknown_name("KernelAttention", "kernel", str(kernel), kernels())
         if isinstance(width, bool) or not isinstance(width, NUMBERS):
             raise rejected("KernelAttention", "width", "be a positive number", described(width), TypeError)
         if not 0 < width < math.inf:
@@ -101,7 +92,7 @@ class KernelAttention(ScoredAttention):
         return self.log_width.exp()
 
     def score(self) -> scores.Score:
-        return KERNELS[self.kernel](self.width)
+        return kernels()[self.kernel](self.width)
 
     def reset_parameters(self) -> None:
         """Set the width to its first value."""

@@ -1,23 +1,17 @@
 """Normalizers: how scores become weights. Each says whether it can stream; each is registered by name."""
 
-from regard.normalizers.base import Normalizer, NormalizerLike, NormalizerName, Statistic, register
-from regard.normalizers.entmax import Entmax, Entmax15, Sparsemax
-from regard.normalizers.hard import Argmax, Gumbel, Sampled
-from regard.normalizers.sigmoid import Sigmoid
-from regard.normalizers.softmax import Softmax
+from regard.normalizers.base import Normalizer as Normalizer
+from regard.normalizers.base import NormalizerLike as NormalizerLike
+from regard.normalizers.base import NormalizerName as NormalizerName
+from regard.normalizers.base import Statistic as Statistic
+from regard.normalizers.base import register as register
+from regard.normalizers.entmax import Entmax as Entmax
+from regard.normalizers.entmax import Entmax15 as Entmax15
+from regard.normalizers.entmax import Sparsemax as Sparsemax
+from regard.normalizers.hard import Argmax as Argmax
+from regard.normalizers.hard import Gumbel as Gumbel
+from regard.normalizers.hard import Sampled as Sampled
+from regard.normalizers.sigmoid import Sigmoid as Sigmoid
+from regard.normalizers.softmax import Softmax as Softmax
 
-__all__ = [
-    "Argmax",
-    "Entmax",
-    "Entmax15",
-    "Gumbel",
-    "Normalizer",
-    "NormalizerLike",
-    "NormalizerName",
-    "Sampled",
-    "Sigmoid",
-    "Softmax",
-    "Sparsemax",
-    "Statistic",
-    "register",
-]
+__all__ = [name for name, value in globals().items() if getattr(value, "__module__", "").startswith(__name__)]

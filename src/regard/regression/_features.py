@@ -62,7 +62,7 @@ def _kind(function: str, value: Any) -> Kind:
 
 @dataclass(frozen=True)
 class Features:
-    """How features become coordinates, in which distances are Euclidean (or, for the Laplacian, Manhattan).
+    """How features become coordinates, in which distances are Euclidean (or Manhattan, as the kernel has it).
 
     A number is a coordinate. An angle is a point on a circle of its period, so that near angles lie as far apart as
     they differ, and with the Gaussian the kernel is von Mises'. Categories are corners that lie one apart from each
@@ -96,7 +96,7 @@ class Features:
     def of(cls, function: str, kinds: tuple[Kind, ...], X: np.ndarray, manhattan: bool) -> Features:
         """Return the coordinates that training data X (n, n_features) give."""
         if manhattan and any(kind == "angular" for kind, _ in kinds):
-            came = "'angular' with kernel='laplacian', whose distance changes when a circle is turned"
+            came = "'angular' with a kernel of the Manhattan distance, which changes when a circle is turned"
             raise rejected(function, "metric", "be 'euclidean' or 'categorical'", came)
         categories = {place: np.unique(X[:, place]) for place, (kind, _) in enumerate(kinds) if kind == "categorical"}
         # A median, which a few points far away do not move.

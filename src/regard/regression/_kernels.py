@@ -13,7 +13,7 @@ from torch import Tensor
 from regard import scores
 from regard._errors import described, rejected, unknown_name
 from regard.scores import Score
-from regard.scores.distance import Radial
+from regard.scores.distance import Distance, Radial, kernels
 
 #: A kernel of one's own: scaled distances u ≥ 0 in, weights K(u) ≥ 0 out, of the same shape.
 Profile = Callable[[Tensor], Any]
@@ -25,31 +25,38 @@ class Kernel:
 
     Attributes
     ----------
-    name : str
     score : callable
         The score whose exponential is the kernel, from a bandwidth for each coordinate.
-    stretch : callable
-        How many times as wide as a Gaussian of the same spread (standard deviation along each of C coordinates) it is.
-    compact : bool
-        Whether it is 0 beyond one bandwidth.
-    learnable : bool
-        Whether its weights have a gradient to the bandwidth.
-    manhattan : bool
-        Whether the distance is the sum of absolute differences, instead of the Euclidean.
+    form : type of Distance
+        What is known of it.
     flat : bool
         Whether the weight is the same at every distance.
-    radius : float
-        Beyond how many bandwidths the weight is less than 1 % of that at no distance.
     """
 
-    name: str
     score: Callable[[Tensor], Score]
-    stretch: Callable[[int], float]
-    compact: bool = False
-    learnable: bool = True
-    manhattan: bool = False
+    form: type[Distance]
     flat: bool = False
-    radius: float = math.sqrt(2 * math.log(100))
+
+    def stretch(self, features: int) -> float:
+        """Return how many times as wide as a Gaussian of the same standard deviation along each coordinate it is."""
+        return self.form.variance(features) ** -0.5
+
+    @property
+    def learnable(self) -> bool:
+        """Whether its weights have a gradient to the bandwidth."""
+        return self.form.smooth and not self.flat
+
+    @property
+    def ruler(self) -> type[Distance]:
+        """The score that falls for ever with the kernel's own distance."""
+        return scores.Laplacian if self.form.manhattan else scores.Gaussian
+
+    @property
+    def radius(self) -> float:
+        """Beyond how many bandwidths the weight is 0, or less than 1 % of that at no distance by :attr:`ruler`."""
+        if self.form.compact:
+            return 1.0
+        return math.log(100) if self.form.manhattan else math.sqrt(2 * math.log(100))
 
 
 class Shaped(Radial):
@@ -57,16 +64,16 @@ class Shaped(Radial):
 
     excludes = True
 
-    def __init__(self, profile: Profile, width: float | Tensor = 1.0) -> None:
+    def __init__(self, function: Profile, width: float | Tensor = 1.0) -> None:
         super().__init__(width)
-        self.profile = profile
+        self.function = function
 
     def log_weight(self, square: Tensor) -> Tensor:
         positive = square > 0  # the root has no gradient at 0
         distance = torch.where(positive, torch.where(positive, square, 1.0).sqrt(), 0.0)
         expected = "have weights with a gradient in torch to the distance for bandwidth='learned'"
         try:
-            weight = torch.as_tensor(self.profile(distance), dtype=square.dtype, device=square.device)
+            weight = torch.as_tensor(self.function(distance), dtype=square.dtype, device=square.device)
         except RuntimeError as error:
             if "requires grad" not in str(error):
                 raise
@@ -84,29 +91,19 @@ class Shaped(Radial):
         return torch.where(seen, torch.where(seen, weight, 1.0).log(), -torch.inf)
 
 
-#: By name. The variance of a kernel along a coordinate, as a density over C of them: 1 of the Gaussian, 1/(C+2) of the
-#: ball, (C+1)/((C+2)(C+3)) of the cone, 1/(C+4) of the paraboloid, 2 of the Laplacian.
-TABLE = {
-    kernel.name: kernel
-    for kernel in (
-        Kernel("gaussian", scores.Gaussian, lambda _: 1.0),
-        Kernel("boxcar", scores.Boxcar, lambda C: math.sqrt(C + 2), compact=True, learnable=False, radius=1),
-        Kernel(
-            "triangular", scores.Triangular, lambda C: math.sqrt((C + 2) * (C + 3) / (C + 1)), compact=True, radius=1
-        ),
-        Kernel("epanechikov", scores.Epanechikov, lambda C: math.sqrt(C + 4), compact=True, radius=1),
-        Kernel("constant", lambda _: scores.Constant(), lambda _: 1.0, learnable=False, flat=True),
-        Kernel("laplacian", scores.Laplacian, lambda _: math.sqrt(0.5), manhattan=True, radius=math.log(100)),
-    )
-}
+def names() -> tuple[str, ...]:
+    """Return the names of all kernels: those of a distance, and "constant"."""
+    return (*kernels(), "constant")
 
 
 def named(function: str, kernel: Any) -> Kernel:
     """Return the kernel of this name, or of this function."""
     if isinstance(kernel, str):
-        if kernel not in TABLE:
-            raise unknown_name(function, "kernel", kernel, TABLE)
-        return TABLE[kernel]
+        if kernel not in names():
+            raise unknown_name(function, "kernel", kernel, names())
+        if kernel == "constant":
+            return Kernel(lambda _: scores.Constant(), Shaped, flat=True)
+        return Kernel(kernels()[kernel], kernels()[kernel])
     if not callable(kernel):
         raise rejected(function, "kernel", "be a name or a function of distances", described(kernel), TypeError)
-    return Kernel(getattr(kernel, "__name__", "function"), lambda width: Shaped(kernel, width), lambda _: 1.0)
+    return Kernel(lambda width: Shaped(kernel, width), Shaped)

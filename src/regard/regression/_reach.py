@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard import masks, scores
+from regard import masks
 from regard._errors import RegardWarning
 from regard.regression._smoother import Estimate, Smoother
 
@@ -54,14 +54,14 @@ class Reach:
         """Return the reach of the training points; ``spread`` (n_features,) is the bandwidth as wide as a feature."""
         kernel = smoother.kernel
         narrow = np.minimum(np.inf if kernel.flat else bandwidth, WIDEST * spread)
-        least = -kernel.radius if kernel.manhattan else -(kernel.radius**2) / 2
+        least = -kernel.radius if kernel.form.manhattan else -(kernel.radius**2) / 2
         found = cls(narrow, not kernel.flat and bool((bandwidth <= narrow).all()), least)
         if found._weights_suffice(smoother) or len(smoother.key) < 2:
             return found
         rows = torch.linspace(0, len(smoother.key) - 1, min(LOOKED_AT, len(smoother.key)), dtype=torch.float64).long()
         rows = rows.to(smoother.key.device)
         apart = float(found._closeness(smoother, smoother.key[rows], rows).double().quantile(1 - USUAL))
-        times = FURTHER if kernel.manhattan else FURTHER**2
+        times = FURTHER if kernel.form.manhattan else FURTHER**2
         return cls(narrow, found.as_given, min(least, times * apart))
 
     def exceeded(self, smoother: Smoother, query: Tensor, found: Estimate) -> Tensor:
@@ -69,13 +69,13 @@ class Reach:
         nowhere = ~found.reached | smoother.features.unseen(query)
         if self._weights_suffice(smoother):
             return nowhere
-        tells = self.as_given and smoother.kernel.score in (scores.Gaussian, scores.Laplacian)
+        tells = self.as_given and smoother.kernel.form is smoother.kernel.ruler
         closeness = found.peak if tells else self._closeness(smoother, query)
         return (closeness < self.least) | nowhere
 
     def _weights_suffice(self, smoother: Smoother) -> bool:
         """Return whether it is enough to know which queries have a point of any weight."""
-        return self.as_given and smoother.kernel.compact
+        return self.as_given and smoother.kernel.form.compact
 
     def _closeness(self, smoother: Smoother, query: Tensor, own: Tensor | None = None) -> Tensor:
         """Return how near the nearest point is, but for each query's ``own`` (L,), in the unit of ``least``."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import AuxRequest, attention, masks, scores
+from regard import AuxRequest, attention, masks
 from regard.masks import Mask
 from regard.regression._features import Features
 from regard.regression._kernels import Kernel
@@ -188,7 +188,7 @@ class Smoother:
 
     def _measured(self, query: Tensor, width: Tensor, mask: Mask | None, request: AuxRequest) -> Any:
         """Return what is asked of scores that fall with the distance, whatever the kernel."""
-        score = scores.Laplacian(width) if self.kernel.manhattan else scores.Gaussian(width)
+        score = self.kernel.ruler(width)
         return attention(
             query, self.key, self.target[:, :0], mask, score=score, engine=self.engine, return_aux=request
         )[1]  # fmt: skip

@@ -121,7 +121,7 @@ class TrainingPoints(BaseEstimator):
         kinds = kinds_of(name, self.metric, self.n_features_in_, getattr(self, "feature_names_in_", None))
         # Codes have no order.
         kinds = tuple(CATEGORICAL if i in self._columns.categories else kind for i, kind in enumerate(kinds))
-        self._features = Features.of(name, kinds, self._X, kernel.manhattan)
+        self._features = Features.of(name, kinds, self._X, kernel.form.manhattan)
         self._dtype = _inputs.dtype_of(name, self.dtype, self._X)
         self._center = np.average(self._targets(), axis=0, weights=self._weight)
         asked = _inputs.checked_bandwidth(name, self.bandwidth, self.n_features_in_)
@@ -158,7 +158,7 @@ class TrainingPoints(BaseEstimator):
             return
         if len(self._X) < 2:
             raise rejected(name, "X", f"have at least 2 rows for bandwidth={way!r}", "n_samples = 1")
-        smoother = self._smoother(in_order=kernel.compact)
+        smoother = self._smoother(in_order=kernel.form.compact)
         rows = self._left_out(len(self._X), self.subsample)
         begin, self.loo_curve_ = self._searched(smoother, torch.from_numpy(unit), rows)
         if way == "learned":

@@ -28,9 +28,9 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     Parameters
     ----------
     kernel : str or callable, default "gaussian"
-        Of u, the distance in bandwidths: "gaussian" ``exp(−u²/2)``; "boxcar" 1, "triangular" ``1 − u``,
-        "epanechikov" ``1 − u²``, each where u < 1 (boxcar: u ≤ 1) and 0 elsewhere; "laplacian" ``exp(−u)``, with u a
-        sum of absolute differences; "constant" 1. A function takes a tensor of u and returns weights of its shape.
+        Of u, the distance in bandwidths: the name of a score of a distance, whose exponential it is, such as "gaussian"
+        ``exp(−u²/2)`` or "epanechikov" ``1 − u²`` where u < 1 (``regard catalogue`` has all formulas); "constant" is 1.
+        A function takes a tensor of u and returns weights of its shape.
     bandwidth : float, array-like (n_features,), or str, default "scott"
         h in the units of the features, one for all or one for each; or how to choose it:
 

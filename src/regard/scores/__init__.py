@@ -1,40 +1,24 @@
 """Scores: how a query and a key compare, as a log-weight. One class per file; each is registered by name."""
 
-from regard.scores.additive import Additive
-from regard.scores.base import DotForm, Score, ScoreLike, ScoreModFunction, ScoreName, register
-from regard.scores.boxcar import Boxcar
-from regard.scores.concat import Concat
-from regard.scores.constant import Constant
-from regard.scores.cosine import Cosine
-from regard.scores.dot import Dot
-from regard.scores.epanechikov import Epanechikov
-from regard.scores.gaussian import Gaussian
-from regard.scores.general import General
-from regard.scores.laplacian import Laplacian
-from regard.scores.location import Location
-from regard.scores.scaled_dot import ScaledDot
-from regard.scores.score_mod import ScoreMod
-from regard.scores.triangular import Triangular
+from regard.scores.additive import Additive as Additive
+from regard.scores.base import DotForm as DotForm
+from regard.scores.base import Score as Score
+from regard.scores.base import ScoreLike as ScoreLike
+from regard.scores.base import ScoreModFunction as ScoreModFunction
+from regard.scores.base import ScoreName as ScoreName
+from regard.scores.base import register as register
+from regard.scores.boxcar import Boxcar as Boxcar
+from regard.scores.concat import Concat as Concat
+from regard.scores.constant import Constant as Constant
+from regard.scores.cosine import Cosine as Cosine
+from regard.scores.dot import Dot as Dot
+from regard.scores.epanechikov import Epanechikov as Epanechikov
+from regard.scores.gaussian import Gaussian as Gaussian
+from regard.scores.general import General as General
+from regard.scores.laplacian import Laplacian as Laplacian
+from regard.scores.location import Location as Location
+from regard.scores.scaled_dot import ScaledDot as ScaledDot
+from regard.scores.score_mod import ScoreMod as ScoreMod
+from regard.scores.triangular import Triangular as Triangular
 
-__all__ = [
-    "Additive",
-    "Boxcar",
-    "Concat",
-    "Constant",
-    "Cosine",
-    "Dot",
-    "DotForm",
-    "Epanechikov",
-    "Gaussian",
-    "General",
-    "Laplacian",
-    "Location",
-    "ScaledDot",
-    "Score",
-    "ScoreLike",
-    "ScoreMod",
-    "ScoreModFunction",
-    "ScoreName",
-    "Triangular",
-    "register",
-]
+__all__ = [name for name, value in globals().items() if getattr(value, "__module__", "").startswith(__name__)]

@@ -116,22 +116,9 @@ def checked_tensor(function: str, argument: str, value: object, expected: str, d
     return value
 
 
-#: The names of :data:`TABLE`, for editors and type checkers.
-ScoreName = Literal[
-    "additive",
-    "boxcar",
-    "concat",
-    "constant",
-    "cosine",
-    "dot",
-    "epanechikov",
-    "gaussian",
-    "general",
-    "laplacian",
-    "location",
-    "scaled_dot",
-    "triangular",
-]
+#: The names of :data:`TABLE`, for editors and type checkers; first those of the kernels.
+KernelName = Literal["boxcar", "epanechikov", "gaussian", "laplacian", "triangular"]
+ScoreName = Literal[KernelName, "additive", "concat", "constant", "cosine", "dot", "general", "location", "scaled_dot"]
 
 #: A FlexAttention ``score_mod``: (score, b, h, q_idx, kv_idx) -> score, elementwise.
 ScoreModFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

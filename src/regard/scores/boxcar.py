@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from regard._catalogue import mechanism
 from regard.scores.base import register
-from regard.scores.distance import Radial
+from regard.scores.distance import Compact
 
 
 @register("boxcar")
@@ -15,7 +17,7 @@ from regard.scores.distance import Radial
     formula="0 if ‖q − k‖ ≤ σ, else −∞",
     cost="O(L·S·E)",
 )
-class Boxcar(Radial):
+class Boxcar(Compact):
     """Boxcar kernel as a log-weight: ``0`` where ``‖q − k‖ ≤ σ``, else ``−inf``.
 
     Parameters
@@ -31,12 +33,20 @@ class Boxcar(Radial):
     tensor([[0., 0., -inf]])
     """
 
-    excludes = True
+    smooth = False
+    typical = 1.7
+
+    @staticmethod
+    def log_profile(u: Any) -> Any:
+        return 0 * u
+
+    @staticmethod
+    def variance(features: int) -> float:
+        return 1 / (features + 2)
+
+    def lost(self, square: Tensor) -> Tensor:
+        return 0.0 * square
 
     def log_weight(self, square: Tensor) -> Tensor:
-        # 0·square keeps the graph, so that asking for a gradient answers zero.
-        return torch.where(square <= 1, 0.0 * square, -torch.inf)
-
-    @classmethod
-    def sample(cls, query_width: int, key_width: int, keys: int, generator: torch.Generator) -> Boxcar:  # noqa: ARG003
-        return cls(1.7 * max(query_width, 1) ** 0.5)
+        # The rim counts, and 0·square keeps the graph, so that asking for a gradient answers zero.
+        return torch.where(square <= 1, self.lost(square), -torch.inf)

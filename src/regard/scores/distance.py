@@ -1,15 +1,17 @@
-"""What the kernel scores share: a distance measured in units of a width."""
+"""Kernels of a distance: what they share, and what each states of itself, which everybody else reads here."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from regard._errors import NUMBERS, described, rejected, shape
-from regard.scores.base import Score
+from regard.scores.base import TABLE, Score
 
 
 def checked_width(width: float | Tensor, function: str, argument: str) -> float | Tensor:
@@ -26,7 +28,10 @@ def checked_width(width: float | Tensor, function: str, argument: str) -> float 
 
 
 class Distance(Score):
-    """A score that depends on ``(q − k) / width`` alone.
+    """A kernel K of the distance u = ‖(q − k) / width‖: the score is log K(u).
+
+    A kernel is stated by its class alone: the layer, the estimators, the command line, the tests and the documentation
+    find it in :func:`kernels` as soon as it is registered.
 
     Parameters
     ----------
@@ -36,9 +41,35 @@ class Distance(Score):
 
     #: What the constructor calls the width.
     unit: ClassVar[str] = "width"
+    #: Whether the distance is the sum of absolute differences, instead of the Euclidean.
+    manhattan: ClassVar[bool] = False
+    #: Whether K(u) is 0 for u > 1.
+    compact: ClassVar[bool] = False
+    #: Whether the weights have a gradient to the width.
+    smooth: ClassVar[bool] = True
 
     def __init__(self, width: float | Tensor = 1.0) -> None:
         self.width = checked_width(width, type(self).__name__, self.unit)
+
+    @staticmethod
+    def log_profile(u: Any) -> Any:
+        """Return log K(u) of distances u ≥ 0 in NumPy; where the kernel is compact, of u ≤ 1 alone.
+
+        It is what :meth:`compare` is judged by: the plain formula, analytic in u, without care for rounding.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def variance(features: int) -> float:  # noqa: ARG004
+        """Return the variance of K along one coordinate, as a density over so many, for a width of 1."""
+        return 1.0
+
+    @classmethod
+    def profile(cls, u: Any) -> Any:
+        """Return K(u) of distances u ≥ 0 as a NumPy array."""
+        u = np.asarray(u, dtype=float)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where((u <= 1) | (not cls.compact), np.exp(cls.log_profile(u)), 0.0)
 
     def __repr__(self) -> str:
         return super().__repr__().replace("(width=", f"({self.unit}=")
@@ -71,3 +102,29 @@ class Radial(Distance):
     def compare(self, query: Tensor, key: Tensor) -> Tensor:
         difference = self.difference(query, key)
         return self.log_weight((difference * difference).sum(-1))
+
+
+class Compact(Radial):
+    """A kernel that is 0 beyond the width; a subclass defines :meth:`lost`."""
+
+    excludes = True
+    compact = True
+    #: The width of a sample, in units of √E.
+    typical: ClassVar[float] = 2.5
+
+    @abstractmethod
+    def lost(self, square: Tensor) -> Tensor:
+        """Return 1 − K at squared distances below 1."""
+
+    def log_weight(self, square: Tensor) -> Tensor:
+        inside = square < 1  # both guards keep the logarithm's infinite slope at the rim out of the gradient
+        return torch.where(inside, torch.log1p(-self.lost(torch.where(inside, square, 0.0))), -torch.inf)
+
+    @classmethod
+    def sample(cls, query_width: int, key_width: int, keys: int, generator: torch.Generator) -> Self:  # noqa: ARG003
+        return cls(cls.typical * max(query_width, 1) ** 0.5)
+
+
+def kernels() -> dict[str, type[Distance]]:
+    """Return every registered kernel by its name."""
+    return {name: cls for name, cls in TABLE.items() if issubclass(cls, Distance)}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
+import numpy as np
 from torch import Tensor
 
 from regard._catalogue import mechanism
 from regard.scores.base import register
-from regard.scores.distance import Radial
+from regard.scores.distance import Compact
 
 
 @register("epanechikov")
@@ -17,7 +19,7 @@ from regard.scores.distance import Radial
     learned="σ, or one for each feature",
     cost="O(L·S·E)",
 )
-class Epanechikov(Radial):
+class Epanechikov(Compact):
     """Epanechikov's kernel as a log-weight, ``log max(0, 1 − ‖q − k‖² / σ²)`` (Epanechikov 1969).
 
     Some texts print the linear kernel under this name: that is :class:`Triangular`.
@@ -34,12 +36,13 @@ class Epanechikov(Radial):
     tensor([[1.0000, 0.7500, 0.0000]])
     """
 
-    excludes = True
+    @staticmethod
+    def log_profile(u: Any) -> Any:
+        return np.log(1 - u * u)
 
-    def log_weight(self, square: Tensor) -> Tensor:
-        inside = square < 1
-        return torch.where(inside, torch.log1p(-torch.where(inside, square, 0.0)), -torch.inf)
+    @staticmethod
+    def variance(features: int) -> float:
+        return 1 / (features + 4)
 
-    @classmethod
-    def sample(cls, query_width: int, key_width: int, keys: int, generator: torch.Generator) -> Epanechikov:  # noqa: ARG003
-        return cls(2.5 * max(query_width, 1) ** 0.5)
+    def lost(self, square: Tensor) -> Tensor:
+        return square

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -44,6 +46,10 @@ class Gaussian(Radial):
 
     def __init__(self, bandwidth: float | Tensor = 1.0) -> None:
         super().__init__(bandwidth)
+
+    @staticmethod
+    def log_profile(u: Any) -> Any:
+        return -u * u / 2
 
     def log_weight(self, square: Tensor) -> Tensor:
         return -0.5 * square

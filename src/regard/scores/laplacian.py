@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from regard._catalogue import mechanism
@@ -37,6 +39,16 @@ class Laplacian(Distance):
     >>> Laplacian(2.0).compare(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, -1.0], [3.0, 0.0]]))
     tensor([[-1.0000, -1.5000]])
     """
+
+    manhattan = True
+
+    @staticmethod
+    def log_profile(u: Any) -> Any:
+        return -u
+
+    @staticmethod
+    def variance(features: int) -> float:  # noqa: ARG004
+        return 2.0
 
     def compare(self, query: Tensor, key: Tensor) -> Tensor:
         return -self.difference(query, key).abs().sum(-1)

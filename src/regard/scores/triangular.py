@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from regard._catalogue import mechanism
 from regard.scores.base import register
-from regard.scores.distance import Radial
+from regard.scores.distance import Compact
 
 
 @register("triangular")
@@ -16,7 +19,7 @@ from regard.scores.distance import Radial
     learned="σ, or one for each feature",
     cost="O(L·S·E)",
 )
-class Triangular(Radial):
+class Triangular(Compact):
     """Triangular kernel as a log-weight, ``log max(0, 1 − ‖q − k‖ / σ)``.
 
     Some texts print this kernel under the name of Epanechikov, whose own is quadratic: :class:`Epanechikov`.
@@ -33,15 +36,14 @@ class Triangular(Radial):
     tensor([[1.0000, 0.5000, 0.0000]])
     """
 
-    excludes = True
+    @staticmethod
+    def log_profile(u: Any) -> Any:
+        return np.log(1 - u)
 
-    def log_weight(self, square: Tensor) -> Tensor:
-        inside = square < 1
-        # Both guards keep infinite slopes (of the root at 0, of the log at 1) out of the gradient.
-        moved = inside & (square > 0)
-        distance = torch.where(moved, torch.where(moved, square, 0.25).sqrt(), 0.0 * square)
-        return torch.where(inside, torch.log1p(-torch.where(inside, distance, 0.0)), -torch.inf)
+    @staticmethod
+    def variance(features: int) -> float:
+        return (features + 1) / ((features + 2) * (features + 3))
 
-    @classmethod
-    def sample(cls, query_width: int, key_width: int, keys: int, generator: torch.Generator) -> Triangular:  # noqa: ARG003
-        return cls(2.5 * max(query_width, 1) ** 0.5)
+    def lost(self, square: Tensor) -> Tensor:
+        moved = square > 0  # the root has an infinite slope at 0
+        return torch.where(moved, torch.where(moved, square, 0.25).sqrt(), 0.0 * square)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from regard.testing import samples
 from regard.testing.case import Case
-from regard.testing.recipes import Recipe, has_bias
+from regard.testing.recipes import Recipe, has_bias, sampled
 
 T = TypeVar("T")
 
@@ -132,4 +132,5 @@ def _single(source: Source) -> Recipe:
         ("bias", shared, source.pick((1.0, 0.8)), stored, source.pick(LEVELS)),
         ("alibi", source.pick((True, False)), where),
         ("relative", source.pick((1, 3)), source.pick((False, True)), where),
+        *((name,) for name in sampled()),
     ))  # fmt: skip

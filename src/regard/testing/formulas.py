@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from regard import scores
 from regard.scores.base import Score
+from regard.scores.distance import Distance, kernels
 
 #: Real or complex, of any precision.
 Array = npt.NDArray[Any]
@@ -126,57 +127,37 @@ def _cosine(query: Array, key: Array, score: Any) -> Array:
     return query @ _transposed(key) / score.temperature
 
 
-def _apart(query: Array, key: Array, score: Any) -> Array:
-    return (query[..., :, None, :] - key[..., None, :, :]) / score.width
+def _kernel(cls: type[Distance]) -> Formula:
+    """Return the formula of a kernel, from its own of the distance."""
 
+    def formula(query: Array, key: Array, score: Any) -> Array:
+        apart = (query[..., :, None, :] - key[..., None, :, :]) / score.width
+        if cls.manhattan:
+            reach = distance = (apart * np.sign(apart.real)).sum(-1)
+        else:
+            reach = (apart * apart).sum(-1)
+            moved = reach.real > np.finfo(reach.real.dtype).tiny ** 0.5  # a complex step alone is no distance
+            distance = np.where(moved, np.sqrt(np.where(moved, reach, 1)), 0)
+        met = (reach.real <= 1) | (not cls.compact)
+        with np.errstate(divide="ignore"):
+            found = cls.log_profile(np.where(met, distance, 0))
+        return np.where(met & np.isfinite(found.real), found, -np.inf)
 
-def _square(query: Array, key: Array, score: Any) -> Array:
-    apart = _apart(query, key, score)
-    return (apart * apart).sum(-1)
-
-
-def _gaussian(query: Array, key: Array, score: Any) -> Array:
-    return -_square(query, key, score) / 2
-
-
-def _laplacian(query: Array, key: Array, score: Any) -> Array:
-    apart = _apart(query, key, score)
-    return -(apart * np.sign(apart.real)).sum(-1)
-
-
-def _boxcar(query: Array, key: Array, score: Any) -> Array:
-    return np.where(_square(query, key, score).real <= 1, 0, -np.inf)
-
-
-def _epanechikov(query: Array, key: Array, score: Any) -> Array:
-    left = 1 - _square(query, key, score)
-    return np.where(left.real > 0, np.log(np.where(left.real > 0, left, 1)), -np.inf)
-
-
-def _triangular(query: Array, key: Array, score: Any) -> Array:
-    square = _square(query, key, score)
-    apart = square.real > np.finfo(square.real.dtype).tiny ** 0.5  # a complex step alone is no distance
-    left = 1 - np.where(apart, np.sqrt(np.where(apart, square, 1)), 0)
-    return np.where(left.real > 0, np.log(np.where(left.real > 0, left, 1)), -np.inf)
+    return formula
 
 
 def _constant(query: Array, key: Array, score: Any) -> Array:  # noqa: ARG001
     return np.zeros((*np.broadcast_shapes(query.shape[:-2], key.shape[:-2]), query.shape[-2], key.shape[-2]))
 
 
-for _cls, _formula in (
-    (scores.Dot, _dot),
-    (scores.ScaledDot, _dot),
-    (scores.General, _general),
-    (scores.Additive, _additive),
-    (scores.Concat, _concat),
-    (scores.Location, _location),
-    (scores.Cosine, _cosine),
-    (scores.Gaussian, _gaussian),
-    (scores.Laplacian, _laplacian),
-    (scores.Boxcar, _boxcar),
-    (scores.Epanechikov, _epanechikov),
-    (scores.Triangular, _triangular),
-    (scores.Constant, _constant),
-):
-    register_formula(_cls, _formula)
+FORMULAS |= {
+    scores.Dot: _dot,
+    scores.ScaledDot: _dot,
+    scores.General: _general,
+    scores.Additive: _additive,
+    scores.Concat: _concat,
+    scores.Location: _location,
+    scores.Cosine: _cosine,
+    scores.Constant: _constant,
+    **{cls: _kernel(cls) for cls in kernels().values()},
+}

@@ -31,13 +31,17 @@ def build(recipe: Recipe, extent: Extent, generator: torch.Generator, dtype: tor
         return left & right if kind == "and" else left | right
     if kind == "not":
         return ~build(arguments[0], extent, generator, dtype)
-    return KINDS[kind](extent, generator, dtype, *arguments)
+    if kind in KINDS:
+        return KINDS[kind](extent, generator, dtype, *arguments)
+    return sampled()[kind].sample(extent, generator)
 
 
 def has_bias(recipe: Recipe | None) -> bool:
     """Whether the mask of a recipe adds something to the scores."""
     if recipe is None:
         return False
+    if recipe[0] in sampled():
+        return bool(sampled()[recipe[0]].sample(Extent(1, 1, 1, 1), torch.Generator()).has_bias)
     return recipe[0] in BIASES or any(has_bias(part) for part in recipe[1:] if isinstance(part, tuple))
 
 
@@ -205,3 +209,8 @@ KINDS: dict[str, Callable[..., Mask]] = {
 
 #: The kinds that add something to the scores, which "or" and "not" refuse.
 BIASES = {"alibi", "bias", "relative"}
+
+
+def sampled() -> dict[str, type[Any]]:
+    """Return the public masks that make a sample of themselves, ``sample(extent, generator)``, by their names."""
+    return {name: cls for name, cls in vars(masks).items() if isinstance(cls, type) and hasattr(cls, "sample")}

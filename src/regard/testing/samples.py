@@ -12,6 +12,7 @@ from torch import Tensor
 from regard import scores
 from regard.scores import Score
 from regard.scores.base import TABLE
+from regard.scores.distance import Distance, kernels
 from regard.testing.formulas import Array
 
 
@@ -57,7 +58,17 @@ def _randn(generator: torch.Generator, *size: int) -> Tensor:
 
 
 def _positive(generator: torch.Generator, *size: int) -> Tensor:
-    return 0.5 + torch.rand(*size, generator=generator)
+    return 0.5 + torch.rand(size, generator=generator)
+
+
+def _kernel(cls: type[Distance], size: Callable[[Widths], tuple[int, ...]]) -> Maker:
+    """Return what makes a kernel with a width that is a tensor of this size, around that of its sample."""
+
+    def make(w: Widths, generator: torch.Generator) -> Score:
+        usual = cls.sample(w.query, w.key, w.keys, generator).width
+        return cls((1.2 if cls.compact else 1.0) * usual * _positive(generator, *size(w)))
+
+    return make
 
 
 #: Variants by name, "score/variant"; only those of registered scores are used.
@@ -69,18 +80,13 @@ VARIANTS: dict[str, Maker] = {
     ),
     "concat/heads": lambda w, g: scores.Concat(_randn(g, w.heads, 3), _randn(g, 3, w.query + w.key)),
     "cosine/learned": lambda w, g: scores.Cosine(_positive(g, 1)),  # noqa: ARG005
-    "gaussian/learned": lambda w, g: scores.Gaussian(_positive(g, 1).squeeze()),  # noqa: ARG005
-    "gaussian/features": lambda w, g: scores.Gaussian(_positive(g, w.query)),
-    "laplacian/learned": lambda w, g: scores.Laplacian(_positive(g, 1).squeeze()),  # noqa: ARG005
-    "laplacian/features": lambda w, g: scores.Laplacian(2 * _positive(g, w.query)),
-    "triangular/features": lambda w, g: scores.Triangular(3 * max(w.query, 1) ** 0.5 * _positive(g, w.query)),
-    "epanechikov/learned": lambda w, g: scores.Epanechikov(3 * max(w.query, 1) ** 0.5 * _positive(g, 1).squeeze()),
-    "boxcar/learned": lambda w, g: scores.Boxcar(1.7 * max(w.query, 1) ** 0.5 * _positive(g, 1).squeeze()),
     "score_mod/near": lambda w, g: scores.ScoreMod(near_is_more),  # noqa: ARG005
     "score_mod/sequence": lambda w, g: scores.ScoreMod(by_sequence, scores.Dot()),  # noqa: ARG005
     "score_mod/third": lambda w, g: scores.ScoreMod(  # noqa: ARG005
         not_the_third, scores.Gaussian(_positive(g, 1).squeeze())
     ),
+    **{f"{name}/learned": _kernel(cls, lambda w: ()) for name, cls in kernels().items()},  # noqa: ARG005
+    **{f"{name}/features": _kernel(cls, lambda w: (w.query,)) for name, cls in kernels().items()},
 }
 
 #: Variants that need equal query and key widths though their class does not.

@@ -16,17 +16,9 @@ from torch.nn.functional import pad
 from regard import scores
 from regard.engines.fused import pool
 from regard.engines.fused.call import Call
-from regard.engines.fused.kernels.fields import (
-    BOXCAR,
-    COMPACT,
-    EPANECHIKOV,
-    GAUSSIAN,
-    LAPLACIAN,
-    PAD,
-    SMALL_FEATURE,
-    TRIANGULAR,
-)
+from regard.engines.fused.kernels.fields import COMPACT, PAD, RADIAL, SMALL_FEATURE
 from regard.scores import Score
+from regard.scores.distance import kernels
 from regard.scores.dot_like import DotLike
 
 #: The additive score: beyond features of this size, four denominators overflow.
@@ -34,13 +26,7 @@ LARGE = {torch.float32: 5.4, torch.float64: 44.0}
 #: Numbers that one task prepares at least.
 PREPARED = 1 << 14
 #: The number by which the kernels know a score of a distance; that of the Gaussian for all other scores.
-KINDS: dict[type[Score], int] = {
-    scores.Gaussian: GAUSSIAN,
-    scores.Laplacian: LAPLACIAN,
-    scores.Boxcar: BOXCAR,
-    scores.Triangular: TRIANGULAR,
-    scores.Epanechikov: EPANECHIKOV,
-}
+KINDS: dict[type[Score], int] = {kernels()[name]: kind for kind, name in enumerate(RADIAL)}
 
 
 def family_of(score: Score) -> str | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib
+import logging
 import os
 import re
 import sys
@@ -70,6 +71,10 @@ _FASTMATH: Final = {"contract", "nsz", "reassoc"}  # sums may be reordered; NaN 
 
 Function = Callable[..., None]
 
+#: A warning, although nothing is wrong: logging shows these to whoever has set up no logging, and only these.
+#: ``logging.getLogger("regard").setLevel(logging.ERROR)`` silences it.
+_log = logging.getLogger("regard")
+
 
 class BuildError(RuntimeError):
     """A kernel that cannot become machine code on its own; a mistake in the kernel, never in a user's call."""
@@ -97,7 +102,7 @@ def load(name: str, dtype: torch.dtype) -> Function:
     BuildError
         Where the kernel can raise, allocates, or calls what `SYMBOLS` does not list.
     """
-    return _kernels.load(name, dtype)
+    return KERNELS.load(name, dtype)
 
 
 class Kernels:
@@ -128,12 +133,34 @@ class Kernels:
                 self._loaded[name, dtype] = self._make(name, dtype)
             return self._loaded[name, dtype]
 
+    def names(self) -> list[str]:
+        """Return the names of all kernels; this imports the package, and with it Numba."""
+        modules = [path.stem for path in sorted(self.folder.glob("*.py"))]
+        return [
+            f"{module}.{name}"
+            for module in modules
+            for name, value in vars(importlib.import_module(f"{self.package}.{module}")).items()
+            if isinstance(getattr(value, "signature", None), tuple)
+        ]
+
+    def is_cached(self, name: str, dtype: torch.dtype) -> bool:
+        """Return whether a kernel's machine code is in the cache."""
+        return self._entry(name, dtype).read() is not None
+
+    def _entry(self, name: str, dtype: torch.dtype) -> Entry:
+        return Entry(name, _DTYPES[dtype], self.key)
+
     def _make(self, name: str, dtype: torch.dtype) -> Function:
-        entry = Entry(name, _DTYPES[dtype], self.key)
+        entry = self._entry(name, dtype)
         code = entry.read()
         if code is not None:
             with suppress(RuntimeError):  # it does not link: compile again
                 return _linked(code, dtype)
+        often = "once on this machine" if store.folder() else "anew in each process, as no cache folder can be written"
+        _log.warning(
+            "regard is compiling its kernel %s for %s, %s; this may take a minute (regard warmup compiles them all).",
+            *(name, _DTYPES[dtype], often),
+        )
         code = self._compiled(name, dtype)
         try:
             function = _linked(code, dtype)
@@ -171,7 +198,8 @@ _lock = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
-_kernels = Kernels("regard.engines.fused.kernels", Path(__file__).parent / "kernels")
+#: The kernels of engine ``fused``.
+KERNELS = Kernels("regard.engines.fused.kernels", Path(__file__).parent / "kernels")
 
 
 # Compiling: from Python to object code

@@ -84,6 +84,15 @@ class Entry:
                         path.unlink()
 
 
+def folder() -> Path | None:
+    """Return the folder of machine code, made where it is missing; None where nothing can be kept."""
+    with suppress(OSError):
+        directory = _directory(make=True)
+        if os.access(directory, os.W_OK):
+            return directory
+    return None
+
+
 def _directory(make: bool = False) -> Path:
     """Return the folder of machine code; raise OSError where there is none or it must not be trusted."""
     directory = root() / "kernels"

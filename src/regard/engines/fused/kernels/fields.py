@@ -18,7 +18,8 @@ PAD = 16
 ROW = TILE + PAD
 
 #: Scores of a distance by the number that ``kind`` holds; from ``COMPACT`` on, weights are 0 beyond a distance.
-GAUSSIAN, LAPLACIAN, BOXCAR, TRIANGULAR, EPANECHIKOV = range(5)
+RADIAL = ("gaussian", "laplacian", "boxcar", "triangular", "epanechikov")
+GAUSSIAN, LAPLACIAN, BOXCAR, TRIANGULAR, EPANECHIKOV = range(len(RADIAL))
 COMPACT = BOXCAR
 #: The additive score: features up to here lose precision to exponentials.
 SMALL_FEATURE = 0.5

@@ -21,9 +21,9 @@ import regard
 from benchmarks.machine import facts
 from benchmarks.measure import loops_for, sample
 from regard import _problem, masks, scores
-from regard.engines import TABLE, costs
+from regard.engines import TABLE, cost_model
 
-TARGET = Path(costs.__file__).with_name("costs.json")
+TARGET = Path(cost_model.__file__).with_name("costs.json")
 #: Pairs times features beyond which a call would take too long to measure.
 LARGEST = 2.5e9
 #: Seconds that a sample lasts at least, and samples of each call.
@@ -110,7 +110,7 @@ def measured(s: Setting) -> Iterator[tuple[str, tuple[float, ...], float]]:
         for name, call in calls.items():
             best[name] = min(best[name], sample(call, loops[name]))
     for name, seconds in best.items():
-        yield f"{name}/{costs.lane(problem)}", costs.terms(problem), seconds
+        yield f"{name}/{cost_model.lane(problem)}", cost_model.terms(problem), seconds
 
 
 def _call(ends: tuple[Any, ...], options: dict[str, Any], backward: bool) -> Callable[[], object]:
@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "command": "python -m benchmarks.costs",
         "took": f"{(time.monotonic() - began) / 60:.1f} minutes",
     }
-    body = {"machine": where, "terms": costs.TERMS, "lanes": lanes}
+    body = {"machine": where, "terms": cost_model.TERMS, "lanes": lanes}
     options.out.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
 

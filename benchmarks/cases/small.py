@@ -13,7 +13,7 @@ from benchmarks.cases.contenders import by_regard, by_torch, seeded
 from benchmarks.registry import Call, Case, Contender, Goal, Point, register
 from benchmarks.work import Formula, Work
 from regard import masks, scores
-from regard.engines.fused.call import Call as KernelCall
+from regard.engines.fused.kernel_call import KernelCall
 
 HEADS, KEY_HEADS, WIDTH, LEFT = 8, 2, 64, 16
 LENGTH, CACHE = 64, 256

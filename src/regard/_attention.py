@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention as torch_attention 
 from regard import _autocast, _checks, _plan, _problem
 from regard._aux import Aux, AuxRequest
 from regard._tracing import in_transform
-from regard.engines import EngineLike, survey
+from regard.engines import EngineLike, aux_pass
 from regard.masks import MaskLike
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
@@ -140,7 +140,7 @@ def attention(
             output = _told_about_derivatives(output, plan.engine.name)
         if return_aux is None:
             return output
-        return output, survey.look(problem, outcome, return_aux, plan.observer)
+        return output, aux_pass.aux_fields(problem, outcome, return_aux, plan.observer)
 
 
 def explain(

@@ -17,7 +17,7 @@ from regard._errors import described, rejected, unknown_name
 from regard._part import PLAIN, Part
 from regard._problem import Problem
 from regard._tracing import is_blind, is_eager, is_traced
-from regard.engines import Cost, Engine, costs
+from regard.engines import Cost, Engine, cost_model
 from regard.engines.base import Runner
 from regard.masks import Dense
 from regard.masks.base import Extent, Mask
@@ -189,7 +189,7 @@ def known(key: Hashable | None) -> Plan | None:
 
 def keep(key: Hashable | None, plan: Plan, problem: Problem) -> None:
     """Keep a plan for later calls of the structure, unless it was chosen by the contents of a mask."""
-    if key is None or (plan.mask is None and problem.mask is not None and costs.looks_at_mask(problem)):
+    if key is None or (plan.mask is None and problem.mask is not None and cost_model.looks_at_mask(problem)):
         return
     with _lock:
         while len(_plans) >= KEPT:
@@ -296,7 +296,7 @@ def _seconds(candidates: list[Engine], problem: Problem) -> dict[str, float]:
     """Return how long each engine should take, of those of which it is known."""
     if problem.query.device.type != "cpu" or is_blind(problem.query):
         return {}
-    return costs.seconds([candidate.name for candidate in candidates], problem)
+    return cost_model.seconds([candidate.name for candidate in candidates], problem)
 
 
 def _observer(problem: Problem, request: AuxRequest) -> Engine | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.engines.fused.native import KERNELS
+from regard.engines.fused.compiler import KERNELS
 from regard.engines.fused.warmup import Target, compile_ahead
 
 #: The smallest kernel.

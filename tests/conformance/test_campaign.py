@@ -110,7 +110,7 @@ def test_blocks_and_tiles_that_are_not_full_stay_within_guarded_memory(score):
 def test_a_kernel_that_reads_past_its_arrays_dies_on_guarded_memory():
     code = """if True:
         import torch, regard
-        from regard.engines.fused.call import Call
+        from regard.engines.fused.kernel_call import Call
         from regard.testing.guards import guarded_kernels
         execute = Call.execute
         Call.execute = lambda call, numbers: execute(call, {**numbers, "S": numbers["S"] + 16})

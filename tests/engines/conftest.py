@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from regard.engines import strips, tiles
+from regard.engines import query_blocks, tiles
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def small_strips(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Cut structured masks into small strips, ranges and runs."""
 
     def cut(strip: int = 4, block: int = 3, full_run: int = 2, masked_run: int = 2) -> None:
-        for name, value in (("STRIP", strip), ("BLOCK", block), ("FULL_RUN", full_run), ("MASKED_RUN", masked_run)):
-            monkeypatch.setattr(strips, name, value)
+        for name, value in (("ROWS", strip), ("BLOCK", block), ("FULL_RUN", full_run), ("MASKED_RUN", masked_run)):
+            monkeypatch.setattr(query_blocks, name, value)
 
     return cut

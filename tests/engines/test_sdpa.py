@@ -12,7 +12,7 @@ from torch import Tensor
 
 import regard
 from regard import masks
-from regard.engines import care, strips, tiles
+from regard.engines import nonfinite, query_blocks, tiles
 from regard.engines import sdpa as module
 from regard.testing.tiny import tiny_tiles
 
@@ -148,7 +148,7 @@ def test_strips_cover_what_is_visible_and_no_more(small_strips: Callable[..., No
         b, h = torch.arange(B).view(-1, 1, 1, 1), torch.arange(H).view(-1, 1, 1)
         visible = bound(b, h, torch.arange(L).unsqueeze(1), torch.arange(S))
         reached = torch.zeros_like(visible, dtype=torch.long)
-        for strip in strips.cut(bound, extent):
+        for strip in query_blocks.query_blocks(bound, extent):
             for part in strip.ranges:
                 reached[(*strip.where, strip.rows.slice, part.cols.slice)] += 1
                 if not part.masked:
@@ -161,17 +161,17 @@ def test_strips_cover_what_is_visible_and_no_more(small_strips: Callable[..., No
 
 def test_no_kernel_call_spans_what_a_window_hides(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = 0
-    kernel = strips._forward
+    kernel = query_blocks._forward
 
     def counted(query: Tensor, key: Tensor, *rest: Any, **named: Any) -> Any:
         nonlocal pairs
         pairs += query.shape[2] * key.shape[2]
         return kernel(query, key, *rest, **named)
 
-    monkeypatch.setattr(strips, "_forward", counted)
+    monkeypatch.setattr(query_blocks, "_forward", counted)
     query = normal(1, 1, 4096, 8)
     regard.attention(query, query, query, masks.window(64, 0), engine="sdpa")
-    assert pairs <= 4096 * (strips.STRIP + 64 + strips.BLOCK)
+    assert pairs <= 4096 * (query_blocks.ROWS + 64 + query_blocks.BLOCK)
 
 
 # What is not finite ---------------------------------------------------------------------------------------------------
@@ -267,8 +267,8 @@ def test_decoding_pays_no_second_pass_over_its_cache(monkeypatch: pytest.MonkeyP
     query, key, value = (t.detach() for t in inputs(B, H, H, 1, S))
     offset = torch.tensor([12, 28])
     right = regard.attention(query, key, value, masks.causal(offset=offset), engine="reference")
-    monkeypatch.setattr(care, "cleaned", forbidden)
-    monkeypatch.setattr(care, "sees_bad", forbidden)
+    monkeypatch.setattr(nonfinite, "zeroed", forbidden)
+    monkeypatch.setattr(nonfinite, "is_visible", forbidden)
     monkeypatch.setattr(module.dense, "needs_care", forbidden)
     for engine in ("sdpa", "fused"):
         found = regard.attention(query, key, value, masks.causal(offset=offset), engine=engine)
@@ -286,8 +286,8 @@ def test_auto_is_not_slower_than_it_says(small_strips: Callable[..., None]) -> N
 
 
 def test_sizes_of_strips_are_no_sizes_of_tiles() -> None:
-    assert strips.STRIP % strips.BLOCK == 0
-    assert tiles.TILE_SIZE >= strips.STRIP * strips.BLOCK
+    assert query_blocks.ROWS % query_blocks.BLOCK == 0
+    assert tiles.TILE_SIZE >= query_blocks.ROWS * query_blocks.BLOCK
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -117,11 +117,11 @@ def test_first_keys(lengths, L, S):
 @given(sizes, sizes, st.integers(0, 99))
 def test_others(L, S, seed):
     extent = Extent(2, 1, L, S)
-    assert (seen(masks.others(), extent) == ~np.eye(L, S, dtype=bool)).all()
+    assert (seen(masks.leave_one_out(), extent) == ~np.eye(L, S, dtype=bool)).all()
     own = np.random.default_rng(seed).integers(-1, S + 1, L)
     wanted = brute(extent, lambda b, h, q, k: k not in (own[q],))
     for dtype in (np.int8, np.int64):
-        assert (seen(masks.others(torch.from_numpy(own.astype(dtype))), extent) == wanted).all()
+        assert (seen(masks.leave_one_out(torch.from_numpy(own.astype(dtype))), extent) == wanted).all()
 
 
 @SETTINGS

@@ -55,19 +55,19 @@ CONSTRUCTION = [
     ),
     (lambda: masks.dilated(0), ValueError, "masks.dilated: step must be an int of at least 1, got 0."),
     (
-        lambda: masks.others([1, 2]),
+        lambda: masks.leave_one_out([1, 2]),
         TypeError,
-        "masks.others: own must be an integer tensor (L,), got an object of type list.",
+        "masks.leave_one_out: own must be an integer tensor (L,), got an object of type list.",
     ),
     (
-        lambda: masks.others(FLOATS[0]),
+        lambda: masks.leave_one_out(FLOATS[0]),
         TypeError,
-        "masks.others: own must be an integer tensor (L,), got a float32 tensor of shape (5,).",
+        "masks.leave_one_out: own must be an integer tensor (L,), got a float32 tensor of shape (5,).",
     ),
     (
-        lambda: masks.others(INTS),
+        lambda: masks.leave_one_out(INTS),
         ValueError,
-        "masks.others: own must be an integer tensor (L,), got an int64 tensor of shape (2, 5).",
+        "masks.leave_one_out: own must be an integer tensor (L,), got an int64 tensor of shape (2, 5).",
     ),
     (lambda: masks.prefix(-1), ValueError, "masks.prefix: n must be an int of at least 0, got -1."),
     (
@@ -199,7 +199,10 @@ BINDING = [
         lambda: masks.padding(INTS.T),
         "masks.padding: lengths must have one entry per sequence (2), or per query (2, 5), got (5, 2).",
     ),
-    (lambda: masks.others(INTS.flatten()), "masks.others: own must have one entry per query (5), got (10,)."),
+    (
+        lambda: masks.leave_one_out(INTS.flatten()),
+        "masks.leave_one_out: own must have one entry per query (5), got (10,).",
+    ),
     (lambda: masks.prefix(INTS[0]), "masks.prefix: n must have one entry per sequence (2), got (5,)."),
     (
         lambda: masks.key_padding(BOOLS),

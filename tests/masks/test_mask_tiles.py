@@ -37,8 +37,8 @@ def leaves(draw, extent: Extent):
         "key_padding": lambda: masks.key_padding(ints(2, B, S).bool()),
         "document": lambda: masks.document(ints(3, B, L).sort().values, ints(3, S)),
         "packed": lambda: masks.from_cu_seqlens(cu(L), cu(S)),
-        "others": masks.others,
-        "others named": lambda: masks.others(ints(S + 2, L) - 1),
+        "others": masks.leave_one_out,
+        "others named": lambda: masks.leave_one_out(ints(S + 2, L) - 1),
         "dense": lambda: masks.dense(ints(4, B, 1, L, S) > 0),
         "dense heads": lambda: masks.dense(ints(4, 1, H, 1, S) > 0),
         "dense -inf": lambda: masks.dense(torch.where(ints(3, L, S) > 0, 0.5, -math.inf)),
@@ -155,7 +155,7 @@ def test_small_windows_of_a_huge_matrix():
 @pytest.mark.parametrize("own", [None, torch.tensor([9, 0, 3, -1, 3, 9, 9], dtype=torch.int8)], ids=["same", "named"])
 def test_only_tiles_with_an_own_key_are_mixed(own):
     extent = Extent(1, 1, 7, 10)
-    tiles = masks.others(own).bind(extent, "cpu").tiles(extent, 2, 3)[0, 0]
+    tiles = masks.leave_one_out(own).bind(extent, "cpu").tiles(extent, 2, 3)[0, 0]
     mixed = {(q // 2, k // 3) for q, k in enumerate(range(7) if own is None else own.tolist()) if k >= 0}
     empty = set() if own is None else {(3, 3)}  # the last query, and the last key that is its own
     wanted = [
@@ -176,7 +176,7 @@ def test_masks_with_tensors_never_build_the_matrix():
         masks.key_padding(torch.arange(n)[None] < 7),
         masks.document(ids) & masks.causal(),
         masks.from_cu_seqlens(torch.arange(0, n + 1, 5000)) | ~masks.sinks(3),
-        masks.others(torch.arange(n).flip(0)),
+        masks.leave_one_out(torch.arange(n).flip(0)),
     ]
     for mask in candidates:
         assert mask.tiles(huge, block, block).shape == (1, 1, 74, 74)

@@ -10,14 +10,14 @@ import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from regard.cli.messages import Console, fail
-from regard.engines.fused import store
-from regard.engines.fused.native import KERNELS
+from regard.engines.fused import kernel_cache
+from regard.engines.fused.compiler import KERNELS
 from regard.engines.fused.warmup import Target, compile_ahead
 
 
 def run(*, every: bool) -> None:
     """Compile all kernels for float32, and for float64 too where ``every`` is set."""
-    folder = store.folder()
+    folder = kernel_cache.folder()
     if folder is None:
         raise fail("warmup: the cache folder cannot be written; REGARD_CACHE_DIR names another.")
     dtypes = (torch.float32, torch.float64) if every else (torch.float32,)

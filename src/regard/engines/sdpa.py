@@ -13,7 +13,7 @@ from regard import masks
 from regard._aux import AuxRequest
 from regard._problem import Problem
 from regard._tracing import is_exported_to_onnx, is_traced
-from regard.engines import care, dense, strips
+from regard.engines import dense, nonfinite, query_blocks
 from regard.engines.base import Cost, Engine, Outcome, Runner
 from regard.engines.tiles import Span, spans
 from regard.masks.base import Mask
@@ -88,7 +88,13 @@ class Sdpa(Engine):
                 mask_bytes = float(sum(t.numel() * t.element_size() for t in mask.tensors()))
             else:
                 share = problem.visible_share
-                work = float(strips.STRIP * strips.BLOCK * strips.MASKED_RUN * size * (H if mask.has_bias else 1))
+                work = float(
+                    query_blocks.ROWS
+                    * query_blocks.BLOCK
+                    * query_blocks.MASKED_RUN
+                    * size
+                    * (H if mask.has_bias else 1)
+                )
         ends = (problem.query, problem.key, problem.value)
         moved = sum(t.numel() * t.element_size() for t in ends) + mask_bytes
         work += float(B * H * L * S * size) if problem.dropout_p else float(B * H * L * (V + 1) * size)
@@ -116,7 +122,9 @@ class Sdpa(Engine):
                 # A masked value that leaked shows as NaN (0·NaN): looking there costs less than reading the values.
                 if wants_grad or dense.is_finite(outcome.output) or not bool(outcome.output.isnan().any()):
                     return outcome
-            return dense.attend_by_rows(problem) if care.sees_bad(problem) else _run(care.cleaned(problem), own)
+            return (
+                dense.attend_by_rows(problem) if nonfinite.is_visible(problem) else _run(nonfinite.zeroed(problem), own)
+            )
 
         return run
 
@@ -145,7 +153,7 @@ class _Steps:
     keys: slice | None = None
     added: Tensor | None = None
     empty: Tensor | None = None
-    strips: list[strips.Strip] | None = None
+    strips: list[query_blocks.QueryBlock] | None = None
 
     @classmethod
     def of(cls, problem: Problem) -> _Steps:
@@ -167,7 +175,7 @@ class _Steps:
                 if added.shape[:2].numel() * extent.L * extent.S <= MATRIX:
                     empty = (added == -torch.inf).all(-1)
                     return cls(hides=True, added=added.contiguous(), empty=empty if bool(empty.any()) else None)
-        return cls(hides=True, strips=strips.cut(mask, extent))
+        return cls(hides=True, strips=query_blocks.query_blocks(mask, extent))
 
 
 _MATRIX = _Steps(hides=True)
@@ -248,8 +256,8 @@ def _dispatch(
             lse = lse.masked_fill(steps.empty, -torch.inf)
         return output, lse
     assert mask is not None
-    plan = strips.StripRun(mask, problem.extent, steps.strips, scale)
-    return strips.Strips.apply(plan, query, key, value, *mask.tensors())
+    plan = query_blocks.BlockedRun(mask, problem.extent, steps.strips, scale)
+    return query_blocks.BlockedAttention.apply(plan, query, key, value, *mask.tensors())
 
 
 def _matrix(mask: masks.Dense, dtype: torch.dtype) -> Tensor:

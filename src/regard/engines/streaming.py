@@ -16,7 +16,7 @@ from regard._problem import Problem
 from regard._tracing import in_transform
 from regard.engines import dense
 from regard.engines.base import Cost, Engine, Outcome, Runner
-from regard.engines.state import State
+from regard.engines.online_softmax import OnlineSoftmax
 from regard.engines.tiles import Grid, Tiles, tile_shape
 from regard.masks.base import MIXED
 from regard.normalizers.base import Statistic
@@ -144,7 +144,7 @@ def _forward(tiles: Tiles, dropout: Dropout) -> tuple[Tensor, Statistic]:
 
 
 def _online(tiles: Tiles, row: int, dropout: Dropout) -> tuple[Tensor, Statistic]:
-    state = State(tiles.like(tiles.rows[row]), tiles.value.shape[-1])
+    state = OnlineSoftmax(tiles.like(tiles.rows[row]), tiles.value.shape[-1])
     for col, _ in tiles.visible_cols(row):
         scores = tiles.scores(row, col)
         visible = None if tiles.spill is None else scores > -torch.inf

@@ -22,9 +22,9 @@ from regard.masks.convert import as_mask
 from regard.masks.dilation import Dilated, dilated
 from regard.masks.documents import Documents, Packed, document, from_cu_seqlens
 from regard.masks.first_keys import FirstKeys, padding, prefix, sinks
-from regard.masks.keep import KeyPadding, key_padding
+from regard.masks.key_padding import KeyPadding, key_padding
+from regard.masks.leave_one_out import LeaveOneOut, leave_one_out
 from regard.masks.matrix import Dense, dense
-from regard.masks.others import Others, others
 from regard.masks.predicate import Predicate
 from regard.masks.tiling import Tiling
 
@@ -44,12 +44,12 @@ __all__ = [
     "Extent",
     "FirstKeys",
     "KeyPadding",
+    "LeaveOneOut",
     "Mask",
     "MaskLike",
     "MaskMod",
     "NotMask",
     "OrMask",
-    "Others",
     "Packed",
     "Predicate",
     "Relative",
@@ -63,7 +63,7 @@ __all__ = [
     "everything",
     "from_cu_seqlens",
     "key_padding",
-    "others",
+    "leave_one_out",
     "padding",
     "prefix",
     "relative",

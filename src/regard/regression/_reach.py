@@ -82,5 +82,7 @@ class Reach:
         narrow = torch.from_numpy(self.narrow).to(query)
         parts = [query.new_zeros(0)]
         for rows in torch.arange(len(query), device=query.device).split(smoother.rows_at_once):
-            parts.append(smoother.closeness(query[rows], narrow, None if own is None else masks.others(own[rows])))
+            parts.append(
+                smoother.closeness(query[rows], narrow, None if own is None else masks.leave_one_out(own[rows]))
+            )
         return torch.cat(parts)

@@ -16,7 +16,7 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
 from regard._errors import RegardWarning, rejected
-from regard.engines.fused.order import nearby
+from regard.engines.fused.morton import morton_order
 from regard.regression import _inputs, _widths
 from regard.regression._columns import Columns
 from regard.regression._features import CATEGORICAL, Features, kinds_of
@@ -242,4 +242,4 @@ def outside() -> int:
 
 def curve_order(key: Tensor) -> Tensor:
     """Return the places of points (N, C) along a curve on which neighbours are together."""
-    return nearby(key[None, None], key[None, None])[1][0, 0]
+    return morton_order(key[None, None], key[None, None])[1][0, 0]

@@ -68,7 +68,7 @@ class LeaveOneOut:
         self.smoother, self.nearest = smoother, nearest
         self.rows = torch.arange(len(smoother.key), device=smoother.key.device) if rows is None else rows
         # The mask of all points at once holds no tensor, so that later calls find all that it means to an engine.
-        self._every = masks.others() if rows is None and len(self.rows) <= smoother.rows_at_once else None
+        self._every = masks.leave_one_out() if rows is None and len(self.rows) <= smoother.rows_at_once else None
         weight = smoother.ones()
         self._share = weight[self.rows, 0] / weight[self.rows, 0].sum()
 
@@ -77,14 +77,14 @@ class LeaveOneOut:
 
         Those that nobody reaches are marked, and have what stands in for it.
         """
-        query, mask = self.smoother.key[rows], masks.others(rows) if self._every is None else self._every
+        query, mask = self.smoother.key[rows], masks.leave_one_out(rows) if self._every is None else self._every
         found = self.smoother.at(query, bandwidth, mask)
         lost = ~found.reached
         if not bool(lost.any()):
             return found
         target, own = self.smoother.target, rows[lost]
         if self.nearest:
-            near = self.smoother.nearest(query[lost], bandwidth.detach(), masks.others(own))
+            near = self.smoother.nearest(query[lost], bandwidth.detach(), masks.leave_one_out(own))
             other = torch.where((near >= 0)[:, None], target[near.clamp(min=0)], 0.0)
         else:
             weight = self.smoother.ones()

@@ -26,7 +26,7 @@ FORMULAS: dict[type[Score], Formula] = {}
 
 
 def register_formula(cls: type[Score], formula: Formula) -> Formula:
-    """State the formula of a score, by which the conformance suite judges it.
+    """OnlineSoftmax the formula of a score, by which the conformance suite judges it.
 
     A score without a formula is judged by its own ``compare`` in float64.
 
@@ -56,7 +56,7 @@ def register_formula(cls: type[Score], formula: Formula) -> Formula:
 
 @contextmanager
 def formula_of(cls: type[Score], formula: Formula) -> Iterator[None]:
-    """State a formula for the duration of a ``with`` block."""
+    """OnlineSoftmax a formula for the duration of a ``with`` block."""
     before = FORMULAS.get(cls)
     FORMULAS[cls] = formula
     try:

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from regard.engines.fused.call import Call
+from regard.engines.fused.kernel_call import KernelCall
 
 _PAGE = mmap.PAGESIZE
 #: Bytes of NaN in every type of float, and −1 in every type of int.
@@ -77,13 +77,18 @@ def guarded_kernels() -> Iterator[None]:
     torch.Size([1, 1, 10, 3])
     """
     lock = threading.Lock()
-    check = Call.addresses
+    check = KernelCall.addresses
 
-    def addresses(call: Call, arrays: Mapping[str, Tensor], sizes: Mapping[str, int] | None = None) -> dict[str, int]:
+    def addresses(
+        call: KernelCall, arrays: Mapping[str, Tensor], sizes: Mapping[str, int] | None = None
+    ) -> dict[str, int]:
         return dict.fromkeys(check(call, arrays, sizes), 0)  # checked as ever, and addressed when the kernel runs
 
     def run(
-        call: Call, arrays: Mapping[str, Tensor], numbers: Mapping[str, int], sizes: Mapping[str, int] | None = None
+        call: KernelCall,
+        arrays: Mapping[str, Tensor],
+        numbers: Mapping[str, int],
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
         addresses(call, arrays, sizes)
         given = {**call.arrays, **arrays}
@@ -98,7 +103,7 @@ def guarded_kernels() -> Iterator[None]:
             for name, tensor in given.items():
                 ctypes.memmove(tensor.data_ptr(), filled[name], tensor.numel() * tensor.element_size())
 
-    with patch.object(Call, "addresses", addresses), patch.object(Call, "__call__", run):
+    with patch.object(KernelCall, "addresses", addresses), patch.object(KernelCall, "__call__", run):
         yield
 
 

@@ -97,7 +97,7 @@ def _sinks(extent: Extent, generator: torch.Generator, _: Any, n: int) -> Mask: 
 
 
 def _others(extent: Extent, generator: torch.Generator, _: Any, named: bool) -> Mask:
-    return masks.others(_ints(-1, extent.S, (extent.L,), generator) if named else None)
+    return masks.leave_one_out(_ints(-1, extent.S, (extent.L,), generator) if named else None)
 
 
 def _document(extent: Extent, generator: torch.Generator, _: Any, per_sequence: bool) -> Mask:

@@ -158,6 +158,6 @@ WEIGHINGS: dict[type[Normalizer], Weighing] = {
 
 
 def register_weighing(cls: type[Normalizer], weighing: Weighing) -> Weighing:
-    """State how a normalizer weighs, by which the conformance suite judges it."""
+    """OnlineSoftmax how a normalizer weighs, by which the conformance suite judges it."""
     WEIGHINGS[cls] = weighing
     return weighing

@@ -56,7 +56,7 @@ class Statement:
 
     @classmethod
     def of(cls, call: Call, neighbours: int = 0) -> Statement:
-        """State a call and some neighbours, whose inputs and scale differ by random factors close to 1."""
+        """OnlineSoftmax a call and some neighbours, whose inputs and scale differ by random factors close to 1."""
         query, key, value = (_neighbours(t, neighbours, i) for i, t in enumerate((call.query, call.key, call.value)))
         leads = [t.shape[:-3] for t in (call.query, call.key, call.value)]
         lead = tuple(torch.broadcast_shapes(*leads))

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from regard import _plan
-from regard.engines import strips, survey, tiles
+from regard.engines import aux_pass, query_blocks, tiles
 from regard.normalizers import threshold
 
 
@@ -30,8 +30,8 @@ def tiny_tiles(rows: int = 4, cols: int = 4) -> Iterator[None]:
 
     with (
         patch.object(tiles, "tile_shape", shape),
-        patch.multiple(strips, STRIP=rows, BLOCK=max(cols // 2, 1), FULL_RUN=2, MASKED_RUN=3),
-        patch.object(survey, "GROUP", 2),
+        patch.multiple(query_blocks, ROWS=rows, BLOCK=max(cols // 2, 1), FULL_RUN=2, MASKED_RUN=3),
+        patch.object(aux_pass, "GROUP", 2),
         patch.multiple(threshold, FEW=4, GROUP=2),
     ):
         _plan.forget()

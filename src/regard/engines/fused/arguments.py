@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from regard.engines.fused.kernels.fields import BLOCK
-from regard.engines.fused.sight import Sight, Unit
+from regard.engines.fused.visible_keys import VisibleKeys, WorkItem
 from regard.masks.base import Extent
 
 
@@ -20,9 +20,9 @@ class Arguments:
     sizes: dict[str, int]
 
     @classmethod
-    def of(cls, sight: Sight, unit: Unit, added: Tensor | None) -> Arguments:
+    def of(cls, visible: VisibleKeys, unit: WorkItem, added: Tensor | None) -> Arguments:
         """Return where the unit is, and where the kernels find what is added to its scores: ``added``, contiguous."""
-        extent, found = sight.extent, cls({}, {"first": unit.first, "last": unit.last}, {})
+        extent, found = visible.extent, cls({}, {"first": unit.first, "last": unit.last}, {})
         whole = extent.B * extent.H * (-(-extent.L // BLOCK) if unit.segments is None else 1)
         if not 0 <= unit.first <= unit.last <= whole:
             raise RuntimeError(f"a unit of work must be among {whole} blocks, got {unit.first} to {unit.last}.")
@@ -34,7 +34,7 @@ class Arguments:
             found._add(extent, unit, added)
         return found
 
-    def _add(self, extent: Extent, unit: Unit, added: Tensor) -> None:
+    def _add(self, extent: Extent, unit: WorkItem, added: Tensor) -> None:
         """Say where the first number of the whole problem would be, and how far those of other rows are."""
         B, H, L, S = extent.B, extent.H, extent.L, extent.S
         single = unit.segments is not None and unit.last - unit.first == 1

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.engines.fused import run
 from regard.engines.fused.families import Rows, is_direct, rows_of
 from regard.engines.fused.run import Found, Passes, Wants
-from regard.engines.fused.sight import Sight
+from regard.engines.fused.visible_keys import VisibleKeys
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,16 @@ class Setting:
     Attributes
     ----------
     family, kind, scale, inverse : as :func:`rows_of` takes them
-    sight : Sight
+    visible : VisibleKeys
     wants : Wants
     passes : dict
-        What was prepared for earlier calls with the same sight.
+        What was prepared for earlier calls with the same visible.
     """
 
     family: str
     kind: int
     scale: float
-    sight: Sight
+    visible: VisibleKeys
     wants: Wants
     inverse: tuple[Tensor, Tensor] | None = None
     passes: Passes = field(default_factory=dict)
@@ -38,11 +38,11 @@ class Setting:
     @property
     def is_direct(self) -> bool:
         """Whether the kernels find weights instead of scores."""
-        return is_direct(self.kind, self.scale, self.sight.plain)
+        return is_direct(self.kind, self.scale, self.visible.plain)
 
     def rows(self, query: Tensor, key: Tensor, weight: Tensor) -> Rows:
         """Return what the kernels compare."""
-        return rows_of(self.family, query, key, weight, self.scale, self.kind, self.sight.plain, self.inverse)
+        return rows_of(self.family, query, key, weight, self.scale, self.kind, self.visible.plain, self.inverse)
 
 
 class Fused(torch.autograd.Function):
@@ -56,7 +56,7 @@ class Fused(torch.autograd.Function):
         ctx: Any, setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         value, rows = value.contiguous(), setting.rows(query, key, weight)
-        found = run.forward(rows, value, setting.sight, setting.wants, setting.passes)
+        found = run.forward(rows, value, setting.visible, setting.wants, setting.passes)
         statistics = [t for t in (found.peak, found.total, *_optional(found)) if t is not None]
         ctx.setting, ctx.rows = setting, rows  # made of the inputs, as large as they are, and needed again
         ctx.save_for_backward(query, key, value, weight, found.output, found.peak, found.total, *tensors)
@@ -67,11 +67,11 @@ class Fused(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         query, _key, value, _weight, output, peak, total, *tensors = ctx.saved_tensors
         setting, wanted = ctx.setting, list(ctx.needs_input_grad[5:])
-        sight = setting.sight
-        if sight.mask is not None:
-            sight = replace(sight, mask=sight.mask.with_tensors(tensors))
+        visible = setting.visible
+        if visible.mask is not None:
+            visible = replace(visible, mask=visible.mask.with_tensors(tensors))
         rows: Rows = ctx.rows
-        pulled = run.backward(rows, value, sight, Found(output, peak, total), grad, tensors, wanted, setting.passes)
+        pulled = run.backward(rows, value, visible, Found(output, peak, total), grad, tensors, wanted, setting.passes)
         d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], setting.scale)
         masks = [g if want else None for g, want in zip(pulled.added, wanted)]
         return None, d_query, d_key, pulled.value, d_weight, *masks
@@ -84,11 +84,11 @@ def _optional(found: Found) -> tuple[Tensor | None, ...]:
 def attend(setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Found:
     """Run the kernels; the output is differentiable."""
     given = [query, key, value, weight]
-    if setting.sight.mask is not None:
-        given += setting.sight.mask.tensors()
+    if setting.visible.mask is not None:
+        given += setting.visible.mask.tensors()
     if not (torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in given]):
         rows = setting.rows(query, key, weight)
-        return run.forward(rows, value.contiguous(), setting.sight, setting.wants, setting.passes)
+        return run.forward(rows, value.contiguous(), setting.visible, setting.wants, setting.passes)
     output, peak, total, *rest = Fused.apply(setting, *given)
     wants = setting.wants
     asked = (wants.top, wants.entropy, wants.received, bool(wants.k), bool(wants.k))

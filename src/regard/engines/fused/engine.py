@@ -12,15 +12,15 @@ from regard import scores
 from regard._aux import AuxRequest, TopK
 from regard._problem import Problem
 from regard._tracing import is_exported_to_onnx, is_traced, is_watched
-from regard.engines import care, dense
+from regard.engines import dense, nonfinite
 from regard.engines.base import Cost, Engine, Outcome, Runner
-from regard.engines.fused import differentiable, order
+from regard.engines.fused import differentiable, morton
 from regard.engines.fused.differentiable import Setting
 from regard.engines.fused.families import KINDS, family_of, inverse_of, is_direct
 from regard.engines.fused.kernels.fields import COMPACT
 from regard.engines.fused.operators import Traced, fused_forward
 from regard.engines.fused.run import Found, Wants
-from regard.engines.fused.sight import Sight
+from regard.engines.fused.visible_keys import VisibleKeys
 from regard.engines.tiles import spans
 from regard.masks.intervals import reached
 from regard.normalizers import Softmax
@@ -89,7 +89,7 @@ class Fused(Engine):
             return _attend(problem, fixed, request is not None)
 
         def careful(problem: Problem) -> Outcome:
-            return dense.attend_by_rows(problem) if care.sees_bad(problem) else attend(care.cleaned(problem))
+            return dense.attend_by_rows(problem) if nonfinite.is_visible(problem) else attend(nonfinite.zeroed(problem))
 
         def run(problem: Problem) -> Outcome:
             if masked and differentiated and dense.needs_care(problem):
@@ -137,7 +137,7 @@ class _Fixed:
             inverse = inverse_of(weight) if family == "radial" else None
         if mask is not None and mask.tensors():
             return cls(None, weight, wants)
-        return cls(Setting(family, kind, problem.scale, Sight.of(problem), wants, inverse), weight, wants)
+        return cls(Setting(family, kind, problem.scale, VisibleKeys.of(problem), wants, inverse), weight, wants)
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,10 @@ def _attend(problem: Problem, fixed: _Fixed, told: bool) -> Outcome:
     if setting is None:
         family = family_of(problem.score)
         assert family is not None
-        setting = Setting(family, KINDS.get(type(problem.score), 0), problem.scale, Sight.of(problem), fixed.wants)
-    if setting.kind >= COMPACT and setting.sight.everything and problem.extent.S > ORDERED and rows.query.shape[-1]:
+        setting = Setting(
+            family, KINDS.get(type(problem.score), 0), problem.scale, VisibleKeys.of(problem), fixed.wants
+        )
+    if setting.kind >= COMPACT and setting.visible.everything and problem.extent.S > ORDERED and rows.query.shape[-1]:
         return _outcome(problem, _attend_in_order(setting, rows))
     found = differentiable.attend(setting, rows.query, rows.key, rows.value, rows.weight)
     return _outcome(problem, found) if told else Outcome(found.output.to(problem.query.dtype))
@@ -190,14 +192,14 @@ def _attend(problem: Problem, fixed: _Fixed, told: bool) -> Outcome:
 def _attend_in_order(setting: Setting, rows: _Projected) -> Found:
     """Run on points whose neighbours stand together: of compact kernels, most tiles are then out of reach."""
     width = rows.weight[0].detach()
-    q_order, k_order = order.nearby(rows.query / width, rows.key / width)
+    q_order, k_order = morton.morton_order(rows.query / width, rows.key / width)
     query, key, value = (
-        order.take(t, o) for t, o in ((rows.query, q_order), (rows.key, k_order), (rows.value, k_order))
+        morton.take(t, o) for t, o in ((rows.query, q_order), (rows.key, k_order), (rows.value, k_order))
     )
     found = differentiable.attend(setting, query, key, value, rows.weight)
-    back = order.inverse(q_order)
+    back = morton.inverse(q_order)
     names = ("output", "peak", "total", "top", "entropy", "best", "best_key")
-    by_row: dict[str, Any] = {name: order.take(t, back) for name in names if (t := getattr(found, name)) is not None}
+    by_row: dict[str, Any] = {name: morton.take(t, back) for name in names if (t := getattr(found, name)) is not None}
     R = rows.query.shape[1] // rows.key.shape[1]
     by_head = k_order.repeat_interleave(R, 1)
     if "best_key" in by_row:
@@ -205,7 +207,7 @@ def _attend_in_order(setting: Setting, rows: _Projected) -> Found:
         named = torch.take_along_dim(by_head, keys.clamp(min=0).flatten(2), 2).view_as(keys)
         by_row["best_key"] = torch.where(keys < 0, -1, named)
     if found.received is not None:
-        by_row["received"] = order.take(found.received.view(by_head.shape), order.inverse(by_head)).flatten(0, 1)
+        by_row["received"] = morton.take(found.received.view(by_head.shape), morton.inverse(by_head)).flatten(0, 1)
     return replace(found, **by_row)
 
 

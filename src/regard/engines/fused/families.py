@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from regard import scores
 from regard.engines.fused import pool
-from regard.engines.fused.call import Call
+from regard.engines.fused.kernel_call import KernelCall
 from regard.engines.fused.kernels.fields import COMPACT, PAD, RADIAL, SMALL_FEATURE
 from regard.scores import Score
 from regard.scores.distance import kernels
@@ -147,10 +147,10 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
 
 
 @lru_cache(256)
-def _preparation(rows: int, length: int, C: int, width: int, dtype: torch.dtype, as_they_come: bool) -> Call:
+def _preparation(rows: int, length: int, C: int, width: int, dtype: torch.dtype, as_they_come: bool) -> KernelCall:
     """Return the kernel that prepares rows of these sizes."""
     sizes = {"B": rows, "C": C, "V": width, "S": length, "scratch_numbers": PAD * width}
-    return Call("additive.prepare", dtype, sizes, {}, {"direct": int(as_they_come)})
+    return KernelCall("additive.prepare", dtype, sizes, {}, {"direct": int(as_they_come)})
 
 
 def _powers(rows: Tensor, width: int, as_they_come: bool) -> tuple[Tensor, Tensor, list[pool.Task]]:

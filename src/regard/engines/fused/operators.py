@@ -15,16 +15,16 @@ from torch import Tensor
 from regard.engines.fused import run
 from regard.engines.fused.families import rows_of
 from regard.engines.fused.run import Found, Wants
-from regard.engines.fused.sight import Sight
+from regard.engines.fused.visible_keys import VisibleKeys
 from regard.masks.base import Extent
 
 
-def _sight(query: Tensor, key: Tensor, start: Tensor | None, stop: Tensor | None, added: Tensor | None) -> Sight:
+def _sight(query: Tensor, key: Tensor, start: Tensor | None, stop: Tensor | None, added: Tensor | None) -> VisibleKeys:
     B, H, L, _ = query.shape
     extent = Extent(B, H, L, key.shape[2])
     if start is None or stop is None:
-        return Sight(extent, added=None if added is None else added.contiguous())
-    return Sight.between(extent, start, stop)
+        return VisibleKeys(extent, added=None if added is None else added.contiguous())
+    return VisibleKeys.between(extent, start, stop)
 
 
 def _forward(
@@ -40,9 +40,9 @@ def _forward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return output (B, H, L, V), and peak and total (B, H, L) of :class:`Found`."""
-    sight = _sight(query, key, start, stop, added)
-    rows = rows_of(family, query, key, weight, scale, kind, sight.plain)
-    found = run.forward(rows, value.contiguous(), sight, Wants(), {})
+    visible = _sight(query, key, start, stop, added)
+    rows = rows_of(family, query, key, weight, scale, kind, visible.plain)
+    found = run.forward(rows, value.contiguous(), visible, Wants(), {})
     return found.output, found.peak, found.total
 
 
@@ -69,10 +69,10 @@ def _backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients to query, key, value, weight and added (empty where it is not wanted)."""
-    sight = _sight(query, key, start, stop, added)
-    rows = rows_of(family, query, key, weight, scale, kind, sight.plain)
+    visible = _sight(query, key, start, stop, added)
+    rows = rows_of(family, query, key, weight, scale, kind, visible.plain)
     found = Found(output.contiguous(), peak.contiguous(), total.contiguous())
-    pulled = run.backward(rows, value.contiguous(), sight, found, grad, [], [wants_added], {})
+    pulled = run.backward(rows, value.contiguous(), visible, found, grad, [], [wants_added], {})
     d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], scale)
     d_added = pulled.added[0] if wants_added else value.new_empty(0)
     assert d_added is not None

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from regard.engines.fused import pool
 from regard.engines.fused.arguments import Arguments, compact
-from regard.engines.fused.call import Call
 from regard.engines.fused.families import Gradients, Rows
+from regard.engines.fused.kernel_call import KernelCall
 from regard.engines.fused.kernels.fields import PAD, TILE
-from regard.engines.fused.order import boxes
+from regard.engines.fused.morton import boxes
 from regard.engines.fused.scratch import Scratch, padded, scratch_sizes
-from regard.engines.fused.shares import Share, shares
-from regard.engines.fused.sight import Sight, Unit
+from regard.engines.fused.visible_keys import VisibleKeys, WorkItem
+from regard.engines.fused.work_partition import Partition, partitions
 
 #: Numbers of keys and values that a tile should hold, so that it stays in a core's cache.
 TILE_NUMBERS = 96 * 1024
@@ -99,14 +99,14 @@ class Pass:
         Of which arrays are not kept.
     value : Tensor (B, G, S, V)
         The same.
-    sight : Sight
+    visible : VisibleKeys
     K : int
         How many best keys are told.
     """
 
-    def __init__(self, name: str, rows: Rows, value: Tensor, sight: Sight, K: int = 0) -> None:
+    def __init__(self, name: str, rows: Rows, value: Tensor, visible: VisibleKeys, K: int = 0) -> None:
         backward = name == "backward"
-        extent, V, S = sight.extent, value.shape[-1], sight.extent.S
+        extent, V, S = visible.extent, value.shape[-1], visible.extent.S
         if extent.H % value.shape[1]:
             raise RuntimeError(f"kernel {name}: {value.shape[1]} key heads must divide {extent.H} query heads.")
         lanes = not backward and V >= FEW_VALUES
@@ -114,39 +114,39 @@ class Pass:
         self.tile = tile = _tile(rows, V, S)
         sizes = {
             **vars(extent), "G": value.shape[1], "C": rows.width, "V": V, "K": K, "tile": tile, "tiles": -(-S // tile),
-            "two": 2, "three": 3, "intervals": 0 if sight.start is None else sight.start.numel(),
+            "two": 2, "three": 3, "intervals": 0 if visible.start is None else visible.start.numel(),
             "scratch_numbers": self.memory.size,
         }  # fmt: skip
-        numbers = {**rows.numbers, **sight.numbers, **self.memory.places, "value_lanes": int(lanes)}
-        ends = {"start": sight.start, "stop": sight.stop}
-        self.call = Call(f"{rows.family}.{name}", value.dtype, sizes, ends, numbers)
-        self.shares = shares(sight, value.shape[1], rows.width + V, backward)
-        self.near = sight.everything and rows.is_compact
-        self.sight = sight
-        self._added: dict[int, Tensor | None] | None = {} if sight.is_small_and_fixed else None
+        numbers = {**rows.numbers, **visible.numbers, **self.memory.places, "value_lanes": int(lanes)}
+        ends = {"start": visible.start, "stop": visible.stop}
+        self.call = KernelCall(f"{rows.family}.{name}", value.dtype, sizes, ends, numbers)
+        self.partitions = partitions(visible, value.shape[1], rows.width + V, backward)
+        self.near = visible.everything and rows.is_compact
+        self.visible = visible
+        self._added: dict[int, Tensor | None] | None = {} if visible.is_small_and_fixed else None
 
     @classmethod
-    def of(cls, kept: Passes, name: str, rows: Rows, value: Tensor, sight: Sight, K: int = 0) -> Pass:
+    def of(cls, kept: Passes, name: str, rows: Rows, value: Tensor, visible: VisibleKeys, K: int = 0) -> Pass:
         """Return the pass that is kept for rows of this kind, or make it."""
         key = name, *rows.numbers.values()
         found = kept.get(key)
         if found is None:
-            found = kept[key] = cls(name, rows, value, sight, K)
+            found = kept[key] = cls(name, rows, value, visible, K)
         return found
 
-    def arguments(self, unit: Unit) -> Arguments:
+    def arguments(self, unit: WorkItem) -> Arguments:
         """Return what a unit of work adds to the arguments; what its mask adds is kept where it is small."""
-        sight, kept = self.sight, self._added
+        visible, kept = self.visible, self._added
         if kept is not None and id(unit) in kept:
             added = kept[id(unit)]
         else:
-            added = sight.added if sight.added is not None else sight.added_to(unit, self.call.dtype)
+            added = visible.added if visible.added is not None else visible.added_to(unit, self.call.dtype)
             added = None if added is None else compact(added).contiguous()
             if kept is not None:
                 kept[id(unit)] = added
-        return Arguments.of(sight, unit, added)
+        return Arguments.of(visible, unit, added)
 
-    def given(self, rows: Rows, value: Tensor, arrays: dict[str, Tensor | None]) -> Call:
+    def given(self, rows: Rows, value: Tensor, arrays: dict[str, Tensor | None]) -> KernelCall:
         """Return the kernel with the arrays that all shares have in common."""
         boxed = boxes(rows.arrays["key"].mT, self.tile) if self.near else None
         return self.call.given({**rows.arrays, "value": value, "boxes": boxed, **arrays}, rows.scale)
@@ -156,9 +156,9 @@ class Pass:
 Passes = dict[tuple[Any, ...], Pass]
 
 
-def forward(rows: Rows, value: Tensor, sight: Sight, wants: Wants, kept: Passes) -> Found:
+def forward(rows: Rows, value: Tensor, visible: VisibleKeys, wants: Wants, kept: Passes) -> Found:
     """Run the forward kernel over all of a problem; value (B, G, S, V) contiguous, in the rows' dtype."""
-    extent = sight.extent
+    extent = visible.extent
     B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
     new = value.new_empty
     found = Found(
@@ -172,12 +172,12 @@ def forward(rows: Rows, value: Tensor, sight: Sight, wants: Wants, kept: Passes)
         torch.full((B, H, L, wants.k), -1, device="cpu") if wants.k else None,
         rows.is_direct,
     )
-    made = Pass.of(kept, "forward", rows, value, sight, wants.k)
+    made = Pass.of(kept, "forward", rows, value, visible, wants.k)
     fields = ("output", "peak", "total", "top", "entropy", "best", "best_key")
     call = made.given(rows, value, {name: getattr(found, name) for name in fields})
-    received = [value.new_zeros(len(share.heads), S) if wants.received else None for share in made.shares]
+    received = [value.new_zeros(len(share.heads), S) if wants.received else None for share in made.partitions]
 
-    def task(share: Share, sum_: Tensor | None) -> Callable[[], None]:
+    def task(share: Partition, sum_: Tensor | None) -> Callable[[], None]:
         def run() -> None:
             common = {} if sum_ is None else {"received": sum_}
             with torch.no_grad(), made.memory.lent() as scratch:
@@ -186,15 +186,15 @@ def forward(rows: Rows, value: Tensor, sight: Sight, wants: Wants, kept: Passes)
 
         return run
 
-    pool.run([task(*each) for each in zip(made.shares, received)])
+    pool.run([task(*each) for each in zip(made.partitions, received)])
     if found.received is not None:
-        for share, sum_ in zip(made.shares, received):
+        for share, sum_ in zip(made.partitions, received):
             assert sum_ is not None
             found.received[share.heads[0] : share.heads[-1] + 1] += sum_
     return found
 
 
-def _run_unit(call: Call, share: Share, scratch: int, common: dict[str, Tensor], own: Arguments) -> None:
+def _run_unit(call: KernelCall, share: Partition, scratch: int, common: dict[str, Tensor], own: Arguments) -> None:
     """Run a unit with the arrays that its share has for all of its units, and those of its own."""
     numbers = {"scratch": scratch, "head_first": share.heads[0], "kv_first": share.kv_heads[0], **own.numbers}
     sizes = {"share_heads": len(share.heads), "share_kv_heads": len(share.kv_heads), **own.sizes}
@@ -222,7 +222,7 @@ class Pulled:
 def backward(
     rows: Rows,
     value: Tensor,
-    sight: Sight,
+    visible: VisibleKeys,
     found: Found,
     grad: Tensor,
     mask_tensors: list[Tensor],
@@ -230,15 +230,15 @@ def backward(
     kept: Passes,
 ) -> Pulled:
     """Run the backward kernel; ``mask_tensors`` are those of the mask, of which ``wanted`` get gradients."""
-    extent = sight.extent
+    extent = visible.extent
     B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
     G, C, linear = value.shape[1], rows.width, rows.family == "dot"
     # Dot products' gradients to queries are written once, others added to.
     d_query = (value.new_empty if linear else value.new_zeros)(B, H, L, C)
-    made = Pass.of(kept, "backward", rows, value, sight)
+    made = Pass.of(kept, "backward", rows, value, visible)
     arrays = {"output": found.output, "d_query": d_query, "peak": found.peak, "total": found.total}
     call = made.given(rows, value, {"grad": grad.contiguous(), "value_keys": value.mT.contiguous(), **arrays})
-    d_added = None if sight.added is None or not any(wanted) else torch.zeros_like(sight.added)
+    d_added = None if visible.added is None or not any(wanted) else torch.zeros_like(visible.added)
     key_shape = (S, C) if linear else (C, S)
     totals = {
         "d_key": value.new_zeros(B * G, *key_shape),
@@ -246,20 +246,20 @@ def backward(
         "d_weight": value.new_zeros(B * H, 2 * C),
     }
     # A share adds to the totals themselves, but for heads that it has in common with another.
-    shared_by = Counter(head for share in made.shares for head in share.kv_heads)
+    shared_by = Counter(head for share in made.partitions for head in share.kv_heads)
     common = {head for head, count in shared_by.items() if count > 1}
-    own_sums = [_Sums.of(share, totals, not common.isdisjoint(share.kv_heads)) for share in made.shares]
+    own_sums = [_Sums.of(share, totals, not common.isdisjoint(share.kv_heads)) for share in made.partitions]
 
-    def task(share: Share, sums: _Sums) -> Callable[[], None]:
+    def task(share: Partition, sums: _Sums) -> Callable[[], None]:
         def run() -> None:
             sums.begin()
             with torch.no_grad(), made.memory.lent() as scratch:
                 for unit in share.units:
-                    _backward_unit(made, call, scratch, sight, unit, share, sums, mask_tensors, wanted, d_added)
+                    _backward_unit(made, call, scratch, visible, unit, share, sums, mask_tensors, wanted, d_added)
 
         return run
 
-    tasks = [task(*each) for each in zip(made.shares, own_sums)]
+    tasks = [task(*each) for each in zip(made.partitions, own_sums)]
     if d_added is not None and d_added.shape[:2] != (B, H):
         for each in tasks:  # heads add to the same numbers
             each()
@@ -291,7 +291,7 @@ class _Sums:
     masks: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, share: Share, totals: dict[str, Tensor], own: bool) -> _Sums:
+    def of(cls, share: Partition, totals: dict[str, Tensor], own: bool) -> _Sums:
         places = {"d_key": share.kv_heads, "d_value": share.kv_heads, "d_weight": share.heads}
         return cls({name: totals[name][place[0] : place[-1] + 1] for name, place in places.items()}, own)
 
@@ -307,33 +307,33 @@ class _Sums:
 
 def _backward_unit(
     made: Pass,
-    call: Call,
+    call: KernelCall,
     scratch: int,
-    sight: Sight,
-    unit: Unit,
-    share: Share,
+    visible: VisibleKeys,
+    unit: WorkItem,
+    share: Partition,
     sums: _Sums,
     tensors: list[Tensor],
     wanted: list[bool],
     d_added: Tensor | None,
 ) -> None:
     """Run one unit, and take the gradient of what it adds to scores on to the mask's tensors."""
-    if sight.added is not None:
+    if visible.added is not None:
         target = {} if d_added is None else {"d_added": d_added}
-        _run_unit(call, share, scratch, {**sums.parts, **target}, Arguments.of(sight, unit, sight.added))
+        _run_unit(call, share, scratch, {**sums.parts, **target}, Arguments.of(visible, unit, visible.added))
         return
-    if not any(wanted) or sight.mask is None:
+    if not any(wanted) or visible.mask is None:
         _run_unit(call, share, scratch, sums.parts, made.arguments(unit))
         return
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_() if want else t.detach() for t, want in zip(tensors, wanted)]
-        added = sight.added_to(unit, call.dtype, sight.mask.with_tensors(leaves))
+        added = visible.added_to(unit, call.dtype, visible.mask.with_tensors(leaves))
         if added is None:
-            _run_unit(call, share, scratch, sums.parts, Arguments.of(sight, unit, None))
+            _run_unit(call, share, scratch, sums.parts, Arguments.of(visible, unit, None))
             return
         varying = compact(added)
     total = torch.zeros(varying.shape, dtype=call.dtype, device="cpu")
-    own = Arguments.of(sight, unit, varying.detach().contiguous())
+    own = Arguments.of(visible, unit, varying.detach().contiguous())
     _run_unit(call, share, scratch, {**sums.parts, "d_added": total}, own)
     if not varying.requires_grad:
         return

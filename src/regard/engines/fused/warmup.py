@@ -14,9 +14,9 @@ import torch
 
 _COMPILE: Final = """
 import logging, sys, torch
-from regard.engines.fused import native
+from regard.engines.fused import compiler
 logging.getLogger("regard").setLevel(logging.ERROR)  # whoever asked for it need not be told
-native.load(sys.argv[1], getattr(torch, sys.argv[2]))
+compiler.load(sys.argv[1], getattr(torch, sys.argv[2]))
 """
 #: Seconds between two looks at the processes.
 _PAUSE: Final = 0.05

@@ -58,9 +58,7 @@ def plan(case: Case, engine: Engine) -> None:
         require(same, f"{name} gives other bits than its engine")
 
 
-@law(
-    "planned once", "A call planned by an earlier one gives what it gives when planned for itself.", share=0.5
-)
+@law("planned once", "A call planned by an earlier one gives what it gives when planned for itself.", share=0.5)
 def planned_once(case: Case, engine: Engine) -> None:
     """Nothing of the first call's tensors is left in the plan that a later call of its structure finds."""
     found = []

@@ -13,7 +13,7 @@ Function = TypeVar("Function", bound=Callable[..., None])
 
 def kernel(*types: Type) -> Callable[[Function], Function]:
     """
-    Mark a plain function as a kernel that ``native.load`` can compile.
+    Mark a plain function as a kernel that ``compiler.load`` can compile.
 
     Parameters
     ----------

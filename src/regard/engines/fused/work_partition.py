@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.engines.fused.kernels.fields import BLOCK
-from regard.engines.fused.sight import Sight, Unit
+from regard.engines.fused.visible_keys import VisibleKeys, WorkItem
 
 #: Shares of the work for each thread: enough that a late thread does not hold up the others; fewer for gradients of
 #: few heads, as each share has sums of its own for the keys of its heads.
@@ -19,36 +19,36 @@ SHARE = 1 << 21
 
 
 @dataclass(frozen=True)
-class Share:
+class Partition:
     """Units that one task runs in turn, and the heads and key heads among which they lie."""
 
-    units: list[Unit]
+    units: list[WorkItem]
     heads: range
     kv_heads: range
 
 
-def shares(sight: Sight, groups: int, width: int, backward: bool = False) -> list[Share]:
+def partitions(visible: VisibleKeys, groups: int, width: int, backward: bool = False) -> list[Partition]:
     """Cut the work into shares of about equal cost; the same for the same problem and number of threads.
 
     ``groups`` are the key heads, ``width`` the features and values of a pair.
     """
-    extent, threads = sight.extent, torch.get_num_threads()
+    extent, threads = visible.extent, torch.get_num_threads()
     few = backward and extent.B * groups < threads * SHARES
     most = extent.B * extent.H * extent.L * extent.S * width // SHARE
     count = min(threads * (FEW_SHARES if few else SHARES), max(threads, most)) if threads > 1 else 1
     H, blocks = extent.H, -(-extent.L // BLOCK)
 
-    def share(units: list[Unit], heads: range) -> Share:
+    def share(units: list[WorkItem], heads: range) -> Partition:
         first, last = (head // H * groups + head % H // (H // groups) for head in (heads[0], heads[-1]))
-        return Share(units, heads, range(first, last + 1))
+        return Partition(units, heads, range(first, last + 1))
 
-    if sight.mask is None:
-        costs = sight.costs()
+    if visible.mask is None:
+        costs = visible.costs()
         whole = extent.B * H * blocks
         cuts = [whole * i // count for i in range(count + 1)] if costs is None else _cuts(costs, count)
         spans = [(first, last) for first, last in pairwise(cuts) if first < last]
-        return [share([Unit(*span)], range(span[0] // blocks, (span[1] - 1) // blocks + 1)) for span in spans]
-    units = list(sight.units())
+        return [share([WorkItem(*span)], range(span[0] // blocks, (span[1] - 1) // blocks + 1)) for span in spans]
+    units = list(visible.units())
     cuts = _cuts(torch.tensor([unit.cost for unit in units], dtype=torch.float64, device="cpu"), count)
     parts = [units[first:last] for first, last in pairwise(cuts) if first < last]
     return [share(part, range(min(u.first for u in part), max(u.last for u in part))) for part in parts]

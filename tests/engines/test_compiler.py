@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from regard.engines.fused import native, store
-from regard.engines.fused.native import BuildError, Function, Kernels
-from regard.engines.fused.store import Code, Entry
+from regard.engines.fused import compiler, kernel_cache
+from regard.engines.fused.compiler import BuildError, Function, Kernels
+from regard.engines.fused.kernel_cache import Code, Entry
 
 pytest.importorskip("numba")
 
@@ -163,13 +163,13 @@ def test_the_code_is_vectorized_as_numbas_is(kernels: Kernels) -> None:
     numbas = numba.njit(
         types.void(pointer, pointer, types.int64),
         error_model="numpy",
-        fastmath=native._FASTMATH,
+        fastmath=compiler._FASTMATH,
         no_cpython_wrapper=True,
         no_cfunc_wrapper=True,
     )(source)
-    text = native._numba_code(source, source.signature, torch.float32)
-    module = native._module(text, source.signature, torch.float32, "dot")
-    own = native._target_machine().emit_assembly(module)
+    text = compiler._numba_code(source, source.signature, torch.float32)
+    module = compiler._module(text, source.signature, torch.float32, "dot")
+    own = compiler._target_machine().emit_assembly(module)
 
     def arithmetic(assembly: str) -> Counter[str]:
         return Counter(re.findall(r"^\tv?\w*(?:add|mul|mla)\w*[psd]\w*\t.*?([xyz]mm|$)", assembly, re.MULTILINE))
@@ -190,7 +190,7 @@ WARM = """
 import sys
 from pathlib import Path
 import torch
-from regard.engines.fused.native import Kernels
+from regard.engines.fused.compiler import Kernels
 x = torch.ones(4, dtype=torch.float64)
 Kernels({package!r}, Path({folder!r})).load("sums.dot", torch.float64)(x.data_ptr(), x.data_ptr(), 4)
 assert x[0] == 4, x
@@ -300,11 +300,11 @@ def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.delenv("REGARD_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert store.root() == tmp_path / ".cache" / "regard"
+    assert kernel_cache.root() == tmp_path / ".cache" / "regard"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert store.root() == tmp_path / "xdg" / "regard"
+    assert kernel_cache.root() == tmp_path / "xdg" / "regard"
     monkeypatch.setenv("REGARD_CACHE_DIR", str(tmp_path / "chosen"))
-    assert store.root() == tmp_path / "chosen"
+    assert kernel_cache.root() == tmp_path / "chosen"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes say nothing there")
@@ -340,7 +340,7 @@ SAYS = """
 import logging, sys
 from pathlib import Path
 import torch
-from regard.engines.fused.native import Kernels
+from regard.engines.fused.compiler import Kernels
 logging.getLogger("regard").setLevel(logging.{level})
 for _ in range(2):
     Kernels({package!r}, Path({folder!r})).load("sums.dot", torch.float64)

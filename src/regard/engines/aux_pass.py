@@ -26,18 +26,18 @@ PANEL = 4
 FLOOR = -1e6
 
 
-def look(problem: Problem, outcome: Outcome, request: AuxRequest, observer: Engine | None = None) -> Aux:
+def aux_fields(problem: Problem, outcome: Outcome, request: AuxRequest, observer: Engine | None = None) -> Aux:
     """Return the fields asked for, in the caller's leading dimensions.
 
     What the outcome does not tell is found in a second pass: by ``observer``, an engine that tells all of it without
     reading values, or else in plain torch. ``weights`` and ``scores`` are part of the autograd graph; the other fields
     are observations, detached from it.
     """
-    if observer is not None and outcome.weights is None and not _is_told(outcome, request):
+    if observer is not None and outcome.weights is None and not _is_complete(outcome, request):
         with torch.no_grad():
             narrow = replace(problem, value=problem.value[..., :0])
             outcome = observer.prepare(narrow, request)(narrow)
-    if _is_told(outcome, request):
+    if _is_complete(outcome, request):
         return _aux(problem, {name: getattr(outcome, name) for name in FIELDS if getattr(request, name)}, request)
     materialized = request.weights or request.scores
     whole = materialized or not problem.normalizer.streams or 0 in _sizes(problem) or is_traced(problem.query)
@@ -61,10 +61,10 @@ def _completed(problem: Problem, outcome: Outcome, request: AuxRequest) -> Aux:
     nothing: dict[str, Any] = {name: 0 if name == "topk" else False for name in told}
     rest = replace(request, **nothing)
     with torch.no_grad():
-        return _aux(problem, {**_Survey(problem, outcome, rest).run(), **told}, request)
+        return _aux(problem, {**_SecondPass(problem, outcome, rest).run(), **told}, request)
 
 
-def _is_told(outcome: Outcome, request: AuxRequest) -> bool:
+def _is_complete(outcome: Outcome, request: AuxRequest) -> bool:
     """Whether the engine told all that is asked for."""
     return all(getattr(outcome, name) is not None for name in FIELDS if getattr(request, name))
 
@@ -163,7 +163,7 @@ class _Best:
         self.starts, self.maxima = [], []
 
 
-class _Survey:
+class _SecondPass:
     """The second pass: row tile by row tile, the scores once more.
 
     Buffers are made once: beside them, nothing that is large lives longer than a tile.

@@ -10,7 +10,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from regard.engines.fused import native
+from regard.engines.fused import compiler
 from regard.engines.fused.kernels.fields import FIELDS, SHAPES
 
 #: The types of arrays that do not hold the compute dtype.
@@ -28,13 +28,13 @@ _ZEROS = dict.fromkeys(FIELDS, 0)
 _Numbers = ctypes.c_int64 * len(FIELDS)
 
 
-class Call:
+class KernelCall:
     """A kernel with most of its arguments; the rest come with each call, from any thread.
 
     Parameters
     ----------
     name : str
-        As :func:`native.load` takes it.
+        As :func:`compiler.load` takes it.
     dtype : torch.dtype
     sizes : dict of str to int
         Every size that the shapes in ``fields.SHAPES`` speak of, by its name.
@@ -52,7 +52,7 @@ class Call:
         arrays: Mapping[str, Tensor | None],
         numbers: Mapping[str, int],
     ) -> None:
-        self.function = native.load(name, dtype)
+        self.function = compiler.load(name, dtype)
         self.name, self.dtype, self.sizes = name, dtype, sizes
         self.real = ctypes.c_double() if dtype == torch.float64 else ctypes.c_float()
         self.shapes = SHAPES[name.partition(".")[2]]
@@ -65,7 +65,7 @@ class Call:
         known = {size: n for size, n in sizes.items() if size in FIELDS}
         self.numbers = {**_ZEROS, **known, **numbers, **self.addresses(self.arrays)}
 
-    def given(self, arrays: Mapping[str, Tensor | None], real: float) -> Call:
+    def given(self, arrays: Mapping[str, Tensor | None], real: float) -> KernelCall:
         """Return the call with further arrays, and its one real argument."""
         call = copy(self)
         call.real = type(self.real)(real)

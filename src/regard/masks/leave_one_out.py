@@ -14,7 +14,7 @@ from regard.masks.base import Extent, Mask, Sizes
 from regard.masks.tiling import Tiling
 
 
-def others(own: Tensor | None = None) -> Mask:
+def leave_one_out(own: Tensor | None = None) -> Mask:
     """Return the mask that shows a query every key but its own.
 
     Visible iff ``k ≠ q``, or ``k ≠ own[q]``. Where queries and keys are the same points, each is predicted from all
@@ -41,26 +41,28 @@ def others(own: Tensor | None = None) -> Mask:
     --------
     >>> import torch
     >>> from regard import masks
-    >>> print(masks.others().draw(4))
-    others()
+    >>> print(masks.leave_one_out().draw(4))
+    leave_one_out()
     4 queries ↓, 4 keys →; █ visible, · not
       0
     0 ·███
     1 █·██
     2 ██·█
     3 ███·
-    >>> print(masks.others(torch.tensor([2, -1])).draw(2, 4))
-    others(tensor[2])
+    >>> print(masks.leave_one_out(torch.tensor([2, -1])).draw(2, 4))
+    leave_one_out(tensor[2])
     2 queries ↓, 4 keys →; █ visible, · not
       0
     0 ██·█
     1 ████
     """
-    return Others(None if own is None else int_tensor("masks.others", "own", own, "an integer tensor (L,)", (1,)))
+    return LeaveOneOut(
+        None if own is None else int_tensor("masks.leave_one_out", "own", own, "an integer tensor (L,)", (1,))
+    )
 
 
 @final
-class Others(Mask):
+class LeaveOneOut(Mask):
     """Keys other than the query's own: the key of the same number, or the one that a (L,) tensor names."""
 
     def __init__(self, own: Tensor | None) -> None:
@@ -73,7 +75,7 @@ class Others(Mask):
     def fit(self, extent: Extent, device: torch.device) -> Mask:  # noqa: ARG002
         """Check the tensor's size."""
         if self.own is not None and self.own.shape[0] != extent.L:
-            raise rejected("masks.others", "own", f"have one entry per query ({extent.L})", shape(self.own))
+            raise rejected("masks.leave_one_out", "own", f"have one entry per query ({extent.L})", shape(self.own))
         return self
 
     @property
@@ -112,4 +114,4 @@ class Others(Mask):
         return None, None, None if self.own is None else self.own.shape[0], None
 
     def __repr__(self) -> str:
-        return "others()" if self.own is None else f"others({brief(self.own)})"
+        return "leave_one_out()" if self.own is None else f"leave_one_out({brief(self.own)})"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class State:
+class OnlineSoftmax:
     """``Σ exp(s − max)`` and ``Σ exp(s − max) v`` over the keys seen so far, one row for each query.
 
     The neutral element is (−inf, 0, 0). Factors that change the reference point are constants to autograd: the

@@ -21,7 +21,7 @@ LARGEST = 1 << 22
 
 
 @dataclass(frozen=True)
-class Unit:
+class WorkItem:
     """Rows of work for one call of a kernel.
 
     ``first`` and ``last`` count blocks of all heads, or heads where ``block`` names the only block meant. ``segments``
@@ -38,7 +38,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Sight:
+class VisibleKeys:
     """What the queries of a problem see.
 
     Attributes
@@ -62,7 +62,7 @@ class Sight:
     numbers: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, problem: Problem) -> Sight:
+    def of(cls, problem: Problem) -> VisibleKeys:
         """Return what a problem's mask lets be seen."""
         extent, mask = problem.extent, problem.mask
         if mask is None:
@@ -71,8 +71,8 @@ class Sight:
         return cls(extent, mask=mask.cast(problem.compute_dtype)) if spans is None else cls.between(extent, *spans)
 
     @classmethod
-    def between(cls, extent: Extent, start: Tensor, stop: Tensor) -> Sight:
-        """Return the sight of intervals."""
+    def between(cls, extent: Extent, start: Tensor, stop: Tensor) -> VisibleKeys:
+        """Return the visible of intervals."""
         start, stop = (t.contiguous() for t in torch.broadcast_tensors(start, stop))
         strides = [0 if n == 1 else step for n, step in zip(start.shape, start.stride())]
         return cls(extent, start, stop, numbers=dict(zip(("interval_b", "interval_h", "interval_r"), strides)))
@@ -103,7 +103,7 @@ class Sight:
         padded = torch.nn.functional.pad(width, (0, blocks * BLOCK - L)).unflatten(-1, (blocks, BLOCK)).sum(-1)
         return (padded / BLOCK + 16).expand(B, H, blocks).flatten()
 
-    def units(self) -> Iterator[Unit]:
+    def units(self) -> Iterator[WorkItem]:
         """Yield all work where the mask is evaluated, block by block."""
         assert self.mask is not None
         extent, biased = self.extent, self.mask.has_bias
@@ -117,15 +117,15 @@ class Sight:
                 if segments:
                     cost = float((heads[1] - heads[0]) * sum(stop - start for start, stop, _ in segments) + 64)
                     keys = torch.cat([torch.arange(*span, device="cpu") for span in columns]) if columns else None
-                    yield Unit(*heads, cost, block, torch.tensor(segments, device="cpu"), keys)
+                    yield WorkItem(*heads, cost, block, torch.tensor(segments, device="cpu"), keys)
                 else:  # rows that see nothing still get their zeros
-                    yield Unit(*heads, 1.0, block, torch.tensor([[0, 0, -1]], device="cpu"))
+                    yield WorkItem(*heads, 1.0, block, torch.tensor([[0, 0, -1]], device="cpu"))
 
     def _is_large(self) -> bool:
         """Whether a block's bias for all heads at once would be large."""
         return self.extent.B * self.extent.H * min(BLOCK, self.extent.L) * self.extent.S > LARGEST
 
-    def added_to(self, unit: Unit, dtype: torch.dtype, mask: Mask | None = None) -> Tensor | None:
+    def added_to(self, unit: WorkItem, dtype: torch.dtype, mask: Mask | None = None) -> Tensor | None:
         """Return what is added to the scores of a unit's segments, (b, h, rows, columns), −inf where masked.
 
         ``mask`` stands in for the own one, so that a gradient can be taken to its tensors.

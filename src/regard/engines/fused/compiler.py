@@ -30,8 +30,8 @@ from typing import Any, Final
 
 import torch
 
-from regard.engines.fused import store
-from regard.engines.fused.store import Code, Entry
+from regard.engines.fused import kernel_cache
+from regard.engines.fused.kernel_cache import Code, Entry
 
 _MATH: Final = (
     *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "copysign", "cos", "cosh", "erf"),
@@ -156,7 +156,11 @@ class Kernels:
         if code is not None:
             with suppress(RuntimeError):  # it does not link: compile again
                 return _linked(code, dtype)
-        often = "once on this machine" if store.folder() else "anew in each process, as no cache folder can be written"
+        often = (
+            "once on this machine"
+            if kernel_cache.folder()
+            else "anew in each process, as no cache folder can be written"
+        )
         _log.warning(
             "regard is compiling its kernel %s for %s, %s; this may take a minute (regard warmup compiles them all).",
             *(name, _DTYPES[dtype], often),
@@ -177,7 +181,7 @@ class Kernels:
 
     def _digest(self) -> str:
         digest = hashlib.sha256(repr((self.package, _compiler(), _machine())).encode())
-        for path in (Path(__file__), Path(store.__file__), *sorted(self.folder.glob("*.py"))):
+        for path in (Path(__file__), Path(kernel_cache.__file__), *sorted(self.folder.glob("*.py"))):
             source = path.read_bytes()
             digest.update(f"{path.name} {len(source)} ".encode() + source)
         return digest.hexdigest()

@@ -19,7 +19,7 @@ def _spread(axes: int) -> Tensor:
     return torch.stack(bits).sum(0).to(torch.int32)
 
 
-def nearby(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+def morton_order(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Return the places of queries (B, H, L) and keys (B, G, S) along a Z-order curve.
 
     Parameters

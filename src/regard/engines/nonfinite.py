@@ -10,7 +10,7 @@ from torch import Tensor
 from regard._problem import Problem
 
 
-def cleaned(problem: Problem) -> Problem:
+def zeroed(problem: Problem) -> Problem:
     """Return the problem with zeros in place of everything in keys and values that is not finite."""
     return replace(problem, key=_finite(problem.key), value=_finite(problem.value))
 
@@ -19,7 +19,7 @@ def _finite(tensor: Tensor) -> Tensor:
     return torch.where(tensor.isfinite(), tensor, 0.0)
 
 
-def sees_bad(problem: Problem) -> bool:
+def is_visible(problem: Problem) -> bool:
     """Whether any query may attend to a key or value that holds something not finite."""
     extent, mask = problem.extent, problem.mask
     bad = ~(problem.key.isfinite().all(-1) & problem.value.isfinite().all(-1))  # (B, G, S)

@@ -1,6 +1,6 @@
-"""Structured masks through torch's fused kernel: strips of queries, each over the ranges of keys that it sees.
+"""Structured masks through torch's fused kernel: blocks of queries, each over the ranges of keys that it sees.
 
-Ranges of one strip are merged by their log-sum-exp. The backward pass hands the merged output and log-sum-exp to
+Ranges of one block are merged by their log-sum-exp. The backward pass hands the merged output and log-sum-exp to
 the kernel's own backward for each range, which is exact: every range's weights are relative to the whole row.
 """
 
@@ -12,54 +12,59 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.engines.state import State
+from regard.engines.online_softmax import OnlineSoftmax
 from regard.engines.tiles import Span
 from regard.masks.base import EMPTY, FULL, Extent, Mask
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-#: Rows of a strip, and the keys by which its ranges are measured.
-STRIP, BLOCK = 128, 128
+#: Rows of a block, and the keys by which its ranges are measured.
+ROWS, BLOCK = 128, 128
 #: A run of full blocks at least this long is worth a call of its own, free of a mask.
 FULL_RUN = 4
 #: Keys of one masked call at most, which bounds the mask that is made for it.
 MASKED_RUN = 16
 
 
+def largest_mask() -> int:
+    """Return how many numbers the mask of one call holds at most, for each head."""
+    return ROWS * BLOCK * MASKED_RUN
+
+
 @dataclass(frozen=True)
-class Range:
-    """Keys that a strip sees in one call; ``masked`` when some pairs among them may not meet."""
+class KeyRange:
+    """Keys that a block sees in one call; ``masked`` when some pairs among them may not meet."""
 
     cols: Span
     masked: bool
 
 
 @dataclass(frozen=True)
-class Strip:
+class QueryBlock:
     """Queries ``rows`` of batches and heads ``where``, and the ranges of keys they see."""
 
     where: tuple[slice, slice]
     rows: Span
-    ranges: tuple[Range, ...]
+    ranges: tuple[KeyRange, ...]
 
 
-def cut(mask: Mask, extent: Extent) -> list[Strip]:
-    """Cut a bound mask into strips, for each batch and head in which it differs."""
-    kinds = mask.tiles(extent, STRIP, BLOCK)
+def query_blocks(mask: Mask, extent: Extent) -> list[QueryBlock]:
+    """Cut a bound mask into blocks, for each batch and head in which it differs."""
+    kinds = mask.tiles(extent, ROWS, BLOCK)
     batches = [slice(None)] if kinds.shape[0] == 1 else [slice(b, b + 1) for b in range(extent.B)]
     heads = [slice(None)] if kinds.shape[1] == 1 else [slice(h, h + 1) for h in range(extent.H)]
-    strips = []
+    blocks = []
     for b, by_head in zip(batches, kinds.tolist()):
         for h, by_row in zip(heads, by_head):
             for row, line in enumerate(by_row):
-                rows = Span(row * STRIP, min((row + 1) * STRIP, extent.L))
-                strips.append(Strip((b, h), rows, tuple(_ranges(line, extent.S))))
-    return strips
+                rows = Span(row * ROWS, min((row + 1) * ROWS, extent.L))
+                blocks.append(QueryBlock((b, h), rows, tuple(_ranges(line, extent.S))))
+    return blocks
 
 
-def _ranges(line: list[int], S: int) -> list[Range]:
-    """Join a strip's blocks into ranges: long runs of full blocks by themselves, the rest masked."""
+def _ranges(line: list[int], S: int) -> list[KeyRange]:
+    """Join a block's blocks into ranges: long runs of full blocks by themselves, the rest masked."""
     found: list[tuple[int, int, bool]] = []
     start = 0
     while start < len(line):
@@ -80,29 +85,29 @@ def _ranges(line: list[int], S: int) -> list[Range]:
         step = MASKED_RUN if masked else last_block - first
         for block in range(first, last_block, step):
             cols = Span(block * BLOCK, min(min(block + step, last_block) * BLOCK, S))
-            ranges.append(Range(cols, masked))
+            ranges.append(KeyRange(cols, masked))
     return ranges
 
 
 @dataclass(frozen=True)
-class StripRun:
-    """Everything about a strip run that is not differentiated."""
+class BlockedRun:
+    """Everything about a block run that is not differentiated."""
 
     mask: Mask
     extent: Extent
-    strips: list[Strip]
+    blocks: list[QueryBlock]
     scale: float
 
-    def shift(self, strip: Strip, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    def shift(self, block: QueryBlock, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """Return the largest bias of each row (b, h, l, 1), 0 where it sees nothing; None where nothing is merged.
 
         Ranges merge by their log-sum-exp, in which a bias of −1e9 would leave no digit for the scores.
         """
-        if not self.mask.has_bias or len(strip.ranges) < 2:
+        if not self.mask.has_bias or len(block.ranges) < 2:
             return None
         peak: Tensor | None = None
-        for part in strip.ranges:
-            added, _ = self.tile_mask(strip, part, dtype, device, None)
+        for part in block.ranges:
+            added, _ = self.tile_mask(block, part, dtype, device, None)
             assert added is not None
             largest = added.amax(-1, keepdim=True)
             peak = largest if peak is None else torch.maximum(peak, largest)
@@ -110,7 +115,7 @@ class StripRun:
         return torch.where(peak == -torch.inf, 0.0, peak)
 
     def tile_mask(
-        self, strip: Strip, part: Range, dtype: torch.dtype, device: torch.device, shift: Tensor | None
+        self, block: QueryBlock, part: KeyRange, dtype: torch.dtype, device: torch.device, shift: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return what is added to the scores (b, h, l, s), and which rows see anything (b, h, l, 1); None for all.
 
@@ -118,9 +123,9 @@ class StripRun:
         """
         if not part.masked and not self.mask.has_bias:
             return None, None
-        b = torch.arange(self.extent.B, device=device)[strip.where[0]].view(-1, 1, 1, 1)
-        h = torch.arange(self.extent.H, device=device)[strip.where[1]].view(-1, 1, 1)
-        q_idx = torch.arange(strip.rows.start, strip.rows.stop, device=device).unsqueeze(1)
+        b = torch.arange(self.extent.B, device=device)[block.where[0]].view(-1, 1, 1, 1)
+        h = torch.arange(self.extent.H, device=device)[block.where[1]].view(-1, 1, 1)
+        q_idx = torch.arange(block.rows.start, block.rows.stop, device=device).unsqueeze(1)
         index = b, h, q_idx, torch.arange(part.cols.start, part.cols.stop, device=device)
         bias = self.mask.bias(*index) if self.mask.has_bias else None
         wide = torch.promote_types(dtype, torch.float32)
@@ -138,20 +143,20 @@ class StripRun:
         return added.expand(*(1,) * (2 - len(outer)), *outer, *sizes), seen
 
 
-class Strips(torch.autograd.Function):
+class BlockedAttention(torch.autograd.Function):
     """Attention under a structured mask; query, key and value (B, H, N, E) of one width, on the CPU."""
 
     @staticmethod
     def forward(
-        ctx: Any, run: StripRun, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor
+        ctx: Any, run: BlockedRun, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         output = torch.zeros_like(query)
         relative = query.new_full(query.shape[:3], -torch.inf, dtype=torch.promote_types(query.dtype, torch.float32))
         lse = relative.clone()
-        for strip in run.strips:
-            rows = (*strip.where, strip.rows.slice)
-            shift = run.shift(strip, query.dtype, query.device)
-            found = _strip(run, strip, query[rows], key[strip.where], value[strip.where], shift)
+        for block in run.blocks:
+            rows = (*block.where, block.rows.slice)
+            shift = run.shift(block, query.dtype, query.device)
+            found = _block(run, block, query[rows], key[block.where], value[block.where], shift)
             output[rows], relative[rows] = found
             lse[rows] = found[1] if shift is None else found[1] + shift.squeeze(-1)
         ctx.run = run
@@ -165,15 +170,15 @@ class Strips(torch.autograd.Function):
         query, key, value, output, lse, *tensors = ctx.saved_tensors
         run = replace(ctx.run, mask=ctx.run.mask.with_tensors(tensors))
         grad = grad.contiguous()
-        wide = lse.dtype  # sums over strips keep their precision for narrow inputs
+        wide = lse.dtype  # sums over blocks keep their precision for narrow inputs
         d_query, d_key, d_value = (torch.zeros_like(t, dtype=wide) for t in (query, key, value))
         lse = torch.where(lse == -torch.inf, 0.0, lse)  # what the kernel writes for a row that sees nothing
-        for strip in run.strips:
-            rows = (*strip.where, strip.rows.slice)
-            shift = run.shift(strip, query.dtype, query.device)
-            for part in strip.ranges:
-                cols = (*strip.where, part.cols.slice)
-                added = run.tile_mask(strip, part, query.dtype, query.device, shift)[0]
+        for block in run.blocks:
+            rows = (*block.where, block.rows.slice)
+            shift = run.shift(block, query.dtype, query.device)
+            for part in block.ranges:
+                cols = (*block.where, part.cols.slice)
+                added = run.tile_mask(block, part, query.dtype, query.device, shift)[0]
                 found = _backward(
                     grad[rows], query[rows], key[cols], value[cols], output[rows], lse[rows], 0.0, False,
                     attn_mask=added, scale=run.scale,
@@ -184,13 +189,13 @@ class Strips(torch.autograd.Function):
         return None, *grads, *(None for _ in tensors)
 
 
-def _strip(
-    run: StripRun, strip: Strip, query: Tensor, key: Tensor, value: Tensor, shift: Tensor | None
+def _block(
+    run: BlockedRun, block: QueryBlock, query: Tensor, key: Tensor, value: Tensor, shift: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return a strip's output (b, h, l, V) and log-sum-exp (b, h, l), relative to the ``shift`` of its rows."""
+    """Return a block's output (b, h, l, V) and log-sum-exp (b, h, l), relative to the ``shift`` of its rows."""
     parts = []
-    for part in strip.ranges:
-        added, seen = run.tile_mask(strip, part, query.dtype, query.device, shift)
+    for part in block.ranges:
+        added, seen = run.tile_mask(block, part, query.dtype, query.device, shift)
         cols = part.cols.slice
         out, flat = _forward(query, key[:, :, cols], value[:, :, cols], attn_mask=added, scale=run.scale)
         lse = flat.unsqueeze(-1)
@@ -198,7 +203,7 @@ def _strip(
     if len(parts) == 1:
         return parts[0][0], parts[0][1].squeeze(-1)
     wide = torch.promote_types(query.dtype, torch.float32)
-    state = State(query.new_zeros(*query.shape[:3], 1, dtype=wide), value.shape[-1])
+    state = OnlineSoftmax(query.new_zeros(*query.shape[:3], 1, dtype=wide), value.shape[-1])
     for out, lse in parts:
         state.merge(out, lse)
     out, lse = state.finish()

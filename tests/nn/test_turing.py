@@ -314,7 +314,7 @@ WRONG = [
     (
         TypeError,
         lambda: machine()(normal(2, 3, 3), None, torch.ones(2)),
-        r"valid_lens must be an integer tensor \(B,\), got a float32 tensor",
+        r"valid_lens must be an integer tensor \(2,\), got a float32 tensor",
     ),
     (
         ValueError,

@@ -11,9 +11,10 @@ from torch import Tensor
 from regard import scores
 from regard._attention import attention
 from regard._aux import FIELDS, Aux, AuxRequest, TopK
+from regard._constraints import probability
 from regard.engines import EngineLike
 from regard.masks import MaskLike
-from regard.nn._base import ends, joined, probability
+from regard.nn._base import ends, joined
 from regard.nn._parts import PartLayer, current, unusual
 from regard.normalizers import NormalizerLike
 

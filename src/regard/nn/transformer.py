@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard._catalogue import mechanism
+from regard._constraints import probability, size
 from regard._errors import described, rejected
 from regard.engines import EngineLike
-from regard.nn._base import probability, size
 from regard.nn._scored import ScoredAttention
 from regard.nn._torch_masks import is_causal_matrix, without_garbage
 from regard.nn.cache import KVCache

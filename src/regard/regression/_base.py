@@ -11,6 +11,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from regard._constraints import size
 from regard._errors import rejected
 from regard.regression import _inputs
 from regard.regression._explanation import AttendedPoints, Explanation
@@ -134,7 +135,7 @@ class KernelEstimator(TrainingPoints):
             with weights that may be negative; the largest in size come first.
         """
         check_is_fitted(self)
-        k = min(_inputs.count(type(self).__name__, "topk", topk), len(self._X))
+        k = min(size(self, "topk", topk), len(self._X))
         smoother = self._smoother()
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
         if self._order:

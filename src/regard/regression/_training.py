@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
+from regard._constraints import Integer, Interval, Options, size
 from regard._errors import RegardWarning, rejected
 from regard.engines.fused.order import nearby
 from regard.regression import _inputs, _widths
@@ -76,11 +78,11 @@ class TrainingPoints(BaseEstimator):
         name = type(self).__name__
         named(name, self.kernel)
         _inputs.device_of(name, self.device)
-        _inputs.choice(name, "empty", self.empty, _inputs.EMPTY)
-        _inputs.count(name, "max_iter", self.max_iter)
-        _inputs.number(name, "tol", self.tol)
+        Options(_inputs.EMPTY)(name, "empty", self.empty)
+        size(name, "max_iter", self.max_iter)
+        Interval(0, math.inf, "[)")(name, "tol", self.tol)
         if self.subsample is not None:
-            _inputs.count(name, "subsample", self.subsample, 2)
+            Integer(2)(name, "subsample", self.subsample)
         return name
 
     def _keep(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from regard._constraints import Integer
 from regard._errors import described, rejected
 from regard.regression import _inputs
 from regard.regression._base import KernelEstimator
@@ -77,10 +78,10 @@ def plot_fit(
     ('x0', 'y')
     """
     place = _checked("plot_fit", estimator, ax, feature)
-    _inputs.count("plot_fit", "grid", grid, 2)
+    Integer(2)("plot_fit", "grid", grid)
     classifies = isinstance(estimator, NadarayaWatsonClassifier)
     several = 1 if classifies else estimator._targets().shape[1]
-    if _inputs.count("plot_fit", "output", output, 0) >= several:
+    if Integer(0)("plot_fit", "output", output) >= several:
         raise rejected("plot_fit", "output", f"be below the number of targets that are drawn, {several}", output)
     X = _line(estimator, place, grid)
     x, seen = X[:, place], estimator._X[:, place]
@@ -262,7 +263,7 @@ def _checked(function: str, estimator: Any, ax: Any, feature: int | str) -> int:
         if feature not in names:
             raise rejected(function, "feature", "name a feature that X had", repr(feature))
         return names.index(feature)
-    if _inputs.count(function, "feature", feature, 0) >= estimator.n_features_in_:
+    if Integer(0)(function, "feature", feature) >= estimator.n_features_in_:
         raise rejected(function, "feature", f"be below the number of features, {estimator.n_features_in_}", feature)
     return int(feature)
 

@@ -10,6 +10,7 @@ import torch
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
+from regard._constraints import Options
 from regard._errors import rejected
 from regard.regression import _inputs
 from regard.regression._base import KernelEstimator
@@ -263,7 +264,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
 
     def _checked(self) -> str:
         name = super()._checked()
-        _inputs.choice(name, "order", self.order, (0, 1))
+        Options((0, 1))(name, "order", self.order)
         return name
 
     def _targets(self) -> np.ndarray:

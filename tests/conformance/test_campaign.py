@@ -13,7 +13,7 @@ from regard import engines
 from regard.engines.reference import Reference
 from regard.testing import Case, campaign, judge
 from regard.testing.campaign import Plan, main, run
-from regard.testing.guards import guarded, guarded_kernels
+from regard.testing.guarded_memory import guarded, guarded_kernels
 from regard.testing.workers import Failure, answers
 
 QUICK = Plan(3, ("budget", "determinism"), ("streaming",))
@@ -111,7 +111,7 @@ def test_a_kernel_that_reads_past_its_arrays_dies_on_guarded_memory():
     code = """if True:
         import torch, regard
         from regard.engines.fused.call import Call
-        from regard.testing.guards import guarded_kernels
+        from regard.testing.guarded_memory import guarded_kernels
         execute = Call.execute
         Call.execute = lambda call, numbers: execute(call, {**numbers, "S": numbers["S"] + 16})
         q = torch.randn(1, 1, 8, 4)

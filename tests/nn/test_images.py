@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.nn.channels import CBAM, ECA, ChannelAttention, SpatialAttention, SqueezeExcitation
 from regard.nn.conv_attention import MultiheadConvAttention
-from regard.nn.nonlocal_ import MODES, NonLocalBlock, SelfAttention2d
+from regard.nn.non_local import MODES, NonLocalBlock, SelfAttention2d
 
 F64 = torch.float64
 SIDES = (1, 2, 5, 7)

@@ -415,7 +415,7 @@ class TestAllOrNothing:
         def interrupted(*_):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("regard.regression._widths.LeaveOneOut.error", interrupted)
+        monkeypatch.setattr("regard.regression._bandwidth_selection.LeaveOneOut.error", interrupted)
         with pytest.raises(KeyboardInterrupt):
             model.fit(X[:50], y[:50])
         assert (model.predict(query) == before).all()

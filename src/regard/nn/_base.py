@@ -1,4 +1,4 @@
-"""What layers share: how arguments are checked, and how lengths and masks become one mask."""
+"""Shared code of layers: the sequences of a call, and one mask from lengths and masks."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ FORMS = ("auto", "parallel", "chunked", "recurrent")
 
 
 class LinearState(NamedTuple):
-    """What linear attention, or a fast-weight layer, has read so far: all that later queries need of it.
+    """The state of linear attention or of a fast-weight layer: all that later queries need of the steps so far.
 
     It is a tuple of tensors: pass it on as ``state=`` to continue a sequence, None to begin anew. To save it so that
     ``torch.load`` reads it with ``weights_only=True``, save ``tuple(state)``: a plain pair is accepted as a state too.

@@ -1,4 +1,4 @@
-"""One head of attention over sequences, its score a part: what such layers share."""
+"""Base of the layers with one head of attention, whose score is a part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from regard.normalizers import NormalizerLike
 
 
 class ScoredParts(TypedDict, total=False):
-    """What every :class:`ScoredAttention` can be given beside its own."""
+    """Keyword arguments that every :class:`ScoredAttention` takes."""
 
     normalizer: NormalizerLike
     scale: float | None

@@ -38,7 +38,7 @@ def gated(x: Tensor, gate: Tensor, return_map: bool) -> Tensor | tuple[Tensor, T
 
 
 class _Bottleneck(nn.Module):
-    """What two layers share: ``W_2 ReLU(W_1 z)``, with C / reduction hidden features, at least one."""
+    """A bottleneck ``W_2 ReLU(W_1 z)`` with C / reduction hidden features, at least one."""
 
     def __init__(
         self, channels: int, reduction: int = 16, *, bias: bool = False, device: Any = None, dtype: Any = None

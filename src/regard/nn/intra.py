@@ -22,7 +22,7 @@ from regard.scores import Additive
 
 
 class IntraState(NamedTuple):
-    """What an :class:`IntraAttention` remembers: its tapes.
+    """The tapes of an :class:`IntraAttention`: the states of all steps so far.
 
     Attributes
     ----------

@@ -19,7 +19,7 @@ from regard.masks import Mask, MaskLike
 from regard.nn._base import ends, joined, parameter
 from regard.nn._parts import current
 from regard.nn._scored import without_heads
-from regard.nn.hard import scorer
+from regard.nn.stochastic_attention import scorer
 from regard.normalizers import Normalizer, NormalizerLike, Softmax
 
 Mode = Literal["predictive", "monotonic"]

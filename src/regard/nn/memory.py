@@ -206,7 +206,7 @@ class Controller(nn.Module):
 
 
 class MemoryMaps(NamedTuple):
-    """Where each step read and wrote: ``read`` (B, T, R, N) and ``write`` (B, T, H, N); zeros in padding."""
+    """Addressing weights of each step: ``read`` (B, T, R, N) and ``write`` (B, T, H, N); zeros in padding."""
 
     read: Tensor
     write: Tensor

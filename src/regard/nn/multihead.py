@@ -22,7 +22,7 @@ from regard.nn import _torch_masks
 from regard.nn._base import parameter
 from regard.nn._parts import PartLayer, current
 from regard.nn._scored import ScoredAttention
-from regard.nn.cache import KVCache
+from regard.nn.kv_cache import KVCache
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
 

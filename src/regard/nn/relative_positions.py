@@ -3,7 +3,7 @@
 Each layer makes a :class:`regard.masks.Mask` that hides nothing and adds to the scores; it goes into ``attn_mask``,
 alone or composed: ``masks.causal() & bias()``. Query i stands at key position i + offset; ``offset`` and ``align`` are
 those of :mod:`regard.masks`: unless there are as many queries as keys, one of them must be stated. No layer builds an
-L×S matrix. Positions that go into the rows instead are in :mod:`regard.nn.positions`.
+L×S matrix. Positions that go into the rows instead are in :mod:`regard.nn.positional_encodings`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from regard.masks.aligned import Offset, checked
 from regard.masks.base import Sizes
 from regard.masks.biases import _Bias, geometric
 from regard.nn._base import parameter
-from regard.nn.positions import wide
+from regard.nn.positional_encodings import wide
 
 
 def _edges(exact: int, count: int, reach: int) -> list[int]:

@@ -32,7 +32,7 @@ class DotForm:
 
 
 class Score(Part, ABC):
-    """How a query and a key compare: the log-weight of every (query, key) pair.
+    """A comparison of queries and keys: the log-weight of every (query, key) pair.
 
     A subclass defines :meth:`compare`; everything else has a default. ``project`` does per-row work once
     (O(L + S)); ``compare`` is called on tiles of its results and must treat each pair by itself, so that a
@@ -89,7 +89,7 @@ class Score(Part, ABC):
 
     @property
     def per_head(self) -> bool:
-        """Whether :meth:`compare` uses tensors that differ per query head, so that heads cannot be folded into rows."""
+        """True where :meth:`compare` uses tensors that differ per query head: heads cannot be folded into rows."""
         return False
 
     def pair_size(self, width: int) -> int:  # noqa: ARG002

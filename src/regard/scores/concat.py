@@ -50,7 +50,7 @@ class Concat(Score):
 
     @property
     def per_head(self) -> bool:
-        """Whether w_v differs per head."""
+        """True where w_v differs per head."""
         return self.w_v.dim() == 2
 
     def check(self, query: Tensor, key: Tensor) -> None:

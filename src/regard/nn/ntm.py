@@ -164,7 +164,7 @@ class NTMReadHead(TuringHead):
     Examples
     --------
     >>> import torch
-    >>> from regard.nn.turing import NTMReadHead
+    >>> from regard.nn.ntm import NTMReadHead
     >>> reads, weights = NTMReadHead(8, 4, heads=2)(torch.randn(3, 8), torch.randn(3, 10, 4))
     >>> reads.shape, weights.shape
     (torch.Size([3, 2, 4]), torch.Size([3, 2, 10]))
@@ -217,7 +217,7 @@ class NTMWriteHead(TuringHead):
     Examples
     --------
     >>> import torch
-    >>> from regard.nn.turing import NTMWriteHead
+    >>> from regard.nn.ntm import NTMWriteHead
     >>> memory, weights = NTMWriteHead(8, 4)(torch.randn(3, 8), torch.zeros(3, 10, 4))
     >>> memory.shape, weights.shape
     (torch.Size([3, 10, 4]), torch.Size([3, 1, 10]))
@@ -306,7 +306,7 @@ class NeuralTuringMachine(MemoryMachine[NTMState]):
     Examples
     --------
     >>> import torch
-    >>> from regard.nn.turing import NeuralTuringMachine
+    >>> from regard.nn.ntm import NeuralTuringMachine
     >>> layer = NeuralTuringMachine(5, 3, 16, memory_rows=10, memory_width=4)
     >>> outputs, state = layer(torch.randn(2, 6, 5), valid_lens=torch.tensor([4, 6]))
     >>> outputs.shape, state.memory.shape

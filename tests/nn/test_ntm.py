@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bits_loss
 
 from regard.nn.memory import ContentAddressing, content_weights
-from regard.nn.turing import (
+from regard.nn.ntm import (
     NeuralTuringMachine,
     NTMReadHead,
     NTMState,

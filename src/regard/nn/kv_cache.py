@@ -1,4 +1,4 @@
-"""Keys and values of the steps so far: what makes decoding one step cost one row."""
+"""A key–value cache: with the keys and values of the steps so far kept, decoding a step costs one row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users give and get: arrays of NumPy, pandas and torch, and parameters that are checked when they are used."""
+"""Validate parameters when they are used, and convert arrays of NumPy, pandas and torch."""
 
 from __future__ import annotations
 

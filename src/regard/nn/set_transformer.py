@@ -20,7 +20,7 @@ from regard.normalizers import NormalizerLike
 
 
 class BlockParts(TypedDict, total=False):
-    """What every block can be given, as :class:`MAB` has it."""
+    """Keyword arguments that every block takes, as :class:`MAB` has them."""
 
     layer_norm: bool
     normalizer: NormalizerLike

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import regard
 from regard import AuxRequest
-from regard.nn.hard import HardAttention
-from regard.normalizers import hard as draws
+from regard.nn.stochastic_attention import HardAttention
+from regard.normalizers import one_hot as draws
 
 F64 = torch.float64
 NAN = float("nan")

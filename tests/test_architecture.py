@@ -35,6 +35,7 @@ LAYERS = [
         "_aux",
         "_catalogue",
         "_checks",
+        "_constraints",
         "_errors",
         "_part",
         "_printing",

@@ -14,8 +14,6 @@ from torch import Tensor
 
 #: Characters of what is named in an error.
 _LONGEST = 500
-#: Real numbers, as constructors take them: Python's, and NumPy's of any precision. Refuse ``bool``, an int, before.
-NUMBERS = (int, float, np.floating, np.integer)
 
 
 class RegardWarning(UserWarning):

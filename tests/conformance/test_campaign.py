@@ -13,7 +13,7 @@ from regard import engines
 from regard.engines.reference import Reference
 from regard.testing import Case, campaign, judge
 from regard.testing.campaign import Plan, main, run
-from regard.testing.guards import guarded, guarded_kernels
+from regard.testing.guarded_memory import guarded, guarded_kernels
 from regard.testing.workers import Failure, answers
 
 QUICK = Plan(3, ("budget", "determinism"), ("streaming",))
@@ -110,10 +110,10 @@ def test_blocks_and_tiles_that_are_not_full_stay_within_guarded_memory(score):
 def test_a_kernel_that_reads_past_its_arrays_dies_on_guarded_memory():
     code = """if True:
         import torch, regard
-        from regard.engines.fused.kernel_call import Call
-        from regard.testing.guards import guarded_kernels
-        execute = Call.execute
-        Call.execute = lambda call, numbers: execute(call, {**numbers, "S": numbers["S"] + 16})
+        from regard.engines.fused.kernel_call import KernelCall
+        from regard.testing.guarded_memory import guarded_kernels
+        execute = KernelCall.execute
+        KernelCall.execute = lambda call, numbers: execute(call, {**numbers, "S": numbers["S"] + 16})
         q = torch.randn(1, 1, 8, 4)
         with guarded_kernels():
             regard.attention(q, q, q, score="gaussian", engine="fused")

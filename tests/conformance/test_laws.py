@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from regard import engines
 from regard.testing import LAWS, judge
 from regard.testing.case import Call
+from regard.testing.case_generator import Dice
 from regard.testing.conformance import combinations, draw_for, sweep
-from regard.testing.draw import Dice
 from regard.testing.strategies import cases
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")

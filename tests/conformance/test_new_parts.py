@@ -19,7 +19,7 @@ from regard.scores.base import TABLE as SCORES
 from regard.scores.base import register as register_score
 from regard.testing import Case, judge, sweep
 from regard.testing.campaign import Plan, run
-from regard.testing.draw import Dice, mask
+from regard.testing.case_generator import Dice, mask
 from regard.testing.formulas import formula_of
 from regard.testing.recipes import KINDS, build
 

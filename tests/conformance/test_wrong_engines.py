@@ -11,8 +11,8 @@ from regard.engines import Outcome, Reference
 from regard.engines.tiles import Grid, Tiles
 from regard.normalizers import threshold
 from regard.testing import LAWS, Case, judge
+from regard.testing.case_generator import Dice
 from regard.testing.conformance import combinations, draw_for
-from regard.testing.draw import Dice
 
 
 class Wrong(Reference):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.nn.channels import CBAM, ECA, ChannelAttention, SpatialAttention, SqueezeExcitation
 from regard.nn.conv_attention import MultiheadConvAttention
-from regard.nn.nonlocal_ import MODES, NonLocalBlock, SelfAttention2d
+from regard.nn.non_local import MODES, NonLocalBlock, SelfAttention2d
 
 F64 = torch.float64
 SIDES = (1, 2, 5, 7)
@@ -249,7 +249,7 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (
         lambda: NonLocalBlock(4, mode=1),  # type: ignore[arg-type]
         TypeError,
-        "NonLocalBlock: mode must be one of 'gaussian', 'embedded', 'dot', 'concat', got 1.",
+        "NonLocalBlock: mode must be one of 'concat', 'dot', 'embedded', 'gaussian', got 1.",
     ),
     (lambda: NonLocalBlock(4, pool=0), ValueError, "NonLocalBlock: pool must be an int of at least 1, got 0."),
     (

@@ -145,7 +145,7 @@ def test_errors() -> None:
     layer, x = layer_and_input()
     with pytest.raises(ValueError, match=r"IntraAttention: x must have shape \(B, N, 3\), got \(2, 6, 2\)\."):
         layer(x[..., :2])
-    with pytest.raises(TypeError, match=r"IntraAttention: valid_lens must be an integer tensor \(B,\) = \(2,\)"):
+    with pytest.raises(ValueError, match=r"IntraAttention: valid_lens must have shape \(2,\), got \(3,\)"):
         layer(x, None, torch.ones(3, dtype=torch.long))
     with pytest.raises(
         TypeError, match="IntraAttention: state must be an IntraState or None, got an object of type tuple"

@@ -367,10 +367,10 @@ LINEAR: list[Row] = [
     (linear(feature_map=3), TypeError, "feature_map must be a name or a function, got 3."),
     (linear(feature_map="rel"), ValueError, f"{MAPS} 'rel' (did you mean 'relu'?)."),
     (linear(feature_map=torch.sum), ValueError, "feature_map must return a torch.float64 tensor (..., F) for one (2, 3, 4, 5), got a float64 tensor of shape ()."),
-    (linear(form="fast"), ValueError, "form must be one of 'auto', 'parallel', 'chunked', 'recurrent', got 'fast'."),
+    (linear(form="fast"), ValueError, "form must be one of 'auto', 'chunked', 'parallel', 'recurrent', got 'fast' (did you mean 'auto'?)."),
     (linear(chunk=0), ValueError, "chunk must be an int of at least 1, got 0."),
-    (linear(valid_lens=torch.ones(2, 4).long()), ValueError, "valid_lens must have shape (B,) = (2,), got (2, 4)."),
-    (linear(valid_lens=[1, 2]), TypeError, "valid_lens must be an integer tensor (B,), one length per sequence, got an object of type list."),
+    (linear(valid_lens=torch.ones(2, 4).long()), ValueError, "valid_lens must have shape (2,), got (2, 4)."),
+    (linear(valid_lens=[1, 2]), TypeError, "valid_lens must be an integer tensor (2,), got an object of type list."),
     (linear(state=Q), TypeError, "state must be a LinearState, or a pair (matrix, normalizer), got a float64 tensor of shape (2, 3, 4, 5)."),
     (linear(state=(Q, Q)), ValueError, "state must hold a matrix (B, H, E, V) = (2, 3, 5, 6), got (2, 3, 4, 5)."),
     (linear(state=(STATE[0], None)), ValueError, "state must hold a normalizer (B, H, E) = (2, 3, 5), got None."),
@@ -378,9 +378,9 @@ LINEAR: list[Row] = [
 ]  # fmt: skip
 FAST: list[Row] = [
     (fast(rule="dleta"), ValueError, "rule must be one of 'delta', 'sum', got 'dleta' (did you mean 'delta'?)."),
-    (fast(feature_norm="l3"), ValueError, "feature_norm must be 'l1', 'l2' or None, got 'l3'."),
-    (fast(1.0), TypeError, "beta must be a float tensor (B, H, L), got 1.0."),
-    (fast(Q), ValueError, "beta must have shape (B, H, L) = (2, 3, 4), got (2, 3, 4, 5)."),
+    (fast(feature_norm="l3"), ValueError, "feature_norm must be one of 'l1', 'l2', None, got 'l3'."),
+    (fast(1.0), TypeError, "beta must be a float tensor (2, 3, 4), got 1.0."),
+    (fast(Q), ValueError, "beta must have shape (2, 3, 4), got (2, 3, 4, 5)."),
 ]  # fmt: skip
 LAYER: list[Row] = [
     (layer(LinearAttention, 2, 5, 8, heads=3), ValueError, "LinearAttention: num_heads must divide embed_dim 8, got 3."),
@@ -388,7 +388,7 @@ LAYER: list[Row] = [
     (layer(FastWeights, 2, 5, 8, rule="hebb"), ValueError, "FastWeights: rule must be one of 'delta', 'sum', got 'hebb'."),
     (layer(FastWeights, 2, 5, 7), ValueError, "FastWeights: query must have shape (B, N, 8), got (2, 5, 7)."),
     (layer(LinearAttention, 2, 5, 8, kdim=6), ValueError, "LinearAttention: key must have shape (B, N, 6), got (2, 5, 8)."),
-    (layer(LinearAttention, 2, 5, 8, lens=torch.ones(3).long()), ValueError, "LinearAttention: valid_lens must have shape (B,) = (2,), got (3,)."),
+    (layer(LinearAttention, 2, 5, 8, lens=torch.ones(3).long()), ValueError, "LinearAttention: valid_lens must have shape (2,), got (3,)."),
 ]  # fmt: skip
 WRONG = [(call, kind, f"linear_attention: {message}") for call, kind, message in LINEAR]
 WRONG += [(call, kind, f"fast_weights: {message}") for call, kind, message in FAST] + LAYER

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import regard
 from regard import AuxRequest, masks
 from regard.nn import GeneralAttention, Rotary, TransformerEncoderLayer
-from regard.nn.cache import KVCache
+from regard.nn.kv_cache import KVCache
 from regard.nn.multihead import MultiheadAttention
 
 B, L, S, E, H = 2, 4, 5, 12, 3

@@ -118,9 +118,9 @@ def test_nested_tensors_have_no_cache() -> None:
 
 def test_the_sharpness_of_a_cosine_is_positive() -> None:
     for wrong in (0.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="CosineAttention: beta must be a positive number"):
+        with pytest.raises(ValueError, match="CosineAttention: beta must be a positive finite number"):
             nn.CosineAttention(wrong)
-    with pytest.raises(TypeError, match="CosineAttention: beta must be a positive number, got 'a'"):
+    with pytest.raises(TypeError, match="CosineAttention: beta must be a positive finite number, got 'a'"):
         nn.CosineAttention("a")
 
 

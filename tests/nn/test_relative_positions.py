@@ -267,7 +267,7 @@ WRONG: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: RelativeBias(1)(align="left"), ValueError, "masks.relative: align must be 'upper_left', 'lower_right' or None, got 'left'."),
     (lambda: regard.attention(Q, Q, Q, RelativeBias(4)()), ValueError, "masks.relative: table must have one row per query head (3), got (4, 257)."),
     (lambda: RelativePositions(8, 0), ValueError, "RelativePositions: max_distance must be an int of at least 1, got 0."),
-    (lambda: RelativePositions(8, 2, scale="1"), TypeError, "RelativePositions: scale must be a number or None, got '1'."),
+    (lambda: RelativePositions(8, 2, scale="1"), TypeError, "RelativePositions: scale must be a finite number or None, got '1'."),
     (lambda: RelativePositions(4, 2)(Q), ValueError, "RelativePositions: query must have shape (B, H, L, 4), got (2, 3, 5, 8)."),
     (lambda: RelativePositions(8, 2)(Q.int()), TypeError, "RelativePositions: query must be a float tensor (B, H, L, 8), got an int32 tensor of shape (2, 3, 5, 8)."),
     (lambda: RelativePositions(8, 2).values(Q), ValueError, "RelativePositions: value_dim must be given for values, got None."),

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.nn.cache import KVCache
 from regard.nn.encoder_decoder import Transformer
+from regard.nn.kv_cache import KVCache
 from regard.nn.scored import GeneralAttention
 from regard.nn.transformer import (
     TransformerDecoder,

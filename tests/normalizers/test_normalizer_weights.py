@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from regard import normalizers
 from regard.normalizers import Argmax, Entmax, Entmax15, Gumbel, Sampled, Sigmoid, Softmax, Sparsemax, threshold
 from regard.normalizers.base import TABLE
-from regard.testing import simplex
+from regard.testing import normalizer_formulas as formulas
 
 PLAIN = [Softmax(), Sparsemax(), Entmax15(), Entmax(1.3), Entmax(1.9), Entmax(3.0), Sigmoid(), Argmax()]
 CONVEX = [n for n in PLAIN if n.convex]
@@ -23,8 +23,8 @@ rows = st.lists(st.one_of(finite, finite, st.just(-math.inf)), min_size=1, max_s
 
 def by_other_means(normalizer, row):
     if isinstance(normalizer, (Entmax, Entmax15)):
-        return simplex.entmax(row, normalizer.alpha)
-    return simplex.WEIGHINGS[type(normalizer)].weigh(row, normalizer)
+        return formulas.entmax(row, normalizer.alpha)
+    return formulas.WEIGHINGS[type(normalizer)].weigh(row, normalizer)
 
 
 @pytest.mark.parametrize("normalizer", PLAIN, ids=repr)
@@ -140,7 +140,7 @@ def test_thresholds_are_as_good_as_the_dtype(alpha, keys):
         scores[0] = scores[0, 0]  # all alike
         scores[1, 1:] = -math.inf
         found = Entmax(alpha).weights(scores).double().numpy()
-        right = simplex.entmax(scores.numpy().astype(np.longdouble), alpha)
+        right = formulas.entmax(scores.numpy().astype(np.longdouble), alpha)
         # (α−1)(s − t) has a relative error ε, which the power multiplies; α > 2 feels how well float64 holds t.
         near = 8 * (1 + 1 / (alpha - 1)) * np.finfo(np.float32).eps * right
         least = (64 * np.finfo(float).eps * (1 + abs(scores[:, :1].numpy()))) ** (1 / (alpha - 1)) if alpha > 2 else 0.0

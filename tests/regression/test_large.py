@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from regard.regression import NadarayaWatsonRegressor, _smoother
+from regard.regression import NadarayaWatsonRegressor, _kernel_smoother
 
 rng = np.random.default_rng(0)
 X, QUERY = rng.normal(size=(300, 2)), rng.normal(size=(230, 2))
@@ -20,9 +20,9 @@ Y = np.sin(X[:, 0])
 @pytest.fixture
 def parts(monkeypatch):
     """Make every call small."""
-    monkeypatch.setattr(_smoother, "ROWS", 50)
-    monkeypatch.setattr(_smoother, "PAIRS", 1)
-    monkeypatch.setattr(_smoother, "HELD", 7 * 300)
+    monkeypatch.setattr(_kernel_smoother, "ROWS", 50)
+    monkeypatch.setattr(_kernel_smoother, "PAIRS", 1)
+    monkeypatch.setattr(_kernel_smoother, "HELD", 7 * 300)
 
 
 @pytest.mark.parametrize("order", [0, 1])
@@ -58,7 +58,7 @@ def test_progress_in_a_notebook_is_text(capsys, monkeypatch):
 def test_an_interrupt_leaves_everything_usable(parts, monkeypatch):
     model = NadarayaWatsonRegressor(bandwidth=0.5).fit(X, Y)
     before, state = model.predict(QUERY), sorted(vars(model))
-    real, calls = _smoother.Smoother.at, []
+    real, calls = _kernel_smoother.Smoother.at, []
 
     def at(self, *arguments, **options):
         calls.append(1)
@@ -66,7 +66,7 @@ def test_an_interrupt_leaves_everything_usable(parts, monkeypatch):
             raise KeyboardInterrupt
         return real(self, *arguments, **options)
 
-    monkeypatch.setattr(_smoother.Smoother, "at", at)
+    monkeypatch.setattr(_kernel_smoother.Smoother, "at", at)
     with pytest.raises(KeyboardInterrupt):
         model.predict(QUERY)
     assert sorted(vars(model)) == state

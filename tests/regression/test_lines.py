@@ -7,19 +7,19 @@ import pytest
 from reference import predicted
 from sklearn.linear_model import LinearRegression
 
-from regard.regression import NadarayaWatsonRegressor, _smoother
+from regard.regression import NadarayaWatsonRegressor, _kernel_smoother
 
 
 @pytest.fixture
 def columns(monkeypatch):
     """Return a list that gets the number of columns of every call of attention."""
-    found, real = [], _smoother.attention
+    found, real = [], _kernel_smoother.attention
 
     def counted(query, key, value, *arguments, **options):
         found.append(value.shape[1])
         return real(query, key, value, *arguments, **options)
 
-    monkeypatch.setattr(_smoother, "attention", counted)
+    monkeypatch.setattr(_kernel_smoother, "attention", counted)
     return found
 
 
@@ -70,7 +70,7 @@ def test_many_features_are_averaged_some_at_a_time(monkeypatch, columns):
     rng = np.random.default_rng(0)
     X, query = rng.normal(size=(400, 20)), rng.normal(size=(30, 20))
     y = X @ rng.normal(size=20) + np.sin(X[:, 0])
-    monkeypatch.setattr(_smoother, "COLUMNS", 400 * 16)
+    monkeypatch.setattr(_kernel_smoother, "COLUMNS", 400 * 16)
     found = NadarayaWatsonRegressor(bandwidth=3.0, order=1).fit(X, y).predict(query)
     assert max(columns) == 16 and sum(columns) == 2 + 20 + 210 + 20
     np.testing.assert_allclose(found, predicted("gaussian", query, X, y, 3.0, 1), atol=1e-9)

@@ -415,7 +415,7 @@ class TestAllOrNothing:
         def interrupted(*_):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("regard.regression._widths.LeaveOneOut.error", interrupted)
+        monkeypatch.setattr("regard.regression._bandwidth_selection.LeaveOneOut.error", interrupted)
         with pytest.raises(KeyboardInterrupt):
             model.fit(X[:50], y[:50])
         assert (model.predict(query) == before).all()
@@ -515,8 +515,8 @@ class TestAmongOthers:
         ({"bandwidth": [True, 2.0]}, ValueError, "bandwidth must be a positive number"),
         ({"device": "nonsense"}, ValueError, "device must be the name of a device that torch has here"),
         ({"order": 2}, ValueError, "order must be one of 0, 1, got 2"),
-        ({"order": True}, ValueError, "order must be one of 0, 1, got True"),
-        ({"empty": "zero"}, ValueError, "empty must be one of 'nan', 'nearest', 'mean', 'raise', got 'zero'"),
+        ({"order": True}, TypeError, "order must be one of 0, 1, got True"),
+        ({"empty": "zero"}, ValueError, "empty must be one of 'mean', 'nan', 'nearest', 'raise', got 'zero'"),
         ({"max_iter": 0}, ValueError, "max_iter must be an int of at least 1, got 0"),
         ({"max_iter": 1.5}, TypeError, "max_iter must be an int of at least 1, got 1.5"),
         ({"tol": -1.0}, ValueError, "tol must be a finite number of at least 0, got -1.0"),

@@ -22,7 +22,7 @@ from regard.models.base import EncoderDecoder
 from regard.models.recurrent_config import PRESETS, RecurrentConfig
 from regard.nn import HardAttention
 from regard.nn._base import cleared
-from regard.nn.positions import wide
+from regard.nn.positional_encodings import wide
 
 __all__ = ["PRESETS", "Memory", "RecurrentConfig", "RecurrentEncoderDecoder", "State"]
 

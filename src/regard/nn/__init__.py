@@ -5,7 +5,6 @@ Sequences are (B, N, E), images (B, C, H, W). ``valid_lens`` (B,) or (B, L) says
 
 from regard.nn._recurrence import LinearState
 from regard.nn._scored import ScoredAttention
-from regard.nn.cache import KVCache
 from regard.nn.channels import CBAM, ECA, ChannelAttention, SpatialAttention, SqueezeExcitation
 from regard.nn.conv_attention import MultiheadConvAttention
 from regard.nn.convert import convert
@@ -13,17 +12,18 @@ from regard.nn.decomposable import DecomposableAttention
 from regard.nn.dnc import DifferentiableNeuralComputer, DNCReadHead, DNCState, DNCWriteHead
 from regard.nn.encoder_decoder import Transformer
 from regard.nn.fast_weights import FastWeights, fast_weights
-from regard.nn.hard import HardAttention
 from regard.nn.intra import IntraAttention, IntraState
 from regard.nn.kernel import KernelAttention
+from regard.nn.kv_cache import KVCache
 from regard.nn.linear import LinearAttention, linear_attention
 from regard.nn.local import LocalAttention
 from regard.nn.masked import masked_softmax
 from regard.nn.memory import ContentAddressing, MemoryMaps
 from regard.nn.multihead import MultiheadAttention
-from regard.nn.nonlocal_ import NonLocalBlock, SelfAttention2d
+from regard.nn.non_local import NonLocalBlock, SelfAttention2d
+from regard.nn.ntm import NeuralTuringMachine, NTMReadHead, NTMState, NTMWriteHead
 from regard.nn.positional import FactorizedPositionalAttention, PositionalAttention
-from regard.nn.positions import LearnedPositions, Rotary, SinusoidalPositions
+from regard.nn.positional_encodings import LearnedPositions, Rotary, SinusoidalPositions
 from regard.nn.relative_positions import AlibiBias, RelativeBias, RelativePositions
 from regard.nn.scored import (
     AdditiveAttention,
@@ -33,14 +33,14 @@ from regard.nn.scored import (
     GeneralAttention,
     LocationAttention,
 )
-from regard.nn.sets import ISAB, MAB, PMA, SAB
+from regard.nn.set_transformer import ISAB, MAB, PMA, SAB
+from regard.nn.stochastic_attention import HardAttention
 from regard.nn.transformer import (
     TransformerDecoder,
     TransformerDecoderLayer,
     TransformerEncoder,
     TransformerEncoderLayer,
 )
-from regard.nn.turing import NeuralTuringMachine, NTMReadHead, NTMState, NTMWriteHead
 
 __all__ = [
     "CBAM",

@@ -1,4 +1,4 @@
-"""What layers share: how arguments are checked, and how lengths and masks become one mask."""
+"""Shared code of layers: the sequences of a call, and one mask from lengths and masks."""
 
 from __future__ import annotations
 
@@ -8,39 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from regard import masks
-from regard._errors import NUMBERS, described, rejected, shape
+from regard._constraints import TensorOf, floats
 from regard.masks import Mask, MaskLike
 from regard.masks.convert import is_matrix
-
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-
-
-def size(layer: object, argument: str, value: Any, least: int = 1) -> int:
-    """Return a whole number of at least ``least``, or raise for the layer's constructor."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise rejected(type(layer).__name__, argument, f"be an int of at least {least}", described(value), TypeError)
-    if value < least:
-        raise rejected(type(layer).__name__, argument, f"be an int of at least {least}", value)
-    return value
-
-
-def probability(layer: object, argument: str, value: Any) -> float:
-    """Return a probability, or raise for the layer's constructor."""
-    if isinstance(value, bool) or not isinstance(value, NUMBERS):
-        raise rejected(type(layer).__name__, argument, "be a probability in [0, 1]", described(value), TypeError)
-    if not 0 <= value <= 1:
-        raise rejected(type(layer).__name__, argument, "be a probability in [0, 1]", value)
-    return float(value)
 
 
 def rows(layer: object, argument: str, value: Any, width: int | None = None) -> Tensor:
     """Return a tensor (B, N, E) of floats, of this width where one is given, or raise for the layer's call."""
-    wanted = "(B, N, E)" if width is None else f"(B, N, {width})"
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        raise rejected(type(layer).__name__, argument, f"be a float tensor {wanted}", described(value), TypeError)
-    if value.dim() != 3 or (width is not None and value.shape[-1] != width):
-        raise rejected(type(layer).__name__, argument, f"have shape {wanted}", shape(value))
-    return value
+    return floats(layer, argument, value, "B", "N", "E" if width is None else width)
 
 
 def joined(layer: object, valid_lens: Any, attn_mask: MaskLike | None) -> Mask | None:
@@ -57,10 +32,7 @@ def joined(layer: object, valid_lens: Any, attn_mask: MaskLike | None) -> Mask |
     """
     mask: Mask | None = None
     if valid_lens is not None:
-        if not isinstance(valid_lens, Tensor) or valid_lens.dtype not in INTEGERS or valid_lens.dim() not in (1, 2):
-            expected = "be an integer tensor (B,) or (B, L)"
-            raise rejected(type(layer).__name__, "valid_lens", expected, described(valid_lens), TypeError)
-        mask = masks.padding(valid_lens)
+        mask = masks.padding(TensorOf(("B",), ("B", "L"), integer=True)(layer, "valid_lens", valid_lens))
     if attn_mask is not None:
         if is_matrix(attn_mask) and attn_mask.dim() == 3:
             attn_mask = attn_mask.unsqueeze(1)
@@ -80,8 +52,7 @@ def ends(layer: object, query: Any, key: Any, value: Any, valid_lens: Any) -> tu
     values = keys if value is None else rows(layer, "value", value)
     if isinstance(valid_lens, Tensor):
         B, L, _ = query.shape
-        if tuple(valid_lens.shape) not in ((B,), (B, L)):
-            raise rejected(type(layer).__name__, "valid_lens", f"have shape ({B},) or ({B}, {L})", shape(valid_lens))
+        TensorOf((B,), (B, L), integer=True)(layer, "valid_lens", valid_lens)
         if keys is query and L:
             lengths = valid_lens if valid_lens.dim() == 1 else valid_lens.amax(1)
             clear = cleared(query, lengths)

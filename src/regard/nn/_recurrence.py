@@ -17,7 +17,8 @@ from torch import Tensor
 
 from regard import _autocast, masks
 from regard._checks import DTYPES
-from regard._errors import described, rejected, shape, unknown_name
+from regard._constraints import Options, flag, lengths, size
+from regard._errors import described, rejected, shape
 
 #: A name in :data:`FEATURES`, or a function from (..., E) to (..., F).
 FeatureMap = str | Callable[[Tensor], Tensor]
@@ -27,7 +28,7 @@ FORMS = ("auto", "parallel", "chunked", "recurrent")
 
 
 class LinearState(NamedTuple):
-    """What linear attention, or a fast-weight layer, has read so far: all that later queries need of it.
+    """The state of linear attention or of a fast-weight layer: all that later queries need of the steps so far.
 
     It is a tuple of tensors: pass it on as ``state=`` to continue a sequence, None to begin anew. To save it so that
     ``torch.load`` reads it with ``weights_only=True``, save ``tuple(state)``: a plain pair is accepted as a state too.
@@ -79,21 +80,11 @@ def options(function: str, feature_map: Any, form: Any, chunk: Any) -> Callable[
     """Return the feature map as a function, or raise if one of the three is wrong."""
     if not isinstance(feature_map, str) and not callable(feature_map):
         raise rejected(function, "feature_map", "be a name or a function", described(feature_map), TypeError)
-    if isinstance(feature_map, str) and feature_map not in FEATURES:
-        raise unknown_name(function, "feature_map", feature_map, FEATURES)
-    if form not in FORMS:
-        raise rejected(function, "form", f"be one of {', '.join(map(repr, FORMS))}", repr(form))
-    if isinstance(chunk, bool) or not isinstance(chunk, int):
-        raise rejected(function, "chunk", "be an int of at least 1", described(chunk), TypeError)
-    if chunk < 1:
-        raise rejected(function, "chunk", "be an int of at least 1", chunk)
+    if isinstance(feature_map, str):
+        Options(FEATURES)(function, "feature_map", feature_map)
+    Options(FORMS)(function, "form", form)
+    size(function, "chunk", chunk)
     return FEATURES[feature_map] if isinstance(feature_map, str) else feature_map
-
-
-def flag(function: str, argument: str, value: Any) -> None:
-    """Check a bool."""
-    if not isinstance(value, bool):
-        raise rejected(function, argument, "be a bool", described(value), TypeError)
 
 
 def inputs(function: str, query: Any, key: Any, value: Any, is_causal: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -139,11 +130,7 @@ def cleared(
 
 def real_rows(function: str, valid_lens: Any, rows: Tensor) -> Tensor:
     """Return which rows (B, ..., S, C) are before the end of their sequence: bool, broadcasting with the rows."""
-    expected = "be an integer tensor (B,), one length per sequence"
-    if not isinstance(valid_lens, Tensor) or valid_lens.is_floating_point() or valid_lens.dtype == torch.bool:
-        raise rejected(function, "valid_lens", expected, described(valid_lens), TypeError)
-    if valid_lens.shape != rows.shape[:1]:
-        raise rejected(function, "valid_lens", f"have shape (B,) = ({rows.shape[0]},)", shape(valid_lens))
+    valid_lens = lengths(function, "valid_lens", valid_lens, rows.shape[0])
     b = torch.arange(rows.shape[0], device=rows.device).view(-1, *[1] * (rows.dim() - 1))
     kv_idx = torch.arange(rows.shape[-2], device=rows.device).unsqueeze(-1)
     visible = masks.padding(valid_lens).visible(b, b, b, kv_idx)

@@ -1,4 +1,4 @@
-"""One head of attention over sequences, its score a part: what such layers share."""
+"""Base of the layers with one head of attention, whose score is a part."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from torch import Tensor
 from regard import scores
 from regard._attention import attention
 from regard._aux import FIELDS, Aux, AuxRequest, TopK
+from regard._constraints import probability
 from regard.engines import EngineLike
 from regard.masks import MaskLike
-from regard.nn._base import ends, joined, probability
+from regard.nn._base import ends, joined
 from regard.nn._parts import PartLayer, current, unusual
 from regard.normalizers import NormalizerLike
 
 
 class ScoredParts(TypedDict, total=False):
-    """What every :class:`ScoredAttention` can be given beside its own."""
+    """Keyword arguments that every :class:`ScoredAttention` takes."""
 
     normalizer: NormalizerLike
     scale: float | None

@@ -107,7 +107,7 @@ def without_garbage(rows: Tensor, padding: Tensor | None) -> Tensor:
 
 
 def is_causal_matrix(mask: Any) -> bool:
-    """Whether a mask is a matrix that hides just what ``is_causal=True`` hides; False where it cannot be read."""
+    """Return whether a mask is a matrix that hides what ``is_causal=True`` hides; False where it cannot be read."""
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.requires_grad or mask.device.type != "cpu":
         return False
     if is_blind(mask):

@@ -13,20 +13,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard._catalogue import mechanism
-from regard._errors import NUMBERS, described, rejected, shape
-from regard.nn._base import size
+from regard._constraints import Interval, floats, positive, size
+from regard._errors import rejected, shape
 
 
 def image(layer: object, argument: str, value: Any, channels: int | None = None) -> Tensor:
     """Return a float tensor (B, C, H, W) of at least one pixel, or raise for the layer's call."""
-    wanted = f"(B, {'C' if channels is None else channels}, H, W)"
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        raise rejected(type(layer).__name__, argument, f"be a float tensor {wanted}", described(value), TypeError)
-    if value.dim() != 4 or (channels is not None and value.shape[1] != channels):
-        raise rejected(type(layer).__name__, argument, f"have shape {wanted}", shape(value))
-    if 0 in value.shape[1:]:
-        raise rejected(type(layer).__name__, argument, "have at least one channel and pixel", shape(value))
-    return value
+    found = floats(layer, argument, value, "B", "C" if channels is None else channels, "H", "W")
+    if 0 in found.shape[1:]:
+        raise rejected(type(layer).__name__, argument, "have at least one channel and pixel", shape(found))
+    return found
 
 
 def odd(layer: object, argument: str, value: Any) -> int:
@@ -36,23 +32,13 @@ def odd(layer: object, argument: str, value: Any) -> int:
     return int(value)
 
 
-def number(layer: object, argument: str, value: Any, positive: bool = True) -> float:
-    """Return a finite number, positive unless it need not be, or raise for the layer's constructor."""
-    expected = "be a positive finite number" if positive else "be a finite number"
-    if isinstance(value, bool) or not isinstance(value, NUMBERS):
-        raise rejected(type(layer).__name__, argument, expected, described(value), TypeError)
-    if not math.isfinite(value) or (positive and value <= 0):
-        raise rejected(type(layer).__name__, argument, expected, value)
-    return float(value)
-
-
 def gated(x: Tensor, gate: Tensor, return_map: bool) -> Tensor | tuple[Tensor, Tensor]:
     """Return the image times its gate, and the gate where asked for."""
     return (x * gate, gate) if return_map else x * gate
 
 
 class _Bottleneck(nn.Module):
-    """What two layers share: ``W_2 ReLU(W_1 z)``, with C / reduction hidden features, at least one."""
+    """A bottleneck ``W_2 ReLU(W_1 z)`` with C / reduction hidden features, at least one."""
 
     def __init__(
         self, channels: int, reduction: int = 16, *, bias: bool = False, device: Any = None, dtype: Any = None
@@ -174,7 +160,7 @@ class ECA(nn.Module):
     ) -> None:
         super().__init__()
         self.channels = size(self, "channels", channels)
-        gamma, b = number(self, "gamma", gamma), number(self, "b", b, positive=False)
+        gamma, b = positive(self, "gamma", gamma), Interval(-math.inf, math.inf, "()")(self, "b", b)
         adaptive = 2 * int(abs((math.log2(self.channels) + b) / gamma) // 2) + 1
         k = adaptive if kernel_size is None else odd(self, "kernel_size", kernel_size)
         self.conv = nn.Conv1d(1, 1, k, padding=k // 2, bias=False, device=device, dtype=dtype)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard._catalogue import mechanism
-from regard._errors import rejected, shape, unknown_name
-from regard.nn._base import size
-from regard.nn.channels import gated, image, number
+from regard._constraints import Options, positive, size
+from regard._errors import rejected, shape
+from regard.nn.channels import gated, image
 
 COMBINATIONS = ("sum", "mean")
 
@@ -80,10 +80,9 @@ class MultiheadConvAttention(nn.Module):
             expected = "be a tuple or list of at least one int"
             raise rejected("MultiheadConvAttention", "kernel_sizes", expected, repr(kernel_sizes), TypeError)
         self.kernel_sizes = tuple(size(self, f"kernel_sizes[{i}]", k) for i, k in enumerate(kernel_sizes))
-        if combine not in COMBINATIONS:
-            raise unknown_name("MultiheadConvAttention", "combine", str(combine), COMBINATIONS)
+        Options(COMBINATIONS)(self, "combine", combine)
         self.combine = combine
-        hidden = max(1, int(C / number(self, "reduction", reduction)))
+        hidden = max(1, int(C / positive(self, "reduction", reduction)))
         how = {"bias": bias, "device": device, "dtype": dtype}
         self.squeeze = nn.ModuleList(nn.Conv2d(C, hidden, k, **how) for k in self.kernel_sizes)
         self.restore = nn.ModuleList(nn.ConvTranspose2d(hidden, C, k, **how) for k in self.kernel_sizes)

@@ -11,9 +11,10 @@ from regard import masks
 from regard._attention import attention
 from regard._aux import Aux, AuxRequest
 from regard._catalogue import mechanism
-from regard._errors import described, rejected, shape
+from regard._constraints import lengths, probability, size
+from regard._errors import rejected, shape
 from regard.engines import EngineLike
-from regard.nn._base import probability, rows, size
+from regard.nn._base import rows
 from regard.nn._scored import without_heads
 
 
@@ -150,15 +151,12 @@ class DecomposableAttention(nn.Module):
             return answer.squeeze(1), None
         return answer[0].squeeze(1), without_heads(answer[1])
 
-    def _real(self, argument: str, sentence: Tensor, lengths: Any) -> Tensor | None:
+    def _real(self, argument: str, sentence: Tensor, valid_lens: Any) -> Tensor | None:
         """Return which rows (B, N) are real, from checked lengths."""
-        if lengths is None:
+        if valid_lens is None:
             return None
-        integers = isinstance(lengths, Tensor) and not lengths.is_floating_point() and lengths.dtype != torch.bool
-        if not integers or tuple(lengths.shape) != (len(sentence),):
-            expected = f"be an integer tensor (B,) = {(len(sentence),)}"
-            raise rejected("DecomposableAttention", argument, expected, described(lengths), TypeError)
-        return torch.arange(sentence.shape[1], device=sentence.device) < lengths.unsqueeze(1)
+        length = lengths(self, argument, valid_lens, len(sentence))
+        return torch.arange(sentence.shape[1], device=sentence.device) < length.unsqueeze(1)
 
     def extra_repr(self) -> str:
         """Return what the layer prints beside its networks."""

@@ -10,8 +10,8 @@ from torch.nn.functional import pad, softplus
 
 from regard._autocast import suspended
 from regard._catalogue import mechanism
-from regard.nn._base import size
-from regard.nn.memory import MemoryMachine, emitted, floats, restart, similar, weigh
+from regard._constraints import floats, size
+from regard.nn.memory import MemoryMachine, emitted, restart, similar, weigh
 
 
 def allocation(usage: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The whole Transformer: an encoder, and a decoder that reads what it made."""
+"""The whole Transformer: an encoder, and a decoder that attends to its output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard._catalogue import mechanism
 from regard._errors import rejected, shape
 from regard.engines import EngineLike
 from regard.nn._scored import ScoredAttention
-from regard.nn.cache import KVCache
+from regard.nn.kv_cache import KVCache
 from regard.nn.transformer import (
     TransformerDecoder,
     TransformerDecoderLayer,
@@ -25,7 +25,7 @@ from regard.scores import ScoreLike
 
 
 class TransformerParts(TypedDict, total=False):
-    """What all layers of a Transformer can be given, as :class:`~regard.nn.MultiheadAttention` has it."""
+    """Keyword arguments that all layers of a Transformer take, as :class:`~regard.nn.MultiheadAttention` has them."""
 
     num_kv_heads: int | None
     score: ScoreLike | ScoredAttention | None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard import _autocast
 from regard._catalogue import mechanism
-from regard._errors import described, rejected, shape, unknown_name
+from regard._constraints import Options, floats
 from regard.nn._recurrence import FeatureMap, LinearState, cleared, features, initial, inputs, options, recurrence
 from regard.nn.linear import ProjectedHeads
 
@@ -115,21 +115,14 @@ def fast_weights(
 
 
 def _rule(function: str, rule: Any, feature_norm: Any) -> None:
-    if not isinstance(rule, str):
-        raise rejected(function, "rule", "be 'delta' or 'sum'", described(rule), TypeError)
-    if rule not in RULES:
-        raise unknown_name(function, "rule", rule, RULES)
-    if feature_norm is not None and feature_norm not in _ORDERS:
-        raise rejected(function, "feature_norm", "be 'l1', 'l2' or None", repr(feature_norm))
+    Options(RULES)(function, "rule", rule)
+    Options((*_ORDERS, None))(function, "feature_norm", feature_norm)
 
 
 def _rate(function: str, beta: Any, key: Tensor) -> Tensor | None:
     if beta is None:
         return None
-    if not isinstance(beta, Tensor) or not beta.is_floating_point():
-        raise rejected(function, "beta", "be a float tensor (B, H, L)", described(beta), TypeError)
-    if beta.shape != key.shape[:-1]:
-        raise rejected(function, "beta", f"have shape (B, H, L) = {tuple(key.shape[:-1])}", shape(beta))
+    floats(function, "beta", beta, *key.shape[:-1])
     return beta
 
 

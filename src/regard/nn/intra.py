@@ -13,15 +13,16 @@ from regard import masks
 from regard._attention import attention
 from regard._aux import Aux, AuxRequest, TopK
 from regard._catalogue import mechanism
+from regard._constraints import flag, lengths, probability, size
 from regard._errors import described, rejected
 from regard.engines import EngineLike
-from regard.nn._base import parameter, probability, rows, size
+from regard.nn._base import parameter, rows
 from regard.nn._scored import without_heads
 from regard.scores import Additive
 
 
 class IntraState(NamedTuple):
-    """What an :class:`IntraAttention` remembers: its tapes.
+    """The tapes of an :class:`IntraAttention`: the states of all steps so far.
 
     Attributes
     ----------
@@ -106,8 +107,7 @@ class IntraAttention(nn.Module):
         E, C = self.input_size, self.hidden_size
         self.attention_size = A = C if attention_size is None else size(self, "attention_size", attention_size)
         self.dropout, self.engine = probability(self, "dropout", dropout), engine
-        if not isinstance(bias, bool):
-            raise rejected("IntraAttention", "bias", "be a bool", described(bias), TypeError)
+        flag(self, "bias", bias)
         where = {"device": device, "dtype": dtype}
         self.w_v, self.w_h = parameter(A, **where), parameter(A, C, **where)
         self.w_x, self.w_s = parameter(A, E, **where), parameter(A, C, **where)
@@ -207,15 +207,11 @@ class IntraAttention(nn.Module):
         empty = x.new_zeros(x.shape[0], 0, self.hidden_size)
         return IntraState(empty, empty, x.new_zeros(x.shape[0], self.hidden_size), empty[..., 0].bool())
 
-    def _real(self, x: Tensor, lengths: Any) -> Tensor:
+    def _real(self, x: Tensor, valid_lens: Any) -> Tensor:
         """Return which steps (B, T) are real, from checked lengths."""
-        if lengths is None:
+        if valid_lens is None:
             return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        integers = isinstance(lengths, Tensor) and not lengths.is_floating_point() and lengths.dtype != torch.bool
-        if not integers or tuple(lengths.shape) != (len(x),):
-            expected = f"be an integer tensor (B,) = {(len(x),)}"
-            raise rejected("IntraAttention", "valid_lens", expected, described(lengths), TypeError)
-        return torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)
+        return torch.arange(x.shape[1], device=x.device) < lengths(self, "valid_lens", valid_lens, len(x)).unsqueeze(1)
 
     def _checked(self, state: Any, x: Tensor) -> IntraState:
         """Return the state of an earlier call, if it fits."""

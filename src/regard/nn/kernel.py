@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from regard import scores
 from regard._catalogue import mechanism
-from regard._errors import NUMBERS, described, rejected, unknown_name
-from regard.nn._base import size
+from regard._constraints import Options, positive, size
 from regard.nn._scored import ScoredAttention, ScoredParts
 from regard.scores.base import KernelName
 from regard.scores.distance import kernels
@@ -71,13 +70,7 @@ class KernelAttention(ScoredAttention):
         **parts: Unpack[ScoredParts],
     ) -> None:
         super().__init__(dropout, **parts)
-        if kernel not in kernels():
-            raise unknown_name("KernelAttention", "kernel", str(kernel), kernels())
-        if isinstance(width, bool) or not isinstance(width, NUMBERS):
-            raise rejected("KernelAttention", "width", "be a positive number", described(width), TypeError)
-        if not 0 < width < math.inf:
-            raise rejected("KernelAttention", "width", "be a positive number", width)
-        self.kernel, self.initial = kernel, float(width)
+        self.kernel, self.initial = Options(kernels())(self, "kernel", kernel), positive(self, "width", width)
         count = 1 if num_features is None else size(self, "num_features", num_features)
         value = torch.empty(count, device=device, dtype=dtype)
         if learn_width:

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from regard import _autocast
 from regard._catalogue import mechanism
+from regard._constraints import flag, size
 from regard._errors import rejected
-from regard.nn._base import rows, size
+from regard.nn._base import rows
 from regard.nn._recurrence import (
     FeatureMap,
     LinearState,
     cleared,
     features,
-    flag,
     initial,
     inputs,
     options,

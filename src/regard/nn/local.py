@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +12,14 @@ from regard import masks
 from regard._attention import attention
 from regard._aux import Aux, AuxRequest
 from regard._catalogue import mechanism
+from regard._constraints import Options, flag, probability, size
 from regard._errors import described, rejected, shape
 from regard.engines import EngineLike
 from regard.masks import Mask, MaskLike
-from regard.nn._base import ends, joined, parameter, probability, size
+from regard.nn._base import ends, joined, parameter
 from regard.nn._parts import current
 from regard.nn._scored import without_heads
-from regard.nn.hard import choice, scorer
+from regard.nn.stochastic_attention import scorer
 from regard.normalizers import Normalizer, NormalizerLike, Softmax
 
 Mode = Literal["predictive", "monotonic"]
@@ -120,11 +121,10 @@ class LocalAttention(nn.Module):
         key_size = query_size if key_size is None else size(self, "key_size", key_size)
         hidden_size = query_size if hidden_size is None else size(self, "hidden_size", hidden_size)
         self.dropout, self.engine = probability(self, "dropout", dropout), engine
-        self.mode = choice(self, "mode", mode, Mode)
-        if not isinstance(renormalize, bool):
-            raise rejected("LocalAttention", "renormalize", "be a bool", described(renormalize), TypeError)
+        self.mode = Options(get_args(Mode))(self, "mode", mode)
+        flag(self, "renormalize", renormalize)
         self.renormalize = renormalize
-        kind, where = choice(self, "score", score, ScorerName), {"device": device, "dtype": dtype}
+        kind, where = Options(get_args(ScorerName))(self, "score", score), {"device": device, "dtype": dtype}
         self.scorer = scorer(self, kind, (query_size, key_size, hidden_size), **where)
         self.w_p: nn.Parameter | None = None
         self.v_p: nn.Parameter | None = None

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard import masks, normalizers
 from regard._catalogue import mechanism
-from regard._errors import described, rejected
+from regard._constraints import floats
 
 
 @mechanism(formula="softmax(s_i for i < valid_lens), 0 beyond", cost="O(L·S)")
@@ -40,10 +40,7 @@ def masked_softmax(scores: Tensor, valid_lens: Tensor | None = None) -> Tensor:
             [[0.5000, 0.5000, 0.0000, 0.0000],
              [0.2500, 0.2500, 0.2500, 0.2500]]])
     """
-    if not isinstance(scores, Tensor) or not scores.is_floating_point():
-        raise rejected("masked_softmax", "scores", "be a float tensor (B, L, S)", described(scores), TypeError)
-    if scores.dim() != 3:
-        raise rejected("masked_softmax", "scores", "have shape (B, L, S)", tuple(scores.shape))
+    floats("masked_softmax", "scores", scores, "B", "L", "S")
     if valid_lens is not None:
         B, L, S = scores.shape
         b, q_idx, kv_idx = (torch.arange(n, device=scores.device) for n in (B, L, S))

@@ -14,32 +14,11 @@ from regard._attention import attention
 from regard._autocast import suspended
 from regard._aux import AuxRequest
 from regard._catalogue import mechanism
-from regard._errors import described, rejected, shape, unknown_name
-from regard.nn._base import size
+from regard._constraints import Options, floats, lengths, size
+from regard._errors import described, rejected
 from regard.normalizers import Softmax
 
 _COSINE, _SOFTMAX = scores.Cosine(), Softmax()
-
-
-def floats(who: object, argument: str, value: Any, *sizes: int | str) -> Tensor:
-    """Return a float tensor of these sizes, where a letter stands for any, or raise for a layer or function."""
-    fits = isinstance(value, Tensor) and value.is_floating_point() and value.dim() == len(sizes)
-    if fits and all(isinstance(n, str) or n == m for n, m in zip(sizes, value.shape)):
-        return value
-    name = who if isinstance(who, str) else type(who).__name__
-    wanted = f"({', '.join(map(str, sizes))}{',' if len(sizes) == 1 else ''})"
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        raise rejected(name, argument, f"be a float tensor {wanted}", described(value), TypeError)
-    raise rejected(name, argument, f"have shape {wanted}", shape(value))
-
-
-def lengths(who: object, value: Any, batch: int) -> Tensor:
-    """Return lengths (B,), or raise for a layer's call."""
-    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
-        raise rejected(type(who).__name__, "valid_lens", "be an integer tensor (B,)", described(value), TypeError)
-    if value.shape != (batch,):
-        raise rejected(type(who).__name__, "valid_lens", f"have shape ({batch},)", shape(value))
-    return value
 
 
 def weigh(numbers: Tensor) -> Tensor:
@@ -162,7 +141,7 @@ class ContentAddressing(nn.Module):
         floats(self, "control", control, B, self.input_size)
         mask = None
         if valid_lens is not None:
-            mask = masks.padding(lengths(self, valid_lens, B))
+            mask = masks.padding(lengths(self, "valid_lens", valid_lens, B))
             real = torch.arange(N, device=memory.device) < valid_lens.unsqueeze(-1)
             memory = torch.where(real.unsqueeze(-1), memory, 0)
         key, strength = emitted(self.emit, control, memory, self.heads).split([self.width, 1], -1)
@@ -207,8 +186,7 @@ class Controller(nn.Module):
     def __init__(self, owner: object, kind: str, input_size: int, hidden_size: int, device: Any, dtype: Any) -> None:
         super().__init__()
         known = {"lstm": nn.LSTMCell, "feedforward": nn.Linear}
-        if not isinstance(kind, str) or kind not in known:
-            raise unknown_name(type(owner).__name__, "controller", str(kind), known)
+        Options(known)(owner, "controller", kind)
         self.kind, self.cell_size = kind, hidden_size if kind == "lstm" else 0
         self.net: nn.Module = known[kind](input_size, hidden_size, device=device, dtype=dtype)
 
@@ -228,7 +206,7 @@ class Controller(nn.Module):
 
 
 class MemoryMaps(NamedTuple):
-    """Where each step read and wrote: ``read`` (B, T, R, N) and ``write`` (B, T, H, N); zeros in padding."""
+    """Addressing weights of each step: ``read`` (B, T, R, N) and ``write`` (B, T, H, N); zeros in padding."""
 
     read: Tensor
     write: Tensor
@@ -316,7 +294,7 @@ class MemoryMachine(nn.Module, ABC, Generic[_S]):
         state = start if state is None else self._fitting(state, start)
         live = None
         if valid_lens is not None:
-            live = torch.arange(T, device=inputs.device) < lengths(self, valid_lens, B).unsqueeze(-1)
+            live = torch.arange(T, device=inputs.device) < lengths(self, "valid_lens", valid_lens, B).unsqueeze(-1)
             inputs = torch.where(live.unsqueeze(-1), inputs, 0)
         states: list[Any] = []
         for t, each in enumerate(inputs.unbind(1)):

@@ -14,14 +14,15 @@ from torch.nn.utils.rnn import pad_sequence
 from regard._attention import attention
 from regard._aux import FIELDS, Aux, AuxRequest, TopK
 from regard._catalogue import mechanism
+from regard._constraints import probability, size
 from regard._errors import described, rejected, shape
 from regard.engines import EngineLike
 from regard.masks import Extent, Mask, MaskLike
 from regard.nn import _torch_masks
-from regard.nn._base import parameter, probability, size
+from regard.nn._base import parameter
 from regard.nn._parts import PartLayer, current
 from regard.nn._scored import ScoredAttention
-from regard.nn.cache import KVCache
+from regard.nn.kv_cache import KVCache
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
 

@@ -12,10 +12,11 @@ from regard import masks, scores
 from regard._attention import attention
 from regard._aux import Aux, AuxRequest
 from regard._catalogue import mechanism
+from regard._constraints import probability, size
 from regard._errors import rejected
 from regard.engines import EngineLike
 from regard.masks import Mask, MaskLike
-from regard.nn._base import joined, parameter, probability, rows, size
+from regard.nn._base import joined, parameter, rows
 from regard.nn._parts import PartLayer, current, unusual
 from regard.nn._scored import without_heads
 from regard.normalizers import NormalizerLike

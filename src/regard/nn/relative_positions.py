@@ -3,7 +3,7 @@
 Each layer makes a :class:`regard.masks.Mask` that hides nothing and adds to the scores; it goes into ``attn_mask``,
 alone or composed: ``masks.causal() & bias()``. Query i stands at key position i + offset; ``offset`` and ``align`` are
 those of :mod:`regard.masks`: unless there are as many queries as keys, one of them must be stated. No layer builds an
-L×S matrix. Positions that go into the rows instead are in :mod:`regard.nn.positions`.
+L×S matrix. Positions that go into the rows instead are in :mod:`regard.nn.positional_encodings`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from torch import Tensor, nn
 
 from regard import masks
 from regard._catalogue import mechanism
-from regard._errors import NUMBERS, described, rejected, shape
+from regard._constraints import Integer, Interval, flag, floats, size
+from regard._errors import rejected
 from regard._part import brief
 from regard.masks import Extent, Mask
 from regard.masks._checks import as_int, lookup
 from regard.masks.aligned import Offset, checked
 from regard.masks.base import Sizes
 from regard.masks.biases import _Bias, geometric
-from regard.nn._base import parameter, size
-from regard.nn.positions import wide
+from regard.nn._base import parameter
+from regard.nn.positional_encodings import wide
 
 
 def _edges(exact: int, count: int, reach: int) -> list[int]:
@@ -96,14 +97,13 @@ class RelativeBias(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        if not isinstance(bidirectional, bool):
-            raise rejected("RelativeBias", "bidirectional", "be a bool", described(bidirectional), TypeError)
+        flag(self, "bidirectional", bidirectional)
         self.num_heads, self.bidirectional = size(self, "num_heads", num_heads), bidirectional
-        self.num_buckets = size(self, "num_buckets", num_buckets, 4 if bidirectional else 2)
+        self.num_buckets = Integer(4 if bidirectional else 2)(self, "num_buckets", num_buckets)
         if bidirectional and num_buckets % 2:
             raise rejected("RelativeBias", "num_buckets", "be even where bidirectional", num_buckets)
         self._side = num_buckets // 2 if bidirectional else num_buckets
-        self.max_distance = size(self, "max_distance", max_distance, self._side // 2 + 1)
+        self.max_distance = Integer(self._side // 2 + 1)(self, "max_distance", max_distance)
         self.weight = parameter(self.num_buckets, self.num_heads, device=device, dtype=dtype)
         # The bucket of each distance −R … R, where all beyond are clipped. Not saved: T5's checkpoints have none.
         places = torch.empty(2 * self.max_distance + 1, device=device, dtype=torch.int64)
@@ -245,8 +245,8 @@ class RelativePositions(nn.Module):
         super().__init__()
         self.head_dim, self.max_distance = size(self, "head_dim", head_dim), size(self, "max_distance", max_distance)
         self.value_dim = None if value_dim is None else size(self, "value_dim", value_dim)
-        if scale is not None and (isinstance(scale, bool) or not isinstance(scale, NUMBERS)):
-            raise rejected("RelativePositions", "scale", "be a number or None", described(scale), TypeError)
+        if scale is not None:
+            Interval(-math.inf, math.inf, "()", note=" or None")(self, "scale", scale)
         self.scale = None if scale is None else float(scale)
         entries = 2 * self.max_distance + 1
         self.key_weight = parameter(entries, self.head_dim, device=device, dtype=dtype)
@@ -270,7 +270,7 @@ class RelativePositions(nn.Module):
         Mask
             Its tensor is (B, H, L, 2 R + 1).
         """
-        query = self._four("query", query, f"(B, H, L, {self.head_dim})", self.head_dim)
+        query = floats(self, "query", query, "B", "H", "L", self.head_dim)
         dtype = wide(query.dtype)
         scale = 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
         numbers = (query.to(dtype) * scale) @ self.key_weight.to(dtype).T
@@ -297,7 +297,7 @@ class RelativePositions(nn.Module):
         """
         if self.value_weight is None:
             raise rejected("RelativePositions", "value_dim", "be given for values", "None")
-        weights = self._four("weights", weights, "(B, H, L, S)")
+        weights = floats(self, "weights", weights, "B", "H", "L", "S")
         B, H, L, S = weights.shape
         b, q_idx, kv_idx = (torch.arange(n, device=weights.device) for n in (B, L, S))
         sums = weights.new_zeros(B, H, L, 2 * self.max_distance + 1)  # of the weights at each distance
@@ -306,13 +306,6 @@ class RelativePositions(nn.Module):
         entry = ruler.entry(b.view(-1, 1, 1, 1), q_idx.unsqueeze(1), kv_idx).expand(B, H, L, S)
         dtype = wide(weights.dtype)
         return sums.scatter_add(-1, entry, weights).to(dtype) @ self.value_weight.to(dtype)
-
-    def _four(self, argument: str, value: Any, wanted: str, width: int | None = None) -> Tensor:
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            raise rejected("RelativePositions", argument, f"be a float tensor {wanted}", described(value), TypeError)
-        if value.dim() != 4 or (width is not None and value.shape[-1] != width):
-            raise rejected("RelativePositions", argument, f"have shape {wanted}", shape(value))
-        return value
 
     def reset_parameters(self) -> None:
         """Draw both tables by Glorot's rule."""
@@ -362,8 +355,7 @@ class AlibiBias(nn.Module):
     def __init__(self, num_heads: int, learn: bool = False, *, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
         self.num_heads = size(self, "num_heads", num_heads)
-        if not isinstance(learn, bool):
-            raise rejected("AlibiBias", "learn", "be a bool", described(learn), TypeError)
+        flag(self, "learn", learn)
         self.learn = learn
         slopes = torch.empty(self.num_heads, device=device, dtype=dtype)
         if learn:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from regard import scores
 from regard._catalogue import mechanism
-from regard._errors import NUMBERS, described, rejected
-from regard.nn._base import parameter, size
+from regard._constraints import positive, size
+from regard.nn._base import parameter
 from regard.nn._scored import ScoredAttention, ScoredParts
 
 
@@ -316,10 +316,7 @@ class CosineAttention(ScoredAttention):
         **parts: Unpack[ScoredParts],
     ) -> None:
         super().__init__(dropout, **parts)
-        if isinstance(beta, bool) or not isinstance(beta, NUMBERS):
-            raise rejected("CosineAttention", "beta", "be a positive number", described(beta), TypeError)
-        if not 0 < beta < math.inf:
-            raise rejected("CosineAttention", "beta", "be a positive number", beta)
+        positive(self, "beta", beta)
         self.initial = float(beta)
         value = torch.empty(1, device=device, dtype=dtype)
         if learn_beta:

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard._catalogue import mechanism
+from regard._constraints import probability, size
 from regard._errors import described, rejected
 from regard.engines import EngineLike
-from regard.nn._base import probability, size
 from regard.nn._scored import ScoredAttention
 from regard.nn._torch_masks import is_causal_matrix, without_garbage
-from regard.nn.cache import KVCache
+from regard.nn.kv_cache import KVCache
 from regard.nn.multihead import MultiheadAttention
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
@@ -25,7 +25,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F
 
 
 class _Layer(nn.Module, ABC):
-    """What the layers of encoder and decoder share: attentions, a feed-forward network, norms, residual sums."""
+    """Base of the encoder and decoder layers: attentions, a feed-forward network, norms, residual sums."""
 
     #: The attentions by torch's names; the first is that of the sequence to itself.
     attentions: ClassVar[tuple[str, ...]]

@@ -8,9 +8,9 @@ from regard.normalizers.base import register as register
 from regard.normalizers.entmax import Entmax as Entmax
 from regard.normalizers.entmax import Entmax15 as Entmax15
 from regard.normalizers.entmax import Sparsemax as Sparsemax
-from regard.normalizers.hard import Argmax as Argmax
-from regard.normalizers.hard import Gumbel as Gumbel
-from regard.normalizers.hard import Sampled as Sampled
+from regard.normalizers.one_hot import Argmax as Argmax
+from regard.normalizers.one_hot import Gumbel as Gumbel
+from regard.normalizers.one_hot import Sampled as Sampled
 from regard.normalizers.sigmoid import Sigmoid as Sigmoid
 from regard.normalizers.softmax import Softmax as Softmax
 

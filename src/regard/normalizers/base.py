@@ -18,7 +18,7 @@ Sweep = Callable[[Callable[[Tensor, Tensor], None]], None]
 
 @dataclass(frozen=True)
 class Statistic:
-    """What the weights of a row depend on beside their own score.
+    """The statistic of a row on which its weights depend, besides their own score.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Statistic:
 
 
 class Normalizer(Part, ABC):
-    """How the scores of one query become weights. A masked score is −inf; a row of nothing else gets weights 0.
+    """A map from the scores of one query to weights. A masked score is −inf; a row of nothing else gets weights 0.
 
     A normalizer that can stream (``streams``) writes each weight as a function of its own score and of a
     :class:`Statistic` of the row. Its derivative then has one shape for all, which engines rely on:

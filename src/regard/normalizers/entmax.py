@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._catalogue import mechanism
-from regard._errors import NUMBERS, described, rejected
+from regard._constraints import Interval
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 from regard.normalizers.threshold import powers, slopes, threshold
 
@@ -97,10 +97,7 @@ class Entmax(_Threshold):
     """
 
     def __init__(self, alpha: float = 1.5) -> None:
-        if isinstance(alpha, bool) or not isinstance(alpha, NUMBERS):
-            raise rejected("Entmax", "alpha", "be a number", described(alpha), TypeError)
-        if not 1 < alpha < math.inf:
-            raise rejected("Entmax", "alpha", "be greater than 1 and finite (1 is softmax)", alpha)
+        Interval(1, math.inf, "()", note=" (1 is softmax)")(self, "alpha", alpha)
         self.alpha = float(alpha)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What the estimators answer: averages, weights and explanations of queries."""
+"""Base of the estimators: predictions, weights and explanations at queries."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import torch
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from regard._constraints import size
 from regard._errors import rejected
-from regard.regression import _inputs
+from regard.regression import _validation
+from regard.regression._bandwidth_selection import LeaveOneOut
 from regard.regression._explanation import AttendedPoints, Explanation
+from regard.regression._extrapolation import ExtrapolationWarning
+from regard.regression._kernel_smoother import Smoother
 from regard.regression._progress import progress
-from regard.regression._reach import ExtrapolationWarning
-from regard.regression._smoother import Smoother
 from regard.regression._training import TrainingPoints, outside
-from regard.regression._widths import LeaveOneOut
 
 
 class KernelEstimator(TrainingPoints):
@@ -33,8 +34,10 @@ class KernelEstimator(TrainingPoints):
         raise NotImplementedError
 
     def _query(self, X: Any, smoother: Smoother) -> Tensor:
-        X = validate_data(self, self._columns.encoded(_inputs.as_array(X)), reset=False, dtype=[np.float64, np.float32])
-        return _inputs.tensor(self._features.coordinates(X)).to(smoother.key)
+        X = validate_data(
+            self, self._columns.encoded(_validation.as_array(X)), reset=False, dtype=[np.float64, np.float32]
+        )
+        return _validation.tensor(self._features.coordinates(X)).to(smoother.key)
 
     @torch.no_grad()
     def _estimate(self, X: Any, spread: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
@@ -48,7 +51,7 @@ class KernelEstimator(TrainingPoints):
         lost = ~found.reached
         if bool(lost.any()):
             mean[lost.cpu().numpy()] = self._instead(smoother, query[lost], bandwidth, len(query))
-        beyond = self._reach.exceeded(smoother, query, found)
+        beyond = self._support.exceeded(smoother, query, found)
         self._warn_of_extrapolation(beyond, lost)
         mean = mean.astype(self._result_dtype())
         if found.variance is None:
@@ -101,7 +104,7 @@ class KernelEstimator(TrainingPoints):
         query = self._query(X, smoother)
         weights_alone = replace(smoother, target=smoother.target[:, :1], order=0)
         found = weights_alone.in_chunks(query, self._bandwidth(smoother), lambda *_: None)
-        return _inputs.like(X, self._reach.exceeded(smoother, query, found).cpu().numpy())
+        return _validation.like(X, self._support.exceeded(smoother, query, found).cpu().numpy())
 
     def _instead(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor, count: int) -> np.ndarray:
         """Return what queries get that no point reaches."""
@@ -134,7 +137,7 @@ class KernelEstimator(TrainingPoints):
             with weights that may be negative; the largest in size come first.
         """
         check_is_fitted(self)
-        k = min(_inputs.count(type(self).__name__, "topk", topk), len(self._X))
+        k = min(size(self, "topk", topk), len(self._X))
         smoother = self._smoother()
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
         if self._order:
@@ -156,7 +159,7 @@ class KernelEstimator(TrainingPoints):
             self._instead(smoother, query[lost], bandwidth, len(query))
         places = indices.cpu().numpy()
         own = np.where(places < 0, -1, self._rows[places])
-        return AttendedPoints(_inputs.like(X, weights.cpu().numpy()), _inputs.like(X, own))
+        return AttendedPoints(_validation.like(X, weights.cpu().numpy()), _validation.like(X, own))
 
     @torch.no_grad()
     def weights(self, X: Any) -> Any:
@@ -184,7 +187,7 @@ class KernelEstimator(TrainingPoints):
         if lost.any():
             far = query[torch.from_numpy(lost).to(query.device)]
             found[lost] = self._weights_instead(smoother, far, bandwidth, len(query))
-        return _inputs.like(X, found)
+        return _validation.like(X, found)
 
     def _weights_instead(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor, count: int) -> np.ndarray:
         found = np.zeros((len(lost), self._count))
@@ -214,7 +217,7 @@ class KernelEstimator(TrainingPoints):
         check_is_fitted(self)
         if hasattr(x, "to_frame"):
             x = x.to_frame().T.infer_objects()  # a row of a pandas frame
-        one = x if getattr(x, "ndim", None) == 2 else np.atleast_2d(np.asarray(_inputs.as_array(x)))
+        one = x if getattr(x, "ndim", None) == 2 else np.atleast_2d(np.asarray(_validation.as_array(x)))
         if len(one) != 1:
             raise rejected(type(self).__name__, "x", "be one row", f"{len(one)} of them")
         found = self.attention(one, topk)
@@ -273,13 +276,15 @@ class KernelEstimator(TrainingPoints):
         check_is_fitted(self)
         name = type(self).__name__
         given = (
-            self.bandwidth_ if bandwidth is None else _inputs.checked_bandwidth(name, bandwidth, self.n_features_in_)
+            self.bandwidth_
+            if bandwidth is None
+            else _validation.checked_bandwidth(name, bandwidth, self.n_features_in_)
         )
         if isinstance(given, str):
             raise rejected(name, "bandwidth", "be a number here, or one for each feature", repr(given))
         smoother = self._smoother(in_order=True)
         loo = LeaveOneOut(smoother, self.empty == "nearest")
-        return float(loo.error(_inputs.tensor(given).to(smoother.key)))
+        return float(loo.error(_validation.tensor(given).to(smoother.key)))
 
 
 def _apart(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Which points made a prediction."""
+"""The training points that made a prediction, with their weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns as coordinates: each kind of feature becomes one or more, so that one kernel measures them all."""
+"""ColumnEncoder as coordinates: each kind of feature becomes one or more, so that one kernel measures them all."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _kind(function: str, value: Any) -> Kind:
 
 @dataclass(frozen=True)
 class Features:
-    """How features become coordinates, in which distances are Euclidean (or Manhattan, as the kernel has it).
+    """Map features to coordinates in which distances are Euclidean (or Manhattan, as the kernel has it).
 
     A number is a coordinate. An angle is a point on a circle of its period, so that near angles lie as far apart as
     they differ, and with the Gaussian the kernel is von Mises'. Categories are corners that lie one apart from each
@@ -105,7 +105,7 @@ class Features:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all features are numbers."""
+        """True where all features are numbers."""
         return all(kind == "euclidean" for kind, _ in self.kinds)
 
     def coordinates(self, X: np.ndarray) -> np.ndarray:

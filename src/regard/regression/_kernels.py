@@ -1,4 +1,4 @@
-"""Kernels of a distance: the score of each, and how wide it is for its spread."""
+"""Kernels by name or from a function: their scores, and the scale of their bandwidths."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Kernel:
 
     @property
     def learnable(self) -> bool:
-        """Whether its weights have a gradient to the bandwidth."""
+        """True where the weights have a gradient to the bandwidth."""
         return self.form.smooth and not self.flat
 
     @property

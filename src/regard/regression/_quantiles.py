@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard import AuxRequest, attention
-from regard.regression._smoother import Smoother
+from regard.regression._kernel_smoother import Smoother
 
 #: Shares of blocks, and weights within blocks, that are held at one time.
 HELD = 1 << 20

@@ -1,7 +1,8 @@
-"""What the estimators keep: parameters, training points, and the bandwidth that was chosen for them."""
+"""Keep the parameters and training points of an estimator, and choose its bandwidth."""
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,15 +16,16 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
+from regard._constraints import Integer, Interval, Options, size
 from regard._errors import RegardWarning, rejected
 from regard.engines.fused.morton import morton_order
-from regard.regression import _inputs, _widths
-from regard.regression._columns import Columns
+from regard.regression import _bandwidth_selection, _validation
+from regard.regression._bandwidth_selection import Curve, LeaveOneOut
+from regard.regression._column_encoder import ColumnEncoder
+from regard.regression._extrapolation import DataSupport
 from regard.regression._features import CATEGORICAL, Features, kinds_of
+from regard.regression._kernel_smoother import Smoother
 from regard.regression._kernels import Kernel, named
-from regard.regression._reach import Reach
-from regard.regression._smoother import Smoother
-from regard.regression._widths import Curve, LeaveOneOut
 
 
 class TrainingPoints(BaseEstimator):
@@ -57,9 +59,9 @@ class TrainingPoints(BaseEstimator):
         self.dtype = dtype
         self.verbose = verbose
 
-    _columns: Columns
+    _columns: ColumnEncoder
 
-    # What a subclass says.
+    # A subclass defines these.
 
     @property
     def _order(self) -> int:
@@ -75,12 +77,12 @@ class TrainingPoints(BaseEstimator):
         """Check the parameters that need no data, and return the estimator's name."""
         name = type(self).__name__
         named(name, self.kernel)
-        _inputs.device_of(name, self.device)
-        _inputs.choice(name, "empty", self.empty, _inputs.EMPTY)
-        _inputs.count(name, "max_iter", self.max_iter)
-        _inputs.number(name, "tol", self.tol)
+        _validation.device_of(name, self.device)
+        Options(_validation.EMPTY)(name, "empty", self.empty)
+        size(name, "max_iter", self.max_iter)
+        Interval(0, math.inf, "[)")(name, "tol", self.tol)
         if self.subsample is not None:
-            _inputs.count(name, "subsample", self.subsample, 2)
+            Integer(2)(name, "subsample", self.subsample)
         return name
 
     def _keep(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> None:
@@ -89,7 +91,7 @@ class TrainingPoints(BaseEstimator):
         weight = None
         if sample_weight is not None:
             weight = _check_sample_weight(
-                _inputs.as_array(sample_weight), X, dtype=np.float64, ensure_non_negative=True
+                _validation.as_array(sample_weight), X, dtype=np.float64, ensure_non_negative=True
             )
             rows = np.flatnonzero(weight > 0)
             weight = None if (weight[rows] == 1).all() else weight[rows]
@@ -110,8 +112,8 @@ class TrainingPoints(BaseEstimator):
 
     def _validated(self, X: Any, y: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return X and y as arrays."""
-        self._columns = Columns.of(X, None if options.get("reset", True) else self._columns)
-        X, y = self._columns.encoded(_inputs.as_array(X)), _inputs.as_array(y)
+        self._columns = ColumnEncoder.of(X, None if options.get("reset", True) else self._columns)
+        X, y = self._columns.encoded(_validation.as_array(X)), _validation.as_array(y)
         return validate_data(self, X, y, dtype=[np.float64, np.float32], **options)
 
     def _settle(self, rechoose: bool = True) -> Self:
@@ -122,21 +124,21 @@ class TrainingPoints(BaseEstimator):
         # Codes have no order.
         kinds = tuple(CATEGORICAL if i in self._columns.categories else kind for i, kind in enumerate(kinds))
         self._features = Features.of(name, kinds, self._X, kernel.form.manhattan)
-        self._dtype = _inputs.dtype_of(name, self.dtype, self._X)
+        self._dtype = _validation.dtype_of(name, self.dtype, self._X)
         self._center = np.average(self._targets(), axis=0, weights=self._weight)
-        asked = _inputs.checked_bandwidth(name, self.bandwidth, self.n_features_in_)
+        asked = _validation.checked_bandwidth(name, self.bandwidth, self.n_features_in_)
         for stale in ("loo_error_", "loo_curve_"):
             self.__dict__.pop(stale, None)
         coordinates = self._features.coordinates(self._X)
         unit = self._features.spread(coordinates, self._weight) * kernel.stretch(coordinates.shape[1])
         if isinstance(asked, str):
-            if rechoose or asked in _inputs.RULES or not hasattr(self, "bandwidth_"):
+            if rechoose or asked in _validation.RULES or not hasattr(self, "bandwidth_"):
                 self._choose(name, kernel, asked, unit)
         else:
             self.bandwidth_ = asked
             self.n_iter_ = 1
         with torch.no_grad():
-            self._reach = Reach.of(self._smoother(), self.bandwidth_, unit)
+            self._support = DataSupport.of(self._smoother(), self.bandwidth_, unit)
         return self
 
     def _choose(self, name: str, kernel: Kernel, way: str, unit: np.ndarray) -> None:
@@ -144,7 +146,7 @@ class TrainingPoints(BaseEstimator):
             expected = "be fixed, by rule or 'loo' where the kernel's weights do not change smoothly with it"
             raise rejected(name, "bandwidth", expected, f"'learned' with kernel={self.kernel!r}")
         self.n_iter_ = 1
-        if way in _inputs.RULES:
+        if way in _validation.RULES:
             # A weight counts repetitions, as elsewhere in scikit-learn.
             size = float(len(self._X) if self._weight is None else self._weight.sum())
             if self._weight is not None and size < len(self._X) and (self._weight < 1).all():
@@ -154,7 +156,7 @@ class TrainingPoints(BaseEstimator):
                     RegardWarning,
                     stacklevel=outside(),
                 )
-            self.bandwidth_ = unit * _widths.rule_of_thumb(way, max(size, 1.0), self.n_features_in_)
+            self.bandwidth_ = unit * _bandwidth_selection.rule_of_thumb(way, max(size, 1.0), self.n_features_in_)
             return
         if len(self._X) < 2:
             raise rejected(name, "X", f"have at least 2 rows for bandwidth={way!r}", "n_samples = 1")
@@ -163,7 +165,7 @@ class TrainingPoints(BaseEstimator):
         begin, self.loo_curve_ = self._searched(smoother, torch.from_numpy(unit), rows)
         if way == "learned":
             loo = LeaveOneOut(smoother, self.empty == "nearest", rows)
-            begin, self.n_iter_, self.loo_curve_ = _widths.learned(
+            begin, self.n_iter_, self.loo_curve_ = _bandwidth_selection.learn_bandwidths(
                 loo, begin.to(smoother.key), self.max_iter, self.tol, self.verbose
             )
         self.bandwidth_ = begin.double().cpu().numpy()
@@ -171,7 +173,7 @@ class TrainingPoints(BaseEstimator):
 
     def _searched(self, smoother: Smoother, unit: Tensor, rows: Tensor | None) -> tuple[Tensor, Curve]:
         nearest = self.empty == "nearest"
-        look = self._left_out(len(self._X), _widths.LOOK) if rows is None else None
+        look = self._left_out(len(self._X), _bandwidth_selection.LOOK) if rows is None else None
 
         over_all = LeaveOneOut(smoother, nearest, rows)
         over_some = over_all if look is None else LeaveOneOut(smoother, nearest, look)
@@ -180,7 +182,7 @@ class TrainingPoints(BaseEstimator):
             with torch.no_grad():
                 return float((over_all if some is None else over_some).error(bandwidth.to(smoother.key)))
 
-        return _widths.searched(error_of, unit, len(self._X), look, self.verbose)
+        return _bandwidth_selection.search_bandwidth(error_of, unit, len(self._X), look, self.verbose)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "bandwidth_")
@@ -193,10 +195,10 @@ class TrainingPoints(BaseEstimator):
         return torch.from_numpy(np.sort(drawn)).to(self._device())
 
     def _device(self) -> torch.device:
-        return _inputs.device_of(type(self).__name__, self.device)
+        return _validation.device_of(type(self).__name__, self.device)
 
     def _bandwidth(self, smoother: Smoother) -> Tensor:
-        return _inputs.tensor(self.bandwidth_).to(smoother.key)
+        return _validation.tensor(self.bandwidth_).to(smoother.key)
 
     def _smoother(self, in_order: bool = False) -> Smoother:
         """Return the points on the device; for kernels of short reach in an order in which neighbours are together."""
@@ -205,9 +207,11 @@ class TrainingPoints(BaseEstimator):
         # Sums of products cancel too much for float32.
         dtype = torch.float64 if order else self._dtype
         place = self._device()
-        key = _inputs.tensor(self._features.coordinates(self._X)).to(place, dtype)
-        target = _inputs.tensor(self._targets() - self._center).to(place, dtype)
-        weight = None if self._weight is None else _inputs.tensor(self._weight / self._weight.max()).to(place, dtype)
+        key = _validation.tensor(self._features.coordinates(self._X)).to(place, dtype)
+        target = _validation.tensor(self._targets() - self._center).to(place, dtype)
+        weight = (
+            None if self._weight is None else _validation.tensor(self._weight / self._weight.max()).to(place, dtype)
+        )
         if in_order:
             along = curve_order(key)
             key, target = key[along], target[along]

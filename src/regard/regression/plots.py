@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from regard._constraints import Integer
 from regard._errors import described, rejected
-from regard.regression import _inputs
+from regard.regression import _validation
 from regard.regression._base import KernelEstimator
-from regard.regression._reach import ExtrapolationWarning
+from regard.regression._extrapolation import ExtrapolationWarning
 from regard.regression.classifier import NadarayaWatsonClassifier
 
 #: Training points that are drawn at most, and queries of a heat map.
@@ -77,10 +78,10 @@ def plot_fit(
     ('x0', 'y')
     """
     place = _checked("plot_fit", estimator, ax, feature)
-    _inputs.count("plot_fit", "grid", grid, 2)
+    Integer(2)("plot_fit", "grid", grid)
     classifies = isinstance(estimator, NadarayaWatsonClassifier)
     several = 1 if classifies else estimator._targets().shape[1]
-    if _inputs.count("plot_fit", "output", output, 0) >= several:
+    if Integer(0)("plot_fit", "output", output) >= several:
         raise rejected("plot_fit", "output", f"be below the number of targets that are drawn, {several}", output)
     X = _line(estimator, place, grid)
     x, seen = X[:, place], estimator._X[:, place]
@@ -166,8 +167,8 @@ def plot_weights(estimator: Any, X: Any = None, ax: Any = None, *, feature: int 
         with _nameless():
             weights = np.asarray(estimator.weights(X))
     else:
-        weights = np.asarray(_inputs.as_array(estimator.weights(X)))
-    at = np.asarray(_inputs.as_array(X))[:, place].astype(np.float64)
+        weights = np.asarray(_validation.as_array(estimator.weights(X)))
+    at = np.asarray(_validation.as_array(X))[:, place].astype(np.float64)
     seen = estimator._X[:, place]
     down, across = at.argsort(kind="stable"), seen.argsort(kind="stable")
     picture = weights[:, estimator._rows][np.ix_(down, across)]
@@ -262,7 +263,7 @@ def _checked(function: str, estimator: Any, ax: Any, feature: int | str) -> int:
         if feature not in names:
             raise rejected(function, "feature", "name a feature that X had", repr(feature))
         return names.index(feature)
-    if _inputs.count(function, "feature", feature, 0) >= estimator.n_features_in_:
+    if Integer(0)(function, "feature", feature) >= estimator.n_features_in_:
         raise rejected(function, "feature", f"be below the number of features, {estimator.n_features_in_}", feature)
     return int(feature)
 
@@ -270,7 +271,7 @@ def _checked(function: str, estimator: Any, ax: Any, feature: int | str) -> int:
 def _factors(factors: Any) -> np.ndarray:
     expected = "be positive numbers"
     try:
-        times = np.atleast_1d(np.asarray(_inputs.as_array(factors), dtype=np.float64))
+        times = np.atleast_1d(np.asarray(_validation.as_array(factors), dtype=np.float64))
     except (TypeError, ValueError):
         raise rejected("plot_loo", "factors", expected, described(factors), TypeError) from None
     if times.ndim != 1 or not len(times) or not (np.isfinite(times) & (times > 0)).all():

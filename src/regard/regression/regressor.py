@@ -10,8 +10,9 @@ import torch
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
+from regard._constraints import Options
 from regard._errors import rejected
-from regard.regression import _inputs
+from regard.regression import _validation
 from regard.regression._base import KernelEstimator
 from regard.regression._progress import progress
 from regard.regression._quantiles import along_lines, of_targets
@@ -229,7 +230,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         lost = ~found.reached
         if self.empty == "raise" and bool(lost.any()):
             self._instead(smoother, query[lost], bandwidth, len(query))
-        beyond = self._reach.exceeded(smoother, query, found)
+        beyond = self._support.exceeded(smoother, query, found)
         self._warn_of_extrapolation(beyond, lost)
         wanted = torch.from_numpy(shares).to(query)
         if self._order:
@@ -255,7 +256,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
 
     def _shaped(self, X: Any, found: np.ndarray) -> Any:
         """Return what was found for (n, n_outputs, ...) beside X, without outputs where targets have none."""
-        return _inputs.like(X, found if self._y.ndim == 2 else found[:, 0])
+        return _validation.like(X, found if self._y.ndim == 2 else found[:, 0])
 
     @property
     def _order(self) -> int:
@@ -263,7 +264,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
 
     def _checked(self) -> str:
         name = super()._checked()
-        _inputs.choice(name, "order", self.order, (0, 1))
+        Options((0, 1))(name, "order", self.order)
         return name
 
     def _targets(self) -> np.ndarray:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from regard._catalogue import mechanism
+from regard._constraints import TensorOf
 from regard._errors import rejected, shape
-from regard.scores.base import Score, checked_tensor, register
+from regard.scores.base import Score, register
 
 
 def tanh_scores(query: Tensor, key: Tensor, w_v: Tensor) -> Tensor:
@@ -60,16 +61,15 @@ class Additive(Score):
     mixed_widths = True
 
     def __init__(self, w_v: Tensor, w_q: Tensor | None = None, w_k: Tensor | None = None) -> None:
-        width = checked_tensor("Additive", "w_v", w_v, "(C,) or (H, C)", (1, 2)).shape[-1]
+        width = TensorOf(("C",), ("H", "C"))(self, "w_v", w_v).shape[-1]
         for name, weight in (("w_q", w_q), ("w_k", w_k)):
-            wanted = f"({width}, E) or (H, {width}, E)"
-            if weight is not None and checked_tensor("Additive", name, weight, wanted, (2, 3)).shape[-2] != width:
-                raise rejected("Additive", name, f"have shape {wanted}", shape(weight))
+            if weight is not None:
+                TensorOf((width, "E"), ("H", width, "E"))(self, name, weight)
         self.w_v, self.w_q, self.w_k = w_v, w_q, w_k
 
     @property
     def per_head(self) -> bool:
-        """Whether w_v differs per head."""
+        """True where w_v differs per head."""
         return self.w_v.dim() == 2
 
     def check(self, query: Tensor, key: Tensor) -> None:

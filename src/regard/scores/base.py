@@ -10,7 +10,6 @@ from typing import ClassVar, Literal, Self, TypeVar
 import torch
 from torch import Tensor
 
-from regard._errors import described, rejected, shape
 from regard._part import Part
 
 
@@ -33,7 +32,7 @@ class DotForm:
 
 
 class Score(Part, ABC):
-    """How a query and a key compare: the log-weight of every (query, key) pair.
+    """A comparison of queries and keys: the log-weight of every (query, key) pair.
 
     A subclass defines :meth:`compare`; everything else has a default. ``project`` does per-row work once
     (O(L + S)); ``compare`` is called on tiles of its results and must treat each pair by itself, so that a
@@ -90,7 +89,7 @@ class Score(Part, ABC):
 
     @property
     def per_head(self) -> bool:
-        """Whether :meth:`compare` uses tensors that differ per query head, so that heads cannot be folded into rows."""
+        """True where :meth:`compare` uses tensors that differ per query head: heads cannot be folded into rows."""
         return False
 
     def pair_size(self, width: int) -> int:  # noqa: ARG002
@@ -105,15 +104,6 @@ class Score(Part, ABC):
     def sample(cls, query_width: int, key_width: int, keys: int, generator: torch.Generator) -> Self:  # noqa: ARG003
         """Return an instance for tests that fits these widths and this number of keys (parameters in float32)."""
         return cls()
-
-
-def checked_tensor(function: str, argument: str, value: object, expected: str, dims: tuple[int, ...]) -> Tensor:
-    """Return a floating-point tensor with one of these numbers of dimensions, or raise."""
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        raise rejected(function, argument, f"be a float tensor of shape {expected}", described(value), TypeError)
-    if value.dim() not in dims:
-        raise rejected(function, argument, f"have shape {expected}", shape(value))
-    return value
 
 
 #: The names of :data:`TABLE`, for editors and type checkers; first those of the kernels.

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from regard._catalogue import mechanism
+from regard._constraints import TensorOf, floats
 from regard._errors import rejected, shape
 from regard.scores.additive import check_heads, tanh_scores
-from regard.scores.base import Score, checked_tensor, register
+from regard.scores.base import Score, register
 
 
 @register("concat")
@@ -43,15 +44,13 @@ class Concat(Score):
     mixed_widths = True
 
     def __init__(self, w_v: Tensor, weight: Tensor) -> None:
-        width = checked_tensor("Concat", "w_v", w_v, "(C,) or (H, C)", (1, 2)).shape[-1]
-        checked_tensor("Concat", "weight", weight, f"({width}, Eq + Ek)", (2,))
-        if weight.shape[0] != width:
-            raise rejected("Concat", "weight", f"have shape ({width}, Eq + Ek)", shape(weight))
+        width = TensorOf(("C",), ("H", "C"))(self, "w_v", w_v).shape[-1]
+        floats(self, "weight", weight, width, "Eq + Ek")
         self.w_v, self.weight = w_v, weight
 
     @property
     def per_head(self) -> bool:
-        """Whether w_v differs per head."""
+        """True where w_v differs per head."""
         return self.w_v.dim() == 2
 
     def check(self, query: Tensor, key: Tensor) -> None:

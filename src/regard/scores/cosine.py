@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from regard._catalogue import mechanism
-from regard._errors import NUMBERS, described, rejected
+from regard._constraints import Interval
+from regard._errors import rejected
 from regard.scores.base import register
 from regard.scores.dot_like import DotLike
 
@@ -57,14 +58,8 @@ class Cosine(DotLike):
             if temperature.numel() != 1:
                 raise rejected("Cosine", "temperature", "have one element", tuple(temperature.shape))
             temperature = temperature.reshape(())
-        elif isinstance(temperature, bool) or not isinstance(temperature, NUMBERS):
-            raise rejected(
-                "Cosine", "temperature", "be a positive number or a tensor", described(temperature), TypeError
-            )
-        elif not 0 < temperature < math.inf:
-            raise rejected("Cosine", "temperature", "be a positive number or a tensor", temperature)
         else:
-            temperature = float(temperature)
+            temperature = Interval(0, math.inf, "()", note=" or a tensor")(self, "temperature", temperature)
         self.temperature = temperature
 
     def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,21 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._errors import NUMBERS, described, rejected, shape
+from regard._constraints import Interval, TensorOf
+from regard._errors import rejected, shape
 from regard.scores.base import TABLE, Score
 
-
-def checked_width(width: float | Tensor, function: str, argument: str) -> float | Tensor:
-    """Return a width that is a positive number, or a tensor of one element or one per feature; else raise."""
-    if isinstance(width, Tensor):
-        if width.dim() > 1 or not width.is_floating_point():
-            raise rejected(function, argument, "be a float tensor of shape () or (E,)", described(width))
-        return width
-    if isinstance(width, bool) or not isinstance(width, NUMBERS):
-        raise rejected(function, argument, "be a positive number or a tensor", described(width), TypeError)
-    if not 0 < width < math.inf:
-        raise rejected(function, argument, "be a positive finite number", width)
-    return width if type(width) is int else float(width)  # NumPy's numbers, too
+_WIDTH = Interval(0, math.inf, "()", note=" or a tensor")
 
 
 class Distance(Score):
@@ -49,7 +39,11 @@ class Distance(Score):
     smooth: ClassVar[bool] = True
 
     def __init__(self, width: float | Tensor = 1.0) -> None:
-        self.width = checked_width(width, type(self).__name__, self.unit)
+        if isinstance(width, Tensor):
+            TensorOf((), ("E",))(self, self.unit, width)
+        else:
+            width = _WIDTH(self, self.unit, width)
+        self.width = width
 
     @staticmethod
     def log_profile(u: Any) -> Any:

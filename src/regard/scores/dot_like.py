@@ -1,4 +1,4 @@
-"""What the scores share that are a dot product of features of the query and of the key."""
+"""Base of the scores that are a dot product of features of the query and of the key."""
 
 from __future__ import annotations
 

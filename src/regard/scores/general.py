@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from regard._catalogue import mechanism
+from regard._constraints import TensorOf
 from regard._errors import rejected, shape
-from regard.scores.base import checked_tensor, register
+from regard.scores.base import register
 from regard.scores.dot_like import DotLike
 
 
@@ -39,7 +40,7 @@ class General(DotLike):
     mixed_widths = True
 
     def __init__(self, weight: Tensor) -> None:
-        self.weight = checked_tensor("General", "weight", weight, "(Eq, Ek) or (H, Eq, Ek)", (2, 3))
+        self.weight = TensorOf(("Eq", "Ek"), ("H", "Eq", "Ek"))(self, "weight", weight)
 
     def check(self, query: Tensor, key: Tensor) -> None:
         wanted = (query.shape[-1], key.shape[-1])

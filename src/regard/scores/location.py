@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from regard._catalogue import mechanism
+from regard._constraints import floats
 from regard._errors import rejected, shape
-from regard.scores.base import checked_tensor, register
+from regard.scores.base import register
 from regard.scores.dot_like import DotLike
 
 
@@ -42,7 +43,7 @@ class Location(DotLike):
     positional = True
 
     def __init__(self, weight: Tensor) -> None:
-        self.weight = checked_tensor("Location", "weight", weight, "(S_max, Eq)", (2,))
+        self.weight = floats(self, "weight", weight, "S_max", "Eq")
 
     def check(self, query: Tensor, key: Tensor) -> None:
         if self.weight.shape[1] != query.shape[-1] or self.weight.shape[0] < key.shape[-2]:

@@ -52,7 +52,7 @@ class ScoreMod(Score):
 
     @property
     def per_head(self) -> bool:
-        """Whether the base's tensors differ per head."""
+        """True where the base's tensors differ per head."""
         return self.base.per_head
 
     @property

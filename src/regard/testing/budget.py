@@ -1,4 +1,4 @@
-"""What error is fair: twice that of the plain eager formula in the same dtype, plus one rounding (law 6).
+"""Error budgets: twice that of the plain eager formula in the same dtype, plus one rounding (law 6).
 
 Eager's error on a single tiny problem may be small by luck, or nothing. It is therefore the largest over the problem
 and neighbours of it, whose inputs and scale differ by a random relative 2⁻⁶, each against its own oracle: as many as
@@ -37,7 +37,7 @@ def neighbours(pairs: int) -> int:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a result should be, and how far from it it may be.
+    """The right result, and the error that is allowed.
 
     Attributes
     ----------

@@ -21,9 +21,9 @@ import regard
 from regard import engines
 from regard.engines import Engine
 from regard.testing.case import Case
+from regard.testing.case_generator import Dice
 from regard.testing.conformance import combinations, draw_for, judge
-from regard.testing.draw import Dice
-from regard.testing.guards import guarded_kernels
+from regard.testing.guarded_memory import guarded_kernels
 from regard.testing.laws import LAWS, Law
 from regard.testing.workers import Failure, answers
 
@@ -35,14 +35,14 @@ _DRAWS = 200
 
 @dataclass(frozen=True)
 class Plan:
-    """What decides every case of a campaign.
+    """The parameters that decide every case of a campaign.
 
     Attributes
     ----------
     seed : int
     laws, engines : tuple of str
     guard : bool
-        Whether compiled kernels run on guarded memory (:mod:`regard.testing.guards`).
+        Whether compiled kernels run on guarded memory (:mod:`regard.testing.guarded_memory`).
     """
 
     seed: int = 0
@@ -64,7 +64,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Entry:
-    """What came of one case: as :class:`~regard.testing.Verdict` says, or "died" or "hung" with its process."""
+    """The outcome of one case: as :class:`~regard.testing.Verdict` says, or "died" or "hung" with its process."""
 
     index: int
     law: str
@@ -75,7 +75,7 @@ class Entry:
 
     @property
     def is_broken(self) -> bool:
-        """Whether it is neither held nor refused."""
+        """True unless it held or was refused."""
         return self.outcome not in ("held", "refused")
 
 
@@ -104,7 +104,7 @@ def entries(plan: Plan, indices: Sequence[int], workers: int = 0) -> Iterator[En
 
 @dataclass
 class Tally:
-    """What came of the cases so far."""
+    """Counts of the outcomes so far."""
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     broken: list[Entry] = field(default_factory=list)

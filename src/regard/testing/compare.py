@@ -1,4 +1,4 @@
-"""How queries and keys compare, and the derivative of that: by a written-out formula, or by the score's own code."""
+"""Compare queries and keys, with the derivative: by a written-out formula, or by the score's own code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from regard.masks import Extent, Mask
 from regard.scores import Score, ScoreMod
 from regard.testing.case import named
+from regard.testing.fallback_oracle import OwnComparison
 from regard.testing.formulas import FORMULAS, Array, Formula, attributes
 from regard.testing.statement import indices
-from regard.testing.unstated import OwnComparison
 
 #: The imaginary step by which derivatives are taken: its square vanishes beside anything.
 STEP = 2.0**-100
@@ -52,7 +52,7 @@ def stated(score: Score) -> Score:
 
 
 def has_formula(score: Score) -> bool:
-    """Whether a score is judged by a formula, and not by its own code."""
+    """Return whether a score is judged by a formula, and not by its own code."""
     return type(stated(score)) in FORMULAS
 
 

@@ -11,7 +11,7 @@ from regard.engines import Engine
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.testing import samples
 from regard.testing.case import Call, Case
-from regard.testing.draw import DTYPES, Dice, Source, draw
+from regard.testing.case_generator import DTYPES, Dice, Source, draw
 from regard.testing.laws import LAWS, Law
 from regard.testing.laws.planning import refused
 from regard.testing.tiny import tiny_tiles
@@ -19,7 +19,7 @@ from regard.testing.tiny import tiny_tiles
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one case.
+    """The verdict on one case.
 
     Attributes
     ----------
@@ -77,7 +77,8 @@ def _combinations(engine: Engine, parts: tuple[str, ...], normalizers: tuple[str
 def combinations(engine: Engine) -> list[tuple[str, str, str]]:
     """Return every registered (score, normalizer, dtype) that an engine runs in the plainest call.
 
-    Dtypes are repeated as they are in :data:`~regard.testing.draw.DTYPES`, which makes some of them more frequent.
+    Dtypes are repeated as they are in :data:`~regard.testing.case_generator.DTYPES`, which makes some of them more
+    frequent.
     """
     return _combinations(engine, tuple(samples.names()), tuple(NORMALIZERS))
 

@@ -1,4 +1,4 @@
-"""The plain eager formula in the call's own dtype: the measure of what error is fair."""
+"""The plain eager formula in the call's own dtype, by whose error engines are measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.normalizers.base import Normalizer
 from regard.testing.case import named
-from regard.testing.simplex import WEIGHINGS, Weighing, alpha_of
+from regard.testing.normalizer_formulas import WEIGHINGS, Weighing, alpha_of
 from regard.testing.statement import Statement, indices
 
 

@@ -1,8 +1,8 @@
-"""Attention by other means: NumPy, in a precision wider than the call's, with gradients by complex steps.
+"""The oracle: attention in NumPy, in a precision wider than the call's, with gradients by complex steps.
 
 The oracle shares no code with the engines: scores are the written-out :data:`~regard.testing.formulas.FORMULAS`,
-weights those of :mod:`~regard.testing.simplex`, and masks are asked for each pair. It calculates in 80-bit numbers
-where the platform has them and the call is in float64, and in float64 for narrower calls.
+weights those of :mod:`~regard.testing.normalizer_formulas`, and masks are asked for each pair. It calculates in 80-bit
+numbers where the platform has them and the call is in float64, and in float64 for narrower calls.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from regard.normalizers import Softmax
 from regard.scores import ScoreMod
 from regard.testing import compare
 from regard.testing.case import named
+from regard.testing.fallback_oracle import OwnWeighing, own_modification
 from regard.testing.formulas import Array
+from regard.testing.normalizer_formulas import WEIGHINGS, Weighing
 from regard.testing.samples import MODS
-from regard.testing.simplex import WEIGHINGS, Weighing
 from regard.testing.statement import Statement, indices
-from regard.testing.unstated import OwnWeighing, own_modification
 
 
 class Sized(NamedTuple):
@@ -34,7 +34,7 @@ class Sized(NamedTuple):
 
 @dataclass(frozen=True)
 class Oracle:
-    """What a statement's answers are; everything is calculated when first asked for.
+    """The right answers to a statement; each is calculated when first asked for.
 
     All arrays have the neighbours K in front.
 
@@ -57,7 +57,7 @@ class Oracle:
 
     @cached_property
     def comparison(self) -> compare.Comparison:
-        """How queries and keys compare, and the derivative of that."""
+        """The scores of queries and keys, and their derivative."""
         query, key, _ = self._rows
         s = self.statement
         return compare.of(s.score, query, key, [s.array(t) for t in s.score.tensors()])

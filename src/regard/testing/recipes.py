@@ -37,7 +37,7 @@ def build(recipe: Recipe, extent: Extent, generator: torch.Generator, dtype: tor
 
 
 def has_bias(recipe: Recipe | None) -> bool:
-    """Whether the mask of a recipe adds something to the scores."""
+    """Return whether the mask of a recipe adds something to the scores."""
     if recipe is None:
         return False
     if recipe[0] in sampled():

@@ -18,7 +18,7 @@ from regard.testing.formulas import Array
 
 @dataclass(frozen=True)
 class Widths:
-    """What a score must fit: query and key widths, the number of keys, query heads H and key heads G."""
+    """The sizes that a score must fit: query and key widths, the number of keys, query heads H and key heads G."""
 
     query: int
     key: int
@@ -111,6 +111,6 @@ def make(name: str, widths: Widths, generator: torch.Generator) -> Score:
 
 
 def mixes_widths(name: str) -> bool:
-    """Whether the score takes keys of another width than the queries."""
+    """Return whether the score takes keys of another width than the queries."""
     base = name.split("/", maxsplit=1)[0]
     return name not in SAME_WIDTHS and base in TABLE and TABLE[base].mixed_widths

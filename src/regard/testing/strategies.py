@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from regard import engines
 from regard.engines import Engine
 from regard.testing.case import Call, Case
+from regard.testing.case_generator import draw, mask
 from regard.testing.conformance import combinations
-from regard.testing.draw import draw, mask
 from regard.testing.laws import LAWS, Law
 from regard.testing.recipes import Recipe
 

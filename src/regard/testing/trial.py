@@ -15,8 +15,8 @@ from regard.testing.budget import Budget, array, neighbours
 from regard.testing.case import Call, gradients, has_graph
 from regard.testing.eager import Eager
 from regard.testing.formulas import Array
+from regard.testing.normalizer_formulas import WEIGHINGS
 from regard.testing.oracle import Oracle, Sized
-from regard.testing.simplex import WEIGHINGS
 from regard.testing.statement import Statement
 
 #: Copies of a problem, off by rounding errors, by which it is told which rows hang on them.
@@ -49,12 +49,12 @@ class Trial:
 
     @cached_property
     def oracle(self) -> Oracle:
-        """What is right."""
+        """The right answer."""
         return Oracle(self.statement, self.keeps_lse)
 
     @cached_property
     def eager(self) -> Eager:
-        """What the plain formula answers."""
+        """The answer of the plain formula."""
         return Eager(self.statement)
 
     @cached_property
@@ -123,7 +123,7 @@ class Trial:
 
 
 def keeps_lse(engine: Engine) -> bool:
-    """Whether an engine's backward pass knows a row's statistic through its log-sum-exp alone.
+    """Return whether an engine's backward pass knows a row's statistic through its log-sum-exp alone.
 
     Fused kernels keep nothing else of a row. A weight is then exp(score − lse), and one rounding of the log-sum-exp
     changes it by so much, relatively, also where one key has all the weight and eager errs by nothing. An engine
@@ -133,7 +133,7 @@ def keeps_lse(engine: Engine) -> bool:
 
 
 def is_judged(call: Call) -> bool:
-    """Whether there is an oracle for a call: nothing in it is drawn, and its score is stated in a wider precision."""
+    """Return whether a call has an oracle: nothing in it is drawn, and its score is stated in a wider precision."""
     if call.normalizer.random:
         return False
     stated = compare.has_formula(call.score) and type(call.normalizer) in WEIGHINGS

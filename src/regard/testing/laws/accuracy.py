@@ -48,7 +48,7 @@ def _is_drawn(case: Case) -> Case | None:
 
 @law("drawn", "A draw weighs one visible key of each row with 1, and the output reads that key's value.", _is_drawn)
 def drawn(case: Case, engine: Engine) -> None:
-    """What can be said of a random normalizer: its weights are one-hot, and the output follows from them."""
+    """Check a random normalizer as far as one can: its weights are one-hot, and the output follows from them."""
     call = Call.of(case)
     output, aux = call.look(engine, weights=True, scores=True)
     assert aux.weights is not None and aux.scores is not None

@@ -1,4 +1,4 @@
-"""What a law is: a function that takes a case and an engine, and raises AssertionError where the law is broken."""
+"""Laws: functions that take a case and an engine, and raise AssertionError where the law is broken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""That a part's code is its formula: what the error budget, which both share, cannot tell."""
+"""Compare a part's code with its formula, which the error budget, shared by both, cannot do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from regard.testing import compare
 from regard.testing.budget import array, error, one_rounding
 from regard.testing.case import Call, Case
 from regard.testing.laws.base import law, require
-from regard.testing.simplex import WEIGHINGS
+from regard.testing.normalizer_formulas import WEIGHINGS
 from regard.testing.trial import Trial
 
 

@@ -152,7 +152,7 @@ def _with_a_score_that_reads_keys(case: Case) -> Case | None:
 
 @law("shown", "A NaN in a key that some see shows in their outputs and gradients.", _with_a_score_that_reads_keys, 0.5)
 def shown(case: Case, engine: Engine) -> None:
-    """What is broken and visible is not swallowed, whatever the normalizer."""
+    """Check that a visible NaN is not swallowed, whatever the normalizer."""
     call = Call.of(case)
     problem = call.problem()
     place = case.seed % case.keys

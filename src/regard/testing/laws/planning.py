@@ -1,4 +1,4 @@
-"""What is promised of a call beside its numbers: plans, refusals, and that asking changes nothing."""
+"""Check the promises about a call other than its numbers: plans, refusals, and that asking changes nothing."""
 
 from __future__ import annotations
 

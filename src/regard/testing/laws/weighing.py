@@ -128,7 +128,7 @@ def large_scores(case: Case, engine: Engine) -> None:
 
 
 def _stays_finite(call: Call, limit: float) -> bool:
-    """Whether no score, before or after scale and bias, leaves the dtype."""
+    """Return whether no score, before or after scale and bias, leaves the dtype."""
     if not (call.query.isfinite().all() and call.key.isfinite().all()):
         return False
     oracle = Oracle(Statement.of(call))

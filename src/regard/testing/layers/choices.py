@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from regard.nn.decomposable import DecomposableAttention
-from regard.nn.hard import HardAttention
 from regard.nn.intra import IntraAttention
 from regard.nn.local import LocalAttention
 from regard.nn.positional import FactorizedPositionalAttention, PositionalAttention
+from regard.nn.stochastic_attention import HardAttention
 from regard.testing.layers.sample import Array, Call, Padded, array, filled, first, sample, softmax
 
 LENGTHS = torch.tensor([3, 5])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.nn.channels import CBAM, ECA, ChannelAttention, SpatialAttention, SqueezeExcitation
 from regard.nn.conv_attention import MultiheadConvAttention
-from regard.nn.nonlocal_ import NonLocalBlock, SelfAttention2d
+from regard.nn.non_local import NonLocalBlock, SelfAttention2d
 from regard.testing.layers.sample import Array, Call, array, sample, softmax
 
 _M = TypeVar("_M", bound=nn.Module)

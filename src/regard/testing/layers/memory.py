@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.nn.dnc import DifferentiableNeuralComputer, DNCReadHead, DNCState, DNCWriteHead
 from regard.nn.memory import ContentAddressing
-from regard.nn.turing import NeuralTuringMachine, NTMReadHead, NTMState, NTMWriteHead
+from regard.nn.ntm import NeuralTuringMachine, NTMReadHead, NTMState, NTMWriteHead
 from regard.testing.layers.sample import Array, Call, Padded, array, sample, softmax
 
 LENGTHS = torch.tensor([2, 3])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard import masks
 from regard._attention import attention
 from regard._aux import AuxRequest
-from regard.nn.positions import LearnedPositions, Rotary, SinusoidalPositions
+from regard.nn.positional_encodings import LearnedPositions, Rotary, SinusoidalPositions
 from regard.nn.relative_positions import AlibiBias, RelativeBias, RelativePositions
 from regard.testing.layers.sample import Array, Call, Padded, array, first, sample, softmax
 

@@ -1,4 +1,4 @@
-"""What a sample of a layer is, the table of them, and NumPy for their formulas."""
+"""Samples of layers, the table of them, and NumPy for their formulas."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import AuxRequest
-from regard.nn.sets import ISAB, MAB, PMA, SAB
+from regard.nn.set_transformer import ISAB, MAB, PMA, SAB
 
 F64 = torch.float64
 ORDER = [4, 0, 3, 1, 2]
@@ -213,17 +213,17 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (
         lambda: SAB(3, 8, 2)(torch.zeros(2, 5, 3), torch.ones(2)),
         TypeError,
-        "SAB: valid_lens must be an integer tensor (B,) = (2,), got a float32 tensor of shape (2,).",
+        "SAB: valid_lens must be an integer tensor (2,), got a float32 tensor of shape (2,).",
     ),
     (
         lambda: PMA(8, 2)(torch.zeros(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)),
         TypeError,
-        "PMA: valid_lens must be an integer tensor (B,) = (2,), got a bool tensor of shape (2, 5).",
+        "PMA: valid_lens must be an integer tensor (2,), got a bool tensor of shape (2, 5).",
     ),
     (
         lambda: ISAB(3, 8, 2, 4)(torch.zeros(2, 5, 3), torch.tensor([1, 2, 3])),
         ValueError,
-        "ISAB: valid_lens must be an integer tensor (B,) = (2,), got (3,).",
+        "ISAB: valid_lens must have shape (2,), got (3,).",
     ),
     (
         lambda: MAB(3, 3, 8, 2)(torch.zeros(2, 5, 3), torch.zeros(1, 5, 3)),
@@ -233,7 +233,7 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (
         lambda: MAB(3, 3, 8, 2)(torch.zeros(2, 5, 3), torch.zeros(2, 5, 3), query_lens=torch.tensor([[1, 2]])),
         ValueError,
-        "MAB: query_lens must be an integer tensor (B,) = (2,), got (1, 2).",
+        "MAB: query_lens must have shape (2,), got (1, 2).",
     ),
 ]
 

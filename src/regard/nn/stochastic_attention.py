@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from regard._attention import attention
 from regard._aux import FIELDS, Aux, AuxRequest
 from regard._catalogue import mechanism
-from regard._errors import NUMBERS, described, rejected, shape, unknown_name
+from regard._constraints import Interval, Options, TensorOf, probability, size
+from regard._errors import rejected
 from regard.engines import EngineLike
 from regard.masks import MaskLike
-from regard.nn._base import ends, joined, probability, size
+from regard.nn._base import ends, joined
 from regard.nn._parts import current
 from regard.nn._scored import ScoredAttention, without_heads
 from regard.nn.scored import (
@@ -33,17 +34,6 @@ _DRAW = AuxRequest(weights=True, scores=True)
 ScorerName = Literal["additive", "concat", "dot", "general"]
 
 Estimator = Literal["reinforce", "gumbel"]
-
-
-def choice(layer: object, argument: str, value: Any, names: Any) -> str:
-    """Return one of the names of a ``Literal``, or raise for the layer's constructor."""
-    known = get_args(names)
-    if not isinstance(value, str):
-        expected = f"be one of {', '.join(map(repr, sorted(known)))}"
-        raise rejected(type(layer).__name__, argument, expected, described(value), TypeError)
-    if value not in known:
-        raise unknown_name(type(layer).__name__, argument, value, known)
-    return value
 
 
 def scorer(layer: object, kind: str, sizes: tuple[int, int, int], **where: Any) -> ScoredAttention:
@@ -152,11 +142,10 @@ class HardAttention(nn.Module):
             size(self, name, query_size if value is None else value) for name, value in given
         )
         self.dropout, self.momentum = probability(self, "dropout", dropout), probability(self, "momentum", momentum)
-        self.estimator = choice(self, "estimator", estimator, Estimator)
-        if isinstance(entropy, bool) or not isinstance(entropy, NUMBERS) or not 0 <= entropy < math.inf:
-            raise rejected("HardAttention", "entropy", "be a finite number of at least 0", described(entropy))
+        self.estimator = Options(get_args(Estimator))(self, "estimator", estimator)
+        Interval(0, math.inf, "[)")(self, "entropy", entropy)
         self.temperature, self.entropy, self.engine = Gumbel(temperature).temperature, float(entropy), engine
-        kind = choice(self, "score", score, ScorerName)
+        kind = Options(get_args(ScorerName))(self, "score", score)
         self.scorer = scorer(self, kind, (query_size, key_size, hidden_size), device=device, dtype=dtype)
         self.register_buffer("baseline", torch.zeros((), device=device, dtype=dtype))
         self.register_buffer("rewards", torch.zeros((), device=device, dtype=torch.long))
@@ -256,11 +245,7 @@ class HardAttention(nn.Module):
             raise rejected(who, "forward", "have drawn before, in training, with gradients", state, RuntimeError)
         log_p, entropy, drawn = (torch.cat(each, 1) for each in zip(*self._draws))
         B, N = log_p.shape
-        expected = f"be a float tensor of shape (B,) = {(B,)} or (B, N) = {(B, N)}"
-        if not isinstance(reward, Tensor) or not reward.is_floating_point():
-            raise rejected(who, "reward", expected, described(reward), TypeError)
-        if tuple(reward.shape) not in ((B,), (B, N)):
-            raise rejected(who, "reward", expected, shape(reward))
+        reward = TensorOf((B,), (B, N))(who, "reward", reward)
         self.forget()
         reward = reward.detach().to(log_p).reshape(B, -1).expand(B, N)
         advantage = torch.where(drawn, reward - self.baseline, 0.0)

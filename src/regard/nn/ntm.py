@@ -11,8 +11,8 @@ from torch.nn.functional import softplus
 
 from regard._autocast import suspended
 from regard._catalogue import mechanism
-from regard.nn._base import size
-from regard.nn.memory import MemoryMachine, emitted, floats, restart, similar, weigh
+from regard._constraints import Integer, floats, size
+from regard.nn.memory import MemoryMachine, emitted, restart, similar, weigh
 
 #: What every entry of a fresh memory is: small beside what is written, and not zero, so that it has a direction.
 FRESH = 1e-6
@@ -100,7 +100,7 @@ class TuringHead(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.input_size, self.width = size(self, "input_size", input_size), size(self, "width", width)
-        self.heads, self.shift = size(self, "heads", heads), size(self, "shift", shift, 0)
+        self.heads, self.shift = size(self, "heads", heads), Integer(0)(self, "shift", shift)
         self.parts = [self.width, 1, 1, 2 * self.shift + 1, 1, *more]
         self.emit = nn.Linear(self.input_size, self.heads * sum(self.parts), device=device, dtype=dtype)
         self.reset_parameters()
@@ -164,7 +164,7 @@ class NTMReadHead(TuringHead):
     Examples
     --------
     >>> import torch
-    >>> from regard.nn.turing import NTMReadHead
+    >>> from regard.nn.ntm import NTMReadHead
     >>> reads, weights = NTMReadHead(8, 4, heads=2)(torch.randn(3, 8), torch.randn(3, 10, 4))
     >>> reads.shape, weights.shape
     (torch.Size([3, 2, 4]), torch.Size([3, 2, 10]))
@@ -217,7 +217,7 @@ class NTMWriteHead(TuringHead):
     Examples
     --------
     >>> import torch
-    >>> from regard.nn.turing import NTMWriteHead
+    >>> from regard.nn.ntm import NTMWriteHead
     >>> memory, weights = NTMWriteHead(8, 4)(torch.randn(3, 8), torch.zeros(3, 10, 4))
     >>> memory.shape, weights.shape
     (torch.Size([3, 10, 4]), torch.Size([3, 1, 10]))
@@ -306,7 +306,7 @@ class NeuralTuringMachine(MemoryMachine[NTMState]):
     Examples
     --------
     >>> import torch
-    >>> from regard.nn.turing import NeuralTuringMachine
+    >>> from regard.nn.ntm import NeuralTuringMachine
     >>> layer = NeuralTuringMachine(5, 3, 16, memory_rows=10, memory_width=4)
     >>> outputs, state = layer(torch.randn(2, 6, 5), valid_lens=torch.tensor([4, 6]))
     >>> outputs.shape, state.memory.shape
@@ -333,7 +333,7 @@ class NeuralTuringMachine(MemoryMachine[NTMState]):
     ) -> None:
         sizes = (input_size, output_size, hidden_size, memory_rows, memory_width, read_heads)
         super().__init__(*sizes, controller, device, dtype)
-        self.write_heads, self.shift = size(self, "write_heads", write_heads), size(self, "shift", shift, 0)
+        self.write_heads, self.shift = size(self, "write_heads", write_heads), Integer(0)(self, "shift", shift)
         where: dict[str, Any] = {"shift": shift, "device": device, "dtype": dtype}
         self.write = NTMWriteHead(hidden_size, memory_width, write_heads, **where)
         self.read = NTMReadHead(hidden_size, memory_width, read_heads, **where)

@@ -1,4 +1,4 @@
-"""What stands in where no formula is stated: the part's own code, in float64."""
+"""Stand-ins for formulas that nobody stated: the part's own code, in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.normalizers.base import Normalizer
 from regard.scores import Score
 from regard.testing.case import named
 from regard.testing.formulas import Array
-from regard.testing.simplex import Weighing
+from regard.testing.normalizer_formulas import Weighing
 
 if TYPE_CHECKING:
     from regard.testing.statement import Statement

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bits_loss
 
 from regard.nn.memory import ContentAddressing, content_weights
-from regard.nn.turing import (
+from regard.nn.ntm import (
     NeuralTuringMachine,
     NTMReadHead,
     NTMState,
@@ -314,7 +314,7 @@ WRONG = [
     (
         TypeError,
         lambda: machine()(normal(2, 3, 3), None, torch.ones(2)),
-        r"valid_lens must be an integer tensor \(B,\), got a float32 tensor",
+        r"valid_lens must be an integer tensor \(2,\), got a float32 tensor",
     ),
     (
         ValueError,

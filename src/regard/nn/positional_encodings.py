@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard._catalogue import mechanism
-from regard._errors import NUMBERS, described, rejected, shape
+from regard._constraints import Integer, Interval, flag, floats, positive, probability, size
+from regard._errors import rejected, shape
 from regard._tracing import is_blind
 from regard.masks._checks import as_int, int_tensor
-from regard.nn._base import parameter, probability, rows, size
+from regard.nn._base import parameter, rows
 
 
 def placed(layer: object, length: int, offset: Any, batch: int | None, device: Any) -> Tensor:
@@ -46,15 +47,6 @@ def angles(positions: Tensor, width: int, base: float) -> Tensor:
 def wide(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype to calculate in: float32 for narrower ones."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def _positive(layer: object, argument: str, value: Any, most: float = math.inf) -> float:
-    expected = "be a finite number above 0" if most == math.inf else f"be a number in (0, {most:g}]"
-    if isinstance(value, bool) or not isinstance(value, NUMBERS):
-        raise rejected(type(layer).__name__, argument, expected, described(value), TypeError)
-    if not 0 < value <= most or value == math.inf:
-        raise rejected(type(layer).__name__, argument, expected, value)
-    return float(value)
 
 
 @mechanism(
@@ -91,7 +83,7 @@ class SinusoidalPositions(nn.Module):
         super().__init__()
         self.embed_dim = size(self, "embed_dim", embed_dim)
         self.dropout = probability(self, "dropout", dropout)
-        self.base = _positive(self, "base", base)
+        self.base = positive(self, "base", base)
 
     def forward(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
         """Return the rows with their positions' waves added.
@@ -130,7 +122,7 @@ class SinusoidalPositions(nn.Module):
         -------
         Tensor (L, E), or (B, L, E) for an offset per sequence
         """
-        length = size(self, "length", length, 0)
+        length = Integer(0)(self, "length", length)
         if device is None and isinstance(offset, Tensor):
             device = offset.device
         return self._waves(placed(self, length, offset, None, device)).to(dtype or torch.get_default_dtype())
@@ -275,10 +267,9 @@ class Rotary(nn.Module):
     ) -> None:
         super().__init__()
         self.head_dim = size(self, "head_dim", head_dim)
-        self.base = _positive(self, "base", base)
-        if not isinstance(interleaved, bool):
-            raise rejected("Rotary", "interleaved", "be a bool", described(interleaved), TypeError)
-        self.interleaved, self.fraction = interleaved, _positive(self, "fraction", fraction, 1)
+        self.base = positive(self, "base", base)
+        flag(self, "interleaved", interleaved)
+        self.interleaved, self.fraction = interleaved, Interval(0, 1, "(]")(self, "fraction", fraction)
         self.turned = math.floor(self.head_dim * self.fraction + 1e-9)
         if self.turned % 2 or not self.turned:
             name = "head_dim" if self.fraction == 1 else "head_dim · fraction"
@@ -298,11 +289,7 @@ class Rotary(nn.Module):
         Tensor (B, H, L, D)
             In the dtype of ``x``; angles are float64, the turning at least float32.
         """
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            expected = f"be a float tensor (B, H, L, {self.head_dim})"
-            raise rejected("Rotary", "x", expected, described(x), TypeError)
-        if x.dim() != 4 or x.shape[-1] != self.head_dim:
-            raise rejected("Rotary", "x", f"have shape (B, H, L, {self.head_dim})", shape(x))
+        x = floats(self, "x", x, "B", "H", "L", self.head_dim)
         turn = angles(placed(self, x.shape[2], offset, x.shape[0], x.device), self.turned, self.base)
         turn = turn.unsqueeze(1) if turn.dim() == 3 else turn
         cos, sin = (part.to(wide(x.dtype)) for part in (turn.cos(), turn.sin()))

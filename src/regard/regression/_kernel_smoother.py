@@ -26,7 +26,7 @@ Report = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is known at L queries.
+    """The estimate at L queries.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class Smoother:
 
     @property
     def rows_at_once(self) -> int:
-        """How many queries one call should have, by time and by memory."""
+        """Number of queries that one call should have, by time and by memory."""
         P = len(self.features.sloped_coordinates) if self.order else 0
         columns = 1 + 2 * self.target.shape[1] + P * (P + self.target.shape[1])
         return max(1, min(max(ROWS, PAIRS // max(len(self.key), 1)), HELD // (columns + 4 * P * P)))

@@ -1,11 +1,12 @@
-"""Keys and values of the steps so far: what makes decoding one step cost one row."""
+"""A key–value cache: with the keys and values of the steps so far kept, decoding a step costs one row."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from regard._errors import described, rejected, shape
+from regard._constraints import Integer
+from regard._errors import rejected, shape
 
 
 class KVCache:
@@ -37,11 +38,8 @@ class KVCache:
     """
 
     def __init__(self, capacity: int | None = None) -> None:
-        expected = "be an int of at least 1, or None"
-        if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int)):
-            raise rejected("KVCache", "capacity", expected, described(capacity), TypeError)
-        if capacity is not None and capacity < 1:
-            raise rejected("KVCache", "capacity", expected, capacity)
+        if capacity is not None:
+            Integer(1, ", or None")(self, "capacity", capacity)
         self.capacity = capacity
         self.reset()
 

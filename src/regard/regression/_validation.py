@@ -1,10 +1,8 @@
-"""What users give and get: arrays of NumPy, pandas and torch, and parameters that are checked when they are used."""
+"""Validate parameters when they are used, and convert arrays of NumPy, pandas and torch."""
 
 from __future__ import annotations
 
-import math
 from difflib import get_close_matches
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -68,7 +66,8 @@ def checked_bandwidth(function: str, bandwidth: Any, width: int) -> np.ndarray |
     expected = f"be a positive number, {width} of them, or one of {', '.join(map(repr, ways))}"
     if isinstance(bandwidth, str):
         if bandwidth not in ways:
-            raise rejected(function, "bandwidth", expected, _near(bandwidth, ways))
+            near = "".join(f" (did you mean {each!r}?)" for each in get_close_matches(bandwidth, ways, 1))
+            raise rejected(function, "bandwidth", expected, f"{bandwidth!r}{near}")
         return bandwidth
     try:
         found = np.asarray(as_array(bandwidth))
@@ -85,35 +84,3 @@ def checked_bandwidth(function: str, bandwidth: Any, width: int) -> np.ndarray |
 def _has_bool(bandwidth: Any) -> bool:
     each = bandwidth if isinstance(bandwidth, (list, tuple)) else (bandwidth,)
     return any(isinstance(one, (bool, np.bool_)) for one in each)
-
-
-def _near(value: Any, known: tuple[Any, ...]) -> str:
-    """Return what came, with the nearest name that would have been right."""
-    near = get_close_matches(value, [each for each in known if isinstance(each, str)], 1) if type(value) is str else []
-    return described(value) + (f" (did you mean {near[0]!r}?)" if near else "")
-
-
-def choice(function: str, name: str, value: Any, known: tuple[Any, ...]) -> None:
-    """Check that a parameter is one of a few."""
-    if isinstance(value, bool) or value not in known:
-        raise rejected(function, name, f"be one of {', '.join(map(repr, known))}", _near(value, known))
-
-
-def count(function: str, name: str, value: Any, least: int = 1) -> int:
-    """Return an integer that is large enough, or raise."""
-    expected = f"be an int of at least {least}"
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise rejected(function, name, expected, described(value), TypeError)
-    if value < least:
-        raise rejected(function, name, expected, value)
-    return int(value)
-
-
-def number(function: str, name: str, value: Any) -> float:
-    """Return a finite number of at least 0, or raise."""
-    expected = "be a finite number of at least 0"
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise rejected(function, name, expected, described(value), TypeError)
-    if not 0 <= (found := float(value)) < math.inf:
-        raise rejected(function, name, expected, value)
-    return found

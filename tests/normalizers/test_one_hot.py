@@ -47,7 +47,7 @@ def test_the_gradient_of_gumbel_is_that_of_the_noisy_softmax():
     u = torch.randn_like(weights)
     (found,) = torch.autograd.grad((weights * u).sum(), scores)
     torch.manual_seed(5)
-    from regard.normalizers.hard import gumbel_like
+    from regard.normalizers.one_hot import gumbel_like
 
     noise = gumbel_like(scores.detach())
     twin = scores.detach().clone().requires_grad_()

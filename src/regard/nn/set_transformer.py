@@ -11,15 +11,16 @@ from regard import masks
 from regard._attention import attention
 from regard._aux import Aux, AuxRequest
 from regard._catalogue import mechanism
-from regard._errors import described, rejected, shape
+from regard._constraints import lengths, probability, size
+from regard._errors import rejected, shape
 from regard.engines import EngineLike
-from regard.nn._base import INTEGERS, cleared, parameter, probability, rows, size
+from regard.nn._base import cleared, parameter, rows
 from regard.nn._parts import PartLayer, current, unusual
 from regard.normalizers import NormalizerLike
 
 
 class BlockParts(TypedDict, total=False):
-    """What every block can be given, as :class:`MAB` has it."""
+    """Keyword arguments that every block takes, as :class:`MAB` has them."""
 
     layer_norm: bool
     normalizer: NormalizerLike
@@ -37,14 +38,7 @@ def split(layer: object, hidden_size: Any, num_heads: Any) -> tuple[int, int]:
 
 def counts(layer: object, argument: str, value: Any, sets: int) -> Tensor | None:
     """Return how many elements of each set are real, (B,), None where all are, or raise for the layer's call."""
-    expected = f"be an integer tensor (B,) = ({sets},)"
-    if value is None:
-        return None
-    if not isinstance(value, Tensor) or value.dtype not in INTEGERS:
-        raise rejected(type(layer).__name__, argument, expected, described(value), TypeError)
-    if tuple(value.shape) != (sets,):
-        raise rejected(type(layer).__name__, argument, expected, shape(value))
-    return value
+    return None if value is None else lengths(layer, argument, value, sets)
 
 
 @mechanism(

@@ -1,4 +1,4 @@
-"""Columns of a pandas frame that are no numbers: dates become days, text and categories become codes."""
+"""ColumnEncoder of a pandas frame that are no numbers: dates become days, text and categories become codes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _DAY = np.timedelta64(1, "D")
 
 
 @dataclass(frozen=True)
-class Columns:
-    """What the columns of the training data were.
+class ColumnEncoder:
+    """Encode the columns of a frame as numbers, as the training data had them.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Columns:
     dates: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, X: Any, before: Columns | None = None) -> Columns:
+    def of(cls, X: Any, before: ColumnEncoder | None = None) -> ColumnEncoder:
         """Return the categories of training data; those of data ``before`` keep their codes."""
         known = {} if before is None else {place: list(values) for place, values in before.categories.items()}
         for place, column in _categorical(X, tuple(known)):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from regard._catalogue import mechanism
-from regard._errors import NUMBERS, described, rejected
+from regard._constraints import positive
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 from regard.normalizers.softmax import Softmax
 
@@ -109,10 +107,7 @@ class Gumbel(Normalizer):
     smooth = False
 
     def __init__(self, temperature: float = 1.0) -> None:
-        if isinstance(temperature, bool) or not isinstance(temperature, NUMBERS):
-            raise rejected("Gumbel", "temperature", "be a number", described(temperature), TypeError)
-        if not 0 < temperature < math.inf:
-            raise rejected("Gumbel", "temperature", "be positive and finite", temperature)
+        positive(self, "temperature", temperature)
         self.temperature = float(temperature)
 
     def weights(self, scores: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Every normalizer by other means, in NumPy: sorting and bisection instead of Newton's method, and its derivative."""
+"""Formulas of the normalizers in NumPy: sorting and bisection instead of Newton's method, and its derivative."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HALVINGS = 80
 
 @dataclass(frozen=True)
 class Weighing:
-    """How a normalizer weighs, written independently of the library.
+    """A normalizer's weights, written independently of the library.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Where the training data end: queries so far from every point that what is predicted there is extrapolated."""
+"""Detect extrapolation: queries that lie too far from every training point."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard import masks
 from regard._errors import RegardWarning
-from regard.regression._smoother import Estimate, Smoother
+from regard.regression._kernel_smoother import Estimate, Smoother
 
 #: Where training points lie further apart: how many of them have a nearer neighbour, and how much further a query is.
 USUAL, FURTHER = 0.95, math.sqrt(2)
@@ -26,8 +26,8 @@ class ExtrapolationWarning(RegardWarning):
 
 
 @dataclass(frozen=True)
-class Reach:
-    """Up to where predictions rest on training points.
+class DataSupport:
+    """The region in which predictions rest on training points.
 
     A query is beyond reach if the nearest training point lies further than the kernel's radius, in bandwidths: that is
     where the weight is 1 % of that at no distance, or 0 for a kernel that ends there. No bandwidth counts as wider than
@@ -50,7 +50,7 @@ class Reach:
     least: float
 
     @classmethod
-    def of(cls, smoother: Smoother, bandwidth: np.ndarray, spread: np.ndarray) -> Reach:
+    def of(cls, smoother: Smoother, bandwidth: np.ndarray, spread: np.ndarray) -> DataSupport:
         """Return the reach of the training points; ``spread`` (n_features,) is the bandwidth as wide as a feature."""
         kernel = smoother.kernel
         narrow = np.minimum(np.inf if kernel.flat else bandwidth, WIDEST * spread)

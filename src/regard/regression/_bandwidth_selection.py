@@ -1,4 +1,4 @@
-"""Choosing a bandwidth: rules of thumb, and the least leave-one-out error by search or by gradient."""
+"""Select a bandwidth: by rules of thumb, or by the least leave-one-out error, searched or learned by gradient."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
 from regard import masks
+from regard.regression._kernel_smoother import Estimate, Smoother
 from regard.regression._progress import progress
-from regard.regression._smoother import Estimate, Smoother
 
 #: Bandwidths of the first look, per factor of ten, and points that it leaves out at most.
 STEPS, LOOK = 6, 8192
@@ -53,7 +53,7 @@ def rule_of_thumb(rule: str, count: float, width: int) -> float:
 
 
 class LeaveOneOut:
-    """The error of predicting points from all the others.
+    """Leave-one-out cross-validation: the error of predicting each point from all the others.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ class LeaveOneOut:
         return total
 
 
-def searched(
+def search_bandwidth(
     error_of: Callable[[Tensor, Tensor | None], float], unit: Tensor, count: int, look: Tensor | None, verbose: int
 ) -> tuple[Tensor, Curve]:
     """Return the multiple of ``unit`` (n_features,) with the least error, and the errors that were seen.
@@ -152,7 +152,9 @@ def searched(
     return unit * float(np.exp(best)), curve
 
 
-def learned(loo: LeaveOneOut, begin: Tensor, max_iter: int, tol: float, verbose: int) -> tuple[Tensor, int, Curve]:
+def learn_bandwidths(
+    loo: LeaveOneOut, begin: Tensor, max_iter: int, tol: float, verbose: int
+) -> tuple[Tensor, int, Curve]:
     """Return a bandwidth for each feature by gradient descent (L-BFGS) on the leave-one-out error.
 
     It ends when an iteration gains less than a share ``tol`` of the error, or after ``max_iter`` iterations; what is

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.nn.positions import LearnedPositions, Rotary, SinusoidalPositions
+from regard.nn.positional_encodings import LearnedPositions, Rotary, SinusoidalPositions
 
 F64 = torch.float64
 B, H, L, D = 2, 3, 7, 8
@@ -188,9 +188,9 @@ PLACE = "must be an int, or an integer tensor () or (B,), got"
 WRONG: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: SinusoidalPositions(0), ValueError, "SinusoidalPositions: embed_dim must be an int of at least 1, got 0."),
     (lambda: SinusoidalPositions(8, 1.5), ValueError, "SinusoidalPositions: dropout must be a probability in [0, 1], got 1.5."),
-    (lambda: SinusoidalPositions(8, base=0), ValueError, "SinusoidalPositions: base must be a finite number above 0, got 0."),
-    (lambda: Rotary(8, math.inf), ValueError, "Rotary: base must be a finite number above 0, got inf."),
-    (lambda: Rotary(8, "1"), TypeError, "Rotary: base must be a finite number above 0, got '1'."),
+    (lambda: SinusoidalPositions(8, base=0), ValueError, "SinusoidalPositions: base must be a positive finite number, got 0."),
+    (lambda: Rotary(8, math.inf), ValueError, "Rotary: base must be a positive finite number, got inf."),
+    (lambda: Rotary(8, "1"), TypeError, "Rotary: base must be a positive finite number, got '1'."),
     (lambda: SinusoidalPositions(8)(X.int()), TypeError, "SinusoidalPositions: x must be a float tensor (B, N, 8), got an int32 tensor of shape (2, 3, 8)."),
     (lambda: SinusoidalPositions(4)(X), ValueError, "SinusoidalPositions: x must have shape (B, N, 4), got (2, 3, 8)."),
     (lambda: SinusoidalPositions(8)(X, 1.0), TypeError, "SinusoidalPositions: offset must be an int, got 1.0."),

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from regard._attention import attention
 from regard._aux import AuxRequest
 from regard._catalogue import mechanism
-from regard._errors import described, rejected, unknown_name
+from regard._constraints import Options, size
 from regard.engines import EngineLike
-from regard.nn._base import parameter, size
+from regard.nn._base import parameter
 from regard.nn.channels import image
 
 Mode = Literal["gaussian", "embedded", "dot", "concat"]
@@ -126,11 +126,7 @@ class NonLocalBlock(nn.Module):
         super().__init__()
         C = self.channels = size(self, "channels", channels)
         hidden = self.hidden_size = max(1, C // 2) if hidden_size is None else size(self, "hidden_size", hidden_size)
-        if not isinstance(mode, str):
-            expected = f"be one of {', '.join(map(repr, MODES))}"
-            raise rejected("NonLocalBlock", "mode", expected, described(mode), TypeError)
-        if mode not in MODES:
-            raise unknown_name("NonLocalBlock", "mode", mode, MODES)
+        Options(MODES)(self, "mode", mode)
         self.mode, self.pool, self.engine = mode, size(self, "pool", pool), engine
         embedded = mode != "gaussian"
         self.theta = nn.Linear(C, hidden, bias, device=device, dtype=dtype) if embedded else None

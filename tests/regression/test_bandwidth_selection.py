@@ -12,8 +12,8 @@ from scipy.stats import gaussian_kde
 
 from regard import RegardWarning
 from regard.regression import NadarayaWatsonRegressor
+from regard.regression._bandwidth_selection import LeaveOneOut
 from regard.regression._kernels import named
-from regard.regression._widths import LeaveOneOut
 from regard.scores.distance import kernels
 
 
@@ -106,9 +106,9 @@ def test_parts_make_no_difference(order, monkeypatch):
     X, y = made(n=90)
     sample_weight = np.random.default_rng(0).uniform(0.5, 2, 90)
     whole = NadarayaWatsonRegressor(bandwidth="learned", order=order).fit(X, y, sample_weight)
-    monkeypatch.setattr("regard.regression._smoother.ROWS", 17)
-    monkeypatch.setattr("regard.regression._smoother.PAIRS", 1)
-    monkeypatch.setattr("regard.regression._smoother.COLUMNS", 1)
+    monkeypatch.setattr("regard.regression._kernel_smoother.ROWS", 17)
+    monkeypatch.setattr("regard.regression._kernel_smoother.PAIRS", 1)
+    monkeypatch.setattr("regard.regression._kernel_smoother.COLUMNS", 1)
     parts = NadarayaWatsonRegressor(bandwidth="learned", order=order).fit(X, y, sample_weight)
     np.testing.assert_allclose(parts.loo_error(), whole.loo_error(), rtol=1e-6)
     np.testing.assert_allclose(parts.loo_error([1.0, 2.0]), whole.loo_error([1.0, 2.0]), rtol=1e-12)
@@ -139,7 +139,7 @@ def test_a_subsample_is_seeded_and_near():
 def test_a_look_at_some_finds_the_minimum_over_all(monkeypatch):
     X, y = made(n=600)
     exact = NadarayaWatsonRegressor(bandwidth="loo").fit(X, y)
-    monkeypatch.setattr("regard.regression._widths.LOOK", 300)
+    monkeypatch.setattr("regard.regression._bandwidth_selection.LOOK", 300)
     looked = NadarayaWatsonRegressor(bandwidth="loo", random_state=0).fit(X, y)
     assert looked.loo_error_ == pytest.approx(exact.loo_error_, rel=1e-3)
 

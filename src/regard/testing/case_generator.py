@@ -1,4 +1,4 @@
-"""How a case is drawn, from any source of choices: a random generator in a campaign, hypothesis in a test."""
+"""Generate cases from any source of choices: a random generator in a campaign, Hypothesis in a test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Source(Protocol):
-    """Where choices come from. The first of the options is the simplest."""
+    """A source of choices. The first of the options is the simplest."""
 
     def pick(self, options: Sequence[T]) -> T:
         """Return one of the options."""

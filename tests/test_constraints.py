@@ -1,0 +1,66 @@
+"""Constraints on arguments: what they take, and the one sentence with which they refuse."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from regard._constraints import Constraint, Flag, Integer, Interval, Options, TensorOf, lengths
+
+RIGHT: list[tuple[Constraint, Any, Any]] = [
+    (Flag(), True, True),
+    (Integer(0), np.int64(3), 3),
+    (Interval(0, 1, "[]"), np.float32(0.5), 0.5),
+    (Interval(0, 1, "(]"), 1, 1.0),
+    (Options(("a", None)), None, None),
+]
+ABOVE, BELOW = Interval(2, math.inf, "()"), Interval(0, 1, "[)")
+FLOAT = torch.ones(())
+POSITIVE = Interval(0, math.inf, "()", note=" or a tensor")
+WRONG: list[tuple[Constraint, Any, type[Exception], str]] = [
+    (Flag(), 1, TypeError, "be a bool, got 1"),
+    (Integer(1), True, TypeError, "be an int of at least 1, got True"),
+    (Integer(1), 1.0, TypeError, "be an int of at least 1, got 1.0"),
+    (Integer(2, ", or None"), 1, ValueError, "be an int of at least 2, or None, got 1"),
+    (ABOVE, 2, ValueError, "be a finite number above 2, got 2"),
+    (ABOVE, math.inf, ValueError, "be a finite number above 2, got inf"),
+    (BELOW, 1, ValueError, "be a number in [0, 1), got 1"),
+    (BELOW, math.nan, ValueError, "be a number in [0, 1), got nan"),
+    (POSITIVE, "x", TypeError, "be a positive finite number or a tensor, got 'x'"),
+    (Interval(0, math.inf, "[)"), -1, ValueError, "be a finite number of at least 0, got -1"),
+    (Interval(-math.inf, math.inf, "()"), -math.inf, ValueError, "be a finite number, got -inf"),
+    (Options(("sum", "mean")), "men", ValueError, "be one of 'mean', 'sum', got 'men' (did you mean 'mean'?)"),
+    (Options(("sum", "mean")), 1, TypeError, "be one of 'mean', 'sum', got 1"),
+    (Options((0, 1)), True, TypeError, "be one of 0, 1, got True"),
+    (TensorOf(("B", 3)), torch.ones(2, 4), ValueError, "have shape (B, 3), got (2, 4)"),
+    (TensorOf(("B", 3)), torch.ones(2), ValueError, "have shape (B, 3), got (2,)"),
+    (TensorOf((), ("E",)), torch.ones(2, 4), ValueError, "have shape () or (E,), got (2, 4)"),
+    (TensorOf(("B",)), torch.ones(2).int(), TypeError, "be a float tensor (B,), got an int32 tensor of shape (2,)"),
+    (TensorOf((2,), integer=True), FLOAT, TypeError, "be an integer tensor (2,), got a float32 tensor of shape ()"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("constraint", "value", "settled"), RIGHT, ids=str)
+def test_what_is_right_comes_back(constraint: Constraint, value: Any, settled: Any) -> None:
+    found = constraint("f", "x", value)
+    assert found == settled
+    assert type(found) is type(settled)
+
+
+@pytest.mark.parametrize(("constraint", "value", "kind", "sentence"), WRONG, ids=[row[3] for row in WRONG])
+def test_what_is_wrong_is_one_sentence(
+    constraint: Constraint, value: Any, kind: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        constraint("f", "x", value)
+    assert type(caught.value) is kind
+    assert str(caught.value) == f"f: x must {sentence}."
+
+
+def test_an_object_is_called_by_its_class() -> None:
+    with pytest.raises(ValueError, match=r"^Linear: valid_lens must have shape \(3,\), got \(2,\)\.$"):
+        lengths(torch.nn.Linear(1, 1), "valid_lens", torch.tensor([1, 2]), 3)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from regard._errors import described, rejected
-from regard.nn.multihead import MultiheadAttention, stay_in_charge
+from regard.nn.multihead import MultiheadAttention, disable_fast_path
 
 
 def convert(model: nn.Module, *, dropped_weights: bool = False) -> Any:
@@ -76,5 +76,6 @@ def _converted(old: nn.MultiheadAttention, dropped_weights: bool) -> MultiheadAt
     # Containers are copied, so that what is done to one module later is not done to the other.
     held = {name: copy.copy(value) if isinstance(value, dict) else value for name, value in vars(old).items()}
     vars(new).update(held)
-    stay_in_charge(new)
+    new._extends = old.bias_k is not None or old.add_zero_attn
+    disable_fast_path(new)
     return new

@@ -107,15 +107,15 @@ class KVCache:
     def _told(self, buffer: Tensor | None) -> Tensor:
         if buffer is None:
             raise rejected("KVCache", "key and value", "have been appended before they are read", "an empty cache")
-        return buffer[:, :, : self._length]
+        return buffer.narrow(2, 0, self._length)
 
     def _written(self, name: str, buffer: Tensor | None, new: Tensor, length: int) -> Tensor:
         """Return a buffer with the new steps after the others."""
         if buffer is not None:
             B, G, _, D = buffer.shape
-            if (*new.shape[:2], new.shape[3]) != (B, G, D):
+            if new.shape[0] != B or new.shape[1] != G or new.shape[3] != D:
                 raise rejected("KVCache", name, f"have the shape ({B}, {G}, N, {D}) of the steps before", shape(new))
-            if (new.dtype, new.device) != (buffer.dtype, buffer.device):
+            if new.dtype != buffer.dtype or new.device != buffer.device:
                 expected = f"have the dtype and device of the steps before, {buffer.dtype} on {buffer.device}"
                 raise rejected("KVCache", name, expected, f"{new.dtype} on {new.device}")
         if torch.is_grad_enabled():  # what was returned before may be saved for a backward pass
@@ -126,5 +126,5 @@ class KVCache:
             if buffer is not None:
                 larger[:, :, : self._length] = buffer[:, :, : self._length]
             buffer = larger
-        buffer[:, :, self._length : length] = new
+        buffer.narrow(2, self._length, new.shape[2]).copy_(new)
         return buffer

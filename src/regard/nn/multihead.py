@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
-from torch.nn.utils.rnn import pad_sequence
 
+from regard import masks
 from regard._attention import attention
 from regard._aux import FIELDS, Aux, AuxRequest, TopK
 from regard._catalogue import mechanism
@@ -20,6 +20,7 @@ from regard.engines import EngineLike
 from regard.masks import Extent, Mask, MaskLike
 from regard.nn import _torch_masks
 from regard.nn._base import parameter
+from regard.nn._nested import attend_nested
 from regard.nn._parts import PartLayer, current
 from regard.nn._scored import ScoredAttention
 from regard.nn.kv_cache import KVCache
@@ -134,19 +135,20 @@ class MultiheadAttention(PartLayer):
             raise rejected("MultiheadAttention", "num_kv_heads", f"divide num_heads {num_heads}", num_kv_heads)
         self.dropout = probability(self, "dropout", dropout)
         self.batch_first, self.add_zero_attn, self.head_dim = batch_first, add_zero_attn, embed_dim // num_heads
+        self._extends = bool(add_bias_kv or add_zero_attn)
         self.score, self.normalizer, self.rotary = score, normalizer, rotary
         self.dropped_weights, self.engine = dropped_weights, engine
         self._build(bias, add_bias_kv, {"device": device, "dtype": dtype})
-        stay_in_charge(self)
+        disable_fast_path(self)
 
     def _build(self, bias: bool, add_bias_kv: bool, where: dict[str, Any]) -> None:
         """Make the parameters, by torch's names and in its order, and draw them in its order."""
         E, width = self.embed_dim, self.num_kv_heads * self.head_dim
-        self._qkv_same_embed_dim = self.kdim == self.vdim == width == E
+        alike = self.kdim == self.vdim == width == E
         packed, separate = ("in_proj_weight",), ("q_proj_weight", "k_proj_weight", "v_proj_weight")
         shapes = dict(zip(packed + separate, [(3 * E, E), (E, E), (width, self.kdim), (width, self.vdim)]))
-        for name in packed + separate if self._qkv_same_embed_dim else separate + packed:
-            used = self._qkv_same_embed_dim == (name in packed)
+        for name in packed + separate if alike else separate + packed:
+            used = alike == (name in packed)
             self.register_parameter(name, parameter(*shapes[name], **where) if used else None)
         self.register_parameter("in_proj_bias", parameter(E + 2 * width, **where) if bias else None)
         self.out_proj = NonDynamicallyQuantizableLinear(E, E, bias=bias, **where)
@@ -215,26 +217,33 @@ class MultiheadAttention(PartLayer):
         weights : Tensor (B, L, S), or (B, H, L, S) if not averaged, or None
             Without B where there is no batch; S counts appended keys. With ``return_aux``, an :class:`~regard.Aux`.
         """
-        if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
-            if cache is not None or return_aux is not None:
-                expected = "be dense where there is a cache or return_aux"
-                raise rejected(type(self).__name__, "query", expected, "a nested tensor")
-            given = need_weights, attn_mask, average_attn_weights, is_causal
-            return self._of_nested(query, key, value, key_padding_mask, *given)
-        batched = self._check(query, key, value)
-        if key_padding_mask is not None and not batched and key_padding_mask.dim() == 1:
-            key_padding_mask = key_padding_mask.unsqueeze(0)
-        (B, L), S = self._sizes(query), self._sizes(key)[1]
         start = 0 if cache is None else len(cache)
-        extent, appended = Extent(B, self.num_heads, L, start + S), self.add_zero_attn + (self.bias_k is not None)
-        _torch_masks.check(self, key_padding_mask, attn_mask, extent, appended)
-        mask = _torch_masks.combined(key_padding_mask, attn_mask, is_causal, extent, start, appended, query.device)
-        q, k, v = self._projected(query, key, value, key_padding_mask, attn_mask, extent)
+        plain = query is key and key is value and key_padding_mask is None and attn_mask is None
+        if plain and self._is_usual(query):
+            batched, L = True, query.shape[1]
+            mask = masks.causal(offset=start) if is_causal and L > 1 else None
+            q, k, v = self._in_projected(query)
+        else:
+            if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
+                if cache is not None or return_aux is not None:
+                    expected = "be dense where there is a cache or return_aux"
+                    raise rejected(type(self).__name__, "query", expected, "a nested tensor")
+                given = need_weights, attn_mask, average_attn_weights, is_causal
+                return attend_nested(self, query, key, value, key_padding_mask, *given)
+            batched = self._check(query, key, value)
+            if key_padding_mask is not None and not batched and key_padding_mask.dim() == 1:
+                key_padding_mask = key_padding_mask.unsqueeze(0)
+            (B, L), S = self._sizes(query), self._sizes(key)[1]
+            extent, appended = Extent(B, self.num_heads, L, start + S), self.add_zero_attn + (self.bias_k is not None)
+            _torch_masks.check(self, key_padding_mask, attn_mask, extent, appended)
+            mask = _torch_masks.combined(key_padding_mask, attn_mask, is_causal, extent, start, appended, query.device)
+            q, k, v = self._projected(query, key, value, key_padding_mask, attn_mask, extent)
         if self.rotary is not None:
             q, k = self.rotary(q, start), self.rotary(k, start)
         if cache is not None:
             k, v = cache.append(k, v)
-        k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
+        if self._extends:
+            k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
         try:
             output, told = self._attend(q, k, v, mask, need_weights, return_aux)
         except BaseException:
@@ -247,6 +256,25 @@ class MultiheadAttention(PartLayer):
         if not batched:
             return output.squeeze(0), told.squeeze(0) if isinstance(told, Tensor) else _unbatched(told)
         return output if self.batch_first else output.transpose(0, 1), told
+
+    def _is_usual(self, x: Any) -> bool:
+        """Whether a tensor is (B, N, E) and one product makes queries, keys and values of it."""
+        return (
+            self.batch_first
+            and not self._extends
+            and self.in_proj_weight is not None
+            and isinstance(x, Tensor)
+            and not x.is_nested
+            and x.dim() == 3
+            and x.shape[-1] == self.embed_dim
+            and x.is_floating_point()
+        )
+
+    def _in_projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return queries, keys and values (B, H, N, D) of one input (B, N, E)."""
+        assert self.in_proj_weight is not None
+        rows = F.linear(x, self.in_proj_weight, self.in_proj_bias)
+        return rows.view(*x.shape[:2], 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
 
     def _projected(
         self,
@@ -309,29 +337,6 @@ class MultiheadAttention(PartLayer):
         output, aux = attention(q, k, v, mask, dropout_p, enable_gqa=True, return_aux=asked, **parts)
         return output, aux.weights
 
-    def _of_nested(
-        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, *given: Any
-    ) -> tuple[Tensor, Any]:
-        """Return the answer for nested tensors, which torch's encoder makes of padded ones."""
-        if key_padding_mask is not None or not (query.is_nested and key.is_nested and value.is_nested):
-            expected = "be nested all three, and without a key_padding_mask, or none"
-            raise rejected(type(self).__name__, "query, key and value", expected, "a mixture")
-        if not self.batch_first:
-            raise rejected(type(self).__name__, "query", "be dense where batch_first is False", "a nested tensor")
-        rows = {id(x): list(x.unbind()) for x in (query, key, value)}
-        if not rows[id(query)]:
-            raise rejected(type(self).__name__, "query", "hold at least one sequence", "an empty nested tensor")
-        dense = {name: pad_sequence(each, batch_first=True) for name, each in rows.items()}
-        lengths = torch.tensor([len(x) for x in rows[id(key)]], device=key.device)
-        padding = torch.arange(dense[id(key)].shape[1], device=key.device) >= lengths.unsqueeze(1)
-        ends = [dense[id(x)] for x in (query, key, value)]
-        output, told = self.forward(ends[0], ends[1], ends[2], padding, *given)
-        real = [row[: len(x)] for row, x in zip(output, rows[id(query)])]
-        if query.layout == torch.jagged:  # with the query's own offsets, so that the two can be added
-            offsets: Any = query.offsets  # type: ignore[attr-defined]
-            return torch.nested.nested_tensor_from_jagged(torch.cat(real), offsets()), told
-        return torch.nested.as_nested_tensor(real), told
-
     def _check(self, query: Any, key: Any, value: Any) -> bool:
         """Return whether inputs have a batch dimension; raise for those that are wrong."""
         widths = {"query": self.embed_dim, "key": self.kdim, "value": self.vdim}
@@ -370,16 +375,12 @@ class MultiheadAttention(PartLayer):
         return ", ".join(told)
 
 
-def stay_in_charge(module: MultiheadAttention) -> None:
+def disable_fast_path(module: MultiheadAttention) -> None:
     """Keep torch's encoder layers from computing a module's attention without calling it, as they do in evaluation.
 
-    They do not where a module inside has a hook; this one does nothing else.
+    They do so only where this attribute of torch's module says that queries, keys and values are equally wide.
     """
-    module.register_forward_pre_hook(_no_change)
-
-
-def _no_change(module: nn.Module, args: Any) -> None:  # noqa: ARG001
-    return None
+    module._qkv_same_embed_dim = False
 
 
 def _unbatched(aux: Aux | None) -> Aux | None:

@@ -238,7 +238,7 @@ class _SecondPass:
             return weights.new_zeros(())
         if not normalizer.online:
             return _entropy(weights)
-        hides = tiles.kinds is not None or tiles.score.excludes
+        hides = tiles.states is not None or tiles.score.excludes
         scores = scores.clamp(min=FLOOR) if hides else scores  # 0·−inf is not what is meant
         return -torch.mul(weights, scores, out=weights).sum(-1)
 

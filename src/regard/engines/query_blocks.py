@@ -6,15 +6,17 @@ the kernel's own backward for each range, which is exact: every range's weights 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from regard.engines.block_mask import BlockMask, Run
 from regard.engines.online_softmax import OnlineSoftmax
 from regard.engines.tiles import Span
-from regard.masks.base import EMPTY, FULL, Extent, Mask
+from regard.masks.base import EMPTY, FULL, MIXED, Extent, Mask
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -51,42 +53,38 @@ class QueryBlock:
 
 def query_blocks(mask: Mask, extent: Extent) -> list[QueryBlock]:
     """Cut a bound mask into blocks, for each batch and head in which it differs."""
-    kinds = mask.tiles(extent, ROWS, BLOCK)
-    batches = [slice(None)] if kinds.shape[0] == 1 else [slice(b, b + 1) for b in range(extent.B)]
-    heads = [slice(None)] if kinds.shape[1] == 1 else [slice(h, h + 1) for h in range(extent.H)]
-    blocks = []
-    for b, by_head in zip(batches, kinds.tolist()):
-        for h, by_row in zip(heads, by_head):
-            for row, line in enumerate(by_row):
-                rows = Span(row * ROWS, min((row + 1) * ROWS, extent.L))
-                blocks.append(QueryBlock((b, h), rows, tuple(_ranges(line, extent.S))))
-    return blocks
+    blocks = BlockMask.of(mask, extent, ROWS, BLOCK)
+    by_batch, by_head = blocks.differs
+    found = []
+    for b, h, row, runs in blocks.rows():
+        where = slice(b, b + 1) if by_batch else slice(None), slice(h, h + 1) if by_head else slice(None)
+        rows = Span(row * ROWS, min((row + 1) * ROWS, extent.L))
+        found.append(QueryBlock(where, rows, tuple(_ranges(runs))))
+    return found
 
 
-def _ranges(line: list[int], S: int) -> list[KeyRange]:
-    """Join a block's blocks into ranges: long runs of full blocks by themselves, the rest masked."""
-    found: list[tuple[int, int, bool]] = []
-    start = 0
-    while start < len(line):
-        stop = start + 1
-        while stop < len(line) and line[stop] == line[start]:
-            stop += 1
-        if line[start] != EMPTY:
-            masked = not (line[start] == FULL and (stop - start >= FULL_RUN))
-            last = found[-1] if found else None
-            if masked and last and last[2] and last[1] == start:
-                found[-1] = (last[0], stop, True)
-            else:
-                found.append((start, stop, masked))
-        start = stop
-    ranges = []
-    for first, last_block, masked in found:
-        masked = masked and any(kind != FULL for kind in line[first:last_block])
-        step = MASKED_RUN if masked else last_block - first
-        for block in range(first, last_block, step):
-            cols = Span(block * BLOCK, min(min(block + step, last_block) * BLOCK, S))
-            ranges.append(KeyRange(cols, masked))
-    return ranges
+def _is_long(run: Run) -> bool:
+    """Whether a run is worth a call of its own, free of a mask."""
+    return run.state == FULL and run.stop - run.start > (FULL_RUN - 1) * BLOCK
+
+
+def _ranges(runs: list[Run]) -> Iterator[KeyRange]:
+    """Join runs of blocks into ranges: long full ones by themselves, the rest masked, in parts of bounded size."""
+    joined: list[Run] = []
+    for run in runs:
+        alone = run.state == EMPTY or _is_long(run)
+        last = joined[-1] if joined and joined[-1].stop == run.start else None
+        if alone or last is None or last.state == EMPTY or _is_long(last):
+            joined.append(run)
+        else:
+            state = FULL if last.state == run.state == FULL else MIXED
+            joined[-1] = Run(last.start, run.stop, state)
+    for run in joined:
+        if run.state == FULL:
+            yield KeyRange(Span(run.start, run.stop), masked=False)
+        elif run.state == MIXED:
+            for start in range(run.start, run.stop, MASKED_RUN * BLOCK):
+                yield KeyRange(Span(start, min(start + MASKED_RUN * BLOCK, run.stop)), masked=True)
 
 
 @dataclass(frozen=True)

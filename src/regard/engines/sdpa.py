@@ -30,8 +30,10 @@ TRACED_STRIP = 512
 FEW = 4
 #: Pairs of one head that a single streaming tile would hold.
 SMALL = 256 * 256
-#: Numbers of a mask that are kept as a matrix for later calls.
+#: Pairs of a mask that is a matrix for the kernel; one without tensors is kept for later calls.
 MATRIX = 128 * 128
+#: Numbers of a mask with tensors that is made a matrix in each call, over all sequences and heads.
+MATRICES = 64 * MATRIX
 
 
 class Sdpa(Engine):
@@ -145,7 +147,7 @@ class _Steps:
         What is added to the scores.
     empty : Tensor (1 or B, 1 or H, L), or None
         Where a row of ``added`` sees nothing; None where none does.
-    strips : list of Strip, or None
+    blocks : list of QueryBlock, or None
     """
 
     hides: bool = False
@@ -153,7 +155,7 @@ class _Steps:
     keys: slice | None = None
     added: Tensor | None = None
     empty: Tensor | None = None
-    strips: list[query_blocks.QueryBlock] | None = None
+    blocks: list[query_blocks.QueryBlock] | None = None
 
     @classmethod
     def of(cls, problem: Problem) -> _Steps:
@@ -166,16 +168,16 @@ class _Steps:
         if _is_causal(problem):
             keys = slice(extent.L) if extent.L < extent.S else None  # later keys are seen by no query
             return cls(hides=True, causal=True, keys=keys)
-        if not mask.tensors():
-            keys = None if mask.has_bias else _shared_keys(problem)
-            if keys is not None:
-                return cls(keys=keys)
-            if FEW < extent.L <= MATRIX // extent.S:
-                added = _matrix_of(problem, mask)
-                if added.shape[:2].numel() * extent.L * extent.S <= MATRIX:
-                    empty = (added == -torch.inf).all(-1)
-                    return cls(hides=True, added=added.contiguous(), empty=empty if bool(empty.any()) else None)
-        return cls(hides=True, strips=query_blocks.query_blocks(mask, extent))
+        fixed = not mask.tensors()
+        keys = _shared_keys(problem) if fixed and not mask.has_bias else None
+        if keys is not None:
+            return cls(keys=keys)
+        if FEW < extent.L <= MATRIX // extent.S:
+            added = _matrix_of(problem, mask)
+            if added.shape[:2].numel() * extent.L * extent.S <= (MATRIX if fixed else MATRICES):
+                empty = (added == -torch.inf).all(-1)
+                return cls(hides=True, added=added.contiguous(), empty=empty if bool(empty.any()) else None)
+        return cls(hides=True, blocks=query_blocks.query_blocks(mask, extent))
 
 
 _MATRIX = _Steps(hides=True)
@@ -248,7 +250,7 @@ def _dispatch(
         key, value = _expanded(H, key, value)
         return _kernel(query, key, value, scale, added, False, problem.dropout_p)[0], None
     key, value = _expanded(H, key, value)
-    if steps.strips is None:
+    if steps.blocks is None:
         # Features may be wider than the inputs.
         wide = None if steps.added is None else steps.added.to(_wide(query.dtype))
         output, lse = _kernel(query, key, value, scale, wide, steps.causal, problem.dropout_p)
@@ -256,7 +258,7 @@ def _dispatch(
             lse = lse.masked_fill(steps.empty, -torch.inf)
         return output, lse
     assert mask is not None
-    plan = query_blocks.BlockedRun(mask, problem.extent, steps.strips, scale)
+    plan = query_blocks.BlockedRun(mask, problem.extent, steps.blocks, scale)
     return query_blocks.BlockedAttention.apply(plan, query, key, value, *mask.tensors())
 
 

@@ -128,7 +128,7 @@ def _captures(tiles: Tiles) -> bool:
         return False
     known = tiles.around(*(t.detach() for t in (tiles.query, tiles.key, tiles.value, *tiles.tensors())))
     first = replace(known.rows[0], stop=known.rows[0].start + 1), replace(known.cols[0], stop=1)
-    corner = Grid([first[0]], [first[1]], None if tiles.kinds is None else [[MIXED]])
+    corner = Grid([first[0]], [first[1]], None if tiles.states is None else [[MIXED]])
     return replace(known, grid=corner).scores(0, 0).requires_grad
 
 

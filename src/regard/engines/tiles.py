@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from regard._problem import Problem
 from regard._tracing import is_symbolic, is_traced
+from regard.engines.block_mask import BlockMask
 from regard.masks.base import EMPTY, FULL, MIXED, Mask
 from regard.normalizers.base import Normalizer
 from regard.scores.base import Score
@@ -64,20 +65,20 @@ class Grid:
     Attributes
     ----------
     rows, cols : list of Span
-    kinds : list of list of int, or None
+    states : list of list of int, or None
         EMPTY, MIXED or FULL for each tile; None without a mask.
     """
 
     rows: list[Span]
     cols: list[Span]
-    kinds: list[list[int]] | None
+    states: list[list[int]] | None
 
     @classmethod
     def of(cls, problem: Problem, shape: tuple[int, int]) -> Grid:
         """Cut a problem into tiles of a shape."""
         extent, mask = problem.extent, problem.mask
         rows, cols = spans(extent.L, shape[0]), spans(extent.S, shape[1])
-        return cls(rows, cols, None if mask is None else kinds_of(mask, problem, shape, (len(rows), len(cols))))
+        return cls(rows, cols, None if mask is None else states_of(mask, problem, shape, (len(rows), len(cols))))
 
     @classmethod
     def whole(cls, problem: Problem) -> Grid:
@@ -160,14 +161,14 @@ class Tiles:
         return self.grid.cols
 
     @property
-    def kinds(self) -> list[list[int]] | None:
+    def states(self) -> list[list[int]] | None:
         """What each tile is to the mask."""
-        return self.grid.kinds
+        return self.grid.states
 
     def visible_cols(self, row: int) -> Iterator[tuple[int, Span]]:
         """Yield the column tiles that row tile ``row`` may see."""
         for col, span in enumerate(self.cols):
-            if self.kinds is None or self.kinds[row][col] != EMPTY:
+            if self.states is None or self.states[row][col] != EMPTY:
                 yield col, span
 
     def like(self, rows: Span) -> Tensor:
@@ -222,7 +223,7 @@ class Tiles:
         With :meth:`lifted_key` that is one matrix product, where the tile is full.
         """
         biased = self.mask is not None and self.mask.has_bias
-        free = self.kinds is None or (self.kinds[row][col] == FULL and not biased)
+        free = self.states is None or (self.states[row][col] == FULL and not biased)
         if lifted is None or not free or not out.is_contiguous():
             torch.sub(self.scores(row, col), base, out=out)
             return
@@ -283,12 +284,12 @@ class Tiles:
         return self.unfold(self.score.compare(self.fold(query), key))
 
     def _masked(self, scores: Tensor, row: int, col: int, index: tuple[Tensor, ...]) -> Tensor:
-        if self.mask is None or self.kinds is None:
+        if self.mask is None or self.states is None:
             return scores
         if self.mask.has_bias:
             bias = self.mask.bias(*index)
             scores = scores if bias is None else scores + bias
-        if self.kinds[row][col] == FULL:
+        if self.states[row][col] == FULL:
             return scores
         visible = self.mask.visible(*index)
         return scores if visible is None else torch.where(visible, scores, -torch.inf)
@@ -311,7 +312,7 @@ class Tiles:
         return replace(self, query=query, key=key, value=value, score=score, mask=mask, normalizer=normalizer)
 
 
-def kinds_of(mask: Mask, problem: Problem, shape: tuple[int, int], counts: tuple[int, int]) -> list[list[int]]:
+def states_of(mask: Mask, problem: Problem, shape: tuple[int, int], counts: tuple[int, int]) -> list[list[int]]:
     """Return what each tile is, over all batches and heads: EMPTY or FULL only where it is so in every one."""
     extent = problem.extent
     query = problem.query
@@ -320,8 +321,4 @@ def kinds_of(mask: Mask, problem: Problem, shape: tuple[int, int], counts: tuple
     )
     if blind:  # a branch on values is not possible
         return [[MIXED] * counts[1]] * counts[0]
-    kinds = mask.tiles(extent, *shape)
-    if 0 in kinds.shape[:2]:
-        return []
-    low, high = kinds.amin((0, 1)), kinds.amax((0, 1))
-    return torch.where(low == high, low, MIXED).tolist()
+    return BlockMask.of(mask, extent, *shape).over_heads()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard._problem import Problem
+from regard.engines.block_mask import BlockMask, Run
 from regard.engines.fused.kernels.fields import BLOCK
 from regard.masks.base import EMPTY, FULL, Extent, Mask
 
@@ -107,19 +108,17 @@ class VisibleKeys:
         """Yield all work where the mask is evaluated, block by block."""
         assert self.mask is not None
         extent, biased = self.extent, self.mask.has_bias
-        kinds = self.mask.tiles(extent, BLOCK, KEYS, device="cpu")
-        by_head = kinds.shape[0] > 1 or kinds.shape[1] > 1 or self._is_large()
-        table = kinds.expand(extent.B, extent.H, -1, -1).flatten(0, 1) if by_head else kinds[0]
-        for index, by_block in enumerate(table.tolist()):
-            heads = (index, index + 1) if by_head else (0, extent.B * extent.H)
-            for block, line in enumerate(by_block):
-                segments, columns = _segments(line, extent.S, biased)
-                if segments:
-                    cost = float((heads[1] - heads[0]) * sum(stop - start for start, stop, _ in segments) + 64)
-                    keys = torch.cat([torch.arange(*span, device="cpu") for span in columns]) if columns else None
-                    yield WorkItem(*heads, cost, block, torch.tensor(segments, device="cpu"), keys)
-                else:  # rows that see nothing still get their zeros
-                    yield WorkItem(*heads, 1.0, block, torch.tensor([[0, 0, -1]], device="cpu"))
+        blocks = BlockMask.of(self.mask, extent, BLOCK, KEYS)
+        by_head = any(blocks.differs) or self._is_large()
+        for b, h, block, runs in blocks.rows(by_head):
+            heads = (b * extent.H + h, b * extent.H + h + 1) if by_head else (0, extent.B * extent.H)
+            segments, columns = _segments(runs, biased)
+            if segments:
+                cost = float((heads[1] - heads[0]) * sum(stop - start for start, stop, _ in segments) + 64)
+                keys = torch.cat([torch.arange(*span, device="cpu") for span in columns]) if columns else None
+                yield WorkItem(*heads, cost, block, torch.tensor(segments, device="cpu"), keys)
+            else:  # rows that see nothing still get their zeros
+                yield WorkItem(*heads, 1.0, block, torch.tensor([[0, 0, -1]], device="cpu"))
 
     def _is_large(self) -> bool:
         """Whether a block's bias for all heads at once would be large."""
@@ -142,21 +141,16 @@ class VisibleKeys:
         return mask.matrix(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx, unit.columns, dtype)
 
 
-def _segments(line: list[int], S: int, biased: bool) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
-    """Return start, stop and column of each run of tiles that a block sees, and the keys of the columns."""
+def _segments(runs: list[Run], biased: bool) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
+    """Return start, stop and column of each run that is seen, and the keys of the columns."""
     segments: list[tuple[int, int, int]] = []
     columns: list[tuple[int, int]] = []
-    place = first = 0
-    while first < len(line):
-        last = first + 1
-        while last < len(line) and line[last] == line[first]:
-            last += 1
-        start, stop = first * KEYS, min(last * KEYS, S)
-        if line[first] == FULL and not biased:
-            segments.append((start, stop, -1))
-        elif line[first] != EMPTY:
-            segments.append((start, stop, place))
-            columns.append((start, stop))
-            place += stop - start
-        first = last
+    place = 0
+    for run in runs:
+        if run.state == FULL and not biased:
+            segments.append((run.start, run.stop, -1))
+        elif run.state != EMPTY:
+            segments.append((run.start, run.stop, place))
+            columns.append((run.start, run.stop))
+            place += run.stop - run.start
     return segments, columns

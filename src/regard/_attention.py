@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention as torch_attention 
 
 from regard import _autocast, _checks, _plan, _problem
 from regard._aux import Aux, AuxRequest
+from regard._torch import in_forward_mode
 from regard._tracing import in_transform
 from regard.engines import EngineLike, aux_pass
 from regard.masks import MaskLike
@@ -204,7 +205,7 @@ def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | Non
         and 0 not in q_shape
         and shape[2] > 1
         and (scale is None or (type(scale) is float and -torch.inf < scale < torch.inf))
-        and torch.autograd.forward_ad._current_level < 0
+        and not in_forward_mode()
     )
 
 

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+
+from regard import _torch
 
 
 def in_transform() -> bool:
     """Whether a ``torch.func`` transform (vmap, grad, jvp, ...) or a forward-mode level is active."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+    return _torch.in_functorch() or _torch.in_forward_mode()
 
 
 def is_eager() -> bool:
     """Whether operations simply run: nothing traces, transforms, differentiates forward or follows them."""
     return not (
         torch.compiler.is_compiling()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._get_tracing_state() is not None
+        or _torch.in_functorch()
+        or _torch.in_forward_mode()
+        or _torch.is_dispatched()
+        or _torch.is_jit_tracing()
     )
 
 
@@ -27,10 +28,9 @@ def is_blind(tensor: Tensor) -> bool:
     """Whether the tensor's values cannot be looked at."""
     if torch.compiler.is_compiling():
         return True
-    if tensor.is_meta or isinstance(tensor, FakeTensor) or torch._C._functorch.peek_interpreter_stack() is not None:
+    if tensor.is_meta or _torch.is_fake(tensor) or _torch.in_functorch():
         return True
-    proxied = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)  # make_fx
-    return proxied is not None or torch._C._get_tracing_state() is not None  # torch.jit.trace
+    return _torch.is_proxied() or _torch.is_jit_tracing()
 
 
 def is_traced(tensor: Tensor) -> bool:
@@ -54,4 +54,4 @@ def is_exported_to_onnx() -> bool:
 
 def is_watched() -> bool:
     """Whether something, such as torch's FLOP counter, follows the operators that run."""
-    return torch._C._len_torch_dispatch_stack() > 0
+    return _torch.is_dispatched()

@@ -161,14 +161,14 @@ def test_strips_cover_what_is_visible_and_no_more(small_strips: Callable[..., No
 
 def test_no_kernel_call_spans_what_a_window_hides(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = 0
-    kernel = query_blocks._forward
+    kernel = query_blocks.flash_attention
 
     def counted(query: Tensor, key: Tensor, *rest: Any, **named: Any) -> Any:
         nonlocal pairs
         pairs += query.shape[2] * key.shape[2]
         return kernel(query, key, *rest, **named)
 
-    monkeypatch.setattr(query_blocks, "_forward", counted)
+    monkeypatch.setattr(query_blocks, "flash_attention", counted)
     query = normal(1, 1, 4096, 8)
     regard.attention(query, query, query, masks.window(64, 0), engine="sdpa")
     assert pairs <= 4096 * (query_blocks.ROWS + 64 + query_blocks.BLOCK)

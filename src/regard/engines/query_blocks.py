@@ -13,13 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._torch import flash_attention, flash_attention_backward
 from regard.engines.block_mask import BlockMask, Run
 from regard.engines.online_softmax import OnlineSoftmax
 from regard.engines.tiles import Span
 from regard.masks.base import EMPTY, FULL, MIXED, Extent, Mask
-
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 #: Rows of a block, and the keys by which its ranges are measured.
 ROWS, BLOCK = 128, 128
@@ -177,7 +175,7 @@ class BlockedAttention(torch.autograd.Function):
             for part in block.ranges:
                 cols = (*block.where, part.cols.slice)
                 added = run.tile_mask(block, part, query.dtype, query.device, shift)[0]
-                found = _backward(
+                found = flash_attention_backward(
                     grad[rows], query[rows], key[cols], value[cols], output[rows], lse[rows], 0.0, False,
                     attn_mask=added, scale=run.scale,
                 )  # fmt: skip
@@ -195,7 +193,7 @@ def _block(
     for part in block.ranges:
         added, seen = run.tile_mask(block, part, query.dtype, query.device, shift)
         cols = part.cols.slice
-        out, flat = _forward(query, key[:, :, cols], value[:, :, cols], attn_mask=added, scale=run.scale)
+        out, flat = flash_attention(query, key[:, :, cols], value[:, :, cols], attn_mask=added, scale=run.scale)
         lse = flat.unsqueeze(-1)
         parts.append((out, lse if seen is None else torch.where(seen, lse, -torch.inf)))
     if len(parts) == 1:

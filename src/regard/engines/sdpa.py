@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention as torch_attention 
 from regard import masks
 from regard._aux import AuxRequest
 from regard._problem import Problem
+from regard._torch import flash_attention, in_forward_mode
 from regard._tracing import is_exported_to_onnx, is_traced
 from regard.engines import dense, nonfinite, query_blocks
 from regard.engines.base import Cost, Engine, Outcome, Runner
@@ -20,9 +21,6 @@ from regard.masks.base import Mask
 from regard.normalizers import Softmax
 from regard.scores import DotForm, Score
 from regard.scores.dot_like import DotLike
-
-#: The kernel behind F.scaled_dot_product_attention on the CPU, called by name for its log-sum-exp.
-_flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 #: Queries whose mask is a matrix at one time where calls are traced.
 TRACED_STRIP = 512
@@ -59,7 +57,7 @@ class Sdpa(Engine):
         refusal = problem.score.dot_refusal(problem.query.dtype)
         if refusal is not None:
             return refusal
-        if torch.autograd.forward_ad._current_level >= 0:
+        if in_forward_mode():
             return "torch's kernels have no forward-mode derivative (engines 'streaming' and 'reference' have)"
         if mask is None or _is_causal(problem):
             return None
@@ -298,7 +296,7 @@ def _kernel(
     if query.device.type != "cpu" or dropout_p or query.shape[-1] == 0:
         output = torch_attention(query, key, value, added, dropout_p, causal, scale=scale)
         return output, None
-    return _flash_attention(query, key, value, 0.0, causal, attn_mask=added, scale=scale)
+    return flash_attention(query, key, value, 0.0, causal, attn_mask=added, scale=scale)
 
 
 def _traced(problem: Problem) -> Outcome:

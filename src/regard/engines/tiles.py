@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from regard._problem import Problem
+from regard._torch import is_fake
 from regard._tracing import is_symbolic, is_traced
 from regard.engines.block_mask import BlockMask
 from regard.masks.base import EMPTY, FULL, MIXED, Mask
@@ -316,9 +316,7 @@ def states_of(mask: Mask, problem: Problem, shape: tuple[int, int], counts: tupl
     """Return what each tile is, over all batches and heads: EMPTY or FULL only where it is so in every one."""
     extent = problem.extent
     query = problem.query
-    blind = (
-        torch.compiler.is_compiling() or isinstance(query, FakeTensor) or (is_traced(query) and not mask.is_structural)
-    )
+    blind = torch.compiler.is_compiling() or is_fake(query) or (is_traced(query) and not mask.is_structural)
     if blind:  # a branch on values is not possible
         return [[MIXED] * counts[1]] * counts[0]
     return BlockMask.of(mask, extent, *shape).over_heads()

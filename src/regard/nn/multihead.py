@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from regard import masks
 from regard._attention import attention
@@ -16,6 +15,7 @@ from regard._aux import FIELDS, Aux, AuxRequest, TopK
 from regard._catalogue import mechanism
 from regard._constraints import probability, size
 from regard._errors import described, rejected, shape
+from regard._torch import OutProjection
 from regard.engines import EngineLike
 from regard.masks import Extent, Mask, MaskLike
 from regard.nn import _torch_masks
@@ -151,7 +151,7 @@ class MultiheadAttention(PartLayer):
             used = alike == (name in packed)
             self.register_parameter(name, parameter(*shapes[name], **where) if used else None)
         self.register_parameter("in_proj_bias", parameter(E + 2 * width, **where) if bias else None)
-        self.out_proj = NonDynamicallyQuantizableLinear(E, E, bias=bias, **where)
+        self.out_proj = OutProjection(E, E, bias=bias, **where)
         for name in ("bias_k", "bias_v"):
             self.register_parameter(name, parameter(1, 1, width, **where) if add_bias_kv else None)
         self._reset_parameters()

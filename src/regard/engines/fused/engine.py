@@ -11,6 +11,7 @@ from torch import Tensor
 from regard import scores
 from regard._aux import AuxRequest, TopK
 from regard._problem import Problem
+from regard._torch import in_forward_mode
 from regard._tracing import is_exported_to_onnx, is_traced, is_watched
 from regard.engines import dense, nonfinite
 from regard.engines.base import Cost, Engine, Outcome, Runner
@@ -56,7 +57,7 @@ class Fused(Engine):
             return "its kernels know no softcap"
         if problem.dropout_p:
             return "its kernels know no dropout"
-        if torch.autograd.forward_ad._current_level >= 0:
+        if in_forward_mode():
             return "its kernels have no forward-mode derivative (engines 'streaming' and 'reference' have)"
         return None
 

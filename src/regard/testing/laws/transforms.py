@@ -229,7 +229,7 @@ def compiled(case: Case, engine: Engine, backend: str = "aot_eager") -> None:
     """Check that ``torch.compile(fullgraph=True)`` gives an output and gradients within budget. Takes seconds."""
     call = Call.of(case)
     leaves = call.leaves()
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> Any:
         return regard.attention(**{**call.arguments(), "query": query, "key": key, "value": value}, engine=engine)

@@ -1,0 +1,61 @@
+"""What is used of torch that torch does not promise to keep, each with its reason.
+
+Nowhere else in the package is a private name of torch's used; tests/test_torch_internals.py notices when one changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as OutProjection  # what torch's module has
+
+#: The kernel behind ``F.scaled_dot_product_attention`` on the CPU, which alone tells the log-sum-exp, and its backward
+#: pass, which takes the log-sum-exp of a whole row: (query, key, value, dropout_p, is_causal, *, attn_mask, scale).
+flash_attention: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+flash_attention_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def in_functorch() -> bool:
+    """Whether a transform of ``torch.func`` is active: there is no public way to ask."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def in_forward_mode() -> bool:
+    """Whether a level of forward-mode differentiation is entered: the public context tells nobody."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+def is_dispatched() -> bool:
+    """Whether a ``TorchDispatchMode``, such as the FLOP counter, follows the operators that run."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def is_proxied() -> bool:
+    """Whether ``make_fx`` records the operators that run."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
+def is_jit_tracing() -> bool:
+    """Whether ``torch.jit.trace`` records; the public function of that name is annotated for nobody."""
+    return torch._C._get_tracing_state() is not None
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has a shape and no values."""
+    return isinstance(tensor, FakeTensor)
+
+
+__all__ = [
+    "OutProjection",
+    "flash_attention",
+    "flash_attention_backward",
+    "in_forward_mode",
+    "in_functorch",
+    "is_dispatched",
+    "is_fake",
+    "is_jit_tracing",
+    "is_proxied",
+]

@@ -1,0 +1,87 @@
+"""The private names of torch that the package uses mean what they are used for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
+
+import regard
+from regard import _torch
+
+ASKED = (
+    _torch.in_functorch, _torch.in_forward_mode, _torch.is_dispatched, _torch.is_proxied, _torch.is_jit_tracing
+)  # fmt: skip
+
+
+def answers() -> set[str]:
+    return {ask.__name__ for ask in ASKED if ask()}
+
+
+def test_nothing_is_going_on() -> None:
+    assert answers() == set()
+    assert not _torch.is_fake(torch.zeros(2))
+
+
+def test_transforms_forward_mode_and_modes_are_noticed() -> None:
+    seen: dict[str, set[str]] = {}
+
+    def look(name: str, x: Tensor) -> Tensor:
+        seen[name] = answers()
+        return x * 2
+
+    torch.func.vmap(lambda x: look("vmap", x))(torch.ones(3))
+    torch.func.grad(lambda x: look("grad", x).sum())(torch.ones(3))
+    with torch.autograd.forward_ad.dual_level():
+        look("forward", torch.ones(3))
+    with FlopCounterMode(display=False):
+        look("counted", torch.ones(3))
+    make_fx(lambda x: look("recorded", x))(torch.ones(3))
+    torch.jit.trace(lambda x: look("traced", x), torch.ones(3), check_trace=False)
+    assert seen["vmap"] == seen["grad"] == {"in_functorch"}
+    assert seen["forward"] == {"in_forward_mode"}
+    assert seen["counted"] == {"is_dispatched"}
+    assert "is_proxied" in seen["recorded"]
+    assert seen["traced"] == {"is_jit_tracing"}
+    with FakeTensorMode():
+        assert _torch.is_fake(torch.zeros(2))
+
+
+def test_the_kernel_is_torchs_attention_and_tells_its_log_sum_exp() -> None:
+    query, key, value = torch.randn(3, 2, 4, 7, 8, generator=torch.Generator().manual_seed(0)).unbind(0)
+    added = torch.zeros(7, 7).masked_fill(torch.ones(7, 7).triu(1) > 0, -torch.inf)[None, None]
+    output, lse = _torch.flash_attention(query, key, value, 0.0, False, attn_mask=added, scale=0.3)
+    right = F.scaled_dot_product_attention(query, key, value, added, scale=0.3)
+    scores = query.double() @ key.double().mT * 0.3 + added
+    torch.testing.assert_close(output, right)
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=1e-5, atol=1e-5)
+    ends = [t.clone().requires_grad_() for t in (query, key, value)]
+    grads = torch.autograd.grad(F.scaled_dot_product_attention(*ends, added, scale=0.3).sum(), ends)
+    found = _torch.flash_attention_backward(
+        torch.ones_like(output), query, key, value, output, lse, 0.0, False, attn_mask=added, scale=0.3
+    )
+    for mine, theirs in zip(found, grads):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_the_output_projection_is_that_of_torchs_module() -> None:
+    assert type(nn.MultiheadAttention(4, 2).out_proj) is _torch.OutProjection
+
+
+def test_no_private_name_of_torch_is_used_elsewhere() -> None:
+    folder = Path(regard.__file__).parent
+    private = re.compile(r"torch(?:\.\w+)*\._[a-zA-Z]|from torch\._|aten\._|ops\.mkldnn")
+    found = [
+        f"{path.relative_to(folder)}: {line.strip()}"
+        for path in sorted(folder.rglob("*.py"))
+        if path.name != "_torch.py"
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if private.search(line.split("#")[0])
+    ]
+    assert not found, "\n".join(found)

@@ -67,7 +67,7 @@ class LeaveOneOut:
     def __init__(self, smoother: Smoother, nearest: bool, rows: Tensor | None = None) -> None:
         self.smoother, self.nearest = smoother, nearest
         self.rows = torch.arange(len(smoother.key), device=smoother.key.device) if rows is None else rows
-        weight = smoother.ones()
+        weight = smoother.point_weights()
         self._share = weight[self.rows, 0] / weight[self.rows, 0].sum()
 
     def predict(self, bandwidth: Tensor, rows: Tensor) -> Estimate:
@@ -76,7 +76,7 @@ class LeaveOneOut:
         Those that nobody reaches are marked, and have what stands in for it.
         """
         query, mask = self.smoother.key[rows], masks.others(rows)
-        found = self.smoother.at(query, bandwidth, mask)
+        found = self.smoother.estimate(query, bandwidth, mask)
         lost = ~found.reached
         if not bool(lost.any()):
             return found
@@ -85,7 +85,7 @@ class LeaveOneOut:
             near = self.smoother.nearest(query[lost], bandwidth.detach(), masks.others(own))
             other = torch.where((near >= 0)[:, None], target[near.clamp(min=0)], 0.0)
         else:
-            weight = self.smoother.ones()
+            weight = self.smoother.point_weights()
             rest = (weight.sum() - weight[own]).clamp(min=torch.finfo(weight.dtype).tiny)
             other = ((weight * target).sum(0) - weight[own] * target[own]) / rest
         mean = found.mean.clone()

@@ -13,7 +13,7 @@ from scipy.stats import gaussian_kde
 from regard import RegardWarning
 from regard.regression import NadarayaWatsonRegressor
 from regard.regression._bandwidth_selection import LeaveOneOut
-from regard.regression._kernels import named
+from regard.regression._kernels import resolve_kernel
 from regard.scores.distance import kernels
 
 
@@ -41,7 +41,7 @@ def test_kernels_of_equal_spread(kernel, width):
     grid = np.stack(np.meshgrid(*[axis] * width, indexing="ij"), -1)
     weights = weight(kernel, grid)
     variance = (weights * grid[..., 0] ** 2).sum() / weights.sum()
-    assert named("test", kernel).stretch(width) ** 2 * variance == pytest.approx(1, rel=0.08)
+    assert resolve_kernel("test", kernel).canonical_factor(width) ** 2 * variance == pytest.approx(1, rel=0.08)
 
 
 def test_the_curve_holds_the_minimum():

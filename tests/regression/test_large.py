@@ -58,7 +58,7 @@ def test_progress_in_a_notebook_is_text(capsys, monkeypatch):
 def test_an_interrupt_leaves_everything_usable(parts, monkeypatch):
     model = NadarayaWatsonRegressor(bandwidth=0.5).fit(X, Y)
     before, state = model.predict(QUERY), sorted(vars(model))
-    real, calls = _kernel_smoother.Smoother.at, []
+    real, calls = _kernel_smoother.Smoother.estimate, []
 
     def at(self, *arguments, **options):
         calls.append(1)
@@ -66,7 +66,7 @@ def test_an_interrupt_leaves_everything_usable(parts, monkeypatch):
             raise KeyboardInterrupt
         return real(self, *arguments, **options)
 
-    monkeypatch.setattr(_kernel_smoother.Smoother, "at", at)
+    monkeypatch.setattr(_kernel_smoother.Smoother, "estimate", at)
     with pytest.raises(KeyboardInterrupt):
         model.predict(QUERY)
     assert sorted(vars(model)) == state

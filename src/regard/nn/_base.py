@@ -13,12 +13,12 @@ from regard.masks import Mask, MaskLike
 from regard.masks.convert import is_matrix
 
 
-def rows(layer: object, argument: str, value: Any, width: int | None = None) -> Tensor:
+def sequences(layer: object, argument: str, value: Any, width: int | None = None) -> Tensor:
     """Return a tensor (B, N, E) of floats, of this width where one is given, or raise for the layer's call."""
     return floats(layer, argument, value, "B", "N", "E" if width is None else width)
 
 
-def joined(layer: object, valid_lens: Any, attn_mask: MaskLike | None) -> Mask | None:
+def combined_mask(layer: object, valid_lens: Any, attn_mask: MaskLike | None) -> Mask | None:
     """Return the mask of a call: lengths (B,) or (B, L), and a mask or tensor (L, S), (B, L, S) or (B, H, L, S).
 
     Parameters
@@ -41,15 +41,15 @@ def joined(layer: object, valid_lens: Any, attn_mask: MaskLike | None) -> Mask |
     return mask
 
 
-def ends(layer: object, query: Any, key: Any, value: Any, valid_lens: Any) -> tuple[Tensor, Tensor, Tensor]:
+def attention_inputs(layer: object, query: Any, key: Any, value: Any, valid_lens: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values (B, 1, N, E) of a call of one head; keys are queries, values keys by default.
 
     Widths are those of the layer's ``query_size`` and ``key_size``, where it has them. In self-attention the padding of
     the keys is that of the queries, and is cleared in both: nothing may come of what it holds, nor gradients.
     """
-    query = rows(layer, "query", query, getattr(layer, "query_size", None))
-    keys = rows(layer, "key", query if key is None else key, getattr(layer, "key_size", None))
-    values = keys if value is None else rows(layer, "value", value)
+    query = sequences(layer, "query", query, getattr(layer, "query_size", None))
+    keys = sequences(layer, "key", query if key is None else key, getattr(layer, "key_size", None))
+    values = keys if value is None else sequences(layer, "value", value)
     if isinstance(valid_lens, Tensor):
         B, L, _ = query.shape
         TensorOf((B,), (B, L), integer=True)(layer, "valid_lens", valid_lens)

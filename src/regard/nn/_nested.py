@@ -28,9 +28,9 @@ def attend_nested(
     lengths = torch.tensor([len(x) for x in rows[id(key)]], device=key.device)
     padding = torch.arange(dense[id(key)].shape[1], device=key.device) >= lengths.unsqueeze(1)
     ends = [dense[id(x)] for x in (query, key, value)]
-    output, told = layer.forward(ends[0], ends[1], ends[2], padding, *given)
+    output, extra = layer.forward(ends[0], ends[1], ends[2], padding, *given)
     real = [row[: len(x)] for row, x in zip(output, rows[id(query)])]
     if query.layout == torch.jagged:  # with the query's own offsets, so that the two can be added
         offsets: Any = query.offsets  # type: ignore[attr-defined]
-        return torch.nested.nested_tensor_from_jagged(torch.cat(real), offsets()), told
-    return torch.nested.as_nested_tensor(real), told
+        return torch.nested.nested_tensor_from_jagged(torch.cat(real), offsets()), extra
+    return torch.nested.as_nested_tensor(real), extra

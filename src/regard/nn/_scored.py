@@ -14,7 +14,7 @@ from regard._aux import FIELDS, Aux, AuxRequest, TopK
 from regard._constraints import probability
 from regard.engines import EngineLike
 from regard.masks import MaskLike
-from regard.nn._base import ends, joined
+from regard.nn._base import attention_inputs, combined_mask
 from regard.nn._parts import PartLayer, current, unusual
 from regard.normalizers import NormalizerLike
 
@@ -88,7 +88,7 @@ class ScoredAttention(PartLayer, ABC):
         is_causal : bool, default False
             Also hide keys after the query.
         return_aux : AuxRequest, optional
-            What to tell beside the output.
+            Fields to return besides the output.
 
         Returns
         -------
@@ -96,8 +96,8 @@ class ScoredAttention(PartLayer, ABC):
         aux : Aux
             Only where asked for; its fields have no head dimension: weights (B, L, S), entropy (B, L) and so on.
         """
-        mask = joined(self, valid_lens, attn_mask)
-        q, k, v = ends(self, query, key, value, valid_lens)
+        mask = combined_mask(self, valid_lens, attn_mask)
+        q, k, v = attention_inputs(self, query, key, value, valid_lens)
         answer = attention(
             q,
             k,
@@ -118,9 +118,9 @@ class ScoredAttention(PartLayer, ABC):
 
     def extra_repr(self) -> str:
         """Return what the layer prints: sizes first, then what is not the default."""
-        told = [f"dropout={self.dropout}"] if self.dropout else []
-        told += unusual(self, "normalizer", "softmax")
-        return ", ".join([*self._sizes(), *told, *([f"scale={self.scale}"] if self.scale is not None else [])])
+        settings = [f"dropout={self.dropout}"] if self.dropout else []
+        settings += unusual(self, "normalizer", "softmax")
+        return ", ".join([*self._sizes(), *settings, *([f"scale={self.scale}"] if self.scale is not None else [])])
 
     def _sizes(self) -> list[str]:
         return [f"{name}={value}" for name, value in vars(self).items() if name.endswith("_size")]

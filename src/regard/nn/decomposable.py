@@ -14,7 +14,7 @@ from regard._catalogue import mechanism
 from regard._constraints import lengths, probability, size
 from regard._errors import rejected, shape
 from regard.engines import EngineLike
-from regard.nn._base import rows
+from regard.nn._base import sequences
 from regard.nn._scored import without_heads
 
 
@@ -121,7 +121,7 @@ class DecomposableAttention(nn.Module):
             Only where asked for: a attending to b, with weights (B, M, N), and b attending to a, with weights
             (B, N, M). Rows of padding are as if they held zeros.
         """
-        a, b = (rows(self, name, t, self.embed_size) for name, t in (("a", a), ("b", b)))
+        a, b = (sequences(self, name, t, self.embed_size) for name, t in (("a", a), ("b", b)))
         if a.shape[0] != b.shape[0]:
             raise rejected("DecomposableAttention", "b", f"have a's batch size {len(a)}", f"{len(b)} (b {shape(b)})")
         a_real, b_real = self._real("a_lens", a, a_lens), self._real("b_lens", b, b_lens)
@@ -137,7 +137,7 @@ class DecomposableAttention(nn.Module):
     def _aligned(
         self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor | None, request: AuxRequest | None
     ) -> tuple[Tensor, Aux | None]:
-        """Return what each query is aligned with, and what is told of it."""
+        """Return what each query is aligned with, and the aux fields asked for."""
         answer = attention(
             query.unsqueeze(1),
             key.unsqueeze(1),
@@ -159,7 +159,7 @@ class DecomposableAttention(nn.Module):
         return torch.arange(sentence.shape[1], device=sentence.device) < length.unsqueeze(1)
 
     def extra_repr(self) -> str:
-        """Return what the layer prints beside its networks."""
+        """Return the settings that the layer prints besides its networks."""
         return f"embed_size={self.embed_size}"
 
 

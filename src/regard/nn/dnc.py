@@ -157,8 +157,8 @@ class DNCWriteHead(nn.Module):
         weights = nowhere if weights is None else floats(self, "weights", weights, B, N)
         if read_weights is not None:
             floats(self, "read_weights", read_weights, B, self.read_heads, N)
-        told = emitted(self.emit, control, memory, 1).split(self.parts, -1)
-        key, strength, erase, vector, free, allocate, write = told
+        interface = emitted(self.emit, control, memory, 1).split(self.parts, -1)
+        key, strength, erase, vector, free, allocate, write = interface
         with suspended(memory.device.type):
             usage = usage + weights * (1 - usage)
             if read_weights is not None:

@@ -243,5 +243,5 @@ class FastWeights(ProjectedHeads):
         return self._merge(answer, return_state)
 
     def extra_repr(self) -> str:
-        """Return what the layer prints beside its projections."""
+        """Return the settings that the layer prints besides its projections."""
         return f"{super().extra_repr()}, rule={self.rule!r}"

@@ -16,7 +16,7 @@ from regard._catalogue import mechanism
 from regard._constraints import flag, lengths, probability, size
 from regard._errors import described, rejected
 from regard.engines import EngineLike
-from regard.nn._base import parameter, rows
+from regard.nn._base import parameter, sequences
 from regard.nn._scored import without_heads
 from regard.scores import Additive
 
@@ -155,16 +155,16 @@ class IntraAttention(nn.Module):
             Only where asked for; a row for each step, and N + T keys where the state held N: weights (B, T, N + T),
             which are 0 from the step itself on.
         """
-        rows(self, "x", x, self.input_size)
+        sequences(self, "x", x, self.input_size)
         real = self._real(x, valid_lens)
         masked = valid_lens is not None or state is not None
         x = torch.where(real.unsqueeze(-1), x, 0.0)
         tape = self._start(x) if state is None else self._checked(state, x)
-        asked, gated = x @ self.w_x.mT, F.linear(x, self.weight[:, self.hidden_size :], self.bias)
-        keys, told = tape.hidden @ self.w_h.mT, []
+        queries, gated = x @ self.w_x.mT, F.linear(x, self.weight[:, self.hidden_size :], self.bias)
+        keys, steps = tape.hidden @ self.w_h.mT, []
         for t in range(x.shape[1]):
             now = real[:, t, None]  # (B, 1)
-            query = asked[:, t] + tape.summary @ self.w_s.mT  # (B, A)
+            query = queries[:, t] + tape.summary @ self.w_s.mT  # (B, A)
             seen = masks.key_padding(tape.real & now) if masked else None
             summary, memory, aux = self._read(query, keys, tape, seen, return_aux)
             i, f, o, g = (gated[:, t] + summary @ self.weight[:, : self.hidden_size].mT).chunk(4, -1)
@@ -178,16 +178,16 @@ class IntraAttention(nn.Module):
                 torch.where(now, summary, tape.summary),
                 torch.cat([tape.real, now], 1),
             )
-            told.append(aux)
+            steps.append(aux)
         output = tape.hidden[:, tape.hidden.shape[1] - x.shape[1] :]
         if return_aux is None:
             return output, tape
-        return output, tape, _stacked([aux for aux in told if aux is not None], tape.hidden.shape[:2], x, return_aux)
+        return output, tape, _stacked([aux for aux in steps if aux is not None], tape.hidden.shape[:2], x, return_aux)
 
     def _read(
         self, query: Tensor, keys: Tensor, tape: IntraState, seen: Any, request: AuxRequest | None
     ) -> tuple[Tensor, Tensor, Aux | None]:
-        """Return h̃ and c̃ (B, C) of one step, and what is told of it; zeros where nothing is on the tape."""
+        """Return h̃ and c̃ (B, C) of one step, and its aux fields; zeros where nothing is on the tape."""
         answer = attention(
             query[:, None, None],
             keys.unsqueeze(1),
@@ -226,13 +226,13 @@ class IntraAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """Return what the layer prints: sizes first, then what is not the default."""
-        told = f"input_size={self.input_size}, hidden_size={self.hidden_size}, attention_size={self.attention_size}"
-        told += f", dropout={self.dropout}" if self.dropout else ""
-        return told if self.bias is not None else f"{told}, bias=False"
+        settings = f"input_size={self.input_size}, hidden_size={self.hidden_size}, attention_size={self.attention_size}"
+        settings += f", dropout={self.dropout}" if self.dropout else ""
+        return settings if self.bias is not None else f"{settings}, bias=False"
 
 
 def _stacked(steps: list[Aux], slots: torch.Size, x: Tensor, request: AuxRequest) -> Aux:
-    """Return what was told step by step as rows of one answer, over all slots of the tape."""
+    """Stack the aux fields of all steps as rows of one answer, over all slots of the tape."""
     B, N = slots
 
     def rows_of(parts: list[Tensor], fill: float, width: int) -> Tensor:

@@ -72,12 +72,12 @@ class KVCache:
     @property
     def key(self) -> Tensor:
         """All keys so far, (B, G, len(self), D)."""
-        return self._told(self._key)
+        return self._filled(self._key)
 
     @property
     def value(self) -> Tensor:
         """All values so far, (B, G, len(self), D)."""
-        return self._told(self._value)
+        return self._filled(self._value)
 
     def reorder(self, index: Tensor) -> None:
         """Make sequence b continue what was sequence ``index[b]``: for beam search.
@@ -104,7 +104,7 @@ class KVCache:
     def __repr__(self) -> str:
         return f"KVCache({'' if self.capacity is None else f'capacity={self.capacity}'}): {self._length} steps"
 
-    def _told(self, buffer: Tensor | None) -> Tensor:
+    def _filled(self, buffer: Tensor | None) -> Tensor:
         if buffer is None:
             raise rejected("KVCache", "key and value", "have been appended before they are read", "an empty cache")
         return buffer.narrow(2, 0, self._length)

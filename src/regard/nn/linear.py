@@ -12,7 +12,7 @@ from regard import _autocast
 from regard._catalogue import mechanism
 from regard._constraints import flag, size
 from regard._errors import rejected
-from regard.nn._base import rows
+from regard.nn._base import sequences
 from regard.nn._recurrence import (
     FeatureMap,
     LinearState,
@@ -184,11 +184,11 @@ class ProjectedHeads(nn.Module, ABC):
                 reset()
 
     def extra_repr(self) -> str:
-        """Return what the layer prints beside its projections."""
+        """Return the settings that the layer prints besides its projections."""
         mapped = self.feature_map
-        told = mapped if isinstance(mapped, str) else getattr(mapped, "__name__", type(mapped).__name__)
+        name = mapped if isinstance(mapped, str) else getattr(mapped, "__name__", type(mapped).__name__)
         form = "" if self.form == "auto" else f", form={self.form!r}"
-        return f"{self.embed_dim}, num_heads={self.num_heads}, feature_map={told!r}{form}"
+        return f"{self.embed_dim}, num_heads={self.num_heads}, feature_map={name!r}{form}"
 
     def _project(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, valid_lens: Tensor | None
@@ -198,7 +198,7 @@ class ProjectedHeads(nn.Module, ABC):
         key = query if key is None else key
         value = key if value is None else value
         widths = (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim))
-        query, key, value = (rows(self, name, tensor, width) for name, tensor, width in widths)
+        query, key, value = (sequences(self, name, tensor, width) for name, tensor, width in widths)
         if valid_lens is not None:
             # Before the projections: NaN times 0 would be NaN in the gradients of their weights.
             name = type(self).__name__

@@ -16,7 +16,7 @@ from regard._constraints import Options, flag, probability, size
 from regard._errors import described, rejected, shape
 from regard.engines import EngineLike
 from regard.masks import Mask, MaskLike
-from regard.nn._base import ends, joined, parameter
+from regard.nn._base import attention_inputs, combined_mask, parameter
 from regard.nn._parts import current
 from regard.nn._scored import without_heads
 from regard.nn.stochastic_attention import scorer
@@ -189,7 +189,7 @@ class LocalAttention(nn.Module):
         is_causal : bool, default False
             Also hide keys after the query.
         return_aux : AuxRequest, optional
-            What to tell beside the output; the weights are those after the Gaussian.
+            Fields to return besides the output; the weights are those after the Gaussian.
 
         Returns
         -------
@@ -198,8 +198,8 @@ class LocalAttention(nn.Module):
         aux : Aux
             Only where asked for; its fields have no head dimension.
         """
-        q, k, v = ends(self, query, key, value, valid_lens)
-        seen = joined(self, valid_lens, attn_mask)
+        q, k, v = attention_inputs(self, query, key, value, valid_lens)
+        seen = combined_mask(self, valid_lens, attn_mask)
         center = self._centers(q.squeeze(1), k.shape[2], valid_lens, positions)
         mask = self._near(center) if seen is None else self._near(center) & seen
         normalizer: NormalizerLike = "softmax"
@@ -249,7 +249,7 @@ class LocalAttention(nn.Module):
         return masks.padding(stop) & masks.NotMask(masks.padding(start))  # ``~`` cannot be traced by torch.compile
 
     def extra_repr(self) -> str:
-        """Return what the layer prints beside its score."""
-        told = f"window={self.window}, mode={self.mode!r}"
-        told += ", renormalize=True" if self.renormalize else ""
-        return f"{told}, dropout={self.dropout}" if self.dropout else told
+        """Return the settings that the layer prints besides its score."""
+        settings = f"window={self.window}, mode={self.mode!r}"
+        settings += ", renormalize=True" if self.renormalize else ""
+        return f"{settings}, dropout={self.dropout}" if self.dropout else settings

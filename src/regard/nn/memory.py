@@ -150,8 +150,8 @@ class ContentAddressing(nn.Module):
             query = query * (1 + softplus(strength))
             q, k, v = (each.unsqueeze(1) for each in (query, rows, memory))
             # All weights are wanted, so an engine that never holds them saves nothing.
-            told = AuxRequest(weights=True)
-            reads, aux = attention(q, k, v, mask, scale=1.0, score="dot", engine="reference", return_aux=told)
+            request = AuxRequest(weights=True)
+            reads, aux = attention(q, k, v, mask, scale=1.0, score="dot", engine="reference", return_aux=request)
         assert aux.weights is not None
         return reads.squeeze(1), aux.weights.squeeze(1)
 
@@ -168,8 +168,8 @@ def restart(linear: nn.Linear) -> None:
 
 def emitted(linear: nn.Linear, control: Tensor, memory: Tensor, heads: int) -> Tensor:
     """Return what a control vector (B, C) tells each head, (B, H, ·), in the memory's precision."""
-    told: Tensor = linear(control)
-    return told.to(memory.dtype).unflatten(-1, (heads, linear.out_features // heads))
+    emission: Tensor = linear(control)
+    return emission.to(memory.dtype).unflatten(-1, (heads, linear.out_features // heads))
 
 
 class Controller(nn.Module):
@@ -249,9 +249,9 @@ class MemoryMachine(nn.Module, ABC, Generic[_S]):
         self.memory_rows = size(self, "memory_rows", memory_rows)
         self.memory_width = size(self, "memory_width", memory_width)
         self.read_heads = size(self, "read_heads", read_heads)
-        told = self.read_heads * self.memory_width
-        self.controller = Controller(self, controller, self.input_size + told, self.hidden_size, device, dtype)
-        self.output = nn.Linear(self.hidden_size + told, self.output_size, device=device, dtype=dtype)
+        read_size = self.read_heads * self.memory_width
+        self.controller = Controller(self, controller, self.input_size + read_size, self.hidden_size, device, dtype)
+        self.output = nn.Linear(self.hidden_size + read_size, self.output_size, device=device, dtype=dtype)
 
     @abstractmethod
     def initial_state(self, batch: int) -> _S:

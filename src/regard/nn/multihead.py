@@ -43,7 +43,7 @@ class MultiheadAttention(PartLayer):
 
     Arguments, polarity of masks, results and initial weights are those of torch's module. What differs: a query that
     may attend to nothing gets zeros (then W_O's bias) instead of NaN; weights are returned as they are before dropout;
-    ``is_causal=True`` needs no ``attn_mask`` beside it, and applies whatever it is given with. docs/differences.md has
+    ``is_causal=True`` needs no ``attn_mask``, and applies whatever it is given with. docs/differences.md has
     the whole list.
 
     Parameters
@@ -245,17 +245,17 @@ class MultiheadAttention(PartLayer):
         if self._extends:
             k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
         try:
-            output, told = self._attend(q, k, v, mask, need_weights, return_aux)
+            output, extra = self._attend(q, k, v, mask, need_weights, return_aux)
         except BaseException:
             if cache is not None:  # a call that failed has not been: it may be tried again
                 cache.truncate(start)
             raise
         output = self.out_proj(output.transpose(1, 2).flatten(2))
-        if isinstance(told, Tensor):
-            told = (told.mean(1) if average_attn_weights else told).to(output.dtype)
+        if isinstance(extra, Tensor):
+            extra = (extra.mean(1) if average_attn_weights else extra).to(output.dtype)
         if not batched:
-            return output.squeeze(0), told.squeeze(0) if isinstance(told, Tensor) else _unbatched(told)
-        return output if self.batch_first else output.transpose(0, 1), told
+            return output.squeeze(0), extra.squeeze(0) if isinstance(extra, Tensor) else _unbatched(extra)
+        return output if self.batch_first else output.transpose(0, 1), extra
 
     def _is_usual(self, x: Any) -> bool:
         """Whether a tensor is (B, N, E) and one product makes queries, keys and values of it."""
@@ -286,18 +286,18 @@ class MultiheadAttention(PartLayer):
         extent: Extent,
     ) -> tuple[Tensor, ...]:
         """Return queries (B, H, L, D), keys and values (B, G, S, D), of inputs in which nothing hidden is left."""
-        packed, beside = query is key and key is value, query is key
+        packed, is_self = query is key and key is value, query is key
         new = slice(extent.S - self._sizes(key)[1], None)  # what came before is in a cache
         query, key, value = (self._batch_first(x) for x in (query, key, value))
-        if padding is not None and beside:
+        if padding is not None and is_self:
             query = _torch_masks.without_garbage(query, padding[:, new])
         if packed:
             key = value = query
         else:
             unseen = _torch_masks.unseen(padding, attn_mask, extent, query.device)
             if unseen is not None:
-                gone = unseen[:, new].unsqueeze(-1)
-                key, value = torch.where(gone, 0.0, key), torch.where(gone, 0.0, value)
+                hidden = unseen[:, new].unsqueeze(-1)
+                key, value = torch.where(hidden, 0.0, key), torch.where(hidden, 0.0, value)
         width = self.num_kv_heads * self.head_dim
         sizes, bias = [self.embed_dim, width, width], self.in_proj_bias
         if packed and self.in_proj_weight is not None:
@@ -327,14 +327,14 @@ class MultiheadAttention(PartLayer):
             return attention(q, k, v, mask, dropout_p, enable_gqa=True, return_aux=request, **parts)
         if not need_weights:
             return attention(q, k, v, mask, dropout_p, enable_gqa=True, **parts), None
-        if dropout_p and self.dropped_weights:  # they are what is read from an identity matrix beside the values
+        if dropout_p and self.dropped_weights:  # they are what is read from an identity matrix next to the values
             eye = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*v.shape[:2], -1, -1)
             both = attention(q, k, torch.cat([v, eye], -1), mask, dropout_p, enable_gqa=True, **parts)
             return both[..., : self.head_dim], both[..., self.head_dim :]
         if self.engine == "auto":  # weights are materialized anyway: what makes them shall make the output of them
             parts["engine"] = "reference"
-        asked = AuxRequest(weights=True)
-        output, aux = attention(q, k, v, mask, dropout_p, enable_gqa=True, return_aux=asked, **parts)
+        request = AuxRequest(weights=True)
+        output, aux = attention(q, k, v, mask, dropout_p, enable_gqa=True, return_aux=request, **parts)
         return output, aux.weights
 
     def _check(self, query: Any, key: Any, value: Any) -> bool:
@@ -346,8 +346,8 @@ class MultiheadAttention(PartLayer):
             if not isinstance(x, Tensor) or not x.is_floating_point():
                 raise rejected(type(self).__name__, name, f"be a float tensor {wanted}", described(x), TypeError)
             if x.dim() != dims or x.shape[-1] != width or self._sizes(x)[0] != self._sizes(query)[0]:
-                beside = "" if name == "query" else f" (query {shape(query)})"
-                raise rejected(type(self).__name__, name, f"have shape {wanted}", f"{shape(x)}{beside}")
+                context = "" if name == "query" else f" (query {shape(query)})"
+                raise rejected(type(self).__name__, name, f"have shape {wanted}", f"{shape(x)}{context}")
         if self._sizes(key) != self._sizes(value):
             raise rejected(type(self).__name__, "value", f"be as long as key {shape(key)}", shape(value))
         return dims == 3
@@ -364,15 +364,15 @@ class MultiheadAttention(PartLayer):
 
     def extra_repr(self) -> str:
         """Return what the layer prints: sizes first, then what is not the default."""
-        told = [f"embed_dim={self.embed_dim}", f"num_heads={self.num_heads}"]
-        told += [f"num_kv_heads={self.num_kv_heads}"] if self.num_kv_heads != self.num_heads else []
+        settings = [f"embed_dim={self.embed_dim}", f"num_heads={self.num_heads}"]
+        settings += [f"num_kv_heads={self.num_kv_heads}"] if self.num_kv_heads != self.num_heads else []
         usual: dict[str, Any] = {"dropout": 0.0, "kdim": self.embed_dim, "vdim": self.embed_dim, "batch_first": False}
         usual |= {"add_zero_attn": False, "score": None, "normalizer": "softmax", "dropped_weights": False}
         usual |= {"engine": "auto"}
         for name, default in usual.items():
             value = getattr(self, name)
-            told += [f"{name}={value!r}"] if value != default and not isinstance(value, nn.Module) else []
-        return ", ".join(told)
+            settings += [f"{name}={value!r}"] if value != default and not isinstance(value, nn.Module) else []
+        return ", ".join(settings)
 
 
 def disable_fast_path(module: MultiheadAttention) -> None:

@@ -14,7 +14,7 @@ from regard._catalogue import mechanism
 from regard._constraints import Integer, floats, size
 from regard.nn.memory import MemoryMachine, emitted, restart, similar, weigh
 
-#: What every entry of a fresh memory is: small beside what is written, and not zero, so that it has a direction.
+#: The value of every entry of a fresh memory: small next to what is written, and not zero, so that it has a direction.
 FRESH = 1e-6
 
 
@@ -117,9 +117,9 @@ class TuringHead(nn.Module, ABC):
             return on_first_row(B, self.heads, N, memory)
         return floats(self, "weights", weights, B, self.heads, N)
 
-    def _address(self, told: list[Tensor], memory: Tensor, weights: Tensor) -> Tensor:
+    def _address(self, parameters: list[Tensor], memory: Tensor, weights: Tensor) -> Tensor:
         """Return the new weights (B, H, N)."""
-        key, strength, gate, shift, power = told[:5]
+        key, strength, gate, shift, power = parameters[:5]
         content = similar(key, memory, softplus(strength).squeeze(-1))
         gate = torch.sigmoid(gate)
         mixed = gate * content + (1 - gate) * weights
@@ -191,9 +191,9 @@ class NTMReadHead(TuringHead):
         weights : Tensor (B, H, N)
         """
         weights = self._checked(control, memory, weights)
-        told = emitted(self.emit, control, memory, self.heads)
+        parameters = emitted(self.emit, control, memory, self.heads)
         with suspended(memory.device.type):
-            weights = self._address(list(told.split(self.parts, -1)), memory, weights)
+            weights = self._address(list(parameters.split(self.parts, -1)), memory, weights)
             return weights @ memory, weights
 
 
@@ -242,10 +242,10 @@ class NTMWriteHead(TuringHead):
         weights : Tensor (B, H, N)
         """
         weights = self._checked(control, memory, weights)
-        told = list(emitted(self.emit, control, memory, self.heads).split(self.parts, -1))
+        parameters = list(emitted(self.emit, control, memory, self.heads).split(self.parts, -1))
         with suspended(memory.device.type):
-            weights = self._address(told, memory, weights)
-            return written(memory, weights, torch.sigmoid(told[5]), told[6]), weights
+            weights = self._address(parameters, memory, weights)
+            return written(memory, weights, torch.sigmoid(parameters[5]), parameters[6]), weights
 
 
 def written(memory: Tensor, weights: Tensor, erase: Tensor, add: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from regard._constraints import probability, size
 from regard._errors import rejected
 from regard.engines import EngineLike
 from regard.masks import Mask, MaskLike
-from regard.nn._base import joined, parameter, rows
+from regard.nn._base import combined_mask, parameter, sequences
 from regard.nn._parts import PartLayer, current, unusual
 from regard.nn._scored import without_heads
 from regard.normalizers import NormalizerLike
@@ -61,7 +61,7 @@ class _Positional(PartLayer, ABC):
         is_causal : bool, default False
             Also hide values after the position.
         return_aux : AuxRequest, optional
-            What to tell beside the output.
+            Fields to return besides the output.
 
         Returns
         -------
@@ -69,12 +69,12 @@ class _Positional(PartLayer, ABC):
         aux : Aux
             Only where asked for; its fields have no head dimension: weights (B, N, N).
         """
-        rows(self, "value", value)
+        sequences(self, "value", value)
         if value.shape[1] > self.max_length:
             expected = f"have at most max_length = {self.max_length} rows"
             raise rejected(type(self).__name__, "value", expected, value.shape[1])
         query, key, score, bias = self._ends(value)
-        mask = joined(self, valid_lens, attn_mask)
+        mask = combined_mask(self, valid_lens, attn_mask)
         if bias is not None:
             mask = bias if mask is None else mask & bias
         answer = attention(
@@ -95,9 +95,9 @@ class _Positional(PartLayer, ABC):
 
     def extra_repr(self) -> str:
         """Return what the layer prints: sizes first, then what is not the default."""
-        told = [f"max_length={self.max_length}"]
-        told += [f"dropout={self.dropout}"] if self.dropout else []
-        return ", ".join([*told, *unusual(self, "normalizer", "softmax")])
+        settings = [f"max_length={self.max_length}"]
+        settings += [f"dropout={self.dropout}"] if self.dropout else []
+        return ", ".join([*settings, *unusual(self, "normalizer", "softmax")])
 
 
 @mechanism(

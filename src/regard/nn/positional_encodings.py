@@ -19,7 +19,7 @@ from regard._constraints import Integer, Interval, flag, floats, positive, proba
 from regard._errors import rejected, shape
 from regard._tracing import is_blind
 from regard.masks._checks import as_int, int_tensor
-from regard.nn._base import parameter, rows
+from regard.nn._base import parameter, sequences
 
 
 def placed(layer: object, length: int, offset: Any, batch: int | None, device: Any) -> Tensor:
@@ -99,7 +99,7 @@ class SinusoidalPositions(nn.Module):
         Tensor (B, L, E)
             In the dtype of ``x``, rounded once.
         """
-        x = rows(self, "x", x, self.embed_dim)
+        x = sequences(self, "x", x, self.embed_dim)
         where = placed(self, x.shape[1], offset, x.shape[0], x.device)
         added = (x + self._waves(where).to(wide(x.dtype))).to(x.dtype)
         return F.dropout(added, self.dropout, self.training)
@@ -136,8 +136,8 @@ class SinusoidalPositions(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the width, and what is not the default."""
-        told = [f"dropout={self.dropout}"] if self.dropout else []
-        return ", ".join([f"{self.embed_dim}", *told, *([f"base={self.base:g}"] if self.base != 10000 else [])])
+        settings = [f"dropout={self.dropout}"] if self.dropout else []
+        return ", ".join([f"{self.embed_dim}", *settings, *([f"base={self.base:g}"] if self.base != 10000 else [])])
 
 
 @mechanism(
@@ -200,7 +200,7 @@ class LearnedPositions(nn.Module):
             If a position is not in [0, N). Where the values of an offset tensor cannot be looked at (on a GPU, or
             when traced), torch's lookup is left to find out.
         """
-        x = rows(self, "x", x, self.embed_dim)
+        x = sequences(self, "x", x, self.embed_dim)
         where = placed(self, x.shape[1], offset, x.shape[0], x.device)
         self._check(x.shape[1], offset)
         added = (x + F.embedding(where, self.weight)).to(x.dtype)
@@ -223,8 +223,8 @@ class LearnedPositions(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the sizes, and the dropout if there is one."""
-        told = [f"dropout={self.dropout}"] if self.dropout else []
-        return ", ".join([f"{self.max_length}, {self.embed_dim}", *told])
+        settings = [f"dropout={self.dropout}"] if self.dropout else []
+        return ", ".join([f"{self.max_length}, {self.embed_dim}", *settings])
 
 
 @mechanism(
@@ -304,6 +304,8 @@ class Rotary(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the width, and what is not the default."""
-        told = [f"base={self.base:g}"] if self.base != 10000 else []
-        told += ["interleaved=True"] if self.interleaved else []
-        return ", ".join([f"{self.head_dim}", *told, *([f"fraction={self.fraction:g}"] if self.fraction != 1 else [])])
+        settings = [f"base={self.base:g}"] if self.base != 10000 else []
+        settings += ["interleaved=True"] if self.interleaved else []
+        return ", ".join(
+            [f"{self.head_dim}", *settings, *([f"fraction={self.fraction:g}"] if self.fraction != 1 else [])]
+        )

@@ -151,8 +151,8 @@ class RelativeBias(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the sizes."""
-        told = f"{self.num_heads}, num_buckets={self.num_buckets}, max_distance={self.max_distance}"
-        return told if self.bidirectional else f"{told}, bidirectional=False"
+        settings = f"{self.num_heads}, num_buckets={self.num_buckets}, max_distance={self.max_distance}"
+        return settings if self.bidirectional else f"{settings}, bidirectional=False"
 
 
 @final
@@ -315,9 +315,9 @@ class RelativePositions(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the sizes, and the scale if it is not the default."""
-        told = [f"{self.head_dim}, max_distance={self.max_distance}"]
-        told += [f"value_dim={self.value_dim}"] if self.value_dim is not None else []
-        return ", ".join([*told, *([f"scale={self.scale}"] if self.scale is not None else [])])
+        settings = [f"{self.head_dim}, max_distance={self.max_distance}"]
+        settings += [f"value_dim={self.value_dim}"] if self.value_dim is not None else []
+        return ", ".join([*settings, *([f"scale={self.scale}"] if self.scale is not None else [])])
 
 
 @mechanism(

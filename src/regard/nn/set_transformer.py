@@ -14,7 +14,7 @@ from regard._catalogue import mechanism
 from regard._constraints import lengths, probability, size
 from regard._errors import rejected, shape
 from regard.engines import EngineLike
-from regard.nn._base import cleared, parameter, rows
+from regard.nn._base import cleared, parameter, sequences
 from regard.nn._parts import PartLayer, current, unusual
 from regard.normalizers import NormalizerLike
 
@@ -142,7 +142,7 @@ class MAB(PartLayer):
         query_lens : Tensor (B,) of int, optional
             How many elements of X are real; what is beyond has no influence, and the output there is 0.
         return_aux : AuxRequest, optional
-            What to tell beside the output.
+            Fields to return besides the output.
 
         Returns
         -------
@@ -150,7 +150,7 @@ class MAB(PartLayer):
         aux : Aux
             Only where asked for; its fields are per head: weights (B, H, L, S) and so on.
         """
-        query, key = rows(self, "query", query, self.query_size), rows(self, "key", key, self.key_size)
+        query, key = sequences(self, "query", query, self.query_size), sequences(self, "key", key, self.key_size)
         if query.shape[0] != key.shape[0]:
             raise rejected("MAB", "key", f"have query's {query.shape[0]} sets", f"{key.shape[0]} (key {shape(key)})")
         key = cleared(key, counts(self, "valid_lens", valid_lens, key.shape[0]))
@@ -170,10 +170,10 @@ class MAB(PartLayer):
 
     def extra_repr(self) -> str:
         """Return what the projections do not tell."""
-        told = [f"num_heads={self.num_heads}"]
-        told += [f"dropout={self.dropout}"] if self.dropout else []
-        told += unusual(self, "normalizer", "softmax")
-        return ", ".join(told + ([f"scale={self.scale}"] if self.scale is not None else []))
+        settings = [f"num_heads={self.num_heads}"]
+        settings += [f"dropout={self.dropout}"] if self.dropout else []
+        settings += unusual(self, "normalizer", "softmax")
+        return ", ".join(settings + ([f"scale={self.scale}"] if self.scale is not None else []))
 
 
 @mechanism(formula="MAB(X, X)", sources=("lee2019",), learned="those of MAB", cost="O(N²·C + N·C²)")
@@ -236,7 +236,7 @@ class SAB(nn.Module):
         aux : Aux
             Only where asked for, per head.
         """
-        x = rows(self, "x", x, self.input_size)
+        x = sequences(self, "x", x, self.input_size)
         valid_lens = counts(self, "valid_lens", valid_lens, x.shape[0])
         return self.mab(x, x, valid_lens, query_lens=valid_lens, return_aux=return_aux)
 
@@ -305,7 +305,7 @@ class ISAB(nn.Module):
 
         Where asked for, aux is of the points that read the set (L = M, S = N), and of the elements that read those.
         """
-        x = rows(self, "x", x, self.input_size)
+        x = sequences(self, "x", x, self.input_size)
         valid_lens = counts(self, "valid_lens", valid_lens, x.shape[0])
         points = self.I.expand(x.shape[0], -1, -1)
         if return_aux is None:
@@ -384,7 +384,7 @@ class PMA(nn.Module):
 
         A seed of an empty set reads 0.
         """
-        x = rows(self, "x", x, self.hidden_size)
+        x = sequences(self, "x", x, self.hidden_size)
         x = cleared(x, counts(self, "valid_lens", valid_lens, x.shape[0]))
         if self.fc is not None:
             x = F.relu(self.fc(x))

@@ -15,7 +15,7 @@ from regard._constraints import Interval, Options, TensorOf, probability, size
 from regard._errors import rejected
 from regard.engines import EngineLike
 from regard.masks import MaskLike
-from regard.nn._base import ends, joined
+from regard.nn._base import attention_inputs, combined_mask
 from regard.nn._parts import current
 from regard.nn._scored import ScoredAttention, without_heads
 from regard.nn.scored import (
@@ -186,7 +186,7 @@ class HardAttention(nn.Module):
         is_causal : bool, default False
             Also hide keys after the query.
         return_aux : AuxRequest, optional
-            What to tell beside the output; the weights are 1 at the key that is read, 0 elsewhere.
+            Fields to return besides the output; the weights are 1 at the key that is read, 0 elsewhere.
 
         Returns
         -------
@@ -194,13 +194,13 @@ class HardAttention(nn.Module):
         aux : Aux
             Only where asked for; its fields have no head dimension.
         """
-        q, k, v = ends(self, query, key, value, valid_lens)
+        q, k, v = attention_inputs(self, query, key, value, valid_lens)
         kept = self.training and self.estimator == "reinforce" and torch.is_grad_enabled()
         answer = attention(
             q,
             k,
             v,
-            joined(self, valid_lens, attn_mask),
+            combined_mask(self, valid_lens, attn_mask),
             self.dropout if self.training else 0.0,
             is_causal,
             self.scorer.scale,
@@ -283,19 +283,19 @@ class HardAttention(nn.Module):
         return {**self.__dict__, "_draws": []}  # tensors inside a graph can be neither copied nor saved
 
     def extra_repr(self) -> str:
-        """Return what the layer prints beside its score."""
-        told = [f"estimator={self.estimator!r}"]
-        told += [f"temperature={self.temperature}"] if self.estimator == "gumbel" else [f"momentum={self.momentum}"]
-        told += [f"entropy={self.entropy}"] if self.entropy else []
-        return ", ".join([*told, *([f"dropout={self.dropout}"] if self.dropout else [])])
+        """Return the settings that the layer prints besides its score."""
+        settings = [f"estimator={self.estimator!r}"]
+        settings += [f"temperature={self.temperature}"] if self.estimator == "gumbel" else [f"momentum={self.momentum}"]
+        settings += [f"entropy={self.entropy}"] if self.entropy else []
+        return ", ".join([*settings, *([f"dropout={self.dropout}"] if self.dropout else [])])
 
 
 def _with_draw(request: AuxRequest | None) -> AuxRequest:
     """Return a request for what is asked for, and for the draw."""
     if request is None:
         return _DRAW
-    asked: dict[str, Any] = {name: getattr(request, name) for name in FIELDS}
-    return AuxRequest(**{**asked, "weights": True, "scores": True})
+    fields: dict[str, Any] = {name: getattr(request, name) for name in FIELDS}
+    return AuxRequest(**{**fields, "weights": True, "scores": True})
 
 
 def _only(aux: Aux, request: AuxRequest) -> Aux:

@@ -383,7 +383,7 @@ class TransformerDecoder(_Stack):
 
 
 def _causal(mask: Any, is_causal: bool | None) -> bool:
-    """Return whether a stack is causal: as it is told, or else by its mask."""
+    """Return whether a stack is causal: by its argument, or else by its mask."""
     return is_causal_matrix(mask) if is_causal is None else is_causal
 
 

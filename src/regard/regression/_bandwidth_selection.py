@@ -69,7 +69,7 @@ class LeaveOneOut:
         self.rows = torch.arange(len(smoother.key), device=smoother.key.device) if rows is None else rows
         # The mask of all points at once holds no tensor, so that later calls find all that it means to an engine.
         self._every = masks.leave_one_out() if rows is None and len(self.rows) <= smoother.rows_at_once else None
-        weight = smoother.ones()
+        weight = smoother.point_weights()
         self._share = weight[self.rows, 0] / weight[self.rows, 0].sum()
 
     def predict(self, bandwidth: Tensor, rows: Tensor) -> Estimate:
@@ -78,7 +78,7 @@ class LeaveOneOut:
         Those that nobody reaches are marked, and have what stands in for it.
         """
         query, mask = self.smoother.key[rows], masks.leave_one_out(rows) if self._every is None else self._every
-        found = self.smoother.at(query, bandwidth, mask)
+        found = self.smoother.estimate(query, bandwidth, mask)
         lost = ~found.reached
         if not bool(lost.any()):
             return found
@@ -87,7 +87,7 @@ class LeaveOneOut:
             near = self.smoother.nearest(query[lost], bandwidth.detach(), masks.leave_one_out(own))
             other = torch.where((near >= 0)[:, None], target[near.clamp(min=0)], 0.0)
         else:
-            weight = self.smoother.ones()
+            weight = self.smoother.point_weights()
             rest = (weight.sum() - weight[own]).clamp(min=torch.finfo(weight.dtype).tiny)
             other = ((weight * target).sum(0) - weight[own] * target[own]) / rest
         mean = found.mean.clone()

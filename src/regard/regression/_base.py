@@ -19,13 +19,13 @@ from regard.regression._explanation import AttendedPoints, Explanation
 from regard.regression._extrapolation import ExtrapolationWarning
 from regard.regression._kernel_smoother import Smoother
 from regard.regression._progress import progress
-from regard.regression._training import TrainingPoints, outside
+from regard.regression._training import TrainingPoints, caller_stacklevel
 
 
 class KernelEstimator(TrainingPoints):
     """An estimator that weighs its training data by a kernel; subclasses say what the targets and predictions are."""
 
-    def _shown(self, row: int) -> Any:
+    def _display_target(self, row: int) -> Any:
         """Return the target of a training row as users know it."""
         raise NotImplementedError
 
@@ -35,9 +35,9 @@ class KernelEstimator(TrainingPoints):
 
     def _query(self, X: Any, smoother: Smoother) -> Tensor:
         X = validate_data(
-            self, self._columns.encoded(_validation.as_array(X)), reset=False, dtype=[np.float64, np.float32]
+            self, self._columns.transform(_validation.as_array(X)), reset=False, dtype=[np.float64, np.float32]
         )
-        return _validation.tensor(self._features.coordinates(X)).to(smoother.key)
+        return _validation.as_tensor(self._features.coordinates(X)).to(smoother.key)
 
     @torch.no_grad()
     def _estimate(self, X: Any, spread: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
@@ -46,12 +46,12 @@ class KernelEstimator(TrainingPoints):
         smoother = self._smoother()
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
         with progress(self.verbose, "predicting", len(query)) as report:
-            found = smoother.in_chunks(query, bandwidth, report, spread)
+            found = smoother.estimate_in_chunks(query, bandwidth, report, spread)
         mean = found.mean.double().cpu().numpy() + self._center
         lost = ~found.reached
         if bool(lost.any()):
-            mean[lost.cpu().numpy()] = self._instead(smoother, query[lost], bandwidth, len(query))
-        beyond = self._support.exceeded(smoother, query, found)
+            mean[lost.cpu().numpy()] = self._fallback_predictions(smoother, query[lost], bandwidth, len(query))
+        beyond = self._support.extrapolates(smoother, query, found)
         self._warn_of_extrapolation(beyond, lost)
         mean = mean.astype(self._result_dtype())
         if found.variance is None:
@@ -72,7 +72,7 @@ class KernelEstimator(TrainingPoints):
         if nearest:
             text += f"; {nearest} of them get the nearest point's target (empty= says what else they may get)"
         text += ". extrapolates(X) says which."
-        warnings.warn(f"{type(self).__name__}: {text}", ExtrapolationWarning, stacklevel=outside())
+        warnings.warn(f"{type(self).__name__}: {text}", ExtrapolationWarning, stacklevel=caller_stacklevel())
 
     @torch.no_grad()
     def extrapolates(self, X: Any) -> Any:
@@ -103,10 +103,10 @@ class KernelEstimator(TrainingPoints):
         smoother = self._smoother()
         query = self._query(X, smoother)
         weights_alone = replace(smoother, target=smoother.target[:, :1], order=0)
-        found = weights_alone.in_chunks(query, self._bandwidth(smoother), lambda *_: None)
-        return _validation.like(X, self._support.exceeded(smoother, query, found).cpu().numpy())
+        found = weights_alone.estimate_in_chunks(query, self._bandwidth(smoother), lambda *_: None)
+        return _validation.like_input(X, self._support.extrapolates(smoother, query, found).cpu().numpy())
 
-    def _instead(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor, count: int) -> np.ndarray:
+    def _fallback_predictions(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor, count: int) -> np.ndarray:
         """Return what queries get that no point reaches."""
         if self.empty == "raise":
             got = f"{len(lost)} of {count} queries beyond the reach of every training point"
@@ -142,13 +142,13 @@ class KernelEstimator(TrainingPoints):
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
         if self._order:
             parts = []
-            for effective in smoother.rows_of_weights(query, bandwidth):
+            for effective in smoother.effective_weights(query, bandwidth):
                 index = effective.abs().topk(k).indices
                 parts.append((effective.gather(1, index), index))
             weights, indices = (torch.cat(each) for each in zip(*parts)) if parts else (query[:, :0], query[:, :0])
             indices = torch.where(weights == 0, -1, indices)
         else:
-            weights, indices = smoother.strongest(query, bandwidth, k)
+            weights, indices = smoother.top_k(query, bandwidth, k)
             indices = torch.where(weights > 0, indices, -1)
         lost = (indices < 0).all(1)
         if bool(lost.any()) and self.empty == "nearest":
@@ -156,10 +156,10 @@ class KernelEstimator(TrainingPoints):
         elif self.empty == "nan":
             weights[lost] = torch.nan
         elif self.empty == "raise" and bool(lost.any()):
-            self._instead(smoother, query[lost], bandwidth, len(query))
+            self._fallback_predictions(smoother, query[lost], bandwidth, len(query))
         places = indices.cpu().numpy()
         own = np.where(places < 0, -1, self._rows[places])
-        return AttendedPoints(_validation.like(X, weights.cpu().numpy()), _validation.like(X, own))
+        return AttendedPoints(_validation.like_input(X, weights.cpu().numpy()), _validation.like_input(X, own))
 
     @torch.no_grad()
     def weights(self, X: Any) -> Any:
@@ -180,19 +180,19 @@ class KernelEstimator(TrainingPoints):
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
         found = np.zeros((len(query), self._count), dtype=self._result_dtype())
         done = 0
-        for effective in smoother.rows_of_weights(query, bandwidth):
+        for effective in smoother.effective_weights(query, bandwidth):
             found[done : done + len(effective), self._rows] = effective.cpu().numpy()
             done += len(effective)
         lost = ~found.any(1)
         if lost.any():
             far = query[torch.from_numpy(lost).to(query.device)]
-            found[lost] = self._weights_instead(smoother, far, bandwidth, len(query))
-        return _validation.like(X, found)
+            found[lost] = self._fallback_weights(smoother, far, bandwidth, len(query))
+        return _validation.like_input(X, found)
 
-    def _weights_instead(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor, count: int) -> np.ndarray:
+    def _fallback_weights(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor, count: int) -> np.ndarray:
         found = np.zeros((len(lost), self._count))
         if self.empty == "raise":
-            self._instead(smoother, lost, bandwidth, count)
+            self._fallback_predictions(smoother, lost, bandwidth, count)
         elif self.empty == "nan":
             found[:] = np.nan
         elif self.empty == "mean":
@@ -235,9 +235,9 @@ class KernelEstimator(TrainingPoints):
                 place = int(np.searchsorted(self._rows, index))
                 gap = gaps[place]
                 distance = np.abs(gap).sum() if self._features.manhattan else np.sqrt((gap**2).sum())
-                values = [self._columns.shown(i, value) for i, value in enumerate(self._X[place].tolist())]
+                values = [self._columns.decode(i, value) for i, value in enumerate(self._X[place].tolist())]
                 features = {_apart(name): value for name, value in zip(names, values)}
-                target = self._shown(place)
+                target = self._display_target(place)
                 row = {"index": int(index), "weight": float(weight), "target": target, "distance": float(distance)}
                 rows.append(row | features)
         share = float(np.abs(np.asarray(found.weights)).sum()) / total if total > 0 else 0.0
@@ -278,15 +278,15 @@ class KernelEstimator(TrainingPoints):
         given = (
             self.bandwidth_
             if bandwidth is None
-            else _validation.checked_bandwidth(name, bandwidth, self.n_features_in_)
+            else _validation.validate_bandwidth(name, bandwidth, self.n_features_in_)
         )
         if isinstance(given, str):
             raise rejected(name, "bandwidth", "be a number here, or one for each feature", repr(given))
         smoother = self._smoother(in_order=True)
         loo = LeaveOneOut(smoother, self.empty == "nearest")
-        return float(loo.error(_validation.tensor(given).to(smoother.key)))
+        return float(loo.error(_validation.as_tensor(given).to(smoother.key)))
 
 
 def _apart(name: str) -> str:
-    """Return a feature's name as a column beside those that every explanation has."""
+    """Return a feature's name as a column next to those that every explanation has."""
     return f"feature {name}" if name in ("index", "weight", "target", "distance") else str(name)

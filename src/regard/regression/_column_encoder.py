@@ -27,7 +27,7 @@ class ColumnEncoder:
     dates: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, X: Any, before: ColumnEncoder | None = None) -> ColumnEncoder:
+    def fit(cls, X: Any, before: ColumnEncoder | None = None) -> ColumnEncoder:
         """Return the categories of training data; those of data ``before`` keep their codes."""
         known = {} if before is None else {place: list(values) for place, values in before.categories.items()}
         for place, column in _categorical(X, tuple(known)):
@@ -37,7 +37,7 @@ class ColumnEncoder:
             values += [value for value in fresh if value not in values]
         return cls(known, tuple(_dates(X)))
 
-    def encoded(self, X: Any) -> Any:
+    def transform(self, X: Any) -> Any:
         """Return X with numbers for dates (days since 1970) and categories; one that is not known gets a new code."""
         if not hasattr(X, "iloc"):
             return _days(X) if _is_time(X) else X
@@ -55,7 +55,7 @@ class ColumnEncoder:
         values = [codes.get(value, float(len(codes))) for value in column.astype(object)]
         return np.where(column.isna().to_numpy(), np.nan, values)
 
-    def shown(self, place: int, value: float) -> Any:
+    def decode(self, place: int, value: float) -> Any:
         """Return a value of a column as it was before it became a number."""
         if place in self.dates:
             return np.datetime64(round(value * 86400), "s")

@@ -64,12 +64,12 @@ class DataSupport:
         times = FURTHER if kernel.form.manhattan else FURTHER**2
         return cls(narrow, found.as_given, min(least, times * apart))
 
-    def exceeded(self, smoother: Smoother, query: Tensor, found: Estimate) -> Tensor:
+    def extrapolates(self, smoother: Smoother, query: Tensor, found: Estimate) -> Tensor:
         """Return whether queries (L, C), of which this much was found, lie beyond it (L,)."""
         nowhere = ~found.reached | smoother.features.unseen(query)
         if self._weights_suffice(smoother):
             return nowhere
-        tells = self.as_given and smoother.kernel.form is smoother.kernel.ruler
+        tells = self.as_given and smoother.kernel.form is smoother.kernel.distance_score
         closeness = found.peak if tells else self._closeness(smoother, query)
         return (closeness < self.least) | nowhere
 

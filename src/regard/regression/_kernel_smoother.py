@@ -71,7 +71,7 @@ class Smoother:
     order: int = 0
     engine: Any = "auto"
 
-    def at(self, query: Tensor, bandwidth: Tensor, mask: Mask | None = None, spread: bool = False) -> Estimate:
+    def estimate(self, query: Tensor, bandwidth: Tensor, mask: Mask | None = None, spread: bool = False) -> Estimate:
         """Return the estimate at queries (L, C) for a bandwidth per feature, differentiable; all of them at once."""
         read, aux = self._averages(query, bandwidth, mask, spread)
         total, peak = read[:, :1], aux.max.detach()
@@ -84,17 +84,17 @@ class Smoother:
         if spread:
             variance = squares - mean.square() - (0.0 if line is None else line.explained())
             freedom = self._freedom(query, bandwidth, aux.lse, total[:, 0], line)
-            told = reached[:, 0] & (freedom > torch.finfo(freedom.dtype).eps ** 0.5)
-            variance = variance.clamp(min=0) / torch.where(told, freedom, torch.nan)[:, None]
+            known = reached[:, 0] & (freedom > torch.finfo(freedom.dtype).eps ** 0.5)
+            variance = variance.clamp(min=0) / torch.where(known, freedom, torch.nan)[:, None]
         if line is not None:
             mean = torch.where(reached, mean + line.rise(), 0.0)
         return Estimate(mean, reached[:, 0], peak, variance)
 
-    def in_chunks(self, query: Tensor, bandwidth: Tensor, report: Report, spread: bool = False) -> Estimate:
+    def estimate_in_chunks(self, query: Tensor, bandwidth: Tensor, report: Report, spread: bool = False) -> Estimate:
         """Return the estimate at any number of queries, telling of each chunk that is done."""
         parts = []
         for rows in query.split(self.rows_at_once):
-            parts.append(self.at(rows, bandwidth, spread=spread))
+            parts.append(self.estimate(rows, bandwidth, spread=spread))
             report(len(rows), "")
         if len(parts) == 1:
             return parts[0]
@@ -124,12 +124,12 @@ class Smoother:
             left += [one.expand(len(c)), pairs[0], c.repeat_interleave(M)]
             right += [c, pairs[1], y.repeat(len(c))]
         # Weights stand with the values, not as a bias of their logarithms, which is the same and keeps kernels plain.
-        ones = self.ones()
+        ones = self.point_weights()
         size = max(16, COLUMNS // max(len(self.key), 1))
         parts: list[tuple[Tensor, Any]] = []
         for a, b in zip(torch.cat(left).to(ones.device).split(size), torch.cat(right).to(ones.device).split(size)):
             value, asked = ones * factors[:, a] * factors[:, b], AuxRequest(max=not parts, lse=not parts and spread)
-            parts.append(self._observed(query, value, bandwidth, attn_mask=mask, return_aux=asked))
+            parts.append(self._attend(query, value, bandwidth, attn_mask=mask, return_aux=asked))
         return torch.cat([part for part, _ in parts], 1), parts[0][1]
 
     def _freedom(self, query: Tensor, bandwidth: Tensor, lse: Tensor, total: Tensor, line: _Line | None) -> Tensor:
@@ -140,12 +140,14 @@ class Smoother:
         """
         z = self._sloped
         first, second = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
-        value = self.ones().square() * torch.cat([torch.ones_like(self.key[:, :1]), z, z[:, first] * z[:, second]], 1)
-        read, aux = self._observed(query, value, bandwidth, return_aux=AuxRequest(lse=True), scale=2.0)
+        value = self.point_weights().square() * torch.cat(
+            [torch.ones_like(self.key[:, :1]), z, z[:, first] * z[:, second]], 1
+        )
+        read, aux = self._attend(query, value, bandwidth, return_aux=AuxRequest(lse=True), scale=2.0)
         share = (aux.lse - 2 * lse).exp() / total.square().clamp(min=torch.finfo(total.dtype).tiny)
         squares, center, triangle = (read * share[:, None]).tensor_split([1, 1 + z.shape[1]], 1)
         taken = squares[:, 0]
-        return 1 - (taken if line is None else taken + line.taken(squares, center, _symmetric(triangle, z.shape[1])))
+        return 1 - (taken if line is None else taken + line.trace(squares, center, _symmetric(triangle, z.shape[1])))
 
     @property
     def _sloped(self) -> Tensor:
@@ -154,73 +156,73 @@ class Smoother:
 
     def concentration(self, query: Tensor, bandwidth: Tensor) -> Tensor:
         """Return Σ α², one over the effective number of points, of the kernel's weights α at each query (L,)."""
-        ones = self.ones()
+        ones = self.point_weights()
         found = []
         for rows in query.split(self.rows_at_once):
             (sums, lse), (squares, lse_squares) = (
-                self._observed(rows, value, bandwidth, return_aux=AuxRequest(lse=True), scale=scale)
+                self._attend(rows, value, bandwidth, return_aux=AuxRequest(lse=True), scale=scale)
                 for value, scale in ((ones, None), (ones.square(), 2.0))
             )
             share = (lse_squares.lse - 2 * lse.lse).exp()
             found.append(torch.where(sums[:, 0] > 0, share * squares[:, 0] / sums[:, 0].square(), 1.0))
         return torch.cat(found) if found else query.new_zeros(0)
 
-    def strongest(self, query: Tensor, bandwidth: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def top_k(self, query: Tensor, bandwidth: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the k largest kernel weights of each query (L, k) and their points, −1 where there are fewer."""
         bias = None if self.weight is None else masks.dense(self.weight.log()[None])
-        _, aux = self._observed(query, self.target[:, :0], bandwidth, attn_mask=bias, return_aux=AuxRequest(topk=k))
+        _, aux = self._attend(query, self.target[:, :0], bandwidth, attn_mask=bias, return_aux=AuxRequest(topk=k))
         return aux.topk.weights, aux.topk.indices
 
     def nearest(self, query: Tensor, bandwidth: Tensor, mask: Mask | None = None) -> Tensor:
         """Return the nearest point of each query (L,), distances measured in bandwidths; −1 where there is none."""
-        width = self.width(bandwidth)
+        width = self.coordinate_bandwidth(bandwidth)
         low, high = self.key.amin(0), self.key.amax(0)
         # In a unit in which no square overflows, however small the bandwidth is.
         width = width * ((high - low) / width).amax().clamp(min=1e-300)
-        return self._measured(query, width, mask, AuxRequest(topk=1)).topk.indices[:, 0]
+        return self._attend_by_distance(query, width, mask, AuxRequest(topk=1)).topk.indices[:, 0]
 
     def closeness(self, query: Tensor, bandwidth: Tensor, mask: Mask | None = None) -> Tensor:
         """Return minus half the squared distance of the nearest point (L,), or for the Laplacian minus its distance.
 
         Distances are measured in bandwidths; −inf where there is no point.
         """
-        return self._measured(query, self.width(bandwidth), mask, AuxRequest(max=True)).max
+        return self._attend_by_distance(query, self.coordinate_bandwidth(bandwidth), mask, AuxRequest(max=True)).max
 
-    def _measured(self, query: Tensor, width: Tensor, mask: Mask | None, request: AuxRequest) -> Any:
+    def _attend_by_distance(self, query: Tensor, width: Tensor, mask: Mask | None, request: AuxRequest) -> Any:
         """Return what is asked of scores that fall with the distance, whatever the kernel."""
-        score = self.kernel.ruler(width)
+        score = self.kernel.distance_score(width)
         return attention(
             query, self.key, self.target[:, :0], mask, score=score, engine=self.engine, return_aux=request
         )[1]  # fmt: skip
 
-    def rows_of_weights(self, query: Tensor, bandwidth: Tensor) -> Iterator[Tensor]:
+    def effective_weights(self, query: Tensor, bandwidth: Tensor) -> Iterator[Tensor]:
         """Yield, for some queries after the other, effective weights (l, N).
 
         Their products with the targets are the estimate: with a local line they may be negative.
         """
         for rows, weights in self._kernel_weights(query, bandwidth):
-            yield weights * (1 + self._line_of(rows, weights).lever(self._sloped)) if self.order else weights
+            yield weights * (1 + self._local_line_of(rows, weights).leverage(self._sloped)) if self.order else weights
 
-    def rows_of_shifted_targets(self, query: Tensor, bandwidth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def shifted_targets(self, query: Tensor, bandwidth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield, for some queries after the other, kernel weights (l, N) and targets (M, l, N) moved along the line.
 
         A target moves by the slope around the query times the distance from its point to the query.
         """
         z, columns = self._sloped, self.features.sloped_coordinates
         for rows, weights in self._kernel_weights(query, bandwidth):
-            slope = self._line_of(rows, weights).slope()  # (l, Z, M)
+            slope = self._local_line_of(rows, weights).slope()  # (l, Z, M)
             shift = slope.permute(2, 0, 1) @ z.T - torch.einsum("lz,lzm->ml", rows[:, columns], slope)[..., None]
             yield weights, self.target.T[:, None] - shift
 
     def _kernel_weights(self, query: Tensor, bandwidth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield some queries (l, C) after the other with their kernel weights (l, N), which sum to 1 or are all 0."""
         for rows in query.split(max(1, HELD // max(len(self.key), 1))):
-            _, aux = self._observed(rows, self.target[:, :0], bandwidth, return_aux=AuxRequest(weights=True))
+            _, aux = self._attend(rows, self.target[:, :0], bandwidth, return_aux=AuxRequest(weights=True))
             weights = aux.weights if self.weight is None else aux.weights * self.weight
             total = weights.sum(1, keepdim=True)
             yield rows, torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 0.0)
 
-    def _line_of(self, query: Tensor, weights: Tensor) -> _Line:
+    def _local_line_of(self, query: Tensor, weights: Tensor) -> _Line:
         """Return the local line at queries (L, C) for kernel weights (L, N)."""
         z = self._sloped
         first, second = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
@@ -228,17 +230,17 @@ class Smoother:
         moments = weights @ torch.cat([z, z[:, first] * z[:, second], cross], 1)
         return self._line(query, moments, weights @ self.target)
 
-    def width(self, bandwidth: Tensor) -> Tensor:
+    def coordinate_bandwidth(self, bandwidth: Tensor) -> Tensor:
         """Return a bandwidth for each coordinate."""
         return bandwidth[torch.from_numpy(self.features.owner).to(bandwidth.device)]
 
-    def ones(self) -> Tensor:
+    def point_weights(self) -> Tensor:
         """Return how often each point counts (N, 1)."""
         return torch.ones_like(self.key[:, :1]) if self.weight is None else self.weight[:, None]
 
-    def _observed(self, query: Tensor, value: Tensor, bandwidth: Tensor, **options: Any) -> tuple[Tensor, Any]:
+    def _attend(self, query: Tensor, value: Tensor, bandwidth: Tensor, **options: Any) -> tuple[Tensor, Any]:
         """Return what is read and what else was asked."""
-        score = self.kernel.score(self.width(bandwidth))
+        score = self.kernel.score(self.coordinate_bandwidth(bandwidth))
         return attention(query, self.key, value, score=score, engine=self.engine, **options)
 
     def _line(self, query: Tensor, moments: Tensor, mean: Tensor) -> _Line:
@@ -302,7 +304,7 @@ class _Line:
         """Return the variance of the targets along the line (L, M)."""
         return (self.with_target * (self.inverse @ self.with_target)).sum(1)
 
-    def taken(self, total: Tensor, center: Tensor, squares: Tensor) -> Tensor:
+    def trace(self, total: Tensor, center: Tensor, squares: Tensor) -> Tensor:
         """Return the trace of the line's part of ``(Σ α x xᵀ)⁻¹ Σ α² x xᵀ`` (L,).
 
         Given ``Σ α²`` (L, 1), ``Σ α² z`` (L, Z) and ``Σ α² z zᵀ`` (L, Z, Z).
@@ -315,7 +317,7 @@ class _Line:
         """Return the slope of each target along each coordinate (L, Z, M)."""
         return self.terms.mT @ self.inverse @ self.with_target
 
-    def lever(self, key: Tensor) -> Tensor:
+    def leverage(self, key: Tensor) -> Tensor:
         """Return by what share the line changes the weight of each point (N, Z): (L, N)."""
         direction = (self._away().mT @ self.inverse @ self.terms)[:, 0]
         return direction @ key.T - (direction * self.center).sum(1, keepdim=True)

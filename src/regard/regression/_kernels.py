@@ -37,7 +37,7 @@ class Kernel:
     form: type[Distance]
     flat: bool = False
 
-    def stretch(self, features: int) -> float:
+    def canonical_factor(self, features: int) -> float:
         """Return how many times as wide as a Gaussian of the same standard deviation along each coordinate it is."""
         return self.form.variance(features) ** -0.5
 
@@ -47,13 +47,13 @@ class Kernel:
         return self.form.smooth and not self.flat
 
     @property
-    def ruler(self) -> type[Distance]:
+    def distance_score(self) -> type[Distance]:
         """The score that falls for ever with the kernel's own distance."""
         return scores.Laplacian if self.form.manhattan else scores.Gaussian
 
     @property
     def radius(self) -> float:
-        """Beyond how many bandwidths the weight is 0, or less than 1 % of that at no distance by :attr:`ruler`."""
+        """The number of bandwidths beyond which the weight is 0, or by :attr:`distance_score` less than 1 %."""
         if self.form.compact:
             return 1.0
         return math.log(100) if self.form.manhattan else math.sqrt(2 * math.log(100))
@@ -96,7 +96,7 @@ def names() -> tuple[str, ...]:
     return (*kernels(), "constant")
 
 
-def named(function: str, kernel: Any) -> Kernel:
+def resolve_kernel(function: str, kernel: Any) -> Kernel:
     """Return the kernel of this name, or of this function."""
     if isinstance(kernel, str):
         if kernel not in names():

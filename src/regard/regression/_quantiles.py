@@ -20,7 +20,7 @@ SIZE = 32
 ROUNDINGS = 64
 
 
-def of_targets(smoother: Smoother, query: Tensor, bandwidth: Tensor, target: Tensor, shares: Tensor) -> Tensor:
+def local_quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor, target: Tensor, shares: Tensor) -> Tensor:
     """Return for each query the least targets up to which these shares of the weight lie.
 
     Parameters
@@ -37,7 +37,7 @@ def of_targets(smoother: Smoother, query: Tensor, bandwidth: Tensor, target: Ten
     Tensor (L, q)
         NaN where no point reaches.
     """
-    score = smoother.kernel.score(smoother.width(bandwidth))
+    score = smoother.kernel.score(smoother.coordinate_bandwidth(bandwidth))
     order = target.argsort()
     met = 1 - ROUNDINGS * torch.finfo(query.dtype).eps
     shares = shares.double()
@@ -45,7 +45,7 @@ def of_targets(smoother: Smoother, query: Tensor, bandwidth: Tensor, target: Ten
     size = min(len(order), max(SIZE, round(len(order) ** 0.5 / 4)))
     missing = -len(order) % size
     # Blocks of equal size: what fills the last one has no weight.
-    weight = pad(smoother.ones()[order, 0], (0, missing)).view(-1, size, 1)
+    weight = pad(smoother.point_weights()[order, 0], (0, missing)).view(-1, size, 1)
     order = pad(order, (0, missing), value=int(order[-1])).view(-1, size)
     key = smoother.key[order]
     parts = [query.new_zeros(0, len(shares))]
@@ -79,7 +79,7 @@ def of_targets(smoother: Smoother, query: Tensor, bandwidth: Tensor, target: Ten
     return torch.cat(parts)
 
 
-def along_lines(smoother: Smoother, query: Tensor, bandwidth: Tensor, shares: Tensor) -> Tensor:
+def local_linear_quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor, shares: Tensor) -> Tensor:
     """Return for each query the least targets, moved along its local line, up to which these shares of the weight lie.
 
     So the residuals about the line keep their weights and stand about the line's value at the query, which is their
@@ -99,7 +99,7 @@ def along_lines(smoother: Smoother, query: Tensor, bandwidth: Tensor, shares: Te
     """
     parts = [query.new_zeros(0, smoother.target.shape[1], len(shares))]
     met = 1 - ROUNDINGS * torch.finfo(query.dtype).eps
-    for weights, targets in smoother.rows_of_shifted_targets(query, bandwidth):
+    for weights, targets in smoother.shifted_targets(query, bandwidth):
         some = weights > 0
         values, order = torch.where(some, targets, torch.inf).sort(2)
         share = weights.expand_as(order).gather(2, order).cumsum(2)

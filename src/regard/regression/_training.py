@@ -25,7 +25,7 @@ from regard.regression._column_encoder import ColumnEncoder
 from regard.regression._extrapolation import DataSupport
 from regard.regression._features import CATEGORICAL, Features, kinds_of
 from regard.regression._kernel_smoother import Smoother
-from regard.regression._kernels import Kernel, named
+from regard.regression._kernels import Kernel, resolve_kernel
 
 
 class TrainingPoints(BaseEstimator):
@@ -73,11 +73,11 @@ class TrainingPoints(BaseEstimator):
 
     # Training data.
 
-    def _checked(self) -> str:
+    def _validate_parameters(self) -> str:
         """Check the parameters that need no data, and return the estimator's name."""
         name = type(self).__name__
-        named(name, self.kernel)
-        _validation.device_of(name, self.device)
+        resolve_kernel(name, self.kernel)
+        _validation.resolve_device(name, self.device)
         Options(_validation.EMPTY)(name, "empty", self.empty)
         size(name, "max_iter", self.max_iter)
         Interval(0, math.inf, "[)")(name, "tol", self.tol)
@@ -85,8 +85,8 @@ class TrainingPoints(BaseEstimator):
             Integer(2)(name, "subsample", self.subsample)
         return name
 
-    def _keep(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> None:
-        """Keep points for good: those of weight 0 are left out."""
+    def _store_points(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> None:
+        """Store points; those of weight 0 are left out."""
         rows = np.arange(len(X))
         weight = None
         if sample_weight is not None:
@@ -98,10 +98,10 @@ class TrainingPoints(BaseEstimator):
         self._X, self._y, self._weight, self._rows = X[rows], y[rows], weight, rows
         self._count = len(X)
 
-    def _append(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> None:
-        """Keep further points beside those that are there."""
+    def _append_points(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> None:
+        """Add points to those that are there."""
         before = self._X, self._y, self._weight, self._rows, self._count
-        self._keep(X, y, sample_weight)
+        self._store_points(X, y, sample_weight)
         old_X, old_y, old_weight, old_rows, old_count = before
         if old_weight is not None or self._weight is not None:
             weights = [np.ones(len(X)) if w is None else w for X, w in ((old_X, old_weight), (self._X, self._weight))]
@@ -110,30 +110,30 @@ class TrainingPoints(BaseEstimator):
         self._rows = np.concatenate([old_rows, old_count + self._rows])
         self._count += old_count
 
-    def _validated(self, X: Any, y: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _validate_data(self, X: Any, y: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return X and y as arrays."""
-        self._columns = ColumnEncoder.of(X, None if options.get("reset", True) else self._columns)
-        X, y = self._columns.encoded(_validation.as_array(X)), _validation.as_array(y)
+        self._columns = ColumnEncoder.fit(X, None if options.get("reset", True) else self._columns)
+        X, y = self._columns.transform(_validation.as_array(X)), _validation.as_array(y)
         return validate_data(self, X, y, dtype=[np.float64, np.float32], **options)
 
-    def _settle(self, rechoose: bool = True) -> Self:
+    def _prepare(self, rechoose: bool = True) -> Self:
         """Make coordinates of the points kept, and choose the bandwidth unless a costly one is to stay."""
-        name = self._checked()
-        kernel = named(name, self.kernel)
+        name = self._validate_parameters()
+        kernel = resolve_kernel(name, self.kernel)
         kinds = kinds_of(name, self.metric, self.n_features_in_, getattr(self, "feature_names_in_", None))
         # Codes have no order.
         kinds = tuple(CATEGORICAL if i in self._columns.categories else kind for i, kind in enumerate(kinds))
         self._features = Features.of(name, kinds, self._X, kernel.form.manhattan)
-        self._dtype = _validation.dtype_of(name, self.dtype, self._X)
+        self._dtype = _validation.resolve_dtype(name, self.dtype, self._X)
         self._center = np.average(self._targets(), axis=0, weights=self._weight)
-        asked = _validation.checked_bandwidth(name, self.bandwidth, self.n_features_in_)
+        asked = _validation.validate_bandwidth(name, self.bandwidth, self.n_features_in_)
         for stale in ("loo_error_", "loo_curve_"):
             self.__dict__.pop(stale, None)
         coordinates = self._features.coordinates(self._X)
-        unit = self._features.spread(coordinates, self._weight) * kernel.stretch(coordinates.shape[1])
+        unit = self._features.spread(coordinates, self._weight) * kernel.canonical_factor(coordinates.shape[1])
         if isinstance(asked, str):
             if rechoose or asked in _validation.RULES or not hasattr(self, "bandwidth_"):
-                self._choose(name, kernel, asked, unit)
+                self._select_bandwidth(name, kernel, asked, unit)
         else:
             self.bandwidth_ = asked
             self.n_iter_ = 1
@@ -141,7 +141,7 @@ class TrainingPoints(BaseEstimator):
             self._support = DataSupport.of(self._smoother(), self.bandwidth_, unit)
         return self
 
-    def _choose(self, name: str, kernel: Kernel, way: str, unit: np.ndarray) -> None:
+    def _select_bandwidth(self, name: str, kernel: Kernel, way: str, unit: np.ndarray) -> None:
         if way == "learned" and not kernel.learnable:
             expected = "be fixed, by rule or 'loo' where the kernel's weights do not change smoothly with it"
             raise rejected(name, "bandwidth", expected, f"'learned' with kernel={self.kernel!r}")
@@ -154,15 +154,15 @@ class TrainingPoints(BaseEstimator):
                     f"{name}: sample_weight counts repetitions, and sums to {size:.3g} for {len(self._X)} rows; "
                     f"bandwidth={way!r} is chosen for so few. Give weights that average 1, or another bandwidth.",
                     RegardWarning,
-                    stacklevel=outside(),
+                    stacklevel=caller_stacklevel(),
                 )
             self.bandwidth_ = unit * _bandwidth_selection.rule_of_thumb(way, max(size, 1.0), self.n_features_in_)
             return
         if len(self._X) < 2:
             raise rejected(name, "X", f"have at least 2 rows for bandwidth={way!r}", "n_samples = 1")
         smoother = self._smoother(in_order=kernel.form.compact)
-        rows = self._left_out(len(self._X), self.subsample)
-        begin, self.loo_curve_ = self._searched(smoother, torch.from_numpy(unit), rows)
+        rows = self._subsample(len(self._X), self.subsample)
+        begin, self.loo_curve_ = self._search_bandwidth(smoother, torch.from_numpy(unit), rows)
         if way == "learned":
             loo = LeaveOneOut(smoother, self.empty == "nearest", rows)
             begin, self.n_iter_, self.loo_curve_ = _bandwidth_selection.learn_bandwidths(
@@ -171,9 +171,9 @@ class TrainingPoints(BaseEstimator):
         self.bandwidth_ = begin.double().cpu().numpy()
         self.loo_error_ = float(self.loo_curve_.errors.min())
 
-    def _searched(self, smoother: Smoother, unit: Tensor, rows: Tensor | None) -> tuple[Tensor, Curve]:
+    def _search_bandwidth(self, smoother: Smoother, unit: Tensor, rows: Tensor | None) -> tuple[Tensor, Curve]:
         nearest = self.empty == "nearest"
-        look = self._left_out(len(self._X), _bandwidth_selection.LOOK) if rows is None else None
+        look = self._subsample(len(self._X), _bandwidth_selection.LOOK) if rows is None else None
 
         over_all = LeaveOneOut(smoother, nearest, rows)
         over_some = over_all if look is None else LeaveOneOut(smoother, nearest, look)
@@ -187,7 +187,7 @@ class TrainingPoints(BaseEstimator):
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "bandwidth_")
 
-    def _left_out(self, count: int, most: int | None) -> Tensor | None:
+    def _subsample(self, count: int, most: int | None) -> Tensor | None:
         """Return at most so many rows, drawn at random; None for all."""
         if most is None or most >= count:
             return None
@@ -195,22 +195,22 @@ class TrainingPoints(BaseEstimator):
         return torch.from_numpy(np.sort(drawn)).to(self._device())
 
     def _device(self) -> torch.device:
-        return _validation.device_of(type(self).__name__, self.device)
+        return _validation.resolve_device(type(self).__name__, self.device)
 
     def _bandwidth(self, smoother: Smoother) -> Tensor:
-        return _validation.tensor(self.bandwidth_).to(smoother.key)
+        return _validation.as_tensor(self.bandwidth_).to(smoother.key)
 
     def _smoother(self, in_order: bool = False) -> Smoother:
         """Return the points on the device; for kernels of short reach in an order in which neighbours are together."""
-        kernel = named(type(self).__name__, self.kernel)
+        kernel = resolve_kernel(type(self).__name__, self.kernel)
         order = self._order
         # Sums of products cancel too much for float32.
         dtype = torch.float64 if order else self._dtype
         place = self._device()
-        key = _validation.tensor(self._features.coordinates(self._X)).to(place, dtype)
-        target = _validation.tensor(self._targets() - self._center).to(place, dtype)
+        key = _validation.as_tensor(self._features.coordinates(self._X)).to(place, dtype)
+        target = _validation.as_tensor(self._targets() - self._center).to(place, dtype)
         weight = (
-            None if self._weight is None else _validation.tensor(self._weight / self._weight.max()).to(place, dtype)
+            None if self._weight is None else _validation.as_tensor(self._weight / self._weight.max()).to(place, dtype)
         )
         if in_order:
             along = curve_order(key)
@@ -236,7 +236,7 @@ def all_or_nothing(method: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def outside() -> int:
+def caller_stacklevel() -> int:
     """Return the level of the caller's caller that is no code of this package, nor of what stands around it."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("regard", "torch"):

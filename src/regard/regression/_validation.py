@@ -24,12 +24,12 @@ def as_array(X: Any) -> Any:
     return X
 
 
-def tensor(array: np.ndarray) -> Tensor:
+def as_tensor(array: np.ndarray) -> Tensor:
     """Return an array as a tensor, without a copy where nobody forbids to write to it."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def device_of(function: str, device: Any) -> torch.device:
+def resolve_device(function: str, device: Any) -> torch.device:
     """Return the device asked for, the CPU by default; raise where there is none of this name here."""
     expected = "be the name of a device that torch has here, such as 'cpu' or 'cuda'"
     try:
@@ -40,12 +40,12 @@ def device_of(function: str, device: Any) -> torch.device:
     return found
 
 
-def like(X: Any, array: np.ndarray) -> Any:
-    """Return an array as a tensor beside X where that is one, and as it is elsewhere."""
+def like_input(X: Any, array: np.ndarray) -> Any:
+    """Return an array as a tensor on the device of X where that is a tensor, and as it is elsewhere."""
     return torch.from_numpy(array).to(X.device) if isinstance(X, Tensor) else array
 
 
-def dtype_of(function: str, dtype: Any, X: np.ndarray) -> torch.dtype:
+def resolve_dtype(function: str, dtype: Any, X: np.ndarray) -> torch.dtype:
     """Return the dtype to calculate in: the one asked for, or that of X."""
     if dtype is None:
         return torch.float32 if X.dtype == np.float32 else torch.float64
@@ -60,7 +60,7 @@ def dtype_of(function: str, dtype: Any, X: np.ndarray) -> torch.dtype:
     return dtype
 
 
-def checked_bandwidth(function: str, bandwidth: Any, width: int) -> np.ndarray | str:
+def validate_bandwidth(function: str, bandwidth: Any, width: int) -> np.ndarray | str:
     """Return a bandwidth for each of ``width`` features, or the name of the way to choose it; else raise."""
     ways = (*RULES, *CHOSEN)
     expected = f"be a positive number, {width} of them, or one of {', '.join(map(repr, ways))}"

@@ -81,12 +81,12 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         -------
         NadarayaWatsonClassifier
         """
-        self._checked()
-        X, y = self._validated(X, y)
+        self._validate_parameters()
+        X, y = self._validate_data(X, y)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
-        self._keep(X, codes, sample_weight)
-        return self._settle()
+        self._store_points(X, codes, sample_weight)
+        return self._prepare()
 
     @all_or_nothing
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
@@ -104,9 +104,9 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         -------
         NadarayaWatsonClassifier
         """
-        self._checked()
+        self._validate_parameters()
         first = not hasattr(self, "_X")
-        X, y = self._validated(X, y, reset=first)
+        X, y = self._validate_data(X, y, reset=first)
         check_classification_targets(y)
         known = np.unique(y if classes is None else _validation.as_array(classes)) if first else self.classes_
         if not first and classes is not None and not np.array_equal(np.unique(classes), known):
@@ -115,8 +115,8 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         if unknown := np.unique(y[known[codes] != y]).tolist():
             raise rejected(type(self).__name__, "y", f"be labels of the first call, {known}", unknown)
         self.classes_ = known
-        (self._keep if first else self._append)(X, codes, sample_weight)
-        return self._settle(rechoose=False)
+        (self._store_points if first else self._append_points)(X, codes, sample_weight)
+        return self._prepare(rechoose=False)
 
     def predict_proba(self, X: Any) -> Any:
         """Return the probability of each class.
@@ -131,7 +131,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
             In the order of ``classes_``; each row sums to 1.
         """
         shares = np.maximum(self._estimate(X)[0], 0.0)
-        return _validation.like(X, shares / shares.sum(1, keepdims=True))
+        return _validation.like_input(X, shares / shares.sum(1, keepdims=True))
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each row.
@@ -177,5 +177,5 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
     def _targets(self) -> np.ndarray:
         return np.eye(len(self.classes_))[self._y]
 
-    def _shown(self, row: int) -> Any:
+    def _display_target(self, row: int) -> Any:
         return self.classes_[self._y[row]]

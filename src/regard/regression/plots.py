@@ -117,7 +117,7 @@ def plot_fit(
         _curve(ax, x, mean, style, beyond, "extrapolated", color="C0", label="prediction", zorder=3)
         ax.legend(frameon=False)
     if style == "o":
-        shown = [estimator._columns.shown(place, value) for value in x]
+        shown = [estimator._columns.decode(place, value) for value in x]
         ax.set_xticks(x, [each if isinstance(each, str) else f"{each:.3g}" for each in shown])
     y = "probability" if classifies else "y" if estimator._y.ndim == 1 else f"y{output}"
     ax.set(xlabel=_name(estimator, place), ylabel=y)

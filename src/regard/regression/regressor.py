@@ -15,7 +15,7 @@ from regard._errors import rejected
 from regard.regression import _validation
 from regard.regression._base import KernelEstimator
 from regard.regression._progress import progress
-from regard.regression._quantiles import along_lines, of_targets
+from regard.regression._quantiles import local_linear_quantiles, local_quantiles
 from regard.regression._training import all_or_nothing
 
 
@@ -137,10 +137,10 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         -------
         NadarayaWatsonRegressor
         """
-        self._checked()
-        X, y = self._validated(X, y, multi_output=True, y_numeric=True)
-        self._keep(X, y.astype(np.float64, copy=False), sample_weight)
-        return self._settle()
+        self._validate_parameters()
+        X, y = self._validate_data(X, y, multi_output=True, y_numeric=True)
+        self._store_points(X, y.astype(np.float64, copy=False), sample_weight)
+        return self._prepare()
 
     @all_or_nothing
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -161,12 +161,12 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         """
         if not hasattr(self, "_X"):
             return self.fit(X, y, sample_weight)
-        self._checked()
-        X, y = self._validated(X, y, multi_output=True, y_numeric=True, reset=False)
+        self._validate_parameters()
+        X, y = self._validate_data(X, y, multi_output=True, y_numeric=True, reset=False)
         if y.shape[1:] != self._y.shape[1:]:
             raise rejected("NadarayaWatsonRegressor", "y", f"have shape (n, *{self._y.shape[1:]})", y.shape)
-        self._append(X, y.astype(np.float64, copy=False), sample_weight)
-        return self._settle(rechoose=False)
+        self._append_points(X, y.astype(np.float64, copy=False), sample_weight)
+        return self._prepare(rechoose=False)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the predictions, and on request how far the targets scatter about them.
@@ -192,8 +192,8 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
             Once, with how many rows lie beyond the training data.
         """
         mean, deviation = self._estimate(X, spread=return_std)
-        shown = self._shaped(X, mean)
-        return shown if deviation is None else (shown, self._shaped(X, deviation))
+        shown = self._restore_shape(X, mean)
+        return shown if deviation is None else (shown, self._restore_shape(X, deviation))
 
     @torch.no_grad()
     def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Any:
@@ -225,23 +225,26 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         smoother = self._smoother()
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
         with progress(self.verbose, "predicting", len(query)) as report:
-            found = smoother.in_chunks(query, bandwidth, report, spread=True)
+            found = smoother.estimate_in_chunks(query, bandwidth, report, spread=True)
         assert found.variance is not None
         lost = ~found.reached
         if self.empty == "raise" and bool(lost.any()):
-            self._instead(smoother, query[lost], bandwidth, len(query))
-        beyond = self._support.exceeded(smoother, query, found)
+            self._fallback_predictions(smoother, query[lost], bandwidth, len(query))
+        beyond = self._support.extrapolates(smoother, query, found)
         self._warn_of_extrapolation(beyond, lost)
         wanted = torch.from_numpy(shares).to(query)
         if self._order:
-            values = along_lines(smoother, query, bandwidth, wanted) + torch.from_numpy(self._center).to(query)[:, None]
+            values = (
+                local_linear_quantiles(smoother, query, bandwidth, wanted)
+                + torch.from_numpy(self._center).to(query)[:, None]
+            )
         else:
             columns = torch.from_numpy(self._targets()).to(query.device).T
-            values = torch.stack([of_targets(smoother, query, bandwidth, column, wanted) for column in columns], 1)
+            values = torch.stack([local_quantiles(smoother, query, bandwidth, column, wanted) for column in columns], 1)
         unknown = beyond | found.variance.isnan().any(1)
         result = torch.where(unknown[:, None, None], torch.nan, values).cpu().numpy()
         result = result.astype(self._result_dtype())
-        return self._shaped(X, result)
+        return self._restore_shape(X, result)
 
     def loo_predict(self) -> np.ndarray:
         """Return the prediction of each training point from all the others, (n,) or (n, n_outputs).
@@ -252,23 +255,23 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         check_is_fitted(self)
         found = np.full((self._count, self._targets().shape[1]), np.nan, dtype=self._result_dtype())
         found[self._rows] = self._left_out_averages()
-        return self._shaped(None, found)
+        return self._restore_shape(None, found)
 
-    def _shaped(self, X: Any, found: np.ndarray) -> Any:
-        """Return what was found for (n, n_outputs, ...) beside X, without outputs where targets have none."""
-        return _validation.like(X, found if self._y.ndim == 2 else found[:, 0])
+    def _restore_shape(self, X: Any, found: np.ndarray) -> Any:
+        """Return estimates (n, n_outputs, ...) on the device of X, without outputs where targets have none."""
+        return _validation.like_input(X, found if self._y.ndim == 2 else found[:, 0])
 
     @property
     def _order(self) -> int:
         return int(self.order)
 
-    def _checked(self) -> str:
-        name = super()._checked()
+    def _validate_parameters(self) -> str:
+        name = super()._validate_parameters()
         Options((0, 1))(name, "order", self.order)
         return name
 
     def _targets(self) -> np.ndarray:
         return self._y if self._y.ndim == 2 else self._y[:, None]
 
-    def _shown(self, row: int) -> Any:
+    def _display_target(self, row: int) -> Any:
         return self._y[row] if self._y.ndim == 2 else float(self._y[row])

@@ -27,14 +27,14 @@ from typing import Any
 import torch
 
 from benchmarks.machine import ROOT, facts
+from regard.alignment.aligners import eflomal, lexical, lowered
+from regard.alignment.attention import both_ways, shares, shown, strongest
+from regard.alignment.links import Agreement, Gold, Links, of_words, symmetrized
 from regard.cli.translate import load
-from regard.tasks.aligners import eflomal, lexical, lowered
-from regard.tasks.attention_links import both_ways, shares, shown, strongest
-from regard.tasks.links import Agreement, Gold, Links, of_words, symmetrized
-from regard.tasks.pairs import Pairs, read_pairs
-from regard.tasks.sequences import SequenceModel
-from regard.tasks.words import pieces_of, words_of
-from regard.tasks.written import WritingOptions
+from regard.data.pairs import Pairs, read_pairs
+from regard.decoding.predictions import WritingOptions
+from regard.decoding.sequence_model import SequenceModel
+from regard.text.words import pieces_of, words_of
 
 SEED, LENGTHS = 5, (6, 14)
 SETS = ("everyday", "longer")

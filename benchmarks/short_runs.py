@@ -39,8 +39,8 @@ import torch
 
 from benchmarks.machine import ROOT, facts, slug
 from regard.cli.train import table_of, tuned
-from regard.tasks.experiment_options import ExperimentOptions
-from regard.tasks.experiments import Experiment
+from regard.translation.experiment import Experiment
+from regard.translation.options import ExperimentOptions
 
 PAIRS, SEED = 30_000, 0
 KINDS = ("recurrent", "transformer")

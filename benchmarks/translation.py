@@ -21,10 +21,10 @@ from typing import Any
 
 from benchmarks.machine import ROOT, facts
 from regard import pretrained
-from regard.tasks.evaluation import bleu, chrf, tokenized_bleu
-from regard.tasks.kinds import task_of
-from regard.tasks.pairs import read_pairs
-from regard.tasks.sequences import SequenceModel
+from regard.data.pairs import read_pairs
+from regard.decoding.sequence_model import SequenceModel
+from regard.translation.metrics import bleu, chrf, tokenized_bleu
+from regard.translation.tasks import task_of
 
 RESULTS = ROOT / "benchmarks" / "results"
 GERMAN = "--data {0}/train.de.gz --targets {0}/train.en.gz --valid {0}/val.de.gz --valid-targets {0}/val.en.gz"

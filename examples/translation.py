@@ -9,8 +9,8 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from regard import pretrained
-from regard.tasks.alignments import alignment
-from regard.tasks.written import WritingOptions
+from regard.alignment.maps import alignment
+from regard.decoding.predictions import WritingOptions
 
 SENTENCES = ("the zone of international control", "My sister has never seen the sea.", "I love you")
 

@@ -14,14 +14,14 @@ from lightning.pytorch import Callback
 
 from benchmarks.joeynmt.shapes import BETAS, CLIP, DECAY, RATE, SHAPES, SMOOTHING
 from benchmarks.joeynmt.turns import Turns
+from regard.data.batches import Batch
+from regard.decoding.beam_search import SearchOptions, search
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
 from regard.models.base import END, EncoderDecoder
-from regard.tasks.batches import Batch
-from regard.tasks.learner import Learner, Stream
-from regard.tasks.losses import cross_entropy
-from regard.tasks.options import TrainingOptions
-from regard.tasks.runs import train
-from regard.tasks.search import SearchOptions, search
+from regard.training.learner import Learner, Stream
+from regard.training.loop import train
+from regard.training.losses import cross_entropy
+from regard.training.options import TrainingOptions
 
 
 def built(shape: str, symbols: int, *, copied: bool) -> EncoderDecoder:

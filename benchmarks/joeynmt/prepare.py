@@ -15,11 +15,12 @@ import torch
 from benchmarks.joeynmt import weights
 from benchmarks.joeynmt.ours import built, options
 from benchmarks.joeynmt.shapes import END, PAD, SHAPES, START, numbers
-from regard.tasks.batches import Batch, Batches, Ragged
-from regard.tasks.learner import Learner, Stream
-from regard.tasks.pairs import normalize
-from regard.tasks.runs import train
-from regard.tasks.subwords import SubwordCodec
+from regard.data.batches import Batch, Batches
+from regard.text.normalization import normalize
+from regard.text.ragged import Ragged
+from regard.text.subwords import SubwordCodec
+from regard.training.learner import Learner, Stream
+from regard.training.loop import train
 
 #: Numbers of the joint vocabulary, and tokens of a batch, both sides and padding included.
 SYMBOLS, TOKENS = 8000, 4096

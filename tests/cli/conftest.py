@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from regard.cli import main
-from regard.tasks.codecs import UNKNOWN
-from regard.tasks.pairs import Pairs
-from regard.tasks.pronunciation import Pronouncer
+from regard.data.pairs import Pairs
+from regard.text.vocabulary import UNKNOWN
+from regard.translation.pronunciation import Pronouncer
 
 
 @dataclass(frozen=True)

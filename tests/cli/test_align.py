@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import regard.cli
-from regard.tasks.links import Agreement, read_links
-from regard.tasks.sequences import SequenceModel
+from regard.alignment.links import Agreement, read_links
+from regard.decoding.sequence_model import SequenceModel
 
 WORDS = {"one": "un", "two": "deux", "red": "rouge", "blue": "bleu", "cat": "chat", "dog": "chien", "sees": "voit"}
 ALIGNER = "data.aligner=eflomal"
@@ -218,7 +218,7 @@ def test_links_of_a_file_that_changed_are_those_the_run_began_with(regard, pairs
 
 
 def test_a_guided_run_goes_on_with_the_links_it_began_with(pairs, tmp_path, monkeypatch) -> None:
-    from regard.tasks import guidance
+    from regard.alignment import guidance
 
     whole = trained(tmp_path / "whole", pairs, *RECURRENT, "--steps", "20", "--align")
     lines = {line for line in pairs.read_text(encoding="utf-8").splitlines() if not line.endswith("\t")}

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import regard as package
-from regard.tasks.codecs import SymbolCodec
-from regard.tasks.sequences import RecurrentConfig, RecurrentEncoderDecoder, SequenceModel
+from regard.decoding.sequence_model import RecurrentConfig, RecurrentEncoderDecoder, SequenceModel
+from regard.text.vocabulary import SymbolCodec
 
 CLI = Path(package.__file__).parent / "cli"
 EVIL = "\x1b[2J\x9b31m\u202e"

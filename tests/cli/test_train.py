@@ -20,11 +20,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.tasks import files, sequences
-from regard.tasks.evaluation import bleu
-from regard.tasks.learner import Learner
-from regard.tasks.pairs import read_pairs
-from regard.tasks.sequences import SequenceModel
+from regard.data.pairs import read_pairs
+from regard.decoding import sequence_model as sequences
+from regard.decoding.sequence_model import SequenceModel
+from regard.models import folders as files
+from regard.training.learner import Learner
+from regard.translation.metrics import bleu
 
 WORDS = {"one": "un", "two": "deux", "red": "rouge", "blue": "bleu", "cat": "chat", "dog": "chien", "sees": "voit"}
 

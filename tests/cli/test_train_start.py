@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard.decoding.sequence_model import SequenceModel
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
-from regard.tasks.codecs import SymbolCodec
-from regard.tasks.sequences import SequenceModel
-from regard.tasks.starting import begin
-from regard.tasks.subwords import SubwordCodec
+from regard.text.subwords import SubwordCodec
+from regard.text.vocabulary import SymbolCodec
+from regard.translation.warm_start import begin
 
 TEXTS = ["a red dog", "a blue cat", "the dog sees the cat", "the cat sees a red dog", "a cat and a dog"]
 FEW = ["--steps", "4", "--set", "training.precision=float32", "--set", "training.save_every=2"]

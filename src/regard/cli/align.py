@@ -6,15 +6,15 @@ from pathlib import Path
 
 from regard._errors import rejected, unknown_name
 from regard._writing import write_out
+from regard.alignment.aligners import aligned, check_aligner
+from regard.alignment.attention import linked
+from regard.alignment.links import METHODS, Links, of_words, pharaoh
 from regard.cli.messages import echo, explained, note, require_writable
 from regard.cli.translate import load
-from regard.tasks.aligners import aligned, check_aligner
-from regard.tasks.attention_links import linked
-from regard.tasks.links import METHODS, Links, of_words, pharaoh
-from regard.tasks.pairs import Pairs, read_pairs
-from regard.tasks.sequences import SequenceModel
-from regard.tasks.subwords import SubwordCodec
-from regard.tasks.words import pieces_of, spaced, words_of
+from regard.data.pairs import Pairs, read_pairs
+from regard.decoding.sequence_model import SequenceModel
+from regard.text.subwords import SubwordCodec
+from regard.text.words import pieces_of, spaced, words_of
 
 
 def run(

@@ -230,8 +230,8 @@ def translate(
 ) -> None:
     """Translate lines with a model, and show which words it looked at."""
     from regard.cli.translate import run
-    from regard.tasks.search import SearchOptions
-    from regard.tasks.written import WritingOptions
+    from regard.decoding.beam_search import SearchOptions
+    from regard.decoding.predictions import WritingOptions
 
     with explained("translate"):
         search = SearchOptions(
@@ -302,8 +302,8 @@ def evaluate(
 ) -> None:
     """Score what a model writes: BLEU and chrF of translations, PER and WER of pronunciations; or its attention."""
     from regard.cli.evaluate import run
-    from regard.tasks.search import SearchOptions
-    from regard.tasks.written import WritingOptions
+    from regard.decoding.beam_search import SearchOptions
+    from regard.decoding.predictions import WritingOptions
 
     with explained("train"):
         options = WritingOptions(SearchOptions(beams, length_penalty=length_penalty), precision=precision, batch=batch)

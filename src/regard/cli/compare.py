@@ -11,10 +11,11 @@ from rich.table import Table
 from regard._errors import rejected, unknown_name
 from regard.cli.messages import Console, explained, fail, require
 from regard.cli.train import setting, table_of
-from regard.tasks.comparison import Compared, compare, picture
-from regard.tasks.experiment_options import ExperimentOptions
-from regard.tasks.kinds import task_of
-from regard.tasks.sequences import KINDS
+from regard.inspect.comparison import picture
+from regard.models.registry import MODELS
+from regard.translation.comparison import Compared, compare
+from regard.translation.options import ExperimentOptions
+from regard.translation.tasks import task_of
 
 
 def run(
@@ -40,7 +41,7 @@ def run(
         for name in names:
             own = {"kind": "transformer"} if name == "transformer" else {"attention": name}
             table = table_of(task, options, {**changes, **own})
-            fields_of = {each.name for each in fields(KINDS[table["kind"]][0])} - {"sources", "targets"}
+            fields_of = {each.name for each in fields(MODELS[table["kind"]][0])} - {"sources", "targets"}
             if isinstance(table.get("model"), dict):
                 asked.update(table["model"])
                 # What only Transformers have, or only recurrent models, holds for those.
@@ -52,7 +53,7 @@ def run(
         for each in asked:
             if each not in known:
                 raise unknown_name("compare", f"model.{each}", each, known)
-        from regard.tasks.learner import TrainingError
+        from regard.training.learner import TrainingError
 
         try:
             found = compare(variants, out, lambda each: console.print(_told(each, metric)), console.print)

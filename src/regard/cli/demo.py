@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from regard import pretrained
+from regard.alignment.maps import alignment as aligned
 from regard.cli.messages import Console, ascii_only, explained, require
+from regard.decoding.predictions import WritingOptions, Written
+from regard.decoding.sequence_model import SequenceModel
 from regard.inspect import draw, legend, save_html, save_png
-from regard.tasks.alignments import alignment as aligned
-from regard.tasks.sequences import SequenceModel
-from regard.tasks.written import WritingOptions, Written
 
 #: Drawn, word by word.
 DRAWN = ("the zone of international control", "I love you", "My sister has never seen the sea.")

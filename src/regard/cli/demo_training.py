@@ -10,12 +10,12 @@ from rich.table import Table
 
 from regard.cli.messages import Console, ascii_only, explained, fail, require
 from regard.cli.pronounce import aligned, write_pictures
+from regard.data.pairs import Pairs
 from regard.inspect import draw, legend
-from regard.tasks.dictionary import Dictionary, load_dictionary, pairs_of, split
-from regard.tasks.evaluation import edit_distance
-from regard.tasks.options import TrainingOptions
-from regard.tasks.pairs import Pairs
-from regard.tasks.pronunciation import RECIPE, Pronouncer
+from regard.training.options import TrainingOptions
+from regard.translation.dictionary import Dictionary, load_dictionary, pairs_of, split
+from regard.translation.metrics import edit_distance
+from regard.translation.pronunciation import RECIPE, Pronouncer
 
 #: Everyday words with treacherous spellings: kept from training to be shown, and out of the score.
 EXAMPLES = ("attention", "alignment", "knowledge", "daughter", "physics", "champion", "righteous", "unbelievable")
@@ -71,7 +71,7 @@ def _warm(console: Console, pairs: Pairs) -> float:
 
 def _train(console: Console, pairs: Pairs, recipe: TrainingOptions, *, deadline: float) -> Pronouncer:
     from regard.cli.training import TrainingDisplay
-    from regard.tasks.learner import TrainingError
+    from regard.training.learner import TrainingError
 
     deadline += _warm(console, pairs)
     pronouncer = Pronouncer.untrained(pairs, seed=recipe.seed)

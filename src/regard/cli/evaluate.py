@@ -9,18 +9,18 @@ from typing import Any
 
 from regard._errors import rejected
 from regard._writing import naming
+from regard.alignment.attention import both_ways, shares, strongest
+from regard.alignment.links import Agreement, links_of
 from regard.cli.align import attending
 from regard.cli.messages import echo, explained, note, require_writable
 from regard.cli.translate import load
-from regard.tasks.attention_links import both_ways, shares, strongest
-from regard.tasks.evaluation import bleu, chrf, tokenized_bleu
-from regard.tasks.kinds import task_of
-from regard.tasks.links import Agreement, links_of
-from regard.tasks.pairs import read_pairs
-from regard.tasks.sequences import SequenceModel
-from regard.tasks.words import spaced, words_of
-from regard.tasks.written import WritingOptions
-from regard.tasks.written import cut as cut_lines
+from regard.data.pairs import read_pairs
+from regard.decoding.predictions import WritingOptions
+from regard.decoding.predictions import cut as cut_lines
+from regard.decoding.sequence_model import SequenceModel
+from regard.text.words import spaced, words_of
+from regard.translation.metrics import bleu, chrf, tokenized_bleu
+from regard.translation.tasks import task_of
 
 #: The ways to symmetrize whose links are scored.
 _METHODS = ("intersection", "grow-diag-final-and")

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regard._errors import rejected
+from regard.alignment.maps import alignment as drawn
+from regard.alignment.maps import chosen
 from regard.cli.messages import ascii_only, echo, explained, fail
+from regard.decoding.predictions import Written
 from regard.inspect import Alignment, draw, legend, save_html, save_png
-from regard.tasks.alignments import alignment as drawn
-from regard.tasks.alignments import chosen
-from regard.tasks.pronunciation import Pronouncer
-from regard.tasks.written import Written
+from regard.translation.pronunciation import Pronouncer
 
 
 def run(

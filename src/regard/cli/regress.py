@@ -13,9 +13,9 @@ from regard._errors import RegardWarning, rejected
 from regard.cli import regress_report as report
 from regard.cli.messages import Console, explained, require
 from regard.cli.regress_options import Options
-from regard.cli.regress_plot import draw
-from regard.tasks import tables
-from regard.tasks.tables import Added, Fitted, Prepared, Table, fit
+from regard.inspect.tables import draw
+from regard.regression import tables
+from regard.regression.tables import Added, Fitted, Prepared, Table, fit
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from regard._errors import rejected, unknown_name
 from regard.cli.messages import require
-from regard.tasks.tables import check_out
+from regard.regression.tables import check_out
 
 KERNELS = ("gaussian", "boxcar", "triangular", "epanechikov", "laplacian", "constant")
 WAYS = ("loo", "learned", "scott", "silverman")

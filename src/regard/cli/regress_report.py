@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.tasks.tables import Added, Coded, Column, Fitted, Prepared, Quality
+from regard.regression.tables import Added, Coded, Column, Fitted, Prepared, Quality
 
 _WAYS = {
     "loo": "chosen for the least leave-one-out error",

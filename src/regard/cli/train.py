@@ -14,14 +14,15 @@ import typer
 from regard._errors import described, rejected, unknown_name
 from regard.cli.messages import INTERRUPTED, Console, echo, explained, fail
 from regard.cli.translate import folder_of
+from regard.data.toml import parsed_toml, read_toml
+from regard.decoding.sequence_model import SequenceModel
 from regard.models.attending import SCORES
-from regard.tasks.experiment_options import ExperimentOptions
-from regard.tasks.experiments import Experiment
-from regard.tasks.files import OPTIONS
-from regard.tasks.kinds import task_of
-from regard.tasks.options import TrainingOptions, parsed_toml, read_toml
-from regard.tasks.sequences import SequenceModel
-from regard.tasks.starting import settled
+from regard.models.folders import OPTIONS
+from regard.training.options import TrainingOptions
+from regard.translation.experiment import Experiment
+from regard.translation.options import ExperimentOptions
+from regard.translation.tasks import task_of
+from regard.translation.warm_start import settled
 
 #: What ``--attention`` may say beside a score, and the settings of the recurrent model it stands for.
 SHORT: dict[str, dict[str, Any]] = {
@@ -32,7 +33,7 @@ SHORT: dict[str, dict[str, Any]] = {
 }
 #: The learning rate of a kind and preset that learn faster at another one than the option's default.
 RATES = {("recurrent", "small"): 4e-3}
-KINDS = {"rnn": "recurrent", "recurrent": "recurrent", "transformer": "transformer"}
+MODEL_NAMES = {"rnn": "recurrent", "recurrent": "recurrent", "transformer": "transformer"}
 
 
 def run(
@@ -94,8 +95,8 @@ def _train(console: Console, experiment: Experiment, resume: bool) -> None:
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     from regard.cli.training import TrainingDisplay
-    from regard.tasks.checkpoints import CHECKPOINTS, LAST
-    from regard.tasks.learner import TrainingError
+    from regard.training.checkpoints import CHECKPOINTS, LAST
+    from regard.training.learner import TrainingError
 
     display = TrainingDisplay(console, experiment.options.training)
     task, out = experiment.options.task, experiment.folder
@@ -179,9 +180,9 @@ def tuned(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kind(name: str) -> str:
-    if name not in KINDS:
-        raise unknown_name("train", "model", str(name), KINDS)
-    return KINDS[name]
+    if name not in MODEL_NAMES:
+        raise unknown_name("train", "model", str(name), MODEL_NAMES)
+    return MODEL_NAMES[name]
 
 
 def _one_attention(where: str, given: bool, others: dict[str, Any], prefix: str) -> None:
@@ -202,7 +203,7 @@ def _attention(table: dict[str, Any]) -> None:
     transformer = table["kind"] == "transformer"
     if name in SHORT and transformer:
         raise rejected("train", "attention", "be a score for a Transformer", repr(name))
-    if name in KINDS:
+    if name in MODEL_NAMES:
         raise rejected("train", "attention", "be a score; --model says what kind of model it is in", repr(name))
     if name not in (known := {*SCORES, *(() if transformer else SHORT)}):
         raise unknown_name("train", "attention", name, known)

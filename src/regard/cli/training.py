@@ -9,9 +9,9 @@ from lightning.pytorch import Callback, Trainer
 from rich.progress import BarColumn, Progress, TextColumn
 
 from regard.cli.messages import Console
+from regard.data.batches import Batch
 from regard.models.base import PAD
-from regard.tasks.batches import Batch
-from regard.tasks.options import TrainingOptions
+from regard.training.options import TrainingOptions
 
 #: Steps between two looks at the loss, of which about the last ten count, and the lines of a run without validation.
 _EVERY, _LINES = 5, 10

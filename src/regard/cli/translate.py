@@ -9,15 +9,15 @@ from pathlib import Path
 
 from regard import pretrained
 from regard._errors import rejected
+from regard.alignment.maps import alignment as aligned
+from regard.alignment.maps import record
 from regard.cli.messages import ascii_only, echo, explained, fail, note, require_writable
+from regard.data.pairs import read_lines
+from regard.decoding.beam_search import SearchOptions
+from regard.decoding.predictions import WritingOptions, Written
+from regard.decoding.sequence_model import SequenceModel
 from regard.inspect import draw, legend, save_html, save_png
-from regard.tasks.alignments import alignment as aligned
-from regard.tasks.alignments import record
-from regard.tasks.files import CONFIG
-from regard.tasks.pairs import read_lines
-from regard.tasks.search import SearchOptions
-from regard.tasks.sequences import SequenceModel
-from regard.tasks.written import WritingOptions, Written
+from regard.models.folders import CONFIG
 
 #: Lines that are read before the first is answered, where standard input is no terminal.
 _AHEAD = 1024

@@ -1,0 +1,229 @@
+"""Writing with a trained model: beam search, greedy search, and sampling, for many sources at once.
+
+Dimensions: B sources, S source steps, K beams.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from regard._errors import described, rejected
+from regard.decoding.beams import Candidates, Ended, Front, drawn, likeliest, log_probabilities, uniform
+from regard.models.base import EncoderDecoder
+
+#: No search keeps more beams, and no more samples are drawn for a source.
+_MOST = {"beams": 1000, "n_best": 10_000}
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How to write.
+
+    Attributes
+    ----------
+    beams : int
+        Beginnings that are kept for each source at every step; one beam is greedy search.
+    n_best : int
+        Hypotheses that are wanted for each source; at most ``beams``, but for samples as many as are to be drawn.
+    length_penalty : float
+        α: what is sought has the greatest log-probability divided by ((5 + n)/6)^α, for n symbols with the end mark
+        (Wu et al. 2016, arXiv 1609.08144). 0 favours short ones.
+    no_repeat : int
+        Write no run of so many symbols twice; 0 allows it.
+    shortest : int
+        Symbols that are written at least.
+    ratio, extra : float, int
+        For a source of S symbols, at most ``ratio · S + extra`` are written, or ``shortest`` where that is more.
+    longest : int
+        No more than these in any case; 0 for no such bound.
+    unknown : bool
+        Whether the symbol for whatever a vocabulary does not know may be written. Where texts are wanted it is, if at
+        all, only where a source word can take its place.
+    sample : bool
+        Draw instead of searching. What is drawn for a source is settled by its symbols and the seed: equal sources
+        get equal samples, whatever else is in the batch.
+    temperature : float
+        Logits are divided by it before a draw.
+    top_k : int
+        Draw from so many of the likeliest symbols; 0 for all.
+    top_p : float
+        Draw from the fewest of the likeliest symbols that have this probability together.
+    seed : int
+    """
+
+    beams: int = 5
+    n_best: int = 1
+    length_penalty: float = 0.6
+    no_repeat: int = 0
+    shortest: int = 0
+    ratio: float = 2.0
+    extra: int = 8
+    longest: int = 0
+    unknown: bool = True
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        least = {"beams": 1, "n_best": 1, "no_repeat": 0, "shortest": 0, "extra": 0, "top_k": 0}
+        least |= {"longest": 0, "seed": 0}
+        for each in fields(self):
+            value, kind = getattr(self, each.name), type(getattr(SearchOptions, each.name))
+            if kind is float and type(value) is int:
+                value = float(value)
+                object.__setattr__(self, each.name, value)
+            if type(value) is not kind:
+                raise rejected("search", each.name, f"be of type {kind.__name__}", described(value), TypeError)
+            if each.name in least and value < least[each.name]:
+                raise rejected("search", each.name, f"be at least {least[each.name]}", value)
+            if value > _MOST.get(each.name, math.inf):
+                raise rejected("search", each.name, f"be at most {_MOST[each.name]:,}", value)
+        if self.longest and self.shortest > self.longest:
+            raise rejected("search", "shortest", f"be at most longest, which is {self.longest}", self.shortest)
+        for name in ("length_penalty", "ratio"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise rejected("search", name, "be a number from 0 on", getattr(self, name))
+        if not 0 < self.temperature < math.inf:
+            raise rejected("search", "temperature", "be a number above 0", self.temperature)
+        if not 0 < self.top_p <= 1:
+            raise rejected("search", "top_p", "be in (0, 1]", self.top_p)
+        if not self.sample and self.n_best > self.beams:
+            raise rejected("search", "n_best", f"be at most beams, which is {self.beams}", self.n_best)
+        # An option without effect is a mistake of whoever sets it.
+        of_samples = ("temperature", "top_k", "top_p", "seed")
+        for name in ("beams",) if self.sample else of_samples:
+            unused = getattr(SearchOptions, name)
+            if getattr(self, name) != unused:
+                where = "where sample is True" if self.sample else "unless sample is True"
+                raise rejected("search", name, f"be {unused} {where}", getattr(self, name))
+
+    def limits(self, lengths: Tensor) -> Tensor:
+        """Return how many symbols are written at most for sources of these lengths, (B,) int64."""
+        limits = ((self.ratio * lengths.double()).long() + self.extra).clamp(min=self.shortest)
+        return limits.clamp(max=self.longest) if self.longest else limits
+
+    def penalty(self, symbols: Tensor | int) -> Tensor:
+        """Return what a log-probability of so many symbols, the end mark included, is divided by."""
+        return ((5.0 + torch.as_tensor(symbols, dtype=torch.float64)) / 6.0) ** self.length_penalty
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """What was written for a source.
+
+    Attributes
+    ----------
+    numbers : tuple of int
+        The symbols, without the end mark.
+    score : float
+        Its log-probability in nats, the end mark's included.
+    normalized : float
+        That divided by the length penalty, which hypotheses are ranked by.
+    """
+
+    numbers: tuple[int, ...]
+    score: float
+    normalized: float
+
+
+@torch.no_grad()
+def search(
+    model: EncoderDecoder,
+    source: Tensor,
+    lengths: Tensor,
+    options: SearchOptions = SearchOptions(),
+    *,
+    pool: int | None = None,
+) -> list[list[Hypothesis]]:
+    """Return the best hypotheses for each source, best first.
+
+    A step continues all beams of all sources at once, and the K likeliest continuations that do not end are the next
+    beams; one that ends counts as a hypothesis if it is among the K likeliest of all. A source leaves the batch as soon
+    as none of its beams, however it went on, could be better than the worst hypothesis wanted; at its limit, every beam
+    must end. So what one source gets does not depend on the others.
+
+    Parameters
+    ----------
+    model : EncoderDecoder
+        Should be in evaluation mode.
+    source : Tensor (B, S)
+    lengths : Tensor (B,)
+        How many symbols of each source are real.
+    options : SearchOptions
+    pool : int, optional
+        How many hypotheses are wanted, where that is not ``n_best``: there may be more of them than beams.
+
+    Returns
+    -------
+    list of list of Hypothesis
+        So many for each source; fewer where there are no more that the options allow.
+
+    Raises
+    ------
+    ValueError
+        If the model gives logits that are no numbers.
+
+    Examples
+    --------
+    >>> from regard.models import RecurrentConfig, RecurrentEncoderDecoder
+    >>> model = RecurrentEncoderDecoder(RecurrentConfig(sources=30, targets=41, encoder=8, decoder=8)).eval()
+    >>> source, lengths = torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([3, 2])
+    >>> [len(best) for best in search(model, source, lengths, SearchOptions(beams=4, n_best=2))]
+    [2, 2]
+    """
+    found: list[list[Hypothesis]] = [[] for _ in range(len(source))]
+    if not found:
+        return found
+    memory = model.encode(source, lengths)
+    width = options.n_best if options.sample else 1  # beams would be alike at first: one is enough
+    state = model.start(memory, width)
+    front = Front.first(source, options.limits(lengths), width)
+    ended = Ended.none(front, pool or options.n_best)
+    draws = uniform(source, lengths, front.limits, width, options.seed) if options.sample else None
+    for step in range(int(front.limits.max()) + 1):
+        logits, state = model.step(front.tokens[..., -1], memory, state)
+        gains = log_probabilities(
+            logits, front, shortest=options.shortest, no_repeat=options.no_repeat, unknown=options.unknown
+        )
+        candidates = _candidates(front, gains, None if draws is None else draws[front.rows, :, step], options)
+        if bool(candidates.score.isnan().any()):
+            raise rejected("search", "model", "give logits that are numbers", "nan")
+        ending = candidates if options.sample else candidates.first(options.beams)
+        ended = ended.with_more(front, ending, float(options.penalty(step + 1)))
+        before, (front, parent) = front, front.after(candidates, None if options.sample else options.beams)
+        going = _unfinished(front, ended, options)
+        kept = going.nonzero()[:, 0]
+        if len(kept) < len(going):
+            gone = (~going).nonzero()[:, 0]
+            for row, told in zip(front.rows[gone].tolist(), ended.select(gone).told()):
+                found[row] = [Hypothesis(*each) for each in told]
+            if not len(kept):
+                break
+            front, ended, memory, parent = front.select(kept), ended.select(kept), memory.select(kept), parent[kept]
+        rows = (kept[:, None] * before.score.shape[1] + parent).flatten()
+        if len(rows) < before.score.numel() or not torch.equal(rows, torch.arange(len(rows), device=rows.device)):
+            state = state.select(rows)
+    return found
+
+
+def _candidates(front: Front, gains: Tensor, draws: Tensor | None, options: SearchOptions) -> Candidates:
+    if draws is None:
+        return likeliest(front.score, gains, 2 * options.beams)  # at most half of them end
+    temperature, top_k, top_p = options.temperature, options.top_k, options.top_p
+    return drawn(front.score, gains, draws, temperature=temperature, top_k=top_k, top_p=top_p)
+
+
+def _unfinished(front: Front, ended: Ended, options: SearchOptions) -> Tensor:
+    """Return for which sources (B,) a beam could still change the answer."""
+    best = front.score.amax(1)
+    if options.sample:
+        return best > -torch.inf
+    # Log-probabilities only fall, and the most that they can be divided by is the penalty at the limit.
+    hope = best / options.penalty(front.limits + 1) > ended.rank[:, -1]
+    return hope & (ended.rank[:, 0] == -torch.inf) if options.beams == 1 else hope

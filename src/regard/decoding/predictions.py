@@ -1,0 +1,205 @@
+"""What is asked of a model that writes, and what it wrote.
+
+Dimensions: A attention maps, T target tokens, S source tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from regard._errors import described, rejected, unknown_name
+from regard.decoding.beam_search import SearchOptions
+from regard.text.sentences import DENSE
+from regard.text.vocabulary import Word
+
+
+@dataclass(frozen=True)
+class WritingOptions:
+    """How lines are read and written.
+
+    Attributes
+    ----------
+    search : SearchOptions
+    alignment : bool
+        Whether to tell the attention weights.
+    replace_unknown : bool
+        Write the source word with the most attention in place of a word that the vocabulary cannot spell. Otherwise,
+        or where the model has no attention, only what the vocabulary can spell is written.
+    split : bool or None
+        Whether a line of several sentences is taken apart, and what is written for each put together again; see
+        :func:`regard.text.sentences.sentences`. None: unless the model learned from lines of several sentences. Only
+        texts are taken apart, not letters or other symbols.
+    longest : int
+        Source tokens of a sentence, or of a line that is not taken apart, that are read at most; the model may know
+        fewer positions.
+    too_long : {"cut", "refuse"}
+        What to do with a line that has more: read its first ones and say so, or raise ValueError.
+    batch : int
+        Lines that are written for at once, at most; fewer where they are long.
+    precision : {"float32", "bfloat16"}
+        Of matrix products in a search. bfloat16 is faster for wide models and large vocabularies where the processor
+        is built for it; what is nearly tied is then settled by rounding.
+    """
+
+    search: SearchOptions = field(default_factory=SearchOptions)
+    alignment: bool = False
+    replace_unknown: bool = True
+    split: bool | None = None
+    longest: int = 512
+    too_long: str = "cut"
+    batch: int = 128
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("longest", "batch"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise rejected("write", name, "be a whole number from 1 on", described(value))
+        for name, known in (("too_long", ("cut", "refuse")), ("precision", ("float32", "bfloat16"))):
+            if getattr(self, name) not in known:
+                raise unknown_name("write", name, str(getattr(self, name)), known)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a model wrote for a line.
+
+    Attributes
+    ----------
+    source, text : str
+        The line as it was given, and what was written for it.
+    source_tokens, tokens : tuple of str
+        What the model read and wrote, as pictures show it.
+    score : float
+        Log-probability of the tokens and their end in nats.
+    normalized : float
+        That divided by the length penalty; of several sentences, their sum.
+    alternatives : tuple of Written
+        The next best with other texts, where more than one was asked for: of a text that can be written in different
+        tokens, the likeliest counts. Or further samples, which may be the same.
+    maps : tuple of str
+        Names of the A attention maps; none unless they were asked for.
+    alignment : Tensor (A, T, S), or None
+        How much of each token's attention went to each source token, where that was asked for.
+    aligning : str or None
+        The map that aligns words, where the model knows one.
+    source_words, words : tuple of Word
+        Which tokens make up words, where the alignment was asked for.
+    note : str
+        What the reader should know, such as that the line was cut; mostly empty.
+    """
+
+    source: str
+    text: str = ""
+    source_tokens: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    score: float = 0.0
+    normalized: float = 0.0
+    alternatives: tuple[Written, ...] = ()
+    maps: tuple[str, ...] = ()
+    alignment: Tensor | None = None
+    aligning: str | None = None
+    source_words: tuple[Word, ...] = ()
+    words: tuple[Word, ...] = ()
+    note: str = ""
+
+
+def cut(written: Sequence[Written]) -> list[str]:
+    """Return a line that says how many sources were not read to their end, or none where all were.
+
+    Examples
+    --------
+    >>> cut([Written("a cat"), Written("a dog", note="cut to the first 1 of 2 tokens")])
+    ["1 of 2 sources was not read to its end; the first, 'a dog', was cut to the first 1 of 2 tokens"]
+    """
+    found = [each for each in written if each.note]
+    if not found:
+        return []
+    were = "was not read to its end" if len(found) == 1 else "were not read to their ends"
+    first = f"the first, {found[0].source[:60]!r}, was {found[0].note}"
+    return [f"{len(found):,} of {len(written):,} sources {were}; {first}"]
+
+
+def joined(line: str, parts: Sequence[Written], count: int = 1, *, ranked: bool = True) -> Written:
+    """Return what was written for the sentences of a line as what was written for the line.
+
+    Texts stand one behind the other, and so do tokens and words; no sentence attends to another. Scores are added up.
+
+    Parameters
+    ----------
+    line : str
+    parts : sequence of Written
+        For each sentence; at least one.
+    count : int, default 1
+        How many texts are wanted, the best and its alternatives: those whose ``normalized`` add up to the most.
+    ranked : bool, default True
+        Whether alternatives are the next best, which are combined, and not samples, which go together in their order.
+    """
+    if len(parts) == 1:
+        return replace(parts[0], source=line)
+    each = [(part, *part.alternatives) for part in parts]
+    if not ranked:
+        return best_of([_joined(line, sample) for sample in zip(*each)])
+    best: list[tuple[Written, ...]] = [()]
+    for options in each:
+        longer = [(*before, option) for before in best for option in options]
+        best = sorted(longer, key=lambda chosen: -sum(part.normalized for part in chosen))[:count]
+    return distinct([_joined(line, chosen) for chosen in best], count)
+
+
+def distinct(written: Sequence[Written], count: int) -> Written:
+    """Return the first of these, the next with other texts its alternatives: so many in all at most."""
+    kept: dict[str, Written] = {}
+    for each in written:
+        kept.setdefault(each.text, each)
+    return best_of(list(kept.values())[:count])
+
+
+def best_of(written: Sequence[Written]) -> Written:
+    """Return the first of these, the others its alternatives."""
+    return replace(written[0], alternatives=tuple(written[1:]))
+
+
+def _joined(line: str, parts: Sequence[Written]) -> Written:
+    text = ""
+    for part in parts:
+        text += " " * bool(text and part.text and text[-1] not in DENSE) + part.text
+    return Written(
+        line,
+        text,
+        tuple(token for part in parts for token in part.source_tokens),
+        tuple(token for part in parts for token in part.tokens),
+        sum(part.score for part in parts),
+        sum(part.normalized for part in parts),
+        maps=parts[0].maps,
+        alignment=_diagonal([part.alignment for part in parts if part.alignment is not None]),
+        aligning=parts[0].aligning,
+        source_words=_behind([(part.source_words, len(part.source_tokens)) for part in parts]),
+        words=_behind([(part.words, len(part.tokens)) for part in parts]),
+        note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
+    )
+
+
+def _diagonal(blocks: Sequence[Tensor]) -> Tensor | None:
+    """Return blocks (A, T, S) as one of all rows and columns, 0 elsewhere."""
+    if not blocks:
+        return None
+    rows, columns = (sum(block.shape[side] for block in blocks) for side in (1, 2))
+    made, row, column = blocks[0].new_zeros(len(blocks[0]), rows, columns), 0, 0
+    for block in blocks:
+        made[:, row : row + block.shape[1], column : column + block.shape[2]] = block
+        row, column = row + block.shape[1], column + block.shape[2]
+    return made
+
+
+def _behind(parts: Sequence[tuple[Sequence[Word], int]]) -> tuple[Word, ...]:
+    """Return the words of parts of so many tokens, one behind the other."""
+    found: list[Word] = []
+    first = 0
+    for words, count in parts:
+        found += [Word(word.text, range(first + word.tokens.start, first + word.tokens.stop)) for word in words]
+        first += count
+    return tuple(found)

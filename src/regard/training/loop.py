@@ -1,0 +1,298 @@
+"""A training run: until when, what interrupts it, and what is said where it cannot go on."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.accelerators import AcceleratorRegistry
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.strategies import StrategyRegistry
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch.utils.data import DataLoader
+
+from regard._errors import rejected, unknown_name
+from regard._memory import fitting
+from regard.data.batches import Batch
+from regard.training.checkpoints import BEST, CHECKPOINTS, LAST, AtomicCheckpoints, Best, Last, take_best
+from regard.training.learner import Learner, TrainingError
+from regard.training.logs import Log
+from regard.training.options import TrainingOptions
+
+LOG = "log"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended.
+
+    Attributes
+    ----------
+    steps, pairs : int
+        How many steps there were, and how many pairs this process learned from in them.
+    reason : str
+        ``"steps"``, ``"seconds"``, ``"patience"`` or ``"interrupt"``.
+    best : float
+        The best value of the metric; NaN where there was no validation.
+    seconds : float
+        Of training; what came before an interrupted run was resumed is counted in.
+    guesses : bool
+        Whether the last validation found a loss no better than that of guessing symbols by their frequency.
+    """
+
+    steps: int
+    pairs: int
+    reason: str
+    best: float
+    seconds: float = field(compare=False)
+    guesses: bool = False
+
+
+def train(
+    learner: Learner,
+    valid: Sequence[Batch],
+    options: TrainingOptions,
+    folder: str | Path | None,
+    *,
+    resume: bool = False,
+    callbacks: Iterable[Callback] = (),
+) -> Ended:
+    """Train until the budget is used up, validation finds nothing better, or a keyboard interrupt.
+
+    The parameters end as those of the best validation (the mean of the best ``options.average``), or the last where
+    there was none. An interrupt ends the step at hand, saves, and returns; a second one is raised at once.
+
+    Parameters
+    ----------
+    learner : Learner
+    valid : sequence of Batch
+        Walked through by every validation; empty for none.
+    options : TrainingOptions
+    folder : str, Path or None
+        Gets ``checkpoints`` and ``log``; with None nothing is written, and the parameters end as the last.
+    resume : bool, default False
+        Go on from the last checkpoint in the folder: same batches, same random numbers, and on a CPU the same bits as
+        a run that was never stopped.
+    callbacks : iterable of Callback
+        Such as a progress bar.
+
+    Returns
+    -------
+    Ended
+
+    Raises
+    ------
+    TrainingError
+        If the loss is not finite, memory or the disk is full; the last checkpoint is whole.
+    """
+    folder = None if folder is None else Path(folder)
+    stop = _Stop(options)
+    learner.seconds = stop.used
+    best, hooks, last = _hooks(options, folder, bool(valid))
+    learner.train()  # Lightning trains a model in the mode that it finds it in
+    with _quiet(), _interruptible(stop):
+        trainer = Trainer(
+            default_root_dir=folder,
+            accelerator=options.accelerator if options.accelerator != "auto" or torch.cuda.is_available() else "cpu",
+            devices=options.devices,
+            strategy=options.strategy,
+            max_steps=options.steps,
+            max_epochs=-1,
+            accumulate_grad_batches=options.accumulate,
+            gradient_clip_val=options.clip or None,
+            val_check_interval=options.validate_every * options.accumulate if valid else None,
+            check_val_every_n_epoch=None,
+            num_sanity_val_steps=0,
+            log_every_n_steps=10,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=last is not None,
+            use_distributed_sampler=False,
+            logger=False if folder is None else _loggers(folder, options),
+            # What is saved last comes last, so that it knows of the best.
+            callbacks=[*hooks, *callbacks, stop, *([] if last is None else [last])],
+            plugins=[AtomicCheckpoints()],
+        )
+        memory = (
+            "train: a batch must fit in memory, got an allocation that failed; begin anew with lower batch_tokens "
+            f"(now {options.batch_tokens}), and accumulate (now {options.accumulate}) raised by the same factor."
+        )
+        with fitting(memory, TrainingError):
+            validation: Any = DataLoader(valid, batch_size=None) if valid else None  # type: ignore[arg-type]
+            begin = last.path if resume and last is not None else None
+            try:
+                trainer.fit(learner, learner.stream, validation, ckpt_path=begin)
+            except SIGTERMException:
+                stop.reason = "interrupt"
+            except SystemExit as ended:  # what Lightning makes of a second keyboard interrupt
+                if isinstance(ended.__context__, KeyboardInterrupt):
+                    raise KeyboardInterrupt from None
+                raise
+    reason = stop.reason or ("steps" if trainer.global_step >= options.steps else "patience")
+    if best is not None and reason != "interrupt":
+        take_best(learner, best, options.average)
+    score = None if best is None else best.best_model_score
+    found = float("nan") if score is None else float(score)
+    return Ended(trainer.global_step, stop.pairs, reason, found, stop.used(), learner.guesses)
+
+
+def check_devices(options: TrainingOptions) -> None:
+    """Raise where Lightning knows no such strategy or accelerator, or this machine has no such accelerator."""
+    strategies, accelerators = StrategyRegistry.available_strategies(), AcceleratorRegistry.available_accelerators()
+    for name, known in (("strategy", strategies), ("accelerator", {*accelerators, "gpu"})):
+        if getattr(options, name) not in {"auto", *known}:
+            raise unknown_name("options", name, getattr(options, name), {"auto", *known})
+    wanted = options.accelerator
+    kinds = ("cuda", "mps") if wanted == "gpu" else () if wanted == "auto" else (wanted,)
+    if kinds and not any(AcceleratorRegistry[kind]["accelerator"].is_available() for kind in kinds):
+        raise rejected("options", "accelerator", "be one that this machine has", repr(wanted))
+
+
+def _hooks(
+    options: TrainingOptions, folder: Path | None, validated: bool
+) -> tuple[Best | None, list[Callback], Last | None]:
+    """Return what keeps the best, it and whatever else looks at validations, and what saves where to go on."""
+    best, metric = None, f"valid_{options.metric}"
+    hooks: list[Callback] = []
+    mode = "min" if options.minimizes else "max"
+    if folder is not None and validated:
+        best = Best(
+            folder / CHECKPOINTS, f"{BEST}-{{step}}", monitor=metric, mode=mode, save_top_k=options.keep,
+            auto_insert_metric_name=True, save_weights_only=True, enable_version_counter=False,
+        )  # fmt: skip
+        hooks.append(best)
+    if options.patience and validated:
+        hooks.append(EarlyStopping(metric, patience=options.patience, mode=mode, min_delta=0.0))
+    return best, hooks, None if folder is None else Last(folder / CHECKPOINTS / LAST, options, validated, best)
+
+
+class _Stop(Callback):
+    """Ends training after a step: when time is up, or somebody asked. It holds the clock."""
+
+    def __init__(self, options: TrainingOptions) -> None:
+        self.seconds, self.steps, self.patience = options.seconds, options.steps, options.patience
+        self.validate_every = options.validate_every
+        self.reason, self.pairs = "", 0
+        self._before, self._began, self._ended = 0.0, math.inf, math.inf
+        self._agreed: float | None = None
+
+    def used(self) -> float:
+        """Return the seconds of training; where several processes train, as the first of them had it at this step."""
+        if self._agreed is not None:
+            return self._agreed
+        return self._before + max(min(time.monotonic(), self._ended) - self._began, 0.0)
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        """Agree on the time: clocks differ, and what goes by it must not, neither the learning rate nor the end."""
+        if self.seconds and trainer.world_size > 1:
+            self._agreed = None
+            self._agreed = trainer.strategy.broadcast(self.used())
+
+    def on_train_start(self, trainer: Any, *_: Any) -> None:
+        """Start the clock, unless the run that is resumed had ended."""
+        if self.seconds and self._before >= self.seconds:
+            self.reason = "seconds"
+        patient = [each for each in trainer.callbacks if isinstance(each, EarlyStopping)]
+        for each in patient:
+            each.patience = self.patience  # the checkpoint has restored its own
+        if self.reason or any(each.wait_count >= each.patience for each in patient):
+            trainer.should_stop = True
+            trainer.limit_val_batches = 0
+        self._began = time.monotonic()
+
+    def on_train_end(self, *_: Any) -> None:
+        """Stop the clock."""
+        self._ended = time.monotonic()
+
+    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Batch, number: int) -> None:  # noqa: ARG002
+        """Look at the clock."""
+        self.pairs += len(batch.source)
+        if trainer.fit_loop._should_accumulate():
+            return
+        at_end = trainer.global_step >= self.steps
+        if at_end:
+            trainer.should_stop = True  # so that Lightning validates the last step, too
+        late = bool(self.seconds) and self.used() >= self.seconds
+        # Processes stop together: a signal may reach one alone.
+        asked = trainer.strategy.reduce_boolean_decision(self.reason == "interrupt", all=False)
+        if asked or late:
+            self.reason = "interrupt" if asked else "seconds"
+            trainer.should_stop = True
+            if asked and trainer.global_step % self.validate_every and not at_end:
+                # Lightning validates whenever it stops; the run that goes on would know of one validation more.
+                trainer.limit_val_batches = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the seconds and pairs that were used."""
+        return {"used": self.used(), "pairs": self.pairs}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting."""
+        self._before, self.pairs = state_dict["used"], state_dict["pairs"]
+
+
+@contextmanager
+def _interruptible(stop: _Stop) -> Iterator[None]:
+    """Let the first keyboard interrupt end the step at hand, and the next one everything."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, frame: Any) -> None:  # noqa: ARG001
+        stop.reason = "interrupt"
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """Let a keyboard interrupt wait until what is at hand is done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda *given: asked.append(given[0]))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if asked:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _loggers(folder: Path, options: TrainingOptions) -> list[Logger]:
+    found: list[Logger] = [Log(folder, name=LOG, version="")]
+    return [*found, TensorBoardLogger(folder, name=LOG, version="")] if options.tensorboard else found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Lightning from advertising and from warning about what is meant to be so."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="lightning")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)

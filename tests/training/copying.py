@@ -16,7 +16,7 @@ from torch import nn
 
 from regard.data.batches import Batch
 from regard.models.base import END, EncoderDecoder
-from regard.training import loop as runs
+from regard.training import interrupts
 from regard.training.learner import Learner, Stream
 from regard.training.loop import train
 from regard.training.options import TrainingOptions
@@ -117,7 +117,7 @@ def apart(folder: str, processes: int, rank: int, port: int, seconds: float = 0.
         | {"average": 1, "accumulate": 2 // processes, "steps": 20}
     )
     if seconds:
-        runs.time = SimpleNamespace(monotonic=lambda: time.monotonic() * (1 + rank))
+        interrupts.time = SimpleNamespace(monotonic=lambda: time.monotonic() * (1 + rank))
         options = options.with_changes({"seconds": seconds, "steps": 10**6, "schedule": "linear", "warmup": 0.1})
     torch.manual_seed(0)
     asked = []

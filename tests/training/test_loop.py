@@ -411,6 +411,22 @@ def test_processes_whose_clocks_differ_go_by_one(tmp_path):
     assert same(*(torch.load(tmp_path / f"end{rank}.pt") for rank in (0, 1)))
 
 
+def test_lightning_asks_the_private_hook_to_remove_checkpoints(tmp_path):
+    """What is no longer among the best goes only later: a Lightning without this hook would remove it at once."""
+    asked = []
+
+    class Asked(checkpoints.Best):
+        def _remove_checkpoint(self, trainer, filepath):
+            asked.append(filepath)
+
+    values = iter([1.0, 2.0, 3.0])
+    options = OPTIONS.with_changes({"metric": "bleu", "steps": 30, "keep": 1, "average": 1})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("regard.training.loop.Best", Asked)
+        train(learner(options, score=lambda model: {"bleu": next(values)}), VALID, options, tmp_path)
+    assert [Path(path).name for path in asked] == ["best-step=10.ckpt", "best-step=20.ckpt"]
+
+
 class TestTrouble:
     def test_a_loss_that_is_no_number(self, tmp_path):
         options = OPTIONS.with_changes({"save_every": 1})
@@ -443,10 +459,10 @@ class TestTrouble:
         assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 4
 
     def test_a_full_disk_leaves_the_log_of_before(self, tmp_path, monkeypatch):
-        def full(self):
+        def full(path, data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(logs._Rows, "save", full)
+        monkeypatch.setattr(logs, "write_atomically", full)
         with pytest.raises(TrainingError, match=r"/log must take the log, got No space left on device; check"):
             train(learner(), VALID, OPTIONS, tmp_path)
 

@@ -97,6 +97,7 @@ class Best(ModelCheckpoint):
 
         return sorted(self.best_k_models, key=rank, reverse=True)
 
+    # A private hook of Lightning's, the only one that is used: there is no other way to keep a file for a while.
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         """Leave that to :meth:`tidy`."""
 
@@ -119,6 +120,7 @@ class Last(Checkpoint):
         self.path, self.every, self._best = path, options.save_every, best
         self._validate_every = options.validate_every if validated else 0
         self._steps = options.steps
+        self._mid_step = False
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         """Take away what a process that was killed left half written, and what it logged of steps that come again."""
@@ -129,11 +131,10 @@ class Last(Checkpoint):
             if isinstance(log, Log):
                 log.begin(trainer.global_step)
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, number: int) -> None:  # noqa: ARG002
         """Save after steps, not between batches of one."""
-        if trainer.fit_loop._should_accumulate() or trainer.global_step % self.every:
-            return
-        if not self._is_validated(trainer.global_step):
+        self._mid_step = (number + 1) % trainer.accumulate_grad_batches > 0
+        if not (self._mid_step or trainer.global_step % self.every or self._is_validated(trainer.global_step)):
             self._save(trainer)
 
     def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
@@ -148,7 +149,7 @@ class Last(Checkpoint):
     def on_exception(self, trainer: Trainer, module: Any, exception: BaseException) -> None:  # noqa: ARG002
         """Save where somebody asked the process to terminate, which Lightning tells after a step."""
         due = self._is_validated(trainer.global_step)
-        if isinstance(exception, SIGTERMException) and not due and not trainer.fit_loop._should_accumulate():
+        if isinstance(exception, SIGTERMException) and not due and not self._mid_step:
             self._save(trainer)
 
     def _is_validated(self, step: int) -> bool:

@@ -8,68 +8,73 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric.loggers.logger import rank_zero_experiment
-from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
 
 from regard._writing import write_atomically
 from regard.training.learner import TrainingError
 
+#: Steps between two writes of the file.
+_EVERY = 100
 
-class Log(CSVLogger):
-    """``metrics.csv`` in a folder; Lightning's own would be deleted where a run is resumed."""
+
+class Log(Logger):
+    """Write ``metrics.csv`` in a folder; Lightning's own logger deletes it where a run is resumed.
+
+    Lightning's epochs are left out: they count how often the run was started.
+    """
+
+    name, version = None, None
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._path = folder / "metrics.csv"
+        self._rows: list[dict[str, Any]] = []
 
     @property
-    @rank_zero_experiment
-    def experiment(self) -> Any:
-        """What writes the rows."""
-        if self._experiment is None:
-            self._experiment = _Rows(self.log_dir)
-        return self._experiment
+    def save_dir(self) -> str:
+        """The folder."""
+        return str(self._path.parent)
 
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Note what was measured; not Lightning's epochs, which are how often the run was started."""
-        super().log_metrics({name: value for name, value in metrics.items() if name != "epoch"}, step)
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Add a row."""
+        self._rows.append({name: float(value) for name, value in metrics.items() if name != "epoch"} | {"step": step})
+        if step is not None and (step + 1) % _EVERY == 0:
+            self.save()
 
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        """Leave them to the file of options."""
+
+    @rank_zero_only
     def save(self) -> None:
-        """Write the rows that were added."""
+        """Write all rows."""
+        if not self._rows:
+            return
+        table = io.StringIO()
+        writer = csv.DictWriter(table, sorted(set().union(*self._rows)))
+        writer.writeheader()
+        writer.writerows(self._rows)
         try:
-            super().save()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, table.getvalue().encode())
         except OSError as error:
             raise TrainingError(
-                f"train: {Path(self.log_dir)} must take the log, got {error.strerror or error}; checkpoints are whole: "
+                f"train: {self._path.parent} must take the log, got {error.strerror or error}; checkpoints are whole: "
                 "mend that, and go on with --resume."
             ) from error
 
     def finalize(self, status: str) -> None:
         """Write the last rows; where a run has failed, that is what is to be told."""
         with suppress(TrainingError) if status == "failed" else nullcontext():
-            super().finalize(status)
+            self.save()
 
+    @rank_zero_only
     def begin(self, step: int) -> None:
         """Keep the rows of the steps before this one: those behind it come again."""
-        rows = self.experiment
-        if isinstance(rows, _Rows):  # the first process's
-            rows.begin(step)
-
-
-class _Rows(ExperimentWriter):
-    def _check_log_dir_exists(self) -> None:
-        """Leave what is there to :meth:`begin`."""
-
-    def begin(self, step: int) -> None:
-        path = Path(self.metrics_file_path)
-        if not path.exists():
-            return
-        text = path.read_text(encoding="utf-8")
-        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))  # a last line that was cut is none
-        kept = [row for row in reader if (row.get("step") or "").isdecimal() and int(row["step"]) < step]
-        if not kept:
-            path.unlink()
-            return
-        self.metrics_keys = list(reader.fieldnames or ())
-        made = io.StringIO()
-        writer = csv.DictWriter(made, self.metrics_keys)
-        writer.writeheader()
-        writer.writerows(kept)
-        write_atomically(path, made.getvalue().encode())
+        if self._path.exists():
+            text = self._path.read_text(encoding="utf-8")
+            rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))  # a last line that was cut is none
+            self._rows = [row for row in rows if (row.get("step") or "").isdecimal() and int(row["step"]) < step]
+            if not self._rows:
+                self._path.unlink()

@@ -122,8 +122,9 @@ class Experiment:
             If training cannot go on.
         """
         from regard.training.checkpoints import CHECKPOINTS, LAST
+        from regard.training.interrupts import unbroken
         from regard.training.learner import Learner, Stream, TrainingError, is_bfloat16
-        from regard.training.loop import check_devices, train, unbroken
+        from regard.training.loop import check_devices, train
 
         training = self.options.training
         check_devices(training)

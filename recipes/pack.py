@@ -57,7 +57,7 @@ def main(whole: Path, typed: Path, data: Path, folder: Path) -> None:
     SequenceModel.load(typed).save(folder, dtype="float16")
     model = SequenceModel.load(folder)
     references = read_pairs(data / "en-fr.test.tsv.gz", longest=None, words=None).references()
-    texts = [each.text for each in model.write(references)]
+    texts = [each.text for each in model.predict(references)]
     listed = list(references.values())
     scores = bleu(texts, listed), chrf(texts, listed)
     training, then = SequenceModel.load(whole).about["training"], model.about.pop("training")

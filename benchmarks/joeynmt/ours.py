@@ -83,7 +83,7 @@ def check(model: EncoderDecoder, batch: Batch, out: str) -> float:
     model.eval()
     shifted = torch.cat([torch.full_like(batch.target[:, :1], END), batch.target[:, :-1]], 1)
     features = model.features(batch.source, batch.lengths, shifted)
-    loss, _ = cross_entropy(features, model.vocabulary, batch.target)
+    loss, _ = cross_entropy(features, model.projection, batch.target)
     loss.backward()
     np.save(out, model.logits(features).detach().log_softmax(-1).numpy())
     left_out = ("source_embedding", "target_embedding", "output.")

@@ -10,18 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.alignment.maps import alignment, alignments, chosen, merge, record
+from regard.alignment.maps import alignment, alignments, merge, record, select_map
 from regard.decoding.beam_search import SearchOptions
-from regard.decoding.predictions import WritingOptions, Written
+from regard.decoding.predictions import Prediction, PredictionOptions
 from regard.decoding.sequence_model import SequenceModel
 from regard.inspect import draw, render_html
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
-from regard.text.subwords import SubwordCodec
-from regard.text.vocabulary import SymbolCodec, Word
+from regard.text.subwords import SubwordVocabulary
+from regard.text.vocabulary import SymbolVocabulary, Word
 
 MAPS = ("layer 1 head 1", "layer 1 head 2", "layer 2 head 1", "layer 2 head 2", "layer 10 head 1")
 WEIGHTS = torch.softmax(torch.randn(5, 4, 3, generator=torch.Generator().manual_seed(0)), -1)
-WRITTEN = Written(
+WRITTEN = Prediction(
     "a b", "c d", ("▁a", "▁b", "c"), ("▁c", "c", "▁", "d"), -1.5, -1.0,
     maps=MAPS, alignment=WEIGHTS,
     source_words=(Word("a", range(0, 1)), Word("bc", range(1, 3))),
@@ -55,13 +55,13 @@ def test_nothing_written_has_no_rows() -> None:
 
 
 def test_maps_are_chosen_by_name() -> None:
-    assert torch.equal(chosen(WRITTEN), WEIGHTS.mean(0))
-    assert torch.equal(chosen(WRITTEN, "layer 2 head 1"), WEIGHTS[2])
-    assert torch.equal(chosen(WRITTEN, "layer 1"), WEIGHTS[:2].mean(0)), "layer 10 is another one"
+    assert torch.equal(select_map(WRITTEN), WEIGHTS.mean(0))
+    assert torch.equal(select_map(WRITTEN, "layer 2 head 1"), WEIGHTS[2])
+    assert torch.equal(select_map(WRITTEN, "layer 1"), WEIGHTS[:2].mean(0)), "layer 10 is another one"
     with pytest.raises(ValueError, match=r"alignment: map must be one of .*, got 'layer 3' \(did you mean"):
-        chosen(WRITTEN, "layer 3")
+        select_map(WRITTEN, "layer 3")
     with pytest.raises(ValueError, match=r"alignment: written must have attention weights, got none: ask for them"):
-        alignment(Written("a", "b"))
+        alignment(Prediction("a", "b"))
 
 
 def test_pictures_show_words_or_tokens() -> None:
@@ -84,10 +84,10 @@ def test_a_record_has_everything() -> None:
     torch.testing.assert_close(torch.tensor(told["maps"][3]["words"]).sum(-1), torch.ones(2), atol=1e-5, rtol=0)
     torch.testing.assert_close(torch.tensor(told["alignment"]), alignment(WRITTEN).weights, atol=1e-6, rtol=0)
     assert (told["score"], told["normalized"], told["tokens"]) == (-1.5, -1.0, ["▁c", "c", "▁", "d"])
-    assert record(Written("", "")) == {
+    assert record(Prediction("", "")) == {
         "source": "", "text": "", "score": 0.0, "normalized": 0.0, "source_tokens": [], "tokens": [],
     }  # fmt: skip
-    bare = record(Written("x", note="cut", score=-float("inf"), alternatives=(Written("x", "y"),)))
+    bare = record(Prediction("x", note="cut", score=-float("inf"), alternatives=(Prediction("x", "y"),)))
     assert (bare["note"], bare["score"], bare["alternatives"][0]["text"]) == ("cut", None, "y")
     assert "Infinity" not in json.dumps(bare)
 
@@ -95,8 +95,8 @@ def test_a_record_has_everything() -> None:
 @pytest.mark.parametrize("kind", ["recurrent", "transformer"])
 def test_what_models_write_can_be_drawn(kind: str) -> None:
     torch.manual_seed(0)
-    source = SubwordCodec.train(["the zone of international control", "a cat"])
-    target = SymbolCodec.train(["la zone de contrôle international", "un chat"], " ")
+    source = SubwordVocabulary.train(["the zone of international control", "a cat"])
+    target = SymbolVocabulary.train(["la zone de contrôle international", "un chat"], " ")
     model: SequenceModel
     if kind == "recurrent":
         made = RecurrentEncoderDecoder(RecurrentConfig(len(source), len(target), encoder=8, decoder=8))
@@ -106,8 +106,8 @@ def test_what_models_write_can_be_drawn(kind: str) -> None:
         made = TransformerEncoderDecoder(TransformerConfig(len(source), len(target), **sizes))
         model = SequenceModel(made, source, target)
     lines = ["the cat of control", "a zone 猫", ""]
-    options = WritingOptions(SearchOptions(n_best=2, shortest=3), alignment=True)
-    written = model.write(lines, options)
+    options = PredictionOptions(SearchOptions(n_best=2, shortest=3), alignment=True)
+    written = model.predict(lines, options)
     for each in written[:2]:
         for one in (each, *each.alternatives):
             shown = alignment(one)

@@ -18,8 +18,8 @@ from regard.data.pairs import Pairs
 from regard.models import RecurrentConfig
 from regard.text.normalization import normalize
 from regard.text.ragged import Ragged
-from regard.text.subwords import SubwordCodec
-from regard.text.words import pieces_of, spaced, words_of
+from regard.text.subwords import SubwordVocabulary
+from regard.text.words import find_words, split_at_spaces, split_elisions
 from regard.training.losses import alignment_loss
 from regard.translation.options import DataOptions, ExperimentOptions
 
@@ -57,7 +57,9 @@ def test_a_weight_of_zero_makes_no_infinite_loss():
 
 
 KINDS = {"bpe": 25, "unigram": 14, "characters": 13}
-KNOWN = {kind: SubwordCodec.train(["the cat", "a dog, too"] * 3, size=size, kind=kind) for kind, size in KINDS.items()}
+KNOWN = {
+    kind: SubwordVocabulary.train(["the cat", "a dog, too"] * 3, size=size, kind=kind) for kind, size in KINDS.items()
+}
 
 
 def flat(links):
@@ -69,18 +71,18 @@ TEXTS = ["L'homme dort-il ?", "I'm not sure.", "the cat", "a", "Ça va, merci !"
 
 @pytest.mark.filterwarnings("ignore::regard.RegardWarning")
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "characters"])
-@pytest.mark.parametrize("cut", [words_of, spaced, guidance.pieces])
+@pytest.mark.parametrize("cut", [find_words, split_at_spaces, guidance.pieces])
 @pytest.mark.parametrize("fallback", [False, True])
 def test_tokens_of_words_cover_all_and_only_their_characters(kind, cut, fallback):
     texts = [normalize(text) for text in TEXTS]
-    codec = SubwordCodec.train(texts * 3, size=400, kind=kind, byte_fallback=fallback)
+    vocabulary = SubwordVocabulary.train(texts * 3, size=400, kind=kind, byte_fallback=fallback)
     for text in texts:
-        numbers = codec.encode(text)
-        whole, places = codec.placed(numbers)
+        numbers = vocabulary.encode(text)
+        whole, places = vocabulary.placed(numbers)
         shift = len(whole) - len(text)
         assert whole[shift:] == text
         words = cut(text)
-        found = codec.covering(text, numbers, words)
+        found = vocabulary.covering(text, numbers, words)
         assert len(found) == len(words) and all(len(tokens) for tokens in found)
         spaces = {token for token, (begin, end) in enumerate(places) if whole[begin:end] in ("", " ")}
         for (start, stop), tokens in zip(words, found):
@@ -94,21 +96,21 @@ def test_tokens_of_words_cover_all_and_only_their_characters(kind, cut, fallback
 
 
 def test_what_is_unknown_keeps_its_place():
-    codec = SubwordCodec.train(["the cat"] * 3, kind="characters")
-    numbers = codec.encode("the zat cat")
-    assert codec.covering("the zat cat", numbers, words_of("the zat cat"))[2] == range(8, 12)
+    vocabulary = SubwordVocabulary.train(["the cat"] * 3, kind="characters")
+    numbers = vocabulary.encode("the zat cat")
+    assert vocabulary.covering("the zat cat", numbers, find_words("the zat cat"))[2] == range(8, 12)
 
 
 def _guide(links):
     numbers = SOURCE.encode_all(ENGLISH), TARGET.encode_all(FRENCH)
     sides = Side(SOURCE, ENGLISH), Side(TARGET, FRENCH)
-    return Guide(sides, numbers, np.arange(len(ENGLISH)), flat(links), words_of), numbers
+    return Guide(sides, numbers, np.arange(len(ENGLISH)), flat(links), find_words), numbers
 
 
 def test_links_of_words_are_links_of_their_tokens():
     links = [frozenset({(0, 0), (1, 2), (3, 1), (4, 3)}), frozenset(), *[frozenset({(0, 0)})] * 3]
     guide, numbers = _guide(links)
-    source, target = (codec.words(numbers[side][0].tolist()) for side, codec in enumerate((SOURCE, TARGET)))
+    source, target = (vocabulary.words(numbers[side][0].tolist()) for side, vocabulary in enumerate((SOURCE, TARGET)))
     assert [word.text for word in source] == ["the", "zone", "of", "international", "control"]
     assert set(guide(0)) == {(t, s) for i, j in links[0] for t in target[j].tokens for s in source[i].tokens}
     assert guide(1) == [] and guide(2)
@@ -116,17 +118,17 @@ def test_links_of_words_are_links_of_their_tokens():
 
 @pytest.mark.filterwarnings("ignore::regard.RegardWarning")
 def test_texts_that_are_split_in_several_ways_keep_their_links():
-    codec = SubwordCodec.train(ENGLISH * 4, size=300)
-    numbers = codec.sample_all(ENGLISH, 0.6, 1, 4)
-    plain = codec.encode_all(ENGLISH)
-    links = [frozenset((i, i) for i in range(len(words_of(text)))) for text in ENGLISH]
-    sides = Side(codec, ENGLISH), Side(codec, ENGLISH)
-    guide = Guide(sides, (numbers, numbers), np.arange(20) % 5, flat(links), words_of)
+    vocabulary = SubwordVocabulary.train(ENGLISH * 4, size=300)
+    numbers = vocabulary.sample_all(ENGLISH, 0.6, 1, 4)
+    plain = vocabulary.encode_all(ENGLISH)
+    links = [frozenset((i, i) for i in range(len(find_words(text)))) for text in ENGLISH]
+    sides = Side(vocabulary, ENGLISH), Side(vocabulary, ENGLISH)
+    guide = Guide(sides, (numbers, numbers), np.arange(20) % 5, flat(links), find_words)
     assert any(numbers[row].tolist() != plain[row % 5].tolist() for row in range(20))
     for row in range(20):
         found = guide(row)
         assert {t for t, _ in found} == set(range(len(numbers[row])))
-        words = codec.covering(ENGLISH[row % 5], numbers[row].tolist(), words_of(ENGLISH[row % 5]))
+        words = vocabulary.covering(ENGLISH[row % 5], numbers[row].tolist(), find_words(ENGLISH[row % 5]))
         assert set(found) == {(t, s) for word in words for t in word for s in word}
 
 
@@ -149,7 +151,7 @@ def test_what_is_elided_is_linked_by_itself(tmp_path):
     found = Guidance(ExperimentOptions(data=DataOptions(align=True)), tmp_path, RecurrentConfig(8, 8))
     mark = found.find(learn)
     assert str(found) == "attention is guided by 150 links in 60 pairs"
-    assert [len(pieces_of(text, words_of(text))[0]) for text in ("l'homme dort", "l'eau")] == [3, 2]
+    assert [len(split_elisions(text, find_words(text))[0]) for text in ("l'homme dort", "l'eau")] == [3, 2]
     assert (tmp_path / "links.txt").read_text(encoding="utf-8").splitlines()[0] == "0-0 1-1 2-2"
     assert found.find(learn, mark) == mark
     assert str(found) == "attention is guided by 150 links in 60 pairs"
@@ -174,12 +176,12 @@ def test_nothing_is_guided_unless_it_is_asked_for(tmp_path):
     text=st.lists(st.sampled_from(["the", "cat", "Жзык", "象象", "cat,", "Ж", "aЖb", "dog"]), min_size=1, max_size=6)
 )
 def test_words_that_are_not_wholly_known_keep_their_tokens(kind, text):
-    codec = KNOWN[kind]
+    vocabulary = KNOWN[kind]
     text = " ".join(text)
-    words = words_of(text)
-    numbers = codec.encode(text)
-    found = codec.covering(text, numbers, words)
-    shown = codec.tokens(numbers)
+    words = find_words(text)
+    numbers = vocabulary.encode(text)
+    found = vocabulary.covering(text, numbers, words)
+    shown = vocabulary.tokens(numbers)
     for (start, stop), tokens in zip(words, found):
         said = text[start:stop]
         assert len(tokens), (said, shown)

@@ -8,9 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.alignment.links import METHODS, Agreement, Gold, links_of, of_words, parse, pharaoh, read_links, symmetrized
+from regard.alignment.links import (
+    METHODS,
+    Agreement,
+    Gold,
+    format_links,
+    merge_pieces,
+    parse_links,
+    read_links,
+    read_pair_links,
+    symmetrize,
+)
 from regard.data.pairs import read_pairs
-from regard.text.words import pieces_of, spaced, words_of
+from regard.text.words import find_words, split_at_spaces, split_elisions
 
 LINKS = st.frozensets(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=14)
 
@@ -18,12 +28,12 @@ LINKS = st.frozensets(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=
 @settings(derandomize=True, deadline=None)
 @given(LINKS)
 def test_links_come_back_from_their_line(links):
-    gold = parse(pharaoh(links), "line 1")
+    gold = parse_links(format_links(links), "line 1")
     assert gold.sure == gold.possible == links
 
 
 def test_possible_links_are_not_sure():
-    assert parse("0-0 1?2 3p4", "line 1") == Gold(frozenset({(0, 0)}), frozenset({(0, 0), (1, 2), (3, 4)}))
+    assert parse_links("0-0 1?2 3p4", "line 1") == Gold(frozenset({(0, 0)}), frozenset({(0, 0), (1, 2), (3, 4)}))
 
 
 @pytest.mark.parametrize("text", ["0", "0-", "a-b", "0-0,1-1", "-1-0", "0--1", "1.5-2", "0-0-0", "٣-٤"])
@@ -47,14 +57,14 @@ def test_links_that_do_not_fit_their_pairs_are_refused(tmp_path, lines, said):
     (tmp_path / "pairs").write_text("a b\tc d\ne f\tg h\ni j\tk l\n", encoding="utf-8")
     (tmp_path / "links").write_text(lines, encoding="utf-8")
     with pytest.raises(ValueError, match=said):
-        links_of(tmp_path / "links", read_pairs(tmp_path / "pairs"), words_of)
+        read_pair_links(tmp_path / "links", read_pairs(tmp_path / "pairs"), find_words)
 
 
 def test_links_stay_with_their_lines_where_lines_are_left_out(tmp_path):
     (tmp_path / "pairs").write_text("a b\tc d\n\tx\na b\tc d\ne\tf g\n", encoding="utf-8")
     (tmp_path / "links").write_text("0-0\n\n1-1\n0-1\n", encoding="utf-8")
     pairs = read_pairs(tmp_path / "pairs")
-    found = [each.sure for each in links_of(tmp_path / "links", pairs, spaced)]
+    found = [each.sure for each in read_pair_links(tmp_path / "links", pairs, split_at_spaces)]
     assert list(zip(pairs.sources, found)) == [("a b", {(0, 0)}), ("e", {(0, 1)})]
 
 
@@ -62,9 +72,9 @@ def test_links_stay_with_their_lines_where_lines_are_left_out(tmp_path):
 @given(LINKS, LINKS)
 def test_symmetrized_links_lie_between_intersection_and_union(forward, backward):
     for method in METHODS:
-        found = symmetrized(forward, backward, method)
+        found = symmetrize(forward, backward, method)
         assert forward & backward <= found <= forward | backward
-        mirrored = symmetrized(*(frozenset((j, i) for i, j in side) for side in (forward, backward)), method)
+        mirrored = symmetrize(*(frozenset((j, i) for i, j in side) for side in (forward, backward)), method)
         if method in ("intersection", "union"):
             assert mirrored == {(j, i) for i, j in found}
 
@@ -77,9 +87,9 @@ def _words(links):
 @given(LINKS, LINKS)
 def test_what_grows_grows_by_words_without_a_link(forward, backward):
     least = forward & backward
-    grown = symmetrized(forward, backward, "grow-diag")
-    final = symmetrized(forward, backward, "grow-diag-final-and")
-    assert least <= grown <= final and grown <= symmetrized(forward, backward, "grow-diag-final")
+    grown = symmetrize(forward, backward, "grow-diag")
+    final = symmetrize(forward, backward, "grow-diag-final-and")
+    assert least <= grown <= final and grown <= symmetrize(forward, backward, "grow-diag-final")
     # Every added link is next to another, and nothing more can be added by the rule.
     for i, j in grown - least:
         assert any(max(abs(i - k), abs(j - n)) == 1 for k, n in grown)
@@ -93,7 +103,7 @@ def test_what_grows_grows_by_words_without_a_link(forward, backward):
 
 def test_an_unknown_method_is_refused_with_those_there_are():
     with pytest.raises(ValueError, match=r"'intersect'.*intersection"):
-        symmetrized(frozenset(), frozenset(), "intersect")
+        symmetrize(frozenset(), frozenset(), "intersect")
 
 
 @settings(derandomize=True, deadline=None)
@@ -119,8 +129,8 @@ def test_as_many_links_as_gold_are_wanted():
 @settings(derandomize=True, deadline=None)
 @given(st.text(alphabet="ab ’'-.é1", max_size=30))
 def test_pieces_make_up_words(text):
-    words = words_of(text)
-    places, owners = pieces_of(text, words)
+    words = find_words(text)
+    places, owners = split_elisions(text, words)
     for number, (start, stop) in enumerate(words):
         mine = [place for place, owner in zip(places, owners) if owner == number]
         assert mine[0].start == start and mine[-1].stop == stop
@@ -129,4 +139,4 @@ def test_pieces_make_up_words(text):
 
 
 def test_links_of_pieces_are_links_of_their_words():
-    assert of_words({(0, 0), (1, 0), (2, 1)}, [0, 0, 1], [0, 1]) == {(0, 0), (1, 1)}
+    assert merge_pieces({(0, 0), (1, 0), (2, 1)}, [0, 0, 1], [0, 1]) == {(0, 0), (1, 1)}

@@ -140,7 +140,7 @@ def test_a_loss_that_is_no_number_is_one_sentence(regard, small, tmp_path: Path,
 
     def broken(pairs, *, seed=0):
         made = untrained(pairs, seed=seed)
-        made.writer.model.output.bias.data.fill_(float("nan"))
+        made.model.model.output.bias.data.fill_(float("nan"))
         return made
 
     monkeypatch.setattr(Pronouncer, "untrained", broken)

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import regard as package
-from regard.decoding.sequence_model import RecurrentConfig, RecurrentEncoderDecoder, SequenceModel
-from regard.text.vocabulary import SymbolCodec
+from regard.decoding.sequence_model import SequenceModel
+from regard.models import RecurrentConfig, RecurrentEncoderDecoder
+from regard.text.vocabulary import SymbolVocabulary
 
 CLI = Path(package.__file__).parent / "cli"
 EVIL = "\x1b[2J\x9b31m\u202e"
@@ -36,7 +37,7 @@ def test_everything_printed_passes_one_place() -> None:
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
     """Return a model of one word, which a terminal would obey."""
-    words = SymbolCodec(["a", EVIL], " ")
+    words = SymbolVocabulary(["a", EVIL], " ")
     torch.manual_seed(0)
     config = RecurrentConfig(len(words), len(words), embedding=4, encoder=4, decoder=4, features=4)
     model = RecurrentEncoderDecoder(config)

@@ -670,7 +670,7 @@ def test_two_processes_train_one_model(pairs, tmp_path) -> None:
         )
         assert done.returncode == 0, done.stderr[-2000:]
         assert done.stdout.count(f"Ended after step {step}") == done.stdout.count("Now try:") == 1
-    assert SequenceModel.load(tmp_path / "out").write(["red dog"])[0].score < 0
+    assert SequenceModel.load(tmp_path / "out").predict(["red dog"])[0].score < 0
 
 
 def test_words_are_learned_in_several_spellings(regard, pairs, tmp_path) -> None:

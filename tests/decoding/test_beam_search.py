@@ -13,7 +13,7 @@ from tabled import Tabled, everything, log_probability, repeats
 from torch import Tensor
 
 from regard.decoding.beam_search import Hypothesis, SearchOptions, search
-from regard.decoding.beams import Front, likeliest, log_probabilities
+from regard.decoding.beams import Beams, log_probabilities, top_candidates
 from regard.models import (
     EncoderDecoder,
     RecurrentConfig,
@@ -292,7 +292,7 @@ def test_runs_hold_the_likeliest(seed: int, N: int, count: int, beams: int, ties
     score = torch.randn(3, beams, generator=generator)
     if ties:
         gains, score = gains.round(), score.round()
-    made = likeliest(score, gains, count)
+    made = top_candidates(score, gains, count)
     total = (score[..., None] + gains).flatten(1)
     assert torch.equal(made.score, total.topk(min(count, beams * N)).values)
     assert torch.equal(total.gather(1, made.parent * N + made.symbol), made.score)
@@ -300,7 +300,7 @@ def test_runs_hold_the_likeliest(seed: int, N: int, count: int, beams: int, ties
 
 
 def test_bfloat16_logits_become_float32() -> None:
-    front = Front.first(SOURCE, LENGTHS, 1)
+    front = Beams.first(SOURCE, LENGTHS, 1)
     gains = log_probabilities(torch.zeros(5, 1, 8, dtype=torch.bfloat16), front, shortest=0, no_repeat=0)
     assert gains.dtype == torch.float32
     assert gains[0, 0].tolist() == [-math.inf, *[pytest.approx(-math.log(8))] * 7]

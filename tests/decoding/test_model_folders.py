@@ -17,8 +17,8 @@ from regard.decoding.sequence_model import SequenceModel
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder
 from regard.models import folders as files
 from regard.models.folders import ModelFileError
-from regard.text.subwords import SubwordCodec
-from regard.text.vocabulary import SymbolCodec
+from regard.text.subwords import SubwordVocabulary
+from regard.text.vocabulary import SymbolVocabulary
 
 
 @pytest.fixture(params=MAKERS)
@@ -32,14 +32,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_what_is_saved_comes_back(model: SequenceModel, tmp_path: Path) -> None:
-    expected = model.write(LINES)
+    expected = model.predict(LINES)
     again = SequenceModel.load(model.save(tmp_path / "deep" / "model"))
-    assert again.write(LINES) == expected
+    assert again.predict(LINES) == expected
     assert (again.kind, again.about) == (model.kind, model.about)
     names = sorted(path.name for path in (tmp_path / "deep" / "model").iterdir())
     assert names == ["config.json", "model.safetensors", "source.json", "target.json"]
     again.save(tmp_path / "deep" / "model")
-    assert SequenceModel.load(tmp_path / "deep" / "model").write(LINES) == expected
+    assert SequenceModel.load(tmp_path / "deep" / "model").predict(LINES) == expected
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -92,16 +92,16 @@ def cut(name: str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-20])
 
 
-def other_codec(folder: Path) -> None:
+def other_vocabulary(folder: Path) -> None:
     torch.manual_seed(0)
-    larger = SubwordCodec.train(ENGLISH, "characters")
+    larger = SubwordVocabulary.train(ENGLISH, "characters")
     config = RecurrentConfig(len(larger), len(TARGET), embedding=8, encoder=6, decoder=8, features=6)
     other = SequenceModel(RecurrentEncoderDecoder(config), larger, TARGET).save(folder.parent / "other")
     (folder / "source.json").write_bytes((other / "source.json").read_bytes())
 
 
 def claim(name: str) -> Callable[[Path], object]:
-    """Break a codec's file and correct the checksum."""
+    """Break a vocabulary's file and correct the checksum."""
 
     def change(folder: Path) -> None:
         edited(lambda data: data.update(lowercase="no"), name)(folder)
@@ -164,9 +164,9 @@ TAMPERED = {
     ),
     "no sum of its own": (edited(lambda c: c.pop("config_sha256")), r"config\.json must be as it was saved"),
     "weights sum": (edited(lambda c: c.update(sha256="0")), r"with another checksum"),
-    "other codec": (other_codec, r"source\.json must be the file that config\.json was saved with"),
-    "edited codec": (edited(lambda c: c.update(lowercase=True), "target.json"), r"target\.json must be the file"),
-    "wrong codec": (claim("source.json"), r"source\.json must say true or false for 'lowercase'"),
+    "other vocabulary": (other_vocabulary, r"source\.json must be the file that config\.json was saved with"),
+    "edited vocabulary": (edited(lambda c: c.update(lowercase=True), "target.json"), r"target\.json must be the file"),
+    "wrong vocabulary": (claim("source.json"), r"source\.json must say true or false for 'lowercase'"),
     "pickle": (
         lambda folder: torch.save({}, folder / "model.safetensors"),
         r"model\.safetensors must be a safetensors file, got a pickle or zip file",
@@ -204,7 +204,7 @@ def test_a_model_that_was_never_saved_is_not_built(folder: Path, monkeypatch: py
 
 
 def test_a_model_of_another_class_cannot_be_saved(tmp_path: Path) -> None:
-    words = SymbolCodec.train(["a b"], " ")
+    words = SymbolVocabulary.train(["a b"], " ")
     model = SequenceModel(Tabled(len(words), len(words)), words, words)
     with pytest.raises(TypeError, match="save: model must be a RecurrentEncoderDecoder or TransformerEncoderDecoder"):
         model.save(tmp_path)

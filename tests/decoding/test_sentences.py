@@ -9,13 +9,13 @@ import torch
 from small_models import MAKERS, SOURCE, recurrent
 
 from regard.decoding.beam_search import SearchOptions, search
-from regard.decoding.forced import padded
-from regard.decoding.predictions import WritingOptions, Written, distinct, joined
+from regard.decoding.forced import pad_to_device
+from regard.decoding.predictions import Prediction, PredictionOptions, join_sentences, merge_duplicates
 from regard.decoding.sequence_model import SequenceModel
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder
 from regard.text.normalization import normalize
 from regard.text.sentences import PARAGRAPHS, sentences
-from regard.text.subwords import SubwordCodec
+from regard.text.subwords import SubwordVocabulary
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_nothing_of_a_text_is_lost_and_time_does_not_explode() -> None:
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_every_sentence_is_written_for(kind: str) -> None:
-    model, options = MAKERS[kind](), WritingOptions(alignment=True)
-    one, other = model.write(["the dog loves the cat.", "you and I!"], options)
-    both, single = model.write(["the dog  loves the cat. you and I!", "you and I!"], options)
+    model, options = MAKERS[kind](), PredictionOptions(alignment=True)
+    one, other = model.predict(["the dog loves the cat.", "you and I!"], options)
+    both, single = model.predict(["the dog  loves the cat. you and I!", "you and I!"], options)
     assert single.text == other.text
     assert both.text == f"{one.text} {other.text}".strip() and both.source == "the dog  loves the cat. you and I!"
     assert both.tokens == one.tokens + other.tokens and both.source_tokens == one.source_tokens + other.source_tokens
@@ -80,18 +80,21 @@ def test_every_sentence_is_written_for(kind: str) -> None:
 
 def test_when_a_line_is_read_whole() -> None:
     model, line = recurrent(), "a cat. a dog."
-    apart, whole = (model.write([line], WritingOptions(split=split))[0] for split in (True, False))
-    assert model.write([line])[0].score == apart.score != whole.score
+    apart, whole = (model.predict([line], PredictionOptions(split=split))[0] for split in (True, False))
+    assert model.predict([line])[0].score == apart.score != whole.score
     model.about["lines"] = PARAGRAPHS
-    assert model.write([line])[0].score == whole.score and model.write([line], WritingOptions(split=True))[0] == apart
+    assert (
+        model.predict([line])[0].score == whole.score
+        and model.predict([line], PredictionOptions(split=True))[0] == apart
+    )
 
 
 def test_errors_name_the_line_and_notes_are_kept() -> None:
     model = recurrent()
     with pytest.raises(ValueError, match=r"line 7 must have at most 4 tokens"):
-        model.write(["a cat. a dog.", "a cat. the zone of international control."],
-                    WritingOptions(longest=4, too_long="refuse"), first=6)  # fmt: skip
-    (written,) = model.write(["a. the zone of international control."], WritingOptions(longest=4))
+        model.predict(["a cat. a dog.", "a cat. the zone of international control."],
+                    PredictionOptions(longest=4, too_long="refuse"), first=6)  # fmt: skip
+    (written,) = model.predict(["a. the zone of international control."], PredictionOptions(longest=4))
     assert written.note.startswith("cut to the first 4 of")
 
 
@@ -105,14 +108,16 @@ def test_given_sentences_go_together_where_they_are_as_many() -> None:
 
 
 def test_the_next_best_of_a_line_are_the_next_best_sums() -> None:
-    def written(*options: tuple[str, float]) -> Written:
-        first, *rest = (Written("s", text, score=score, normalized=score) for text, score in options)
-        return distinct([first, *rest], 9)
+    def written(*options: tuple[str, float]) -> Prediction:
+        first, *rest = (Prediction("s", text, score=score, normalized=score) for text, score in options)
+        return merge_duplicates([first, *rest], 9)
 
     parts = [written(("a", -1.0), ("b", -1.5)), written(("c", -1.0), ("d", -1.2), ("e", -3.0))]
-    best = joined("s s", parts, 4)
+    best = join_sentences("s s", parts, 4)
     assert [each.text for each in (best, *best.alternatives)] == ["a c", "a d", "b c", "b d"]
-    drawn = joined("s s", [written(("a", -2.0), ("b", -1.0)), written(("c", -2.0), ("d", -1.0))], 2, ranked=False)
+    drawn = join_sentences(
+        "s s", [written(("a", -2.0), ("b", -1.0)), written(("c", -2.0), ("d", -1.0))], 2, ranked=False
+    )
     assert [each.text for each in (drawn, *drawn.alternatives)] == ["a c", "b d"]
 
 
@@ -120,15 +125,15 @@ def test_the_next_best_of_a_line_are_the_next_best_sums() -> None:
 def test_the_n_best_are_different_texts(seed: int) -> None:
     """A text of subwords can be written in different ones: it is there once, and others take the further places."""
     rules = [("a", "b"), (" ", "a"), ("b", "a"), (" a", "b")]
-    codec = SubwordCodec("bpe", [" ", "a", "b", "ab", " a", "ba", " ab"], rules)
+    vocabulary = SubwordVocabulary("bpe", [" ", "a", "b", "ab", " a", "ba", " ab"], rules)
     torch.manual_seed(seed)
-    config = RecurrentConfig(len(SOURCE), len(codec), embedding=8, encoder=8, decoder=8)
-    model = SequenceModel(RecurrentEncoderDecoder(config), SOURCE, codec)
+    config = RecurrentConfig(len(SOURCE), len(vocabulary), embedding=8, encoder=8, decoder=8)
+    model = SequenceModel(RecurrentEncoderDecoder(config), SOURCE, vocabulary)
     torch.nn.init.normal_(model.model.output.weight)
     options = SearchOptions(beams=6, n_best=6)
-    (found,) = search(model.model, *padded(model.model, [SOURCE.encode("the cat")]), options)
-    raw = [codec.decode(each.numbers) for each in found]
-    (best,) = model.write(["the cat"], WritingOptions(options))
+    (found,) = search(model.model, *pad_to_device(model.model, [SOURCE.encode("the cat")]), options)
+    raw = [vocabulary.decode(each.numbers) for each in found]
+    (best,) = model.predict(["the cat"], PredictionOptions(options))
     written = [best, *best.alternatives]
     texts, ranks = [each.text for each in written], [each.normalized for each in written]
     assert len(set(raw)) < len(raw) == 6 == len(texts) == len(set(texts))
@@ -137,7 +142,7 @@ def test_the_n_best_are_different_texts(seed: int) -> None:
 
 
 def test_of_a_text_in_other_tokens_the_likeliest_counts() -> None:
-    same = [Written("s", text, tokens=tokens, normalized=score) for text, tokens, score in
+    same = [Prediction("s", text, tokens=tokens, normalized=score) for text, tokens, score in
             (("ab", ("ab",), -1.0), ("ab", ("a", "b"), -2.0), ("c", ("c",), -3.0))]  # fmt: skip
-    best = distinct(same, 3)
+    best = merge_duplicates(same, 3)
     assert best.tokens == ("ab",) and [each.text for each in best.alternatives] == ["c"]

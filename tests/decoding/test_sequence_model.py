@@ -1,4 +1,4 @@
-"""A model with its codecs, put to lines of text."""
+"""A model with its vocabularies, put to lines of text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tabled import Tabled
 from regard.data import batches
 from regard.decoding import sequence_model as sequences
 from regard.decoding.beam_search import SearchOptions
-from regard.decoding.predictions import WritingOptions
+from regard.decoding.predictions import PredictionOptions
 from regard.decoding.sequence_model import SequenceModel
-from regard.decoding.unknown_words import replaced
+from regard.decoding.unknown_words import replace_unknown
 from regard.models.base import END
 from regard.models.registry import MODELS
-from regard.text.subwords import SubwordCodec
-from regard.text.vocabulary import UNKNOWN, SymbolCodec
+from regard.text.subwords import SubwordVocabulary
+from regard.text.vocabulary import UNKNOWN, SymbolVocabulary
 
 
 @pytest.fixture(params=MAKERS)
@@ -27,7 +27,7 @@ def model(request: pytest.FixtureRequest) -> SequenceModel:
     return MAKERS[request.param]()
 
 
-def test_codecs_of_other_sizes_are_refused() -> None:
+def test_vocabularies_of_other_sizes_are_refused() -> None:
     with pytest.raises(
         ValueError, match=rf"target must have the {len(TARGET)} symbols that the model knows, got {len(SOURCE)}\."
     ):
@@ -41,11 +41,11 @@ def test_a_model_says_what_it_is(model: SequenceModel) -> None:
 
 @pytest.mark.parametrize("batch", [1, 3, 64])
 def test_lines_come_back_in_order_and_do_not_depend_on_each_other(model: SequenceModel, batch: int) -> None:
-    options = WritingOptions(alignment=True, batch=batch)
-    written = model.write(LINES, options)
+    options = PredictionOptions(alignment=True, batch=batch)
+    written = model.predict(LINES, options)
     assert [each.source for each in written] == LINES
     for line, each in zip(LINES, written):
-        alone = model.write([line], options)[0]
+        alone = model.predict([line], options)[0]
         assert (each.text, each.tokens) == (alone.text, alone.tokens)
         assert each.score == pytest.approx(alone.score, abs=1e-4)
         if not line.strip():
@@ -55,8 +55,8 @@ def test_lines_come_back_in_order_and_do_not_depend_on_each_other(model: Sequenc
 
 
 def test_the_alignment_is_the_models_for_what_was_written(model: SequenceModel) -> None:
-    options = WritingOptions(SearchOptions(n_best=3), alignment=True)
-    for line, best in zip(LINES, model.write(LINES, options)):
+    options = PredictionOptions(SearchOptions(n_best=3), alignment=True)
+    for line, best in zip(LINES, model.predict(LINES, options)):
         if not line.strip():
             continue
         source = SOURCE.encode(line)
@@ -72,7 +72,7 @@ def test_the_alignment_is_the_models_for_what_was_written(model: SequenceModel) 
             weights = model.model.align(torch.tensor([source]), torch.tensor([len(source)]), target)[0, :, :-1]
             torch.testing.assert_close(each.alignment, weights.detach(), atol=1e-5, rtol=1e-4)
         assert best.normalized >= best.alternatives[0].normalized >= best.alternatives[1].normalized
-    assert model.write(LINES[:1])[0].alignment is None
+    assert model.predict(LINES[:1])[0].alignment is None
 
 
 @torch.no_grad()
@@ -80,12 +80,12 @@ def test_the_alignment_is_the_models_for_what_was_written(model: SequenceModel) 
 @pytest.mark.parametrize("kind", MODELS)
 def test_given_targets_have_the_score_and_the_alignment_that_they_would_have_if_written(kind: str, batch: int) -> None:
     config, made = MODELS[kind]
-    words = SymbolCodec.train(FRENCH, " ")  # which spells a text in one way alone
+    words = SymbolVocabulary.train(FRENCH, " ")  # which spells a text in one way alone
     torch.manual_seed(0)
     model = SequenceModel(made(config.preset("small", len(SOURCE), len(words))), SOURCE, words)
     search = SearchOptions(n_best=5, length_penalty=0.9, longest=5, unknown=False)
-    options = WritingOptions(search, alignment=True, replace_unknown=False, batch=batch)
-    found = model.write(LINES, options)
+    options = PredictionOptions(search, alignment=True, replace_unknown=False, batch=batch)
+    found = model.predict(LINES, options)
     written = [one for each in found for one in (each, *each.alternatives) if one.tokens]
     assert len(written) > 20
     told = model.align([each.source for each in written], [each.text for each in written], options)
@@ -117,7 +117,7 @@ def test_given_words_that_the_vocabulary_cannot_spell_are_told_as_they_are() -> 
 def test_long_targets_go_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "_PLACES", 64)
     model, seen = recurrent(), []
-    monkeypatch.setattr(sequences, "scored", lambda _, pairs: seen.append(len(pairs)) or [0.0] * len(pairs))
+    monkeypatch.setattr(sequences, "score_targets", lambda _, pairs: seen.append(len(pairs)) or [0.0] * len(pairs))
     assert len(model.align(["the cat"] * 4, ["le chat et le chien " * 8] * 4)) == 4
     assert seen == [1] * 4
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_aligned_is_told() -> None:
 
 def test_a_model_without_attention_has_no_alignment() -> None:
     model = recurrent(attention="none")
-    written = model.write(LINES[:1], WritingOptions(alignment=True))[0]
+    written = model.predict(LINES[:1], PredictionOptions(alignment=True))[0]
     assert (written.alignment, written.maps) == (None, ())
     assert written.tokens
 
@@ -161,57 +161,57 @@ class Copying(Tabled):
 
 
 def test_unknown_symbols_become_the_words_looked_at() -> None:
-    words = SymbolCodec.train(["a b"], " ")
+    words = SymbolVocabulary.train(["a b"], " ")
     model = SequenceModel(Copying(len(words), len(words)), words, words)
-    assert [each.text for each in model.write(["Bonn a (Köln)", "b"])] == ["Köln Bonn", "b b"]
-    for options in (WritingOptions(replace_unknown=False), WritingOptions(SearchOptions(unknown=False))):
-        known = model.write(["Bonn a Köln"], options)[0]
+    assert [each.text for each in model.predict(["Bonn a (Köln)", "b"])] == ["Köln Bonn", "b b"]
+    for options in (PredictionOptions(replace_unknown=False), PredictionOptions(SearchOptions(unknown=False))):
+        known = model.predict(["Bonn a Köln"], options)[0]
         assert not {"<unk>", "\ufffd"} & {*known.tokens, *known.text} and known.alignment is None
-    letters = SymbolCodec.train(["a b"])
-    assert SequenceModel(Copying(len(letters), 6), letters, letters).write(["a 猫x"])[0].text == "xa"
-    pieces = SubwordCodec.train(ENGLISH, "characters")
+    letters = SymbolVocabulary.train(["a b"])
+    assert SequenceModel(Copying(len(letters), 6), letters, letters).predict(["a 猫x"])[0].text == "xa"
+    pieces = SubwordVocabulary.train(ENGLISH, "characters")
     model = SequenceModel(Copying(len(pieces), len(words)), pieces, words)
-    assert model.write(["the cat, 猫!"])[0].text == "猫 the"
-    shown = model.write(["the cat n猫e"], WritingOptions(alignment=True))[0]
+    assert model.predict(["the cat, 猫!"])[0].text == "猫 the"
+    shown = model.predict(["the cat n猫e"], PredictionOptions(alignment=True))[0]
     assert [word.text for word in shown.source_words] == ["the", "cat", "n猫e"]
     assert [word.text for word in shown.words] == shown.text.split() == ["n猫e", "the"]
 
 
 def test_nothing_unknown_is_written_where_no_source_word_can_replace_it() -> None:
-    letters, words = SymbolCodec.train(["abc"]), SymbolCodec.train(["a b"], " ")
+    letters, words = SymbolVocabulary.train(["abc"]), SymbolVocabulary.train(["a b"], " ")
     sounds = SequenceModel(Copying(len(letters), len(words)), letters, words)
     blind = SequenceModel(Copying(len(words), len(words)), words, words)
     blind.model.maps = ()
     for model in (sounds, blind):
         for search in (SearchOptions(), SearchOptions(beams=1), SearchOptions(sample=True, n_best=4)):
-            for each in model.write(["b a", "c"], WritingOptions(search)):
+            for each in model.predict(["b a", "c"], PredictionOptions(search)):
                 written = [each, *each.alternatives]
                 assert all("<unk>" not in one.tokens and "\ufffd" not in one.text for one in written)
 
 
 def test_a_word_that_is_partly_unknown_is_replaced_as_a_whole() -> None:
-    pieces = SubwordCodec.train(["la vache", "le veau"], "characters")
-    words = SymbolCodec.train(["a b"], " ")
+    pieces = SubwordVocabulary.train(["la vache", "le veau"], "characters")
+    words = SymbolVocabulary.train(["a b"], " ")
     numbers = [*pieces.encode("la v"), UNKNOWN, *pieces.encode("x")[1:], UNKNOWN, *pieces.encode(" e")]
     weights = torch.zeros(len(numbers), 2)
     weights[..., 1] = 1.0
-    text, told = replaced(pieces, numbers, pieces.words(numbers), ["a", "vöx"], weights)
+    text, told = replace_unknown(pieces, numbers, pieces.words(numbers), ["a", "vöx"], weights)
     assert text == "la vöx e"
     assert [word.text for word in told] == ["la", "vöx", "e"]
-    assert replaced(words, [UNKNOWN, 3], words.words([UNKNOWN, 3]), ["a", "c"], weights[:2])[0] == "c a"
+    assert replace_unknown(words, [UNKNOWN, 3], words.words([UNKNOWN, 3]), ["a", "c"], weights[:2])[0] == "c a"
 
 
 def test_long_lines_are_cut_or_refused() -> None:
     model = recurrent()
     long = "the dog and " * 100
     tokens = len(SOURCE.encode(long))
-    whole, short = model.write([long, "a cat"])
+    whole, short = model.predict([long, "a cat"])
     assert whole.note == "" if tokens <= 512 else f"cut to the first 512 of {tokens} tokens"
-    told, short = model.write([long, "a cat"], WritingOptions(longest=20))
+    told, short = model.predict([long, "a cat"], PredictionOptions(longest=20))
     assert told.note == f"cut to the first 20 of {tokens} tokens"
     assert (told.source, len(told.source_tokens), short.note) == (long, 20, "")
     with pytest.raises(ValueError, match=rf"^write: line 2 must have at most 20 tokens, got {tokens}\.$"):
-        model.write(["a cat", long], WritingOptions(longest=20, too_long="refuse"))
+        model.predict(["a cat", long], PredictionOptions(longest=20, too_long="refuse"))
 
 
 def test_a_model_that_knows_few_positions_is_not_asked_for_more() -> None:
@@ -221,7 +221,7 @@ def test_a_model_that_knows_few_positions_is_not_asked_for_more() -> None:
         7: transformer(score="location", longest=8, positions="rotary"),
     }
     for most, model in makers.items():
-        told = model.write([" ".join(ENGLISH)], WritingOptions(SearchOptions(shortest=most), alignment=True))[0]
+        told = model.predict([" ".join(ENGLISH)], PredictionOptions(SearchOptions(shortest=most), alignment=True))[0]
         assert told.note.startswith(f"cut to the first {model.model.config.longest} of ")
         assert len(told.tokens) >= most
         assert model.longest[1] in (None, most)
@@ -229,8 +229,8 @@ def test_a_model_that_knows_few_positions_is_not_asked_for_more() -> None:
 
 
 def test_bfloat16_is_near_enough(model: SequenceModel) -> None:
-    exact = model.write(LINES, WritingOptions(alignment=True))
-    near = model.write(LINES, WritingOptions(alignment=True, precision="bfloat16"))
+    exact = model.predict(LINES, PredictionOptions(alignment=True))
+    near = model.predict(LINES, PredictionOptions(alignment=True, precision="bfloat16"))
     assert not torch.is_autocast_enabled("cpu")
     for one, other in zip(exact, near):
         assert other.normalized == pytest.approx(one.normalized, rel=0.05)
@@ -239,9 +239,9 @@ def test_bfloat16_is_near_enough(model: SequenceModel) -> None:
 
 def test_long_lines_go_in_small_batches() -> None:
     lengths = [3, 0, 5000, 20, 3000, 3000, 20000, 1]
-    assert list(batches.by_length(lengths, 3)) == [[6], [2], [4, 5], [3, 0, 7]]
-    assert list(batches.by_length([2] * 5, 2)) == [[0, 1], [2, 3], [4]]
-    assert list(batches.by_length([0, 0], 2)) == []
+    assert list(batches.length_batches(lengths, 3)) == [[6], [2], [4, 5], [3, 0, 7]]
+    assert list(batches.length_batches([2] * 5, 2)) == [[0, 1], [2, 3], [4]]
+    assert list(batches.length_batches([0, 0], 2)) == []
 
 
 def test_a_stream_is_answered_in_order_and_read_ahead_so_far() -> None:
@@ -256,17 +256,17 @@ def test_a_stream_is_answered_in_order_and_read_ahead_so_far() -> None:
     first = list(islice(stream, 7))
     assert len(taken) == 10
     assert [each.source for each in first] == LINES[:7]
-    assert [each.text for each in first] == [each.text for each in model.write(LINES[:7])]
+    assert [each.text for each in first] == [each.text for each in model.predict(LINES[:7])]
     assert [each.source for each in model.stream(["x"], ahead=1)] == ["x"]
     with pytest.raises(ValueError, match=r"write: line 3 must have at most 2 tokens"):
-        list(model.stream(["a", "a", "the zone"], WritingOptions(longest=2, too_long="refuse"), ahead=2))
+        list(model.stream(["a", "a", "the zone"], PredictionOptions(longest=2, too_long="refuse"), ahead=2))
     with pytest.raises(ValueError, match=r"stream: ahead must be at least 1, got 0"):
         next(model.stream([], ahead=0))
 
 
 def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model = recurrent(dropout=0.5)
-    expected = model.write(LINES)
+    expected = model.predict(LINES)
     model.model.train()
 
     def interrupted(*arguments: object, **options: object) -> None:
@@ -275,9 +275,9 @@ def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch:
         patch.setattr(sequences, "search", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            model.write(LINES)
+            model.predict(LINES)
     assert model.model.training
-    assert model.write(LINES) == expected, "dropout is off while a model writes"
+    assert model.predict(LINES) == expected, "dropout is off while a model writes"
     assert model.model.training
 
 
@@ -294,14 +294,16 @@ def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch
 )
 def test_wrong_options_are_named(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        WritingOptions(**options)
+        PredictionOptions(**options)
 
 
 def test_what_is_no_list_of_lines_or_no_options_is_named() -> None:
     model = recurrent()
     with pytest.raises(TypeError, match=r"^write: lines must be a list of lines, got a str\.$"):
-        model.write("a cat")
+        model.predict("a cat")
     with pytest.raises(TypeError, match=r"^write: line 2 must be a str, got None\.$"):
-        model.write(["a cat", None])
-    with pytest.raises(TypeError, match=r"^write: options must be WritingOptions, got an object of type SearchOptions"):
-        model.write(["a cat"], SearchOptions(beams=2))
+        model.predict(["a cat", None])
+    with pytest.raises(
+        TypeError, match=r"^write: options must be PredictionOptions, got an object of type SearchOptions"
+    ):
+        model.predict(["a cat"], SearchOptions(beams=2))

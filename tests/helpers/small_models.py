@@ -1,4 +1,4 @@
-"""Small models of both kinds with codecs of a few sentences, untrained but decided."""
+"""Small models of both kinds with vocabularies of a few sentences, untrained but decided."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from regard.decoding.sequence_model import SequenceModel
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
-from regard.text.subwords import SubwordCodec
+from regard.text.subwords import SubwordVocabulary
 
 ENGLISH = ["the zone of international control", "I love you", "a cat and a dog", "the dog loves the cat", "you and I"]
 FRENCH = [
@@ -16,8 +16,8 @@ FRENCH = [
     "le chien aime le chat",
     "toi et moi",
 ]
-SOURCE = SubwordCodec.train(ENGLISH)
-TARGET = SubwordCodec.train(FRENCH, "unigram")
+SOURCE = SubwordVocabulary.train(ENGLISH)
+TARGET = SubwordVocabulary.train(FRENCH, "unigram")
 LINES = ["the cat", "", "I love the international dog and you", "zone", "   ", "a dog and a cat", "you", "love"]
 
 

@@ -47,7 +47,7 @@ class Tabled(EncoderDecoder):
         return Rows((source * real).sum(1) % 7)
 
     @property
-    def vocabulary(self):
+    def projection(self):
         targets = self.config.targets
         return torch.eye(targets, dtype=torch.float64), torch.zeros(targets, dtype=torch.float64)
 

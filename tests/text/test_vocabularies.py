@@ -1,4 +1,4 @@
-"""Codecs: texts come back, numbers are stable, words are found, and files are checked."""
+"""Vocabularies: texts come back, numbers are stable, words are found, and files are checked."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from regard import RegardWarning
 from regard.models.base import END, PAD
 from regard.models.folders import ModelFileError
 from regard.text.normalization import normalize
-from regard.text.subwords import SUBWORDS, SubwordCodec
-from regard.text.vocabulary import FORMAT, UNKNOWN, Codec, SymbolCodec, Word
+from regard.text.subwords import SUBWORDS, SubwordVocabulary
+from regard.text.vocabulary import FORMAT, UNKNOWN, SymbolVocabulary, Vocabulary, Word
 
 TEXTS = [
     "Qu'est-ce que c'est ? C'est l'État, « aujourd'hui » !",
@@ -33,34 +33,34 @@ TEXTS = [
 ] * 3
 
 
-def _trained(kind: str, **options: Any) -> SubwordCodec:
+def _trained(kind: str, **options: Any) -> SubwordVocabulary:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RegardWarning)
-        return SubwordCodec.train(TEXTS, kind, **options)
+        return SubwordVocabulary.train(TEXTS, kind, **options)
 
 
-CODECS = {kind: _trained(kind) for kind in SUBWORDS}
+VOCABULARIES = {kind: _trained(kind) for kind in SUBWORDS}
 SPELLING = {kind: _trained(kind, byte_fallback=True, lowercase=kind == "bpe") for kind in SUBWORDS}
 
 
 @pytest.mark.parametrize("kind", SUBWORDS)
 def test_known_texts_come_back(kind: str) -> None:
-    codec = CODECS[kind]
+    vocabulary = VOCABULARIES[kind]
     for text in TEXTS:
-        numbers = codec.encode(text)
-        assert codec.decode([*numbers, END, *numbers]) == normalize(text)
-        assert not codec.unknown(numbers)
-        assert "".join(codec.tokens(numbers)) == "▁" + normalize(text).replace(" ", "▁")
+        numbers = vocabulary.encode(text)
+        assert vocabulary.decode([*numbers, END, *numbers]) == normalize(text)
+        assert not vocabulary.unknown(numbers)
+        assert "".join(vocabulary.tokens(numbers)) == "▁" + normalize(text).replace(" ", "▁")
         assert all(number > UNKNOWN for number in numbers)
 
 
 @pytest.mark.parametrize("kind", SUBWORDS)
 @given(text=st.text())
 def test_any_text_comes_back_with_bytes(kind: str, text: str) -> None:
-    codec = SPELLING[kind]
-    numbers = codec.encode(text)
-    assert codec.decode(numbers) == normalize(text, codec.lowercase)
-    assert not codec.unknown(numbers)
+    vocabulary = SPELLING[kind]
+    numbers = vocabulary.encode(text)
+    assert vocabulary.decode(numbers) == normalize(text, vocabulary.lowercase)
+    assert not vocabulary.unknown(numbers)
 
 
 @pytest.mark.parametrize("kind", SUBWORDS)
@@ -68,36 +68,36 @@ def test_any_text_comes_back_with_bytes(kind: str, text: str) -> None:
 def test_any_text_of_known_characters_comes_back(kind: str, text: str) -> None:
     plain = normalize(text)
     if set(plain) <= set("".join(map(normalize, TEXTS))):
-        assert CODECS[kind].decode(CODECS[kind].encode(text)) == plain
+        assert VOCABULARIES[kind].decode(VOCABULARIES[kind].encode(text)) == plain
 
 
 @given(text=st.text())
 def test_symbols_come_back(text: str) -> None:
     for separator in ("", " "):
-        codec = SymbolCodec.train([text], separator)
-        assert codec.decode(codec.encode(text)) == normalize(text)
+        vocabulary = SymbolVocabulary.train([text], separator)
+        assert vocabulary.decode(vocabulary.encode(text)) == normalize(text)
 
 
-@pytest.mark.parametrize("codec", [*CODECS.values(), *SPELLING.values()])
+@pytest.mark.parametrize("vocabulary", [*VOCABULARIES.values(), *SPELLING.values()])
 @given(chance=st.randoms(use_true_random=False))
-def test_words_part_any_tokens_in_order(codec: SubwordCodec, chance: random.Random) -> None:
-    numbers = [chance.randrange(UNKNOWN, len(codec)) for _ in range(chance.randint(0, 20))]
-    words = codec.words([*numbers, END, 5])
+def test_words_part_any_tokens_in_order(vocabulary: SubwordVocabulary, chance: random.Random) -> None:
+    numbers = [chance.randrange(UNKNOWN, len(vocabulary)) for _ in range(chance.randint(0, 20))]
+    words = vocabulary.words([*numbers, END, 5])
     assert [place for word in words for place in word.tokens] == list(range(len(numbers)))
     assert all(len(word.tokens) for word in words)
-    assert len(codec.tokens(numbers)) == len(numbers)
-    codec.decode(numbers)  # whatever a model writes has a text
+    assert len(vocabulary.tokens(numbers)) == len(numbers)
+    vocabulary.decode(numbers)  # whatever a model writes has a text
 
 
 @pytest.mark.parametrize("kind", SUBWORDS)
 def test_words_are_what_a_reader_calls_so(kind: str) -> None:
-    codec = SPELLING[kind]
+    vocabulary = SPELLING[kind]
     text = "L'État n'est-il pas 3,14 fois « grand » ?! Łódź"
     expected = ["L'État", "n'est-il", "pas", "3,14", "fois", "«", "grand", "»", "?!", "Łódź"]
-    found = codec.words(text)
-    assert [word.text for word in found] == [normalize(word, codec.lowercase) for word in expected]
-    assert found == codec.words(codec.encode(text))
-    assert [word.text for word in codec.words("好世界")] in (
+    found = vocabulary.words(text)
+    assert [word.text for word in found] == [normalize(word, vocabulary.lowercase) for word in expected]
+    assert found == vocabulary.words(vocabulary.encode(text))
+    assert [word.text for word in vocabulary.words("好世界")] in (
         ["好", "世", "界"],
         ["好", "世界"],
         ["好世", "界"],
@@ -106,38 +106,43 @@ def test_words_are_what_a_reader_calls_so(kind: str) -> None:
 
 
 def test_the_special_numbers_are_shown_and_cannot_be_written_in_a_text() -> None:
-    codec = CODECS["bpe"]
-    assert codec.tokens([PAD, END, UNKNOWN]) == ["<pad>", "</s>", "<unk>"]
-    for other in (*CODECS.values(), *SPELLING.values()):
+    vocabulary = VOCABULARIES["bpe"]
+    assert vocabulary.tokens([PAD, END, UNKNOWN]) == ["<pad>", "</s>", "<unk>"]
+    for other in (*VOCABULARIES.values(), *SPELLING.values()):
         for text in ("<pad>", "</s>", "0", "1 2", "<0x41>"):
             assert not {PAD, END} & set(other.encode(text))
     assert SPELLING["bpe"].tokens(SPELLING["bpe"].encode("Ω"))[-2:] == ["<0xCF>", "<0x89>"]
 
 
 def test_unknown_characters_are_told_and_replaced() -> None:
-    codec = CODECS["bpe"]
-    numbers = codec.encode("the Ωmega Ж")
-    assert [codec.tokens(numbers)[place] for place in codec.unknown(numbers)] == ["<unk>", "<unk>"]
-    assert codec.decode(numbers) == "the \ufffdmega \ufffd"
-    assert codec.decode(numbers, ["O", "Zh"]) == "the Omega Zh"
-    assert codec.decode(numbers, ["O"]) == "the Omega \ufffd"
-    assert [word.text for word in codec.words(numbers)] == ["the", "\ufffdmega", "\ufffd"]
+    vocabulary = VOCABULARIES["bpe"]
+    numbers = vocabulary.encode("the Ωmega Ж")
+    assert [vocabulary.tokens(numbers)[place] for place in vocabulary.unknown(numbers)] == ["<unk>", "<unk>"]
+    assert vocabulary.decode(numbers) == "the \ufffdmega \ufffd"
+    assert vocabulary.decode(numbers, ["O", "Zh"]) == "the Omega Zh"
+    assert vocabulary.decode(numbers, ["O"]) == "the Omega \ufffd"
+    assert [word.text for word in vocabulary.words(numbers)] == ["the", "\ufffdmega", "\ufffd"]
 
 
 def test_many_texts_are_encoded_as_each() -> None:
     texts = [*TEXTS, "", "  ", "the cat"]
-    for codec in (*CODECS.values(), *SPELLING.values(), SymbolCodec.train(TEXTS), SymbolCodec.train(TEXTS, " ")):
-        assert [each.tolist() for each in codec.encode_all(texts)] == [codec.encode(text) for text in texts]
+    for vocabulary in (
+        *VOCABULARIES.values(),
+        *SPELLING.values(),
+        SymbolVocabulary.train(TEXTS),
+        SymbolVocabulary.train(TEXTS, " "),
+    ):
+        assert [each.tolist() for each in vocabulary.encode_all(texts)] == [vocabulary.encode(text) for text in texts]
 
 
 def test_training_does_not_depend_on_order_threads_or_hashes() -> None:
     program = (
-        "import sys, json, random; from regard.text.subwords import SUBWORDS, SubwordCodec\n"
+        "import sys, json, random; from regard.text.subwords import SUBWORDS, SubwordVocabulary\n"
         "chance = random.Random(1)\n"
         "texts = [' '.join(''.join(chance.choices('aaabcdéx', k=chance.randint(1, 5))) for _ in range(8))"
         " for _ in range(300)]\n"
         "random.Random(int(sys.argv[1])).shuffle(texts)\n"
-        "print(json.dumps([SubwordCodec.train(texts, kind).to_json() for kind in SUBWORDS]))"
+        "print(json.dumps([SubwordVocabulary.train(texts, kind).to_json() for kind in SUBWORDS]))"
     )
     found = []
     for seed in ("1", "2"):
@@ -149,99 +154,109 @@ def test_training_does_not_depend_on_order_threads_or_hashes() -> None:
 
 
 def test_a_size_is_reached_or_refused() -> None:
-    assert len(SubwordCodec.train(TEXTS, "bpe", 150)) == 150
-    assert len(SubwordCodec.train(TEXTS, "bpe", 420, byte_fallback=True)) == 420
+    assert len(SubwordVocabulary.train(TEXTS, "bpe", 150)) == 150
+    assert len(SubwordVocabulary.train(TEXTS, "bpe", 420, byte_fallback=True)) == 420
     for kind in SUBWORDS:
         with pytest.warns(RegardWarning, match=r"size 5,000 is more than these texts support: \d+\.$"):
-            codec = SubwordCodec.train(TEXTS, kind, 5000)
+            vocabulary = SubwordVocabulary.train(TEXTS, kind, 5000)
         least = 3 + len(set("".join(map(normalize, TEXTS))))
-        assert len(codec) >= least
-        assert len(SubwordCodec.train(TEXTS, kind, least)) == least
-        expected = f"SubwordCodec.train: size must be at least {least}, for the {least - 3} characters of these texts"
+        assert len(vocabulary) >= least
+        assert len(SubwordVocabulary.train(TEXTS, kind, least)) == least
+        expected = (
+            f"SubwordVocabulary.train: size must be at least {least}, for the {least - 3} characters of these texts"
+        )
         with pytest.raises(ValueError) as caught:
-            SubwordCodec.train(TEXTS, kind, least - 1)
+            SubwordVocabulary.train(TEXTS, kind, least - 1)
         assert str(caught.value) == f"{expected}, got {least - 1}."
 
 
 def test_rare_characters_are_left_unknown() -> None:
     texts = ["abc abc"] * 100 + ["abz"]
-    assert len(SubwordCodec.train(texts, "characters")) == 3 + 5
-    codec = SubwordCodec.train(texts, "bpe", rare=0.01)
-    assert codec.unknown(codec.encode("az")) and not codec.unknown(codec.encode("cab"))
-    assert "\0" not in SubwordCodec.train(["a\0b"] * 3).pieces
+    assert len(SubwordVocabulary.train(texts, "characters")) == 3 + 5
+    vocabulary = SubwordVocabulary.train(texts, "bpe", rare=0.01)
+    assert vocabulary.unknown(vocabulary.encode("az")) and not vocabulary.unknown(vocabulary.encode("cab"))
+    assert "\0" not in SubwordVocabulary.train(["a\0b"] * 3).pieces
 
 
-@pytest.mark.parametrize("codec", [CODECS["bpe"], SPELLING["bpe"]], ids=["plain", "bytes"])
-def test_sampled_texts_are_the_texts_in_other_pieces(codec: SubwordCodec) -> None:
+@pytest.mark.parametrize("vocabulary", [VOCABULARIES["bpe"], SPELLING["bpe"]], ids=["plain", "bytes"])
+def test_sampled_texts_are_the_texts_in_other_pieces(vocabulary: SubwordVocabulary) -> None:
     texts = [*TEXTS, "", "Zoë isn't here."]
-    plain = codec.encode_all(texts)
-    assert all((codec.sample_all(texts, 0.0, 0)[i] == plain[i]).all() for i in range(len(texts)))
-    sampled = codec.sample_all(texts, 0.5, 1, 3)
+    plain = vocabulary.encode_all(texts)
+    assert all((vocabulary.sample_all(texts, 0.0, 0)[i] == plain[i]).all() for i in range(len(texts)))
+    sampled = vocabulary.sample_all(texts, 0.5, 1, 3)
     assert len(sampled) == 3 * len(texts)
     for i in range(len(sampled)):
-        written = codec.decode(sampled[i].tolist())
-        assert written == codec.decode(plain[i % len(texts)].tolist())
+        written = vocabulary.decode(sampled[i].tolist())
+        assert written == vocabulary.decode(plain[i % len(texts)].tolist())
     assert len(sampled.numbers) > 1.2 * 3 * len(plain.numbers)
     several = {tuple(sampled[i].tolist()) for i in range(0, len(sampled), len(texts))}
     assert len(several) == 3, "each time spelled anew"
-    again = codec.sample_all(texts, 0.5, 1, 3)
+    again = vocabulary.sample_all(texts, 0.5, 1, 3)
     assert (again.numbers == sampled.numbers).all() and (again.offsets == sampled.offsets).all()
 
 
 def test_what_has_no_merges_is_not_sampled() -> None:
-    with pytest.raises(ValueError, match=r"SubwordCodec\.sample_all: codec must have the merges of 'bpe', got unigram"):
-        CODECS["unigram"].sample_all(TEXTS, 0.1, 0)
-    with pytest.raises(ValueError, match=r"SymbolCodec\.sample_all: codec must have the merges of 'bpe', got symbols"):
-        SymbolCodec(["a"]).sample_all(["a"], 0.1, 0)
+    with pytest.raises(
+        ValueError, match=r"SubwordVocabulary\.sample_all: vocabulary must have the merges of 'bpe', got unigram"
+    ):
+        VOCABULARIES["unigram"].sample_all(TEXTS, 0.1, 0)
+    with pytest.raises(
+        ValueError, match=r"SymbolVocabulary\.sample_all: vocabulary must have the merges of 'bpe', got symbols"
+    ):
+        SymbolVocabulary(["a"]).sample_all(["a"], 0.1, 0)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([" "],), "SubwordCodec.train: texts must have a text that is not empty, got none."),
-        ((["a"], "word"), "SubwordCodec.train: kind must be one of 'bpe', 'characters', 'unigram', got 'word'."),
+        (([" "],), "SubwordVocabulary.train: texts must have a text that is not empty, got none."),
+        ((["a"], "word"), "SubwordVocabulary.train: kind must be one of 'bpe', 'characters', 'unigram', got 'word'."),
         ((["a"], "bpe", 2), "size must be at least 5, for the 2 characters of these texts, got 2."),
     ],
 )
 def test_bad_arguments_are_named(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError) as caught:
-        SubwordCodec.train(*arguments)
+        SubwordVocabulary.train(*arguments)
     assert message in str(caught.value)
     with pytest.raises(ValueError, match=r"train: rare must be in \[0, 1\), got 1"):
-        SubwordCodec.train(["a"], rare=1)
+        SubwordVocabulary.train(["a"], rare=1)
 
 
 def test_symbols() -> None:
-    phonemes = SymbolCodec.train(["K AE T", "T AE K"], " ")
+    phonemes = SymbolVocabulary.train(["K AE T", "T AE K"], " ")
     assert phonemes.symbols == ("AE", "K", "T")
     assert (len(phonemes), phonemes.encode(" T  AE D")) == (6, [5, 3, UNKNOWN])
     assert phonemes.decode([4, UNKNOWN, PAD, 5, END, 3], ["B"]) == "K B T"
     assert phonemes.tokens([4, UNKNOWN, END]) == ["K", "<unk>", "</s>"]
     assert phonemes.words("T AE") == [Word("T", range(1)), Word("AE", range(1, 2))]
-    letters = SymbolCodec.train(["Été là"], lowercase=True)
+    letters = SymbolVocabulary.train(["Été là"], lowercase=True)
     assert letters.decode(letters.encode("LA\u0300 ÉTÉ")) == "là été"
     for symbols, separator, message in (
-        ("aa", "", "SymbolCodec: symbols must all be different, got 1 repeated."),
-        (["ab"], "", "SymbolCodec: symbols must be single characters, got 'ab'."),
-        (["a b"], " ", "SymbolCodec: symbols must be without spaces, got 'a b'."),
-        ("ab", "-", "SymbolCodec: separator must be '' or ' ', got '-'."),
+        ("aa", "", "SymbolVocabulary: symbols must all be different, got 1 repeated."),
+        (["ab"], "", "SymbolVocabulary: symbols must be single characters, got 'ab'."),
+        (["a b"], " ", "SymbolVocabulary: symbols must be without spaces, got 'a b'."),
+        ("ab", "-", "SymbolVocabulary: separator must be '' or ' ', got '-'."),
     ):
         with pytest.raises(ValueError) as caught:
-            SymbolCodec(symbols, separator)
+            SymbolVocabulary(symbols, separator)
         assert str(caught.value) == message
 
 
-SAVED: dict[str, Codec] = {**CODECS, "bytes": SPELLING["bpe"], "symbols": SymbolCodec.train(TEXTS, lowercase=True)}
+SAVED: dict[str, Vocabulary] = {
+    **VOCABULARIES,
+    "bytes": SPELLING["bpe"],
+    "symbols": SymbolVocabulary.train(TEXTS, lowercase=True),
+}
 
 
 @pytest.mark.parametrize("name", SAVED)
 def test_codecs_survive_a_file(name: str) -> None:
-    codec = SAVED[name]
-    again = Codec.from_json(json.loads(json.dumps(codec.to_json(), allow_nan=False)))
-    assert type(again) is type(codec)
-    assert (len(again), again.to_json()) == (len(codec), codec.to_json())
+    vocabulary = SAVED[name]
+    again = Vocabulary.from_json(json.loads(json.dumps(vocabulary.to_json(), allow_nan=False)))
+    assert type(again) is type(vocabulary)
+    assert (len(again), again.to_json()) == (len(vocabulary), vocabulary.to_json())
     for text in (*TEXTS, "Unseen Ω"):
-        assert again.encode(text) == codec.encode(text)
+        assert again.encode(text) == vocabulary.encode(text)
 
 
 def _edited(name: str, **changes: Any) -> dict[str, Any]:
@@ -251,9 +266,9 @@ def _edited(name: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([], "describe a codec of format 'regard.codec', got []."),
-        ({}, "describe a codec of format 'regard.codec', got None."),
-        ({"format": "x" * 99}, f"describe a codec of format {FORMAT!r}, got 'xxxxx"),
+        ([], "describe a vocabulary of format 'regard.codec', got []."),
+        ({}, "describe a vocabulary of format 'regard.codec', got None."),
+        ({"format": "x" * 99}, f"describe a vocabulary of format {FORMAT!r}, got 'xxxxx"),
         (_edited("bpe", version=2), "be of version 1, got 2."),
         (_edited("bpe", kind="word"), "be of a kind among symbols, bpe, unigram, characters, got 'word'."),
         (_edited("bpe", kind=["bpe"]), "be of a kind among symbols, bpe, unigram, characters, got ['bpe']."),
@@ -261,9 +276,9 @@ def _edited(name: str, **changes: Any) -> dict[str, Any]:
         (_edited("bpe", byte_fallback=None), "say true or false for 'byte_fallback', got None."),
         (_edited("bpe", pieces="abc"), "have a list of strings 'pieces', got 'abc'."),
         (_edited("bpe", pieces=["a", 1]), "have a list of strings 'pieces', got ['a', 1]."),
-        (_edited("bpe", pieces=["a", "a"], rules=[]), "got this: SubwordCodec: pieces must all be different"),
+        (_edited("bpe", pieces=["a", "a"], rules=[]), "got this: SubwordVocabulary: pieces must all be different"),
         (_edited("bpe", pieces=["a", "b c"], rules=[]), "have a space at most at their beginning, got 'b c'."),
-        (_edited("bpe", pieces=["a", "\ud800"], rules=[]), "describe a codec"),
+        (_edited("bpe", pieces=["a", "\ud800"], rules=[]), "describe a vocabulary"),
         (_edited("bpe", pieces=["a", "b"], rules=[["a", "b"]]), "rules must merge two pieces into one, got ('a', 'b')"),
         (_edited("bpe", rules=[["a"]]), "have pairs of strings as 'rules', got ['a']."),
         (_edited("bpe", rules=[["a", 2]]), "have pairs of strings as 'rules', got ['a', 2]."),
@@ -279,7 +294,7 @@ def _edited(name: str, **changes: Any) -> dict[str, Any]:
 )
 def test_files_that_are_not_codecs_are_refused(data: object, message: str) -> None:
     with pytest.raises(ModelFileError) as caught:
-        Codec.from_json(data, "model/source.json")
+        Vocabulary.from_json(data, "model/source.json")
     assert str(caught.value).startswith("load: model/source.json must ")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

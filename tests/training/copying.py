@@ -56,7 +56,7 @@ class Copier(EncoderDecoder):
         raise NotImplementedError
 
     @property
-    def vocabulary(self):
+    def projection(self):
         return self.output.weight, self.output.bias
 
     def features(self, source, lengths, target, teacher_forcing=1.0):

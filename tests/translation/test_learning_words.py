@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback
 
 from regard.data.pairs import Pairs
-from regard.training.loop import Ended
+from regard.training.loop import TrainingResult
 from regard.translation.pronunciation import RECIPE, Pronouncer
 
 SIZES = {"embedding": 32, "encoder": 32, "decoder": 48, "features": 32, "dropout": 0.0}
@@ -27,7 +27,7 @@ def spelled_as_spoken(count: int, seed: int) -> Pairs:
 
 def _trained(
     steps: int, seed: int = 0, count: int = 250, callbacks: tuple[Callback, ...] = ()
-) -> tuple[Pronouncer, Ended]:
+) -> tuple[Pronouncer, TrainingResult]:
     pairs = spelled_as_spoken(count, seed=1)
     pronouncer = Pronouncer.untrained(pairs, seed=seed, **SIZES)
     options = OPTIONS.with_changes({"steps": steps, "seed": seed})
@@ -49,7 +49,7 @@ def test_it_learns_words_it_never_saw_and_where_to_look() -> None:
 
 
 def test_the_same_seed_and_steps_give_the_same_parameters() -> None:
-    one, two, other = (_trained(5, seed)[0].writer.model.state_dict() for seed in (0, 0, 1))
+    one, two, other = (_trained(5, seed)[0].model.model.state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert any(not torch.equal(one[name], other[name]) for name in one)
 
@@ -62,10 +62,10 @@ def test_an_interrupt_keeps_what_was_learned() -> None:
 
     handler = signal.getsignal(signal.SIGINT)
     pronouncer, ended = _trained(100, count=50, callbacks=(Interrupt(),))
-    before = Pronouncer.untrained(spelled_as_spoken(50, seed=1), **SIZES).writer.model.state_dict()
+    before = Pronouncer.untrained(spelled_as_spoken(50, seed=1), **SIZES).model.model.state_dict()
     assert (ended.reason, ended.steps) == ("interrupt", 3)
-    assert not pronouncer.writer.model.training
-    assert any(not torch.equal(before[name], found) for name, found in pronouncer.writer.model.state_dict().items())
+    assert not pronouncer.model.model.training
+    assert any(not torch.equal(before[name], found) for name, found in pronouncer.model.model.state_dict().items())
     assert pronouncer.evaluate(spelled_as_spoken(50, seed=1))[0].sequences > 40
     assert signal.getsignal(signal.SIGINT) == handler
 

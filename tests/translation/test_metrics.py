@@ -59,7 +59,7 @@ def test_the_nearest_reference_counts_with_its_own_length() -> None:
 
 
 def test_what_cannot_be_scored_is_refused() -> None:
-    with pytest.raises(ValueError, match="error_rates: said must have at least one word, got none"):
+    with pytest.raises(ValueError, match="error_rates: predictions must have at least one word, got none"):
         error_rates({}, {})
     with pytest.raises(ValueError, match="references must have an entry for every word, got none for 'dog'"):
         error_rates({"dog": ("D",)}, {"cat": [("K",)]})

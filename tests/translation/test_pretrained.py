@@ -7,7 +7,7 @@ import torch
 
 from regard import pretrained
 from regard.alignment.maps import alignment
-from regard.decoding.predictions import WritingOptions
+from regard.decoding.predictions import PredictionOptions
 from regard.decoding.sequence_model import SequenceModel
 
 
@@ -38,7 +38,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
 
 def looked_at(translator: SequenceModel, sentence: str) -> tuple[str, dict[str, str]]:
     """Return the translation, and for each of its words the source word with the most attention."""
-    (written,) = translator.write([sentence], WritingOptions(alignment=True))
+    (written,) = translator.predict([sentence], PredictionOptions(alignment=True))
     seen = alignment(written)
     torch.testing.assert_close(seen.weights.sum(-1), torch.ones(len(seen.target)))
     return written.text, {word: seen.source[int(row.argmax())] for word, row in zip(seen.target, seen.weights)}
@@ -73,4 +73,4 @@ def test_words_that_are_given_look_at_their_own(translator: SequenceModel) -> No
 
 def test_a_last_mark_is_not_needed(translator: SequenceModel) -> None:
     sentences = {"my sister has never seen the sea": "ma sœur n'a jamais vu la mer", "a red house": "une maison rouge"}
-    assert {each.source: each.text for each in translator.write(sentences)} == sentences
+    assert {each.source: each.text for each in translator.predict(sentences)} == sentences

@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_round_trip_is_exact(folder: Path) -> None:
-    saved, loaded = made().writer, Pronouncer.load(folder).writer
+    saved, loaded = made().model, Pronouncer.load(folder).model
     assert loaded.source.to_json() == saved.source.to_json()
     assert loaded.target.to_json() == saved.target.to_json()
     assert loaded.model.config == saved.model.config
@@ -38,7 +38,7 @@ def test_a_round_trip_is_exact(folder: Path) -> None:
     ours, theirs = loaded.model.state_dict(), saved.model.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert loaded.write(["cat", "tat"]) == saved.write(["cat", "tat"])
+    assert loaded.predict(["cat", "tat"]) == saved.predict(["cat", "tat"])
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.json", "model.safetensors", "source.json", "target.json",
     ]  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from regard.data.pairs import Pairs
 from regard.decoding.sequence_model import SequenceModel
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder
-from regard.text.vocabulary import UNKNOWN, SymbolCodec
+from regard.text.vocabulary import UNKNOWN, SymbolVocabulary
 from regard.translation.pronunciation import Pronouncer
 
 PAIRS = Pairs(["abcdefghijklm", "nopqrstuvwxyz'-.", "nopqrstuvwxyz'-."], ["A B", "K", "T S"])
@@ -18,8 +18,8 @@ PAIRS = Pairs(["abcdefghijklm", "nopqrstuvwxyz'-.", "nopqrstuvwxyz'-."], ["A B",
 def pronouncer() -> Pronouncer:
     made = Pronouncer.untrained(PAIRS, embedding=8, encoder=8, decoder=8, features=8)
     torch.manual_seed(0)
-    torch.nn.init.normal_(made.writer.model.output.weight, std=3.0)
-    made.writer.model.output.bias.data[UNKNOWN] = -99.0
+    torch.nn.init.normal_(made.model.model.output.weight, std=3.0)
+    made.model.model.output.bias.data[UNKNOWN] = -99.0
     return made
 
 
@@ -103,7 +103,7 @@ def test_what_it_is_stands_in_its_folder(pronouncer: Pronouncer, tmp_path) -> No
 
 @pytest.mark.parametrize("about", [{}, {"task": "translation"}, {"task": ["x" * 100]}])
 def test_a_model_of_another_task_is_refused(pronouncer: Pronouncer, tmp_path, about: dict) -> None:
-    pronouncer.writer.about = about
+    pronouncer.model.about = about
     with pytest.raises(
         ValueError, match=r"config.json must describe a model of letters and phonemes, .* got task"
     ) as e:
@@ -112,8 +112,8 @@ def test_a_model_of_another_task_is_refused(pronouncer: Pronouncer, tmp_path, ab
 
 
 def test_a_model_of_other_symbols_is_refused(tmp_path) -> None:
-    codec = SymbolCodec.train(["K AE T"], " ")
-    model = RecurrentEncoderDecoder(RecurrentConfig(len(codec), len(codec), encoder=4, decoder=4))
-    folder = SequenceModel(model, codec, codec, {"task": "pronunciation"}).save(tmp_path / "model")
+    vocabulary = SymbolVocabulary.train(["K AE T"], " ")
+    model = RecurrentEncoderDecoder(RecurrentConfig(len(vocabulary), len(vocabulary), encoder=4, decoder=4))
+    folder = SequenceModel(model, vocabulary, vocabulary, {"task": "pronunciation"}).save(tmp_path / "model")
     with pytest.raises(ValueError, match="must describe a model of letters and phonemes"):
         Pronouncer.load(folder)

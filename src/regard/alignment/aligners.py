@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from regard._errors import rejected, unknown_name
-from regard.alignment.links import Links, parse, symmetrized
+from regard.alignment.links import Links, parse_links, symmetrize
 
 #: Aligners that are packages of others.
 _PACKAGES = ("eflomal",)
@@ -34,7 +34,7 @@ _UNSEEN = 1e-9
 _WORDS = 1 << 32
 
 
-def aligned(
+def align_words(
     sources: Sentences, targets: Sentences, aligner: str = "lexical", method: str = "grow-diag-final-and"
 ) -> list[Links]:
     """Return the links of each pair of sentences, found in both directions and symmetrized.
@@ -46,7 +46,7 @@ def aligned(
     aligner : {"lexical", "eflomal"}
         Ours, or the package eflomal (Östling & Tiedemann 2016), which must be installed.
     method : str
-        As :func:`regard.alignment.links.symmetrized` takes it.
+        As :func:`regard.alignment.links.symmetrize` takes it.
 
     Raises
     ------
@@ -57,17 +57,17 @@ def aligned(
     --------
     >>> english = ["a house".split(), "a dog".split(), "my dog".split(), "my house".split()]
     >>> french = ["une maison".split(), "un chien".split(), "mon chien".split(), "ma maison".split()]
-    >>> sorted(aligned(english, french)[0])
+    >>> sorted(align_words(english, french)[0])
     [(0, 0), (1, 1)]
     """
-    check_aligner(aligner)
+    require_aligner(aligner)
     if len(sources) != len(targets):
         raise rejected("align", "targets", f"be as many as sources, {len(sources):,}", f"{len(targets):,}")
-    found = ALIGNERS[aligner](*lowered(sources, targets))
-    return [symmetrized(forward, backward, method) for forward, backward in found]
+    directions = ALIGNERS[aligner](*lowercase(sources, targets))
+    return [symmetrize(forward, backward, method) for forward, backward in directions]
 
 
-def check_aligner(name: str) -> None:
+def require_aligner(name: str) -> None:
     """Raise ValueError unless an aligner of this name is known and installed."""
     if name not in ALIGNERS:
         raise unknown_name("align", "aligner", name, ALIGNERS)
@@ -77,7 +77,7 @@ def check_aligner(name: str) -> None:
         raise rejected("align", "aligner", "be installed (pip install 'regard[align]')", repr(name)) from None
 
 
-def lowered(*sides: Sentences) -> list[Sentences]:
+def lowercase(*sides: Sentences) -> list[Sentences]:
     """Return the words of both sides in small letters: for an aligner, capitals make no other word."""
     return [[[word.lower() for word in words] for words in sentences] for sentences in sides]
 
@@ -95,7 +95,7 @@ def lexical(sources: Sentences, targets: Sentences) -> Iterator[tuple[Links, Lin
     """
     fits = [len(source) * len(target) <= _LARGEST for source, target in zip(sources, targets)]
     source, target = (_Side.of([words if fit else () for words, fit in zip(side, fits)]) for side in (sources, targets))
-    for ahead, back in zip(_links(source, target), _links(target, source)):
+    for ahead, back in zip(_best_links(source, target), _best_links(target, source)):
         yield ahead, frozenset((j, i) for i, j in back)
 
 
@@ -144,8 +144,8 @@ class _Candidates:
         self.apart = np.abs(apart).astype(np.float32)
         begin = np.repeat(source.offsets[first:stop], self.counts)
         words = np.concatenate([source.words, [0]])[begin[self.row] + np.maximum(self.word, 0)]
-        said = target.words[target.offsets[first] : target.offsets[stop]]
-        self.kinds = np.where(self.word < 0, 0, words) * _WORDS + said[self.row]
+        target_words = target.words[target.offsets[first] : target.offsets[stop]]
+        self.kinds = np.where(self.word < 0, 0, words) * _WORDS + target_words[self.row]
 
     def prior(self, tension: float) -> np.ndarray:
         """Return how likely each candidate is before anything is known of words."""
@@ -158,13 +158,13 @@ class _Candidates:
         return scores / np.where(total == 0, 1, total)[self.row]
 
 
-def _links(source: _Side, target: _Side) -> Iterator[Links]:
+def _best_links(source: _Side, target: _Side) -> Iterator[Links]:
     """Yield the links (source word, target word) of each pair of sentences: every target word's likeliest candidate."""
     sizes = (np.diff(source.offsets) + 1) * np.diff(target.offsets)
     blocks = list(_blocks(sizes))
     seen = np.cumsum([sizes[first:stop].sum() for first, stop in blocks])
     learning = [block for block, size in zip(blocks, seen) if size <= _MOST] or blocks[:1]
-    kinds, table, tension = _learned([_Candidates(source, target, *block) for block in learning])
+    kinds, table, tension = _train([_Candidates(source, target, *block) for block in learning])
     for first, stop in blocks:
         candidates = _Candidates(source, target, first, stop)
         if not len(candidates.starts):
@@ -178,8 +178,8 @@ def _links(source: _Side, target: _Side) -> Iterator[Links]:
         hits = hits[np.unique(candidates.row[hits], return_index=True)[1]]  # the first of equals
         words, targets, ends = candidates.word[hits], candidates.target[hits], np.cumsum(candidates.counts)
         for begin, end in zip(ends - candidates.counts, ends):
-            found = zip(words[begin:end].tolist(), targets[begin:end].tolist())
-            yield frozenset(link for link in found if link[0] >= 0)
+            best_links = zip(words[begin:end].tolist(), targets[begin:end].tolist())
+            yield frozenset(link for link in best_links if link[0] >= 0)
 
 
 def _blocks(sizes: np.ndarray) -> Iterator[tuple[int, int]]:
@@ -192,7 +192,7 @@ def _blocks(sizes: np.ndarray) -> Iterator[tuple[int, int]]:
         begin = stop
 
 
-def _learned(blocks: Sequence[_Candidates]) -> tuple[np.ndarray, np.ndarray, float]:
+def _train(blocks: Sequence[_Candidates]) -> tuple[np.ndarray, np.ndarray, float]:
     """Return the kinds of candidates (V,) in order, how likely a source word's translation each is, and the tension."""
     blocks = [each for each in blocks if len(each.starts)]
     if not blocks:
@@ -233,7 +233,7 @@ def eflomal(sources: Sentences, targets: Sentences) -> Iterator[tuple[Links, Lin
     if [len(each) for each in lines] != [len(sources)] * 2:
         raise rejected("align", "eflomal", f"give a line for each of {len(sources):,} pairs", "others")
     for forward, backward in zip(*lines):
-        yield parse(forward, "eflomal's answer").sure, parse(backward, "eflomal's answer").sure
+        yield parse_links(forward, "eflomal's answer").sure, parse_links(backward, "eflomal's answer").sure
 
 
 #: What can align.

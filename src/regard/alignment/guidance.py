@@ -12,14 +12,14 @@ import numpy as np
 
 from regard._errors import rejected, unknown_name
 from regard._writing import write_atomically
-from regard.alignment.aligners import aligned, check_aligner
-from regard.alignment.links import Link, Links, links_of, pharaoh
+from regard.alignment.aligners import align_words, require_aligner
+from regard.alignment.links import Link, Links, format_links, read_pair_links
 from regard.data.pairs import Pairs
 from regard.models import EncoderDecoder
 from regard.text.ragged import Ragged
-from regard.text.subwords import SubwordCodec
-from regard.text.vocabulary import Codec
-from regard.text.words import Cut, Place, pieces_of, spaced, words_of
+from regard.text.subwords import SubwordVocabulary
+from regard.text.vocabulary import Vocabulary
+from regard.text.words import Span, WordFinder, find_words, split_at_spaces, split_elisions
 
 if TYPE_CHECKING:
     from regard.translation.options import ExperimentOptions
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 LINKS = "links.txt"
 
 
-def pieces(text: str) -> list[Place]:
+def pieces(text: str) -> list[Span]:
     """Return the parts of a text's words that aligners count."""
-    return pieces_of(text, words_of(text))[0]
+    return split_elisions(text, find_words(text))[0]
 
 
 class Side(NamedTuple):
-    """Texts, and the codec that makes numbers of them."""
+    """Texts, and the vocabulary that makes numbers of them."""
 
-    codec: SubwordCodec
+    vocabulary: SubwordVocabulary
     texts: Sequence[str]
 
 
@@ -62,7 +62,7 @@ class Guide:
     numbers: tuple[Ragged, Ragged]
     rows: np.ndarray
     links: Ragged
-    cut: Cut
+    cut: WordFinder
 
     def __call__(self, row: int) -> list[Link]:
         """Return the pairs (target step, source step) of tokens of a pair that belong together."""
@@ -71,7 +71,7 @@ class Guide:
         if not flat:
             return []
         source, target = (
-            side.codec.covering(text, numbers[row].tolist(), self.cut(text))
+            side.vocabulary.covering(text, numbers[row].tolist(), self.cut(text))
             for side, numbers in zip(self.sides, self.numbers)
             for text in (side.texts[place],)
         )
@@ -103,7 +103,7 @@ class Guidance:
         if not self.active:
             return
         if self.data.align:
-            check_aligner(self.data.aligner)
+            require_aligner(self.data.aligner)
         score = "score" if options.kind == "transformer" else "attention"
         if getattr(config, score) in ("none", "constant"):
             expected = "be one that learns where to look, where links are to guide it"
@@ -120,11 +120,11 @@ class Guidance:
         Raises
         ------
         ValueError
-            If it does not fit the pairs; see :func:`regard.alignment.links.links_of`.
+            If it does not fit the pairs; see :func:`regard.alignment.links.read_pair_links`.
         """
         if self.active and self.data.alignments:
             assert pairs.places is not None
-            gold = links_of(self.data.alignments, pairs, self._cut)
+            gold = read_pair_links(self.data.alignments, pairs, self._cut)
             self._given = {place: each.possible for place, each in zip(pairs.places, gold)}
 
     def find(self, learn: Pairs, mark: str | None = None, *, keep: bool = True) -> str:
@@ -148,7 +148,7 @@ class Guidance:
         if mark is not None:
             alone = Pairs(learn.sources, learn.targets, learn.name, len(learn), places=list(range(len(learn))))
             try:
-                links = [each.possible for each in links_of(self.path, alone, self._cut)]
+                links = [each.possible for each in read_pair_links(self.path, alone, self._cut)]
             except ValueError:
                 links = []
         elif self.data.alignments:
@@ -159,26 +159,30 @@ class Guidance:
                 [[text[start:stop] for start, stop in pieces(text)] for text in texts]
                 for texts in (learn.sources, learn.targets)
             )
-            links = aligned(sources, targets, self.data.aligner)
-        lines = "".join(f"{pharaoh(each)}\n" for each in links).encode()
-        found = hashlib.blake2b(lines, digest_size=16).hexdigest()
+            links = align_words(sources, targets, self.data.aligner)
+        lines = "".join(f"{format_links(each)}\n" for each in links).encode()
+        checksum = hashlib.blake2b(lines, digest_size=16).hexdigest()
         if mark is None and keep:
             write_atomically(self.path, lines)
-        elif mark not in (None, found):
+        elif mark not in (None, checksum):
             expected = "be the file that the run began with"
             raise rejected("resume", str(self.path), expected, "one that is damaged or missing")
         self._links = Ragged.of([number for link in sorted(each) for number in link] for each in links)
-        return found
+        return checksum
 
     def guide(
-        self, learn: Pairs, codecs: tuple[Codec, Codec], numbers: tuple[Ragged, Ragged], rows: np.ndarray
+        self,
+        learn: Pairs,
+        vocabularies: tuple[Vocabulary, Vocabulary],
+        numbers: tuple[Ragged, Ragged],
+        rows: np.ndarray,
     ) -> Guide | None:
         """Return what tells which tokens belong together, if attention is guided.
 
         Parameters
         ----------
         learn : Pairs
-        codecs : (Codec, Codec)
+        vocabularies : (Vocabulary, Vocabulary)
         numbers : (Ragged, Ragged)
             Sources and targets as training reads them.
         rows : ndarray
@@ -186,8 +190,8 @@ class Guidance:
         """
         if not self.active:
             return None
-        source, target = codecs
-        if not isinstance(source, SubwordCodec) or not isinstance(target, SubwordCodec):
+        source, target = vocabularies
+        if not isinstance(source, SubwordVocabulary) or not isinstance(target, SubwordVocabulary):
             raise rejected("train", "data.alignments", "be left out for symbols that are no parts of words", "links")
         sides = Side(source, learn.sources), Side(target, learn.targets)
         return Guide(sides, numbers, rows % len(learn), self._links, self._cut)
@@ -214,5 +218,5 @@ class Guidance:
         return f"attention is guided by {len(self._links.numbers) // 2:,} links in {pairs:,} pairs"
 
     @property
-    def _cut(self) -> Cut:
-        return pieces if self.data.align else spaced if self.data.tokenized else words_of
+    def _cut(self) -> WordFinder:
+        return pieces if self.data.align else split_at_spaces if self.data.tokenized else find_words

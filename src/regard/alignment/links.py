@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regard._errors import rejected, unknown_name
-from regard.data.files import name_of
+from regard.data.files import display_name
 from regard.data.pairs import Pairs, read_lines
-from regard.text.words import Cut
+from regard.text.words import WordFinder
 
 Link = tuple[int, int]
 Links = frozenset[Link]
@@ -58,8 +58,8 @@ class Agreement:
     Examples
     --------
     >>> gold = Gold(frozenset({(0, 0)}), frozenset({(0, 0), (1, 1)}))
-    >>> found = Agreement.of([frozenset({(0, 0), (2, 1)})], [gold])
-    >>> found.precision, found.recall, round(found.aer, 3)
+    >>> agreement = Agreement.of([frozenset({(0, 0), (2, 1)})], [gold])
+    >>> agreement.precision, agreement.recall, round(agreement.aer, 3)
     (0.5, 1.0, 0.333)
     """
 
@@ -71,10 +71,10 @@ class Agreement:
     possible: int
 
     @classmethod
-    def of(cls, found: Iterable[Links], gold: Iterable[Gold]) -> Agreement:
-        """Compare the links of each pair of sentences with people's; where nothing is asked or found, all is right."""
+    def of(cls, predicted: Iterable[Links], gold: Iterable[Gold]) -> Agreement:
+        """Compare the links of pairs of sentences with people's; where nothing is asked or predicted, all is right."""
         a = s = p = in_s = in_p = 0
-        for links, right in zip(found, gold, strict=True):
+        for links, right in zip(predicted, gold, strict=True):
             a, s, p = a + len(links), s + len(right.sure), p + len(right.possible)
             in_s, in_p = in_s + len(links & right.sure), in_p + len(links & right.possible)
         return cls(
@@ -82,7 +82,7 @@ class Agreement:
         )
 
 
-def parse(line: str, where: str) -> Gold:
+def parse_links(line: str, where: str) -> Gold:
     """Return the links that a line names: ``0-0 1-2`` sure ones, ``1?2`` or ``1p2`` possible ones (Pharaoh's format).
 
     Parameters
@@ -98,29 +98,29 @@ def parse(line: str, where: str) -> Gold:
 
     Examples
     --------
-    >>> sorted(parse("0-0 1?1", "line 1").possible)
+    >>> sorted(parse_links("0-0 1?1", "line 1").possible)
     [(0, 0), (1, 1)]
     """
     sure: set[Link] = set()
     possible: set[Link] = set()
     for each in line.split():
-        found = _LINK.fullmatch(each)
-        if found is None:
+        match = _LINK.fullmatch(each)
+        if match is None:
             shown = each if len(each) <= 20 else f"{each[:20]}…"
             raise rejected("links", where, "have links such as 0-0, or 0?0 for possible ones", repr(shown))
-        link = int(found[1]), int(found[3])
+        link = int(match[1]), int(match[3])
         possible.add(link)
-        if found[2] == "-":
+        if match[2] == "-":
             sure.add(link)
     return Gold(frozenset(sure), frozenset(possible))
 
 
-def pharaoh(links: Iterable[Link]) -> str:
+def format_links(links: Iterable[Link]) -> str:
     """Return links as a line of Pharaoh's format, in the order of the target's words.
 
     Examples
     --------
-    >>> pharaoh({(1, 0), (0, 1)})
+    >>> format_links({(1, 0), (0, 1)})
     '1-0 0-1'
     """
     return " ".join(f"{i}-{j}" for i, j in sorted(links, key=lambda link: (link[1], link[0])))
@@ -134,11 +134,13 @@ def read_links(path: str | Path) -> list[Gold]:
     ValueError
         If the file cannot be read, or a line is not one of links. The message names the line.
     """
-    name = name_of(path)
-    return [parse(line, f"{name}, line {number}") for number, line in enumerate(read_lines(path, "links"), start=1)]
+    name = display_name(path)
+    return [
+        parse_links(line, f"{name}, line {number}") for number, line in enumerate(read_lines(path, "links"), start=1)
+    ]
 
 
-def links_of(path: str | Path, pairs: Pairs, cut: Cut) -> list[Gold]:
+def read_pair_links(path: str | Path, pairs: Pairs, cut: WordFinder) -> list[Gold]:
     """Return the links that a file has for pairs that were read: a line for each line that they were read from.
 
     Parameters
@@ -154,7 +156,7 @@ def links_of(path: str | Path, pairs: Pairs, cut: Cut) -> list[Gold]:
     ValueError
         If the file has not as many lines, or a line links a word that there is not. The message names the line.
     """
-    name, found = name_of(path), []
+    name, pair_links = display_name(path), []
     read = read_links(path)
     assert pairs.places is not None
     if len(read) != pairs.lines:
@@ -168,11 +170,11 @@ def links_of(path: str | Path, pairs: Pairs, cut: Cut) -> list[Gold]:
                     where = f"{name}, line {place + 1}"
                     words = f"words 0 to {count - 1}" if count > 1 else "word 0, the only one,"
                     raise rejected("links", where, f"link {words} of the {side}", f"{i}-{j}")
-        found.append(read[place])
-    return found
+        pair_links.append(read[place])
+    return pair_links
 
 
-def symmetrized(forward: Links, backward: Links, method: str = "grow-diag-final-and") -> Links:
+def symmetrize(forward: Links, backward: Links, method: str = "grow-diag-final-and") -> Links:
     """Join the links of two directions: each target word's to source words, and each source word's to target words.
 
     Parameters
@@ -187,7 +189,7 @@ def symmetrized(forward: Links, backward: Links, method: str = "grow-diag-final-
     Examples
     --------
     >>> forward, backward = frozenset({(0, 0), (1, 1)}), frozenset({(0, 0), (1, 0)})
-    >>> sorted(symmetrized(forward, backward)), sorted(symmetrized(forward, backward, "intersection"))
+    >>> sorted(symmetrize(forward, backward)), sorted(symmetrize(forward, backward, "intersection"))
     ([(0, 0), (1, 0), (1, 1)], [(0, 0)])
     """
     if method not in METHODS:
@@ -197,26 +199,26 @@ def symmetrized(forward: Links, backward: Links, method: str = "grow-diag-final-
 
 def _grown(forward: Links, backward: Links, final: str = "") -> Links:
     union = forward | backward
-    found = set(forward & backward)
-    sources, targets = {i for i, _ in found}, {j for _, j in found}
-    waiting = sorted(found)
+    grown = set(forward & backward)
+    sources, targets = {i for i, _ in grown}, {j for _, j in grown}
+    waiting = sorted(grown)
     while waiting:  # links that were added are looked around, too
         i, j = waiting.pop(0)
         for di, dj in _NEAR:
             link = i + di, j + dj
-            if link in union and link not in found and not (link[0] in sources and link[1] in targets):
-                found.add(link)
+            if link in union and link not in grown and not (link[0] in sources and link[1] in targets):
+                grown.add(link)
                 waiting.append(link)
                 sources.add(link[0])
                 targets.add(link[1])
     for links in (forward, backward) if final else ():
-        for i, j in sorted(links - found):
+        for i, j in sorted(links - grown):
             free = i not in sources, j not in targets
             if all(free) if final == "and" else any(free):
-                found.add((i, j))
+                grown.add((i, j))
                 sources.add(i)
                 targets.add(j)
-    return frozenset(found)
+    return frozenset(grown)
 
 
 #: The ways to symmetrize.
@@ -229,6 +231,6 @@ METHODS: Mapping[str, Callable[[Links, Links], Links]] = {
 }
 
 
-def of_words(links: Iterable[Link], sources: Sequence[int], targets: Sequence[int]) -> Links:
+def merge_pieces(links: Iterable[Link], sources: Sequence[int], targets: Sequence[int]) -> Links:
     """Return links of parts of words as links of the words that the parts belong to."""
     return frozenset((sources[i], targets[j]) for i, j in links)

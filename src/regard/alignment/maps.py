@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import rejected, unknown_name
-from regard.decoding.predictions import Written
+from regard.decoding.predictions import Prediction
 from regard.inspect import Alignment
 from regard.text.normalization import normalize
 from regard.text.vocabulary import Word
@@ -49,40 +49,42 @@ def merge(weights: Tensor, source: Sequence[Word], target: Sequence[Word]) -> Te
     return torch.stack(rows, -2) if rows else merged[..., :0, :]
 
 
-def chosen(written: Written, name: str | None = None) -> Tensor:
+def select_map(prediction: Prediction, name: str | None = None) -> Tensor:
     """Return one map of attention weights (T, S): of a name, or the one that aligns words; else the mean of all.
 
     Parameters
     ----------
-    written : Written
+    prediction : Prediction
     name : str, optional
-        One of ``written.maps``, or what some of them begin with: "layer 2" is the mean of its heads.
+        One of ``prediction.maps``, or what some of them begin with: "layer 2" is the mean of its heads.
 
     Raises
     ------
     ValueError
         If there are no weights, or no map has this name.
     """
-    if written.alignment is None:
+    if prediction.alignment is None:
         raise rejected("alignment", "written", "have attention weights", "none: ask for them, of a model that attends")
-    name = written.aligning if name is None else name
+    name = prediction.aligning if name is None else name
     if name is None:
-        return written.alignment.mean(0)
-    meant = [i for i, each in enumerate(written.maps) if each == name or each.startswith(f"{name} ")]
+        return prediction.alignment.mean(0)
+    meant = [i for i, each in enumerate(prediction.maps) if each == name or each.startswith(f"{name} ")]
     if not meant:
-        raise unknown_name("alignment", "map", name, written.maps)
-    return written.alignment[meant].mean(0)
+        raise unknown_name("alignment", "map", name, prediction.maps)
+    return prediction.alignment[meant].mean(0)
 
 
-def alignment(written: Written, name: str | None = None, *, words: bool = True, title: str | None = None) -> Alignment:
+def alignment(
+    prediction: Prediction, name: str | None = None, *, words: bool = True, title: str | None = None
+) -> Alignment:
     """Return what pictures need of what was written for a line.
 
     Parameters
     ----------
-    written : Written
+    prediction : Prediction
         Made with its alignment.
     name : str, optional
-        The map, as :func:`chosen` takes it.
+        The map, as :func:`select_map` takes it.
     words : bool, default True
         Show words rather than tokens.
     title : str, optional
@@ -91,23 +93,23 @@ def alignment(written: Written, name: str | None = None, *, words: bool = True, 
     Raises
     ------
     ValueError
-        As :func:`chosen`.
+        As :func:`select_map`.
     """
-    weights = chosen(written, name)
+    weights = select_map(prediction, name)
     if title is None:
-        title = f"{normalize(written.source)} → {written.text}" + (f" ({name})" if name else "")
+        title = f"{normalize(prediction.source)} → {prediction.text}" + (f" ({name})" if name else "")
     if not words:
-        return Alignment(written.source_tokens, written.tokens, weights, title)
-    merged = merge(weights, written.source_words, written.words)
-    return Alignment(_texts(written.source_words), _texts(written.words), merged, title)
+        return Alignment(prediction.source_tokens, prediction.tokens, weights, title)
+    merged = merge(weights, prediction.source_words, prediction.words)
+    return Alignment(_texts(prediction.source_words), _texts(prediction.words), merged, title)
 
 
-def alignments(written: Written, *, words: bool = True) -> list[Alignment]:
+def alignments(prediction: Prediction, *, words: bool = True) -> list[Alignment]:
     """Return every map by itself, headed with its name."""
-    return [alignment(written, name, words=words, title=name) for name in written.maps]
+    return [alignment(prediction, name, words=words, title=name) for name in prediction.maps]
 
 
-def record(written: Written) -> dict[str, Any]:
+def record(prediction: Prediction) -> dict[str, Any]:
     """Return what was written for a line as JSON can hold it.
 
     Returns
@@ -116,31 +118,31 @@ def record(written: Written) -> dict[str, Any]:
         ``source``, ``text``, ``score``, ``normalized``, ``source_tokens``, ``tokens``; ``note`` and ``alternatives``
         where there are any. With the alignment also ``source_words`` and ``words``, each with its ``text`` and the
         places of its first and behind its last token; ``maps``, each with its ``name``, the ``weights`` of tokens (a
-        row for each step) and those of ``words``; and ``alignment``, the words' weights in the map that :func:`chosen`
-        takes by itself, and its name ``aligning``, None for the mean of all.
+        row for each step) and those of ``words``; and ``alignment``, the words' weights in the map that
+        :func:`select_map` takes by itself, and its name ``aligning``, None for the mean of all.
     """
-    told: dict[str, Any] = {
-        "source": written.source,
-        "text": written.text,
-        "score": _finite(written.score),
-        "normalized": _finite(written.normalized),
-        "source_tokens": list(written.source_tokens),
-        "tokens": list(written.tokens),
+    data: dict[str, Any] = {
+        "source": prediction.source,
+        "text": prediction.text,
+        "score": _finite(prediction.score),
+        "normalized": _finite(prediction.normalized),
+        "source_tokens": list(prediction.source_tokens),
+        "tokens": list(prediction.tokens),
     }
-    if written.note:
-        told["note"] = written.note
-    if written.alignment is not None:
-        merged = merge(written.alignment, written.source_words, written.words)
-        told["source_words"], told["words"] = _spans(written.source_words), _spans(written.words)
-        told["alignment"] = _listed(merge(chosen(written), written.source_words, written.words))
-        told["aligning"] = written.aligning
-        told["maps"] = [
+    if prediction.note:
+        data["note"] = prediction.note
+    if prediction.alignment is not None:
+        merged = merge(prediction.alignment, prediction.source_words, prediction.words)
+        data["source_words"], data["words"] = _spans(prediction.source_words), _spans(prediction.words)
+        data["alignment"] = _listed(merge(select_map(prediction), prediction.source_words, prediction.words))
+        data["aligning"] = prediction.aligning
+        data["maps"] = [
             {"name": name, "weights": _listed(weights), "words": _listed(of_words)}
-            for name, weights, of_words in zip(written.maps, written.alignment, merged)
+            for name, weights, of_words in zip(prediction.maps, prediction.alignment, merged)
         ]
-    if written.alternatives:
-        told["alternatives"] = [record(each) for each in written.alternatives]
-    return told
+    if prediction.alternatives:
+        data["alternatives"] = [record(each) for each in prediction.alternatives]
+    return data
 
 
 def _finite(score: float) -> float | None:

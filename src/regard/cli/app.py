@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.messages import Command, Commands, echo, explained, fail
+from regard.cli.messages import Command, Commands, echo, fail, report_errors
 
 app = typer.Typer(
     cls=Commands,
@@ -111,7 +111,7 @@ def pronounce(
     """Pronounce words with a saved model, without training."""
     from regard.cli.pronounce import run
 
-    with explained():
+    with report_errors():
         if "-" in words:
             words = [word for given in words for word in (sys.stdin.read().split() if given == "-" else [given])]
     run(words, model=model, alignment=alignment, png=png, html=html, as_json=as_json)
@@ -231,9 +231,9 @@ def translate(
     """Translate lines with a model, and show which words it looked at."""
     from regard.cli.translate import run
     from regard.decoding.beam_search import SearchOptions
-    from regard.decoding.predictions import WritingOptions
+    from regard.decoding.predictions import PredictionOptions
 
-    with explained("translate"):
+    with report_errors("translate"):
         search = SearchOptions(
             beams, n_best, length_penalty, no_repeat, sample=sample, temperature=temperature, top_k=top_k,
             top_p=top_p, seed=seed,
@@ -241,7 +241,7 @@ def translate(
         drawn = alignment or png is not None or html is not None
         if tokens and not drawn:
             raise fail("translate: --tokens must come with --alignment, --png or --html, got it alone.")
-        chosen = WritingOptions(
+        chosen = PredictionOptions(
             search,
             alignment=drawn or as_json,
             replace_unknown=not keep_unknown,
@@ -303,10 +303,12 @@ def evaluate(
     """Score what a model writes: BLEU and chrF of translations, PER and WER of pronunciations; or its attention."""
     from regard.cli.evaluate import run
     from regard.decoding.beam_search import SearchOptions
-    from regard.decoding.predictions import WritingOptions
+    from regard.decoding.predictions import PredictionOptions
 
-    with explained("train"):
-        options = WritingOptions(SearchOptions(beams, length_penalty=length_penalty), precision=precision, batch=batch)
+    with report_errors("train"):
+        options = PredictionOptions(
+            SearchOptions(beams, length_penalty=length_penalty), precision=precision, batch=batch
+        )
     run(
         data, targets, model=model, options=options, tokenized=tokenized, out=out, as_json=as_json, links=links,
         back=back,

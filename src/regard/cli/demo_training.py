@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from regard.cli.messages import Console, ascii_only, explained, fail, require
+from regard.cli.messages import Console, ascii_only, fail, report_errors, require
 from regard.cli.pronounce import aligned, write_pictures
 from regard.data.pairs import Pairs
 from regard.inspect import draw, legend
@@ -28,7 +28,7 @@ _NOTICED = 2.0
 def run(*, deadline: float, out: Path, seed: int) -> None:
     """Run the demonstration; training ends at ``deadline`` on the monotonic clock."""
     console = Console(highlight=False, soft_wrap=True)
-    with explained():
+    with report_errors():
         out.mkdir(parents=True, exist_ok=True)
         require("matplotlib")
         require("lightning")
@@ -39,19 +39,19 @@ def run(*, deadline: float, out: Path, seed: int) -> None:
     console.print("[bold]Learning to pronounce English words, letter by letter, with additive attention.[/bold]")
     console.print(f"{len(learn):,} words of the CMU Pronouncing Dictionary to learn from, {len(held_out):,} held out.")
     pronouncer = _train(console, pairs_of(learn), recipe, deadline=deadline)
-    rates, said = pronouncer.evaluate(pairs_of(held_out))
+    rates, predictions = pronouncer.evaluate(pairs_of(held_out))
     console.print(
         f"\nOn {rates.sequences:,} held-out words: phoneme error rate [bold]{rates.symbol:.2f} %[/bold], "
         f"word error rate [bold]{rates.sequence:.2f} %[/bold] (each word against its nearest pronunciation).\n"
     )
     spoken = pronouncer.pronounce(list(shown))
-    said.update((each.source, each.tokens) for each in spoken)
+    predictions.update((each.source, each.tokens) for each in spoken)
     chosen = random.Random(seed).sample(sorted(held_out), _RANDOM)
-    console.print(_table(said, {**shown, **{word: held_out[word] for word in chosen}}))
+    console.print(_table(predictions, {**shown, **{word: held_out[word] for word in chosen}}))
     for each in spoken[:_DRAWN]:
         console.print(f"\n{each.source}\n{draw(aligned(each), ascii_only=ascii_only())}", markup=False)
     console.print(f"\n{legend(ascii_only=ascii_only())}")
-    with explained():
+    with report_errors():
         pronouncer.save(out / "model")
     write_pictures(spoken, png=out / "alignments.png", html=out / "alignments.html")
     _say_where(console, out)
@@ -90,16 +90,18 @@ def _train(console: Console, pairs: Pairs, recipe: TrainingOptions, *, deadline:
     return pronouncer
 
 
-def _table(said: dict[str, tuple[str, ...]], entries: Dictionary) -> Table:
+def _table(predictions: dict[str, tuple[str, ...]], entries: Dictionary) -> Table:
     """Show what the model says beside the nearest of what the dictionary says."""
     right, wrong = ("ok", "x") if ascii_only() else ("✓", "✗")
     table = Table(title="Words it never saw", title_justify="left", box=None, pad_edge=False)
     for heading in ("word", "model", "dictionary", ""):
         table.add_column(heading, overflow="fold")
     for word, pronunciations in entries.items():
-        nearest = min(pronunciations, key=lambda spoken: edit_distance(said[word], spoken))
-        same = said[word] == nearest
-        table.add_row(word, " ".join(said[word]), " ".join(nearest), right if same else f"[bold red]{wrong}[/bold red]")
+        nearest = min(pronunciations, key=lambda spoken: edit_distance(predictions[word], spoken))
+        same = predictions[word] == nearest
+        table.add_row(
+            word, " ".join(predictions[word]), " ".join(nearest), right if same else f"[bold red]{wrong}[/bold red]"
+        )
     return table
 
 

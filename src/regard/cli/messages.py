@@ -100,7 +100,7 @@ def fail(message: str) -> typer.Exit:
 
 
 @contextmanager
-def explained(extra: str = "pronunciation") -> Iterator[None]:
+def report_errors(extra: str = "pronunciation") -> Iterator[None]:
     """Turn the errors that a user can cause into one sentence and exit code 2.
 
     To be held around calls that check what the user gave, not around everything: elsewhere a ValueError is a bug.
@@ -130,10 +130,10 @@ def explained(extra: str = "pronunciation") -> Iterator[None]:
 
 def _sentence(error: BaseException) -> str:
     """Return what an error says, in the words of the command: its name and its options, not functions' arguments."""
-    told, context = rejection(error), _AT_HAND.get(None)
-    if told is None or context is None:
+    rejected, context = rejection(error), _AT_HAND.get(None)
+    if rejected is None or context is None:
         return str(error)
-    return f"{context.info_name}: {_typed(context, told.argument)} must {told.expected}, got {told.got}."
+    return f"{context.info_name}: {_typed(context, rejected.argument)} must {rejected.expected}, got {rejected.got}."
 
 
 def _typed(context: typer.Context, argument: str) -> str:

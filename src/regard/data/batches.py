@@ -21,12 +21,12 @@ _PLACES = 8192
 _MIXED = (16, 8, 4, 2)
 
 
-def by_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+def length_batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
     """Yield which sequences to read go together, at most so many, from the longest to the shortest, without the empty.
 
     Examples
     --------
-    >>> list(by_length([3, 0, 7, 4], 2))
+    >>> list(length_batches([3, 0, 7, 4], 2))
     [[2, 3], [0]]
     """
     order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
@@ -208,8 +208,8 @@ class Batches:
         batch = Batch(source, lengths, target, torch.from_numpy(rows.astype(np.int64)))
         if self._links is None:
             return batch
-        found = [(place, *link) for place, row in enumerate(rows.tolist()) for link in self._links(row)]
-        return replace(batch, links=torch.tensor(found, dtype=torch.int64).view(-1, 3))
+        links = [(place, *link) for place, row in enumerate(rows.tolist()) for link in self._links(row)]
+        return replace(batch, links=torch.tensor(links, dtype=torch.int64).view(-1, 3))
 
 
 def _by_length(s: np.ndarray, t: np.ndarray) -> np.ndarray:

@@ -25,13 +25,13 @@ DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 _SILENT = 1000
 
 
-def name_of(path: str | Path) -> str:
+def display_name(path: str | Path) -> str:
     """Return what messages call a file; ``"-"`` is standard input."""
     return "standard input" if str(path) == "-" else str(path)
 
 
 @contextmanager
-def opened(path: str | Path, function: str) -> Iterator[BinaryIO]:
+def open_file(path: str | Path, function: str) -> Iterator[BinaryIO]:
     """Open a file for its bytes, decompressed where its content begins as gzip does.
 
     Parameters
@@ -51,7 +51,7 @@ def opened(path: str | Path, function: str) -> Iterator[BinaryIO]:
     RegardWarning
         If it is a pipe into which nobody writes: this waits.
     """
-    name = name_of(path)
+    name = display_name(path)
     try:
         file = _standard_input() if str(path) == "-" else _file(Path(path))
     except FileNotFoundError:
@@ -78,17 +78,19 @@ def opened(path: str | Path, function: str) -> Iterator[BinaryIO]:
 
 
 def read_bytes(path: str | Path, function: str, most: int) -> bytes:
-    """Return the bytes of a file, decompressed as :func:`opened` does.
+    """Return the bytes of a file, decompressed as :func:`open_file` does.
 
     Raises
     ------
     ValueError
-        As :func:`opened`; or if there are more than ``most``, of which no more are read.
+        As :func:`open_file`; or if there are more than ``most``, of which no more are read.
     """
-    with opened(path, function) as file:
+    with open_file(path, function) as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise rejected(function, name_of(path), f"have at most {most:,} bytes (unpacked, if it is compressed)", "more")
+        raise rejected(
+            function, display_name(path), f"have at most {most:,} bytes (unpacked, if it is compressed)", "more"
+        )
     return data
 
 

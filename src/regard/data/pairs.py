@@ -10,7 +10,7 @@ from itertools import count, zip_longest
 from pathlib import Path
 
 from regard._errors import rejected
-from regard.data.files import DAMAGED, name_of, opened
+from regard.data.files import DAMAGED, display_name, open_file
 from regard.text.normalization import normalize
 
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -84,10 +84,14 @@ class Pairs:
 
     def references(self) -> dict[str, list[str]]:
         """Return every source once, in order, with all its different targets."""
-        found: dict[str, dict[str, None]] = {}
+        references: dict[str, dict[str, None]] = {}
         for source, target in self:
-            found.setdefault(source, {})[target] = None
-        return {source: list(targets) for source, targets in found.items()}
+            references.setdefault(source, {})[target] = None
+        return {source: list(targets) for source, targets in references.items()}
+
+    def checksum(self) -> str:
+        """Return a checksum of the pairs in their order."""
+        return hashlib.blake2b("\n".join(f"{s}\t{t}" for s, t in self).encode(), digest_size=16).hexdigest()
 
     def take(self, rows: Sequence[int], what: str) -> Pairs:
         """Return some of the pairs."""
@@ -146,7 +150,7 @@ def read_pairs(
             raise rejected("read_pairs", limit, "be at least 1 or None", value)
     if target is not None and str(source) == str(target) == "-":
         raise rejected("read_pairs", "target", "be another file than source", "standard input for both")
-    name = name_of(source) if target is None else f"{name_of(source)}, {name_of(target)}"
+    name = display_name(source) if target is None else f"{display_name(source)}, {display_name(target)}"
     seen: set[tuple[str, str]] = set()
     tally = _Tally(_EMPTY, _too_long(longest, words), _DUPLICATE, _COPY, _FURTHER)
     sources: list[str] = []
@@ -234,9 +238,9 @@ class _Tally:
         self._found: dict[str, list[int]] = {kind: [0, 0] for kind in kinds}
 
     def add(self, what: str, line: int) -> None:
-        found = self._found[what]
-        found[0] += 1
-        found[1] = found[1] or line
+        entry = self._found[what]
+        entry[0] += 1
+        entry[1] = entry[1] or line
 
     def counts(self) -> tuple[Count, ...]:
         return tuple(Count(what, count, line) for what, (count, line) in self._found.items() if count)
@@ -264,7 +268,7 @@ def _columns(path: str | Path, tally: _Tally) -> Iterator[tuple[str, str]]:
         elif not line.strip():
             yield "", ""
         else:
-            where = f"{name_of(path)}, line {number}"
+            where = f"{display_name(path)}, line {number}"
             raise rejected("read_pairs", where, "have two columns with a tab between them", f"one: {_brief(line)}")
 
 
@@ -276,8 +280,8 @@ def _side_by_side(source: str | Path, target: str | Path) -> Iterator[tuple[str,
         if left is not None and right is not None:
             yield left, right
     if lengths[0] != lengths[1]:
-        expected = f"have as many lines as {name_of(source)} ({lengths[0]})"
-        raise rejected("read_pairs", name_of(target), expected, lengths[1])
+        expected = f"have as many lines as {display_name(source)} ({lengths[0]})"
+        raise rejected("read_pairs", display_name(target), expected, lengths[1])
 
 
 def read_lines(path: str | Path, function: str = "read_pairs") -> Iterator[str]:
@@ -295,8 +299,8 @@ def read_lines(path: str | Path, function: str = "read_pairs") -> Iterator[str]:
     ValueError
         As :func:`read_pairs` for one file.
     """
-    name = name_of(path)
-    with opened(path, function) as file:
+    name = display_name(path)
+    with open_file(path, function) as file:
         for number in count(1):
             try:
                 raw = file.readline(_LONGEST_LINE)

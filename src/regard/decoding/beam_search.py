@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from regard._errors import described, rejected
-from regard.decoding.beams import Candidates, Ended, Front, drawn, likeliest, log_probabilities, uniform
+from regard.decoding.beams import (
+    Beams,
+    Candidates,
+    Finished,
+    log_probabilities,
+    sample_candidates,
+    top_candidates,
+    uniform_draws,
+)
 from regard.models.base import EncoderDecoder
 
 #: No search keeps more beams, and no more samples are drawn for a source.
@@ -177,15 +185,15 @@ def search(
     >>> [len(best) for best in search(model, source, lengths, SearchOptions(beams=4, n_best=2))]
     [2, 2]
     """
-    found: list[list[Hypothesis]] = [[] for _ in range(len(source))]
-    if not found:
-        return found
+    hypotheses: list[list[Hypothesis]] = [[] for _ in range(len(source))]
+    if not hypotheses:
+        return hypotheses
     memory = model.encode(source, lengths)
     width = options.n_best if options.sample else 1  # beams would be alike at first: one is enough
     state = model.start(memory, width)
-    front = Front.first(source, options.limits(lengths), width)
-    ended = Ended.none(front, pool or options.n_best)
-    draws = uniform(source, lengths, front.limits, width, options.seed) if options.sample else None
+    front = Beams.first(source, options.limits(lengths), width)
+    ended = Finished.none(front, pool or options.n_best)
+    draws = uniform_draws(source, lengths, front.limits, width, options.seed) if options.sample else None
     for step in range(int(front.limits.max()) + 1):
         logits, state = model.step(front.tokens[..., -1], memory, state)
         gains = log_probabilities(
@@ -201,25 +209,25 @@ def search(
         kept = going.nonzero()[:, 0]
         if len(kept) < len(going):
             gone = (~going).nonzero()[:, 0]
-            for row, told in zip(front.rows[gone].tolist(), ended.select(gone).told()):
-                found[row] = [Hypothesis(*each) for each in told]
+            for row, ranked in zip(front.rows[gone].tolist(), ended.select(gone).to_lists()):
+                hypotheses[row] = [Hypothesis(*each) for each in ranked]
             if not len(kept):
                 break
             front, ended, memory, parent = front.select(kept), ended.select(kept), memory.select(kept), parent[kept]
         rows = (kept[:, None] * before.score.shape[1] + parent).flatten()
         if len(rows) < before.score.numel() or not torch.equal(rows, torch.arange(len(rows), device=rows.device)):
             state = state.select(rows)
-    return found
+    return hypotheses
 
 
-def _candidates(front: Front, gains: Tensor, draws: Tensor | None, options: SearchOptions) -> Candidates:
+def _candidates(front: Beams, gains: Tensor, draws: Tensor | None, options: SearchOptions) -> Candidates:
     if draws is None:
-        return likeliest(front.score, gains, 2 * options.beams)  # at most half of them end
+        return top_candidates(front.score, gains, 2 * options.beams)  # at most half of them end
     temperature, top_k, top_p = options.temperature, options.top_k, options.top_p
-    return drawn(front.score, gains, draws, temperature=temperature, top_k=top_k, top_p=top_p)
+    return sample_candidates(front.score, gains, draws, temperature=temperature, top_k=top_k, top_p=top_p)
 
 
-def _unfinished(front: Front, ended: Ended, options: SearchOptions) -> Tensor:
+def _unfinished(front: Beams, ended: Finished, options: SearchOptions) -> Tensor:
     """Return for which sources (B,) a beam could still change the answer."""
     best = front.score.amax(1)
     if options.sample:

@@ -44,7 +44,7 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Front:
+class Beams:
     """The beams that go on. A beam of score −inf is none.
 
     Attributes
@@ -63,15 +63,15 @@ class Front:
     tokens: Tensor
 
     @classmethod
-    def first(cls, source: Tensor, limits: Tensor, beams: int) -> Front:
+    def first(cls, source: Tensor, limits: Tensor, beams: int) -> Beams:
         B = len(source)
         zeros = torch.zeros(B, beams, device=source.device)
         return cls(torch.arange(B, device=source.device), limits, zeros, source.new_full((B, beams, 1), END))
 
-    def select(self, kept: Tensor) -> Front:
-        return Front(self.rows[kept], self.limits[kept], self.score[kept], self.tokens[kept])
+    def select(self, kept: Tensor) -> Beams:
+        return Beams(self.rows[kept], self.limits[kept], self.score[kept], self.tokens[kept])
 
-    def after(self, candidates: Candidates, beams: int | None) -> tuple[Front, Tensor]:
+    def after(self, candidates: Candidates, beams: int | None) -> tuple[Beams, Tensor]:
         """Return the beams that the best candidates make that do not end, and their parents (B, K).
 
         Without a number of beams, every candidate continues the beam that stands where it does.
@@ -82,11 +82,11 @@ class Front:
             score, best = score.topk(min(beams, score.shape[1]))
             parent, symbol = parent.gather(1, best), symbol.gather(1, best)
         tokens = torch.cat([_rows(self.tokens, parent), symbol[..., None]], -1)
-        return Front(self.rows, self.limits, score, tokens), parent
+        return Beams(self.rows, self.limits, score, tokens), parent
 
 
 @dataclass(frozen=True)
-class Ended:
+class Finished:
     """The best hypotheses so far, best first. One of rank −inf is none.
 
     Attributes
@@ -104,15 +104,15 @@ class Ended:
     tokens: Tensor
 
     @classmethod
-    def none(cls, front: Front, count: int) -> Ended:
+    def none(cls, front: Beams, count: int) -> Finished:
         B = len(front.rows)
         worst = front.score.new_full((B, count), -torch.inf)
         return cls(worst, worst, front.rows.new_zeros(B, count), front.rows.new_zeros(B, count, 0))
 
-    def select(self, kept: Tensor) -> Ended:
-        return Ended(self.rank[kept], self.score[kept], self.length[kept], self.tokens[kept])
+    def select(self, kept: Tensor) -> Finished:
+        return Finished(self.rank[kept], self.score[kept], self.length[kept], self.tokens[kept])
 
-    def with_more(self, front: Front, candidates: Candidates, penalty: float) -> Ended:
+    def with_more(self, front: Beams, candidates: Candidates, penalty: float) -> Finished:
         """Return the best of these and of the candidates that end."""
         ends = candidates.ends()
         if not bool(ends.any()):
@@ -122,14 +122,14 @@ class Ended:
         length = torch.full_like(candidates.symbol, written.shape[-1])
         older = F.pad(self.tokens, (0, written.shape[-1] - self.tokens.shape[-1]))
         rank, best = torch.cat([self.rank, score / penalty], 1).topk(self.rank.shape[1])
-        return Ended(
+        return Finished(
             rank,
             torch.cat([self.score, score], 1).gather(1, best),
             torch.cat([self.length, length], 1).gather(1, best),
             _rows(torch.cat([older, written], 1), best),
         )
 
-    def told(self) -> list[list[tuple[tuple[int, ...], float, float]]]:
+    def to_lists(self) -> list[list[tuple[tuple[int, ...], float, float]]]:
         """Return numbers, score and rank of the hypotheses of each source."""
         columns = (part.tolist() for part in (self.rank, self.score, self.length, self.tokens))
         return [
@@ -138,7 +138,7 @@ class Ended:
         ]
 
 
-def log_probabilities(logits: Tensor, front: Front, *, shortest: int, no_repeat: int, unknown: bool = True) -> Tensor:
+def log_probabilities(logits: Tensor, front: Beams, *, shortest: int, no_repeat: int, unknown: bool = True) -> Tensor:
     """Return the log-probability (B, K, N) of each next symbol: −inf for one that may not come next."""
     written = front.tokens.shape[-1] - 1
     gains = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
@@ -160,7 +160,7 @@ def log_probabilities(logits: Tensor, front: Front, *, shortest: int, no_repeat:
     return gains
 
 
-def likeliest(score: Tensor, gains: Tensor, count: int) -> Candidates:
+def top_candidates(score: Tensor, gains: Tensor, count: int) -> Candidates:
     """Return the likeliest continuations, best first, of beams of scores (B, K) by log-probabilities (B, K, N).
 
     They lie in the runs with the greatest maxima, so that few runs are ranked.
@@ -183,7 +183,9 @@ def likeliest(score: Tensor, gains: Tensor, count: int) -> Candidates:
     return Candidates(best, at // N, at % N)
 
 
-def drawn(score: Tensor, gains: Tensor, draws: Tensor, *, temperature: float, top_k: int, top_p: float) -> Candidates:
+def sample_candidates(
+    score: Tensor, gains: Tensor, draws: Tensor, *, temperature: float, top_k: int, top_p: float
+) -> Candidates:
     """Return one continuation of each beam, drawn by numbers (B, K) that are uniform in [0, 1)."""
     B, K, N = gains.shape
     ranked, symbols = gains, None
@@ -199,15 +201,15 @@ def drawn(score: Tensor, gains: Tensor, draws: Tensor, *, temperature: float, to
     return Candidates(score + gains.gather(-1, symbol)[..., 0], parent, symbol[..., 0])
 
 
-def uniform(source: Tensor, lengths: Tensor, limits: Tensor, draws: int, seed: int) -> Tensor:
+def uniform_draws(source: Tensor, lengths: Tensor, limits: Tensor, draws: int, seed: int) -> Tensor:
     """Return numbers (B, draws, t) uniform in [0, 1) that each source's own symbols and the seed settle."""
     longest = int(limits.max()) + 1
-    found = torch.zeros(len(source), draws, longest, dtype=torch.float64)
-    for row, length, limit, made in zip(source.tolist(), lengths.tolist(), limits.tolist(), found):
+    uniform = torch.zeros(len(source), draws, longest, dtype=torch.float64)
+    for row, length, limit, made in zip(source.tolist(), lengths.tolist(), limits.tolist(), uniform):
         digest = hashlib.blake2b(repr((seed, row[:length])).encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
         made[:, : limit + 1] = torch.rand(draws, limit + 1, dtype=torch.float64, generator=generator)
-    return found.to(source.device)
+    return uniform.to(source.device)
 
 
 def _rows(tokens: Tensor, which: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from regard.decoding.beam_search import Hypothesis
-from regard.decoding.forced import aligned
-from regard.decoding.predictions import WritingOptions, Written, best_of, distinct
-from regard.decoding.unknown_words import replaced, spelled, whole_words
+from regard.decoding.forced import attention_maps
+from regard.decoding.predictions import Prediction, PredictionOptions, merge_duplicates, with_alternatives
+from regard.decoding.unknown_words import replace_unknown, restore_words, words_of_tokens
 from regard.text.vocabulary import UNKNOWN
 
 if TYPE_CHECKING:
@@ -23,59 +23,63 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Line:
-    """A line as the model reads it, with what was found for it."""
+    """A line as the model reads it, with what a search found for it."""
 
     text: str
     numbers: list[int]
     note: str = ""
-    found: list[Hypothesis] = field(default_factory=list)
+    hypotheses: list[Hypothesis] = field(default_factory=list)
 
 
-def told(model: SequenceModel, batch: Sequence[Line], options: WritingOptions) -> Iterator[Written]:
+def detokenize(model: SequenceModel, batch: Sequence[Line], options: PredictionOptions) -> Iterator[Prediction]:
     """Yield what was written for some lines."""
     wanted = [
         (line.numbers, each.numbers)
         for line in batch
-        for each in line.found
+        for each in line.hypotheses
         if options.alignment or (options.replace_unknown and UNKNOWN in each.numbers)
     ]
-    weights = iter(aligned(model.model, wanted) if model.model.maps else [None] * len(wanted))
+    weights = iter(attention_maps(model.model, wanted) if model.model.maps else [None] * len(wanted))
     for line in batch:
-        written = []
-        for each in line.found:
+        predictions = []
+        for each in line.hypotheses:
             unknown = options.replace_unknown and UNKNOWN in each.numbers
             alignment = next(weights) if options.alignment or unknown else None
-            written.append(_one(model, line, each, alignment, options))
-        yield best_of(written) if options.search.sample else distinct(written, options.search.n_best)
+            predictions.append(_prediction(model, line, each, alignment, options))
+        yield (
+            with_alternatives(predictions)
+            if options.search.sample
+            else merge_duplicates(predictions, options.search.n_best)
+        )
 
 
-def _one(
-    model: SequenceModel, line: Line, found: Hypothesis, alignment: Tensor | None, options: WritingOptions
-) -> Written:
+def _prediction(
+    model: SequenceModel, line: Line, hypothesis: Hypothesis, alignment: Tensor | None, options: PredictionOptions
+) -> Prediction:
     """Return what was written, with the alignment (A, T, S) if it was asked for."""
-    text, words, aligning = model.target.decode(found.numbers), None, model.aligning
-    if options.replace_unknown and alignment is not None and UNKNOWN in found.numbers:
-        words = model.target.words(found.numbers)
-        read = whole_words(model.source, line.text, len(line.numbers))
+    text, words, aligning = model.target.decode(hypothesis.numbers), None, model.aligning
+    if options.replace_unknown and alignment is not None and UNKNOWN in hypothesis.numbers:
+        words = model.target.words(hypothesis.numbers)
+        read = words_of_tokens(model.source, line.text, len(line.numbers))
         weights = alignment.mean(0) if aligning is None else alignment[model.model.maps.index(aligning)]
-        text, words = replaced(model.target, found.numbers, words, read, weights)
-    written = Written(
+        text, words = replace_unknown(model.target, hypothesis.numbers, words, read, weights)
+    prediction = Prediction(
         line.text,
         text,
         tuple(model.source.tokens(line.numbers)),
-        tuple(model.target.tokens(found.numbers)),
-        found.score,
-        found.normalized,
+        tuple(model.target.tokens(hypothesis.numbers)),
+        hypothesis.score,
+        hypothesis.normalized,
         note=line.note,
     )
     if not options.alignment:
-        return written
-    said = model.target.words(found.numbers) if words is None else words
+        return prediction
+    target_words = model.target.words(hypothesis.numbers) if words is None else words
     return replace(
-        written,
+        prediction,
         maps=model.model.maps,
         alignment=alignment,
         aligning=aligning,
-        source_words=tuple(spelled(model.source, line.text, line.numbers)),
-        words=tuple(said),
+        source_words=tuple(restore_words(model.source, line.text, line.numbers)),
+        words=tuple(target_words),
     )

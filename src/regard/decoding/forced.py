@@ -18,7 +18,7 @@ from regard.training.losses import cross_entropy
 Numbers = tuple[Sequence[int], Sequence[int]]
 
 
-def padded(model: EncoderDecoder, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+def pad_to_device(model: EncoderDecoder, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Return sequences as a tensor (B, S) and their lengths (B,), where the model is."""
     device = next(model.parameters()).device
     numbers, lengths = pad(sequences)
@@ -26,30 +26,30 @@ def padded(model: EncoderDecoder, sequences: Sequence[Sequence[int]]) -> tuple[T
 
 
 @torch.no_grad()
-def scored(model: EncoderDecoder, pairs: Sequence[Numbers]) -> list[float]:
+def score_targets(model: EncoderDecoder, pairs: Sequence[Numbers]) -> list[float]:
     """Return the log-probability of targets with their end marks."""
-    sources = padded(model, [source for source, _ in pairs])
-    target, _ = padded(model, [[*target, END] for _, target in pairs])
+    sources = pad_to_device(model, [source for source, _ in pairs])
+    target, _ = pad_to_device(model, [[*target, END] for _, target in pairs])
     before = torch.cat([target.new_full((len(pairs), 1), END), target[:, :-1]], 1)
-    _, each = cross_entropy(model.features(*sources, before), model.vocabulary, target)  # (B, T)
+    _, each = cross_entropy(model.features(*sources, before), model.projection, target)  # (B, T)
     return list(each.double().sum(1).tolist())
 
 
 @torch.no_grad()
-def aligned(model: EncoderDecoder, pairs: Sequence[Numbers]) -> list[Tensor]:
+def attention_maps(model: EncoderDecoder, pairs: Sequence[Numbers]) -> list[Tensor]:
     """Return the attention weights (A, T, S) with which targets were written for sources."""
     if not pairs:
         return []
-    source, lengths = padded(model, [source for source, _ in pairs])
-    target, _ = padded(model, [[END, *target[:-1]] for _, target in pairs])
+    source, lengths = pad_to_device(model, [source for source, _ in pairs])
+    target, _ = pad_to_device(model, [[END, *target[:-1]] for _, target in pairs])
     weights = model.align(source, lengths, target).cpu()
     return [each[:, : len(target), : len(source)] for each, (source, target) in zip(weights, pairs)]
 
 
-def attended(model: EncoderDecoder, pairs: Sequence[Numbers], name: str | None) -> list[Tensor]:
+def attention_weights(model: EncoderDecoder, pairs: Sequence[Numbers], name: str | None) -> list[Tensor]:
     """Return the weights (T, S) of one attention map, or the mean of all, with which targets were written."""
     place = slice(None) if name is None else [model.maps.index(name)]
-    return [each[place].mean(0) for each in aligned(model, pairs)]
+    return [each[place].mean(0) for each in attention_maps(model, pairs)]
 
 
 @torch.no_grad()
@@ -57,8 +57,8 @@ def posteriors(model: EncoderDecoder, pairs: Sequence[Numbers], name: str | None
     """Return how much of each token of targets is due to each source token, (T, S), by one map or the mean of all."""
     if not pairs:
         return []
-    source, lengths = padded(model, [source for source, _ in pairs])
-    target, _ = padded(model, [[END, *target[:-1]] for _, target in pairs])
-    written, _ = padded(model, [target for _, target in pairs])
-    found = model.posterior(source, lengths, target, written, name).cpu()
-    return [each[: len(target), : len(source)] for each, (source, target) in zip(found, pairs)]
+    source, lengths = pad_to_device(model, [source for source, _ in pairs])
+    target, _ = pad_to_device(model, [[END, *target[:-1]] for _, target in pairs])
+    written, _ = pad_to_device(model, [target for _, target in pairs])
+    posterior = model.posterior(source, lengths, target, written, name).cpu()
+    return [each[: len(target), : len(source)] for each, (source, target) in zip(posterior, pairs)]

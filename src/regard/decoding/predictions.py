@@ -17,7 +17,7 @@ from regard.text.vocabulary import Word
 
 
 @dataclass(frozen=True)
-class WritingOptions:
+class PredictionOptions:
     """How lines are read and written.
 
     Attributes
@@ -64,7 +64,7 @@ class WritingOptions:
 
 
 @dataclass(frozen=True)
-class Written:
+class Prediction:
     """What a model wrote for a line.
 
     Attributes
@@ -77,7 +77,7 @@ class Written:
         Log-probability of the tokens and their end in nats.
     normalized : float
         That divided by the length penalty; of several sentences, their sum.
-    alternatives : tuple of Written
+    alternatives : tuple of Prediction
         The next best with other texts, where more than one was asked for: of a text that can be written in different
         tokens, the likeliest counts. Or further samples, which may be the same.
     maps : tuple of str
@@ -98,7 +98,7 @@ class Written:
     tokens: tuple[str, ...] = ()
     score: float = 0.0
     normalized: float = 0.0
-    alternatives: tuple[Written, ...] = ()
+    alternatives: tuple[Prediction, ...] = ()
     maps: tuple[str, ...] = ()
     alignment: Tensor | None = None
     aligning: str | None = None
@@ -107,23 +107,23 @@ class Written:
     note: str = ""
 
 
-def cut(written: Sequence[Written]) -> list[str]:
+def report_truncated(predictions: Sequence[Prediction]) -> list[str]:
     """Return a line that says how many sources were not read to their end, or none where all were.
 
     Examples
     --------
-    >>> cut([Written("a cat"), Written("a dog", note="cut to the first 1 of 2 tokens")])
+    >>> report_truncated([Prediction("a cat"), Prediction("a dog", note="cut to the first 1 of 2 tokens")])
     ["1 of 2 sources was not read to its end; the first, 'a dog', was cut to the first 1 of 2 tokens"]
     """
-    found = [each for each in written if each.note]
-    if not found:
+    truncated = [each for each in predictions if each.note]
+    if not truncated:
         return []
-    were = "was not read to its end" if len(found) == 1 else "were not read to their ends"
-    first = f"the first, {found[0].source[:60]!r}, was {found[0].note}"
-    return [f"{len(found):,} of {len(written):,} sources {were}; {first}"]
+    were = "was not read to its end" if len(truncated) == 1 else "were not read to their ends"
+    first = f"the first, {truncated[0].source[:60]!r}, was {truncated[0].note}"
+    return [f"{len(truncated):,} of {len(predictions):,} sources {were}; {first}"]
 
 
-def joined(line: str, parts: Sequence[Written], count: int = 1, *, ranked: bool = True) -> Written:
+def join_sentences(line: str, parts: Sequence[Prediction], count: int = 1, *, ranked: bool = True) -> Prediction:
     """Return what was written for the sentences of a line as what was written for the line.
 
     Texts stand one behind the other, and so do tokens and words; no sentence attends to another. Scores are added up.
@@ -131,7 +131,7 @@ def joined(line: str, parts: Sequence[Written], count: int = 1, *, ranked: bool 
     Parameters
     ----------
     line : str
-    parts : sequence of Written
+    parts : sequence of Prediction
         For each sentence; at least one.
     count : int, default 1
         How many texts are wanted, the best and its alternatives: those whose ``normalized`` add up to the most.
@@ -142,32 +142,32 @@ def joined(line: str, parts: Sequence[Written], count: int = 1, *, ranked: bool 
         return replace(parts[0], source=line)
     each = [(part, *part.alternatives) for part in parts]
     if not ranked:
-        return best_of([_joined(line, sample) for sample in zip(*each)])
-    best: list[tuple[Written, ...]] = [()]
+        return with_alternatives([_joined(line, sample) for sample in zip(*each)])
+    best: list[tuple[Prediction, ...]] = [()]
     for options in each:
         longer = [(*before, option) for before in best for option in options]
         best = sorted(longer, key=lambda chosen: -sum(part.normalized for part in chosen))[:count]
-    return distinct([_joined(line, chosen) for chosen in best], count)
+    return merge_duplicates([_joined(line, chosen) for chosen in best], count)
 
 
-def distinct(written: Sequence[Written], count: int) -> Written:
+def merge_duplicates(predictions: Sequence[Prediction], count: int) -> Prediction:
     """Return the first of these, the next with other texts its alternatives: so many in all at most."""
-    kept: dict[str, Written] = {}
-    for each in written:
+    kept: dict[str, Prediction] = {}
+    for each in predictions:
         kept.setdefault(each.text, each)
-    return best_of(list(kept.values())[:count])
+    return with_alternatives(list(kept.values())[:count])
 
 
-def best_of(written: Sequence[Written]) -> Written:
+def with_alternatives(predictions: Sequence[Prediction]) -> Prediction:
     """Return the first of these, the others its alternatives."""
-    return replace(written[0], alternatives=tuple(written[1:]))
+    return replace(predictions[0], alternatives=tuple(predictions[1:]))
 
 
-def _joined(line: str, parts: Sequence[Written]) -> Written:
+def _joined(line: str, parts: Sequence[Prediction]) -> Prediction:
     text = ""
     for part in parts:
         text += " " * bool(text and part.text and text[-1] not in DENSE) + part.text
-    return Written(
+    return Prediction(
         line,
         text,
         tuple(token for part in parts for token in part.source_tokens),
@@ -197,9 +197,9 @@ def _diagonal(blocks: Sequence[Tensor]) -> Tensor | None:
 
 def _behind(parts: Sequence[tuple[Sequence[Word], int]]) -> tuple[Word, ...]:
     """Return the words of parts of so many tokens, one behind the other."""
-    found: list[Word] = []
+    shifted: list[Word] = []
     first = 0
     for words, count in parts:
-        found += [Word(word.text, range(first + word.tokens.start, first + word.tokens.stop)) for word in words]
+        shifted += [Word(word.text, range(first + word.tokens.start, first + word.tokens.stop)) for word in words]
         first += count
-    return tuple(found)
+    return tuple(shifted)

@@ -16,18 +16,18 @@ import torch
 
 from regard._errors import described, rejected, unknown_name
 from regard._memory import fitting
-from regard.data.batches import by_length
+from regard.data.batches import length_batches
 from regard.decoding.beam_search import Hypothesis, search
-from regard.decoding.detokenization import Line, told
-from regard.decoding.forced import padded, scored
-from regard.decoding.predictions import WritingOptions, Written, joined
-from regard.decoding.unknown_words import spelled
+from regard.decoding.detokenization import Line, detokenize
+from regard.decoding.forced import pad_to_device, score_targets
+from regard.decoding.predictions import Prediction, PredictionOptions, join_sentences
+from regard.decoding.unknown_words import restore_words
 from regard.models import RecurrentConfig, TransformerConfig
 from regard.models.base import EncoderDecoder
-from regard.models.folders import CONFIG, bad_file, built_model, load_config, load_json, load_weights, save_model
+from regard.models.folders import CONFIG, build_model, file_error, load_config, load_json, load_weights, save_model
 from regard.models.registry import MODELS
 from regard.text.sentences import PARAGRAPHS, sentences
-from regard.text.vocabulary import Codec, SymbolCodec
+from regard.text.vocabulary import SymbolVocabulary, Vocabulary
 
 FORMAT, VERSION = "regard.sequences", 1
 SOURCE, TARGET = "source.json", "target.json"
@@ -36,13 +36,13 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 
 
 class SequenceModel:
-    """A model with its codecs.
+    """A model with its vocabularies.
 
     Parameters
     ----------
     model : EncoderDecoder
         Put into evaluation mode.
-    source, target : Codec
+    source, target : Vocabulary
         What turns texts into the numbers that it reads, and back those that it writes.
     about : mapping, optional
         What else is worth knowing of it, as JSON can hold it; saved with the model.
@@ -50,24 +50,28 @@ class SequenceModel:
     Raises
     ------
     ValueError
-        If a vocabulary of the model is not of its codec's size.
+        If a vocabulary does not have the size that the model has for it.
 
     Examples
     --------
-    >>> from regard.text.vocabulary import SymbolCodec
-    >>> letters, phonemes = SymbolCodec.train(["cat"]), SymbolCodec.train(["K AE T"], separator=" ")
+    >>> from regard.models import RecurrentConfig, RecurrentEncoderDecoder
+    >>> from regard.text.vocabulary import SymbolVocabulary
+    >>> letters, phonemes = SymbolVocabulary.train(["cat"]), SymbolVocabulary.train(["K AE T"], separator=" ")
     >>> config = RecurrentConfig(len(letters), len(phonemes), encoder=8, decoder=8)
     >>> model = SequenceModel(RecurrentEncoderDecoder(config), letters, phonemes)
-    >>> [written.source for written in model.write(["cat", "", "act"])]
+    >>> [prediction.source for prediction in model.predict(["cat", "", "act"])]
     ['cat', '', 'act']
     """
 
     def __init__(
-        self, model: EncoderDecoder, source: Codec, target: Codec, about: Mapping[str, Any] | None = None
+        self, model: EncoderDecoder, source: Vocabulary, target: Vocabulary, about: Mapping[str, Any] | None = None
     ) -> None:
-        for name, size, codec in (("source", model.config.sources, source), ("target", model.config.targets, target)):
-            if size != len(codec):
-                raise rejected("SequenceModel", name, f"have the {size} symbols that the model knows", len(codec))
+        for name, size, vocabulary in (
+            ("source", model.config.sources, source),
+            ("target", model.config.targets, target),
+        ):
+            if size != len(vocabulary):
+                raise rejected("SequenceModel", name, f"have the {size} symbols that the model knows", len(vocabulary))
         self.model = model.eval()
         self.source, self.target = source, target
         self.about = dict(about or {})
@@ -145,21 +149,23 @@ class SequenceModel:
         config = load_config(folder, kind=FORMAT, version=VERSION)
         for name, known in (("kind", sorted(MODELS)), ("dtype", sorted(DTYPES))):
             if not isinstance(config.get(name), str) or config[name] not in known:
-                raise bad_file(path, f"have a {name!r} among {', '.join(known)}", repr(config.get(name))[:60])
+                raise file_error(path, f"have a {name!r} among {', '.join(known)}", repr(config.get(name))[:60])
         if not isinstance(config.get("about"), dict):
-            raise bad_file(path, "have an object 'about'", repr(config.get("about"))[:60])
+            raise file_error(path, "have an object 'about'", repr(config.get("about"))[:60])
         source, target = (
-            Codec.from_json(load_json(folder, name, config), str(Path(folder) / name)) for name in (SOURCE, TARGET)
+            Vocabulary.from_json(load_json(folder, name, config), str(Path(folder) / name)) for name in (SOURCE, TARGET)
         )
-        model = built_model(path, *MODELS[config["kind"]], config.get("model")).to(DTYPES[config["dtype"]])
+        model = build_model(path, *MODELS[config["kind"]], config.get("model")).to(DTYPES[config["dtype"]])
         sizes = (model.config.sources, model.config.targets)
         if sizes != (len(source), len(target)):
             expected = f"have sources {len(source)} and targets {len(target)}, as {SOURCE} and {TARGET} say"
-            raise bad_file(path, expected, f"{sizes[0]} and {sizes[1]}")
+            raise file_error(path, expected, f"{sizes[0]} and {sizes[1]}")
         load_weights(folder, model, config)
         return cls(model.float(), source, target, config["about"])
 
-    def write(self, lines: Iterable[str], options: WritingOptions | None = None, *, first: int = 1) -> list[Written]:
+    def predict(
+        self, lines: Iterable[str], options: PredictionOptions | None = None, *, first: int = 1
+    ) -> list[Prediction]:
         """Return what the model writes for each line, in the order given.
 
         A line's sentences are written for one by one, if ``options.split`` says so. Lines of similar lengths go through
@@ -168,7 +174,7 @@ class SequenceModel:
         Parameters
         ----------
         lines : iterable of str
-        options : WritingOptions, optional
+        options : PredictionOptions, optional
         first : int
             What error messages call the first line.
 
@@ -181,46 +187,54 @@ class SequenceModel:
         """
         if isinstance(lines, str):
             raise rejected("write", "lines", "be a list of lines", "a str", TypeError)
-        options, texts = WritingOptions() if options is None else options, list(lines)
-        if not isinstance(options, WritingOptions):
-            raise rejected("write", "options", "be WritingOptions", described(options), TypeError)
+        options, texts = PredictionOptions() if options is None else options, list(lines)
+        if not isinstance(options, PredictionOptions):
+            raise rejected("write", "options", "be PredictionOptions", described(options), TypeError)
         for i, text in enumerate(texts):
             if not isinstance(text, str):
                 raise rejected("write", f"line {first + i}", "be a str", described(text), TypeError)
         parts = [self._parts(text, options) for text in texts]
         numbers = [first + i for i, each in enumerate(parts) for _ in each]
-        found = iter(self._written([part for each in parts for part in each], numbers, options))
+        predictions = iter(self._written([part for each in parts for part in each], numbers, options))
         count, ranked = options.search.n_best, not options.search.sample
-        return [joined(text, list(islice(found, len(each))), count, ranked=ranked) for text, each in zip(texts, parts)]
+        return [
+            join_sentences(text, list(islice(predictions, len(each))), count, ranked=ranked)
+            for text, each in zip(texts, parts)
+        ]
 
-    def _written(self, texts: Sequence[str], places: Sequence[int], options: WritingOptions) -> list[Written]:
+    def _written(self, texts: Sequence[str], places: Sequence[int], options: PredictionOptions) -> list[Prediction]:
         """Return what the model writes for texts; errors say which line each stands in."""
         numbers = self.source.encode_all(texts)
         read = [self._read(text, numbers[i].tolist(), options, places[i]) for i, text in enumerate(texts)]
-        written = [Written(line.text, note=line.note) for line in read]
+        predictions = [Prediction(line.text, note=line.note) for line in read]
         bounds = [bound for bound in (options.search.longest, self.longest[1]) if bound]
         narrow = options.precision == "bfloat16"
         unknown = options.search.unknown and options.replace_unknown and self._replaces()
         searching = replace(options.search, longest=min(bounds, default=0), unknown=unknown)
         with self._evaluating(options):
-            for rows in by_length([len(line.numbers) for line in read], options.batch):
+            for rows in length_batches([len(line.numbers) for line in read], options.batch):
                 pool = searching.n_best
                 while rows:
-                    sources = padded(self.model, [read[i].numbers for i in rows])
+                    sources = pad_to_device(self.model, [read[i].numbers for i in rows])
                     with torch.autocast(sources[0].device.type, torch.bfloat16, enabled=narrow):
-                        found = search(self.model, *sources, searching, pool=pool)
-                    batch = [replace(read[i], found=each or [_NOTHING]) for i, each in zip(rows, found)]
-                    for i, each in zip(rows, told(self, batch, options)):
-                        written[i] = each
+                        hypotheses = search(self.model, *sources, searching, pool=pool)
+                    batch = [replace(read[i], hypotheses=each or [_NOTHING]) for i, each in zip(rows, hypotheses)]
+                    for i, each in zip(rows, detokenize(self, batch, options)):
+                        predictions[i] = each
                     # Texts that are the same in other tokens count once: there may be more behind them.
-                    full = [i for i, each in zip(rows, found) if len(each) == pool]
-                    rows = [i for i in full if 1 + len(written[i].alternatives) < searching.n_best]
+                    full = [i for i, each in zip(rows, hypotheses) if len(each) == pool]
+                    rows = [i for i in full if 1 + len(predictions[i].alternatives) < searching.n_best]
                     pool *= 2
-        return written
+        return predictions
 
     def align(
-        self, sources: Iterable[str], targets: Iterable[str], options: WritingOptions | None = None, *, first: int = 1
-    ) -> list[Written]:
+        self,
+        sources: Iterable[str],
+        targets: Iterable[str],
+        options: PredictionOptions | None = None,
+        *,
+        first: int = 1,
+    ) -> list[Prediction]:
         """Return given targets as if the model had written them: with their score and their alignment.
 
         A line and its target that have equally many sentences go together sentence by sentence, if ``options.split``
@@ -230,14 +244,14 @@ class SequenceModel:
         ----------
         sources, targets : iterable of str
             As many of the one as of the other; where either is empty, nothing is aligned.
-        options : WritingOptions, optional
+        options : PredictionOptions, optional
             Of its search, the length penalty counts.
         first : int
             What error messages call the first line.
 
         Returns
         -------
-        list of Written
+        list of Prediction
             In which ``text`` is the target as it was given.
 
         Raises
@@ -259,17 +273,19 @@ class SequenceModel:
             raise rejected("align", "sources and targets", "be lists of lines", "a str", TypeError)
         if len(texts) != len(given):
             raise rejected("align", "targets", f"be as many as sources, {len(texts):,}", f"{len(given):,}")
-        options = replace(options or WritingOptions(), alignment=True, replace_unknown=False)
+        options = replace(options or PredictionOptions(), alignment=True, replace_unknown=False)
         parts = []
         for text, target in zip(texts, given):
-            read, said = self._parts(text, options), self._parts(target, options)
-            parts.append(list(zip(read, said)) if len(read) == len(said) else [(text, target)])
+            read, given_parts = self._parts(text, options), self._parts(target, options)
+            parts.append(list(zip(read, given_parts)) if len(read) == len(given_parts) else [(text, target)])
         places = [first + i for i, each in enumerate(parts) for _ in each]
-        found = iter(self._given([pair for each in parts for pair in each], places, options))
-        lines = (joined(text, list(islice(found, len(each)))) for text, each in zip(texts, parts))
+        predictions = iter(self._given([pair for each in parts for pair in each], places, options))
+        lines = (join_sentences(text, list(islice(predictions, len(each)))) for text, each in zip(texts, parts))
         return [replace(line, text=target) for line, target in zip(lines, given)]
 
-    def _given(self, pairs: Sequence[tuple[str, str]], places: Sequence[int], options: WritingOptions) -> list[Written]:
+    def _given(
+        self, pairs: Sequence[tuple[str, str]], places: Sequence[int], options: PredictionOptions
+    ) -> list[Prediction]:
         texts, given = [text for text, _ in pairs], [target for _, target in pairs]
         numbers, wanted = self.source.encode_all(texts), self.target.encode_all(given)
         most = self.longest[1]
@@ -277,33 +293,33 @@ class SequenceModel:
             if most is not None and len(wanted[i]) > most:
                 raise rejected("align", f"target {places[i]}", f"have at most {most} tokens", len(wanted[i]))
         read = [self._read(text, numbers[i].tolist(), options, places[i]) for i, text in enumerate(texts)]
-        written = [Written(line.text, note=line.note) for line in read]
+        predictions = [Prediction(line.text, note=line.note) for line in read]
         counts = zip((len(line.numbers) for line in read), wanted.lengths.tolist())
         lengths = [max(both) if all(both) else 0 for both in counts]
         with self._evaluating(options):
-            for rows in by_length(lengths, options.batch):
+            for rows in length_batches(lengths, options.batch):
                 both = [(read[i].numbers, wanted[i].tolist()) for i in rows]
-                scores = scored(self.model, both)
-                found = [
+                scores = score_targets(self.model, both)
+                hypotheses = [
                     Hypothesis(tuple(target), score, score / float(options.search.penalty(len(target) + 1)))
                     for (_, target), score in zip(both, scores)
                 ]
-                batch = [replace(read[i], found=[each]) for i, each in zip(rows, found)]
-                for i, each in zip(rows, told(self, batch, options)):
-                    said = spelled(self.target, given[i], wanted[i].tolist())
-                    written[i] = replace(each, text=given[i], words=tuple(said))
-        return written
+                batch = [replace(read[i], hypotheses=[each]) for i, each in zip(rows, hypotheses)]
+                for i, each in zip(rows, detokenize(self, batch, options)):
+                    words = restore_words(self.target, given[i], wanted[i].tolist())
+                    predictions[i] = replace(each, text=given[i], words=tuple(words))
+        return predictions
 
     def stream(
-        self, lines: Iterable[str], options: WritingOptions | None = None, *, ahead: int = 1024
-    ) -> Iterator[Written]:
+        self, lines: Iterable[str], options: PredictionOptions | None = None, *, ahead: int = 1024
+    ) -> Iterator[Prediction]:
         """Yield what the model writes for each line, in the order given, for as many lines as there are.
 
         Parameters
         ----------
         lines : iterable of str
             Such as standard input; a line's end is no part of it.
-        options : WritingOptions, optional
+        options : PredictionOptions, optional
         ahead : int
             Lines that are read before the first of them is answered: with many, equal lengths go together; with one,
             every line is answered before the next is read.
@@ -311,21 +327,21 @@ class SequenceModel:
         Raises
         ------
         ValueError
-            As :meth:`write`, after the lines before were answered as far as they were read earlier.
+            As :meth:`predict`, after the lines before were answered as far as they were read earlier.
         """
         if ahead < 1:
             raise rejected("stream", "ahead", "be at least 1", ahead)
         texts, first = (line.rstrip("\r\n") for line in lines), 1
         while block := list(islice(texts, ahead)):
-            yield from self.write(block, options, first=first)
+            yield from self.predict(block, options, first=first)
             first += len(block)
 
-    def _parts(self, text: str, options: WritingOptions) -> list[str]:
+    def _parts(self, text: str, options: PredictionOptions) -> list[str]:
         """Return the sentences of a line, or the line where it is one or the model is to read it whole."""
         split = self.about.get("lines") != PARAGRAPHS if options.split is None else options.split
-        return [text] if not split or isinstance(self.source, SymbolCodec) else sentences(text)
+        return [text] if not split or isinstance(self.source, SymbolVocabulary) else sentences(text)
 
-    def _read(self, text: str, numbers: list[int], options: WritingOptions, number: int) -> Line:
+    def _read(self, text: str, numbers: list[int], options: PredictionOptions, number: int) -> Line:
         most = min(options.longest, self.longest[0] or options.longest)
         if len(numbers) <= most:
             return Line(text, numbers)
@@ -335,11 +351,11 @@ class SequenceModel:
 
     def _replaces(self) -> bool:
         """Return whether a word of the source can stand where a symbol is unknown: no letter is a sound."""
-        read, written = (getattr(codec, "separator", None) for codec in (self.source, self.target))
+        read, written = (getattr(vocabulary, "separator", None) for vocabulary in (self.source, self.target))
         return bool(self.model.maps) and (read, written) != ("", " ")
 
     @contextmanager
-    def _evaluating(self, options: WritingOptions) -> Iterator[None]:
+    def _evaluating(self, options: PredictionOptions) -> Iterator[None]:
         training = self.model.training
         self.model.eval()
         lower = f"lower batch (now {options.batch}) or beams (now {options.search.beams})"

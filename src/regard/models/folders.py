@@ -80,8 +80,8 @@ def save_model(
         for name, tensor in model.state_dict().items()
     }
     for name, tensor in tensors.items():
-        if (found := _unusable(tensor)) is not None:
-            raise rejected("save", "model", f"have finite parameters in {tensor.dtype}", f"{found} in {name}")
+        if (problem := _unusable(tensor)) is not None:
+            raise rejected("save", "model", f"have finite parameters in {tensor.dtype}", f"{problem} in {name}")
     files = {name: _json(data) for name, data in (others or {}).items()} | {WEIGHTS: save(tensors)}
     sums = {name: _checksum(data) for name, data in files.items()}
     described = {**config, "sha256": sums.pop(WEIGHTS)} | ({"files": sums} if sums else {})
@@ -110,7 +110,7 @@ def load_json(folder: str | Path, name: str, config: Mapping[str, Any]) -> Any:
     path, sums = Path(folder) / name, config.get("files")
     data = _read(path)
     if not isinstance(sums, dict) or _checksum(data) != sums.get(name):
-        raise bad_file(path, f"be the file that {CONFIG} was saved with", "one with another checksum")
+        raise file_error(path, f"be the file that {CONFIG} was saved with", "one with another checksum")
     return _parsed(path, data)
 
 
@@ -133,13 +133,13 @@ def load_config(folder: str | Path, *, kind: str, version: int) -> dict[str, Any
     path = Path(folder) / CONFIG
     if not path.exists() and path.with_name(OPTIONS).exists():
         got = "a training run that has not ended, and writes its model at the end: go on with `regard train`, --resume"
-        raise bad_file(path.parent, "hold a model", got)
+        raise file_error(path.parent, "hold a model", got)
     config = read_json(path)
     if not isinstance(config, dict) or config.get("format") != kind:
-        found = config.get("format") if isinstance(config, dict) else config
-        raise bad_file(path, f"describe a model of format {kind!r}", _brief(found))
+        stored_format = config.get("format") if isinstance(config, dict) else config
+        raise file_error(path, f"describe a model of format {kind!r}", _brief(stored_format))
     if config.get("version") != version:
-        raise bad_file(path, f"be of version {version}", f"version {_brief(config.get('version'))}")
+        raise file_error(path, f"be of version {version}", f"version {_brief(config.get('version'))}")
     return config
 
 
@@ -179,32 +179,32 @@ def load_weights(folder: str | Path, model: nn.Module, config: Mapping[str, Any]
     with _whole(path):
         tensors = load(data)
     for name, tensor in tensors.items():
-        if (found := _unusable(tensor)) is not None:
-            raise bad_file(path, "hold finite numbers", f"{found} in {name}")
+        if (problem := _unusable(tensor)) is not None:
+            raise file_error(path, "hold finite numbers", f"{problem} in {name}")
     if _checksum(data) != config.get("sha256"):
-        raise bad_file(path, f"be the file that {CONFIG} was saved with", "one with another checksum")
+        raise file_error(path, f"be the file that {CONFIG} was saved with", "one with another checksum")
     if _sealed(config) != config.get("config_sha256"):
-        raise bad_file(path.with_name(CONFIG), "be as it was saved", "one that was changed since")
+        raise file_error(path.with_name(CONFIG), "be as it was saved", "one that was changed since")
     model.load_state_dict(tensors, assign=True)
 
 
-def built_model(path: Path, config: type[Any], model: type[Any], described: Any) -> Any:
+def build_model(path: Path, config: type[Any], model: type[Any], described: Any) -> Any:
     """Return the model that a configuration describes, without parameters."""
     known = {each.name for each in fields(config)}
     if not isinstance(described, dict) or set(described) != known:
-        raise bad_file(path, f"have a field 'model' with {', '.join(sorted(known))}", "other fields")
+        raise file_error(path, f"have a field 'model' with {', '.join(sorted(known))}", "other fields")
     try:
         made = config(**described)
         # Modules cost time even without parameters. A layer has some of its own.
         layers, stored = made.encoder_layers + made.decoder_layers, len(_header(path.with_name(WEIGHTS)))
         if layers > stored:
-            raise bad_file(path, f"have at most as many layers as {WEIGHTS} has tensors, {stored}", layers)
+            raise file_error(path, f"have at most as many layers as {WEIGHTS} has tensors, {stored}", layers)
         with torch.device("meta"):
             return model(made)
     except ModelFileError:
         raise
     except (ValueError, TypeError) as error:
-        raise bad_file(path, "describe a model", f"this: {str(error).rstrip('.')}") from None
+        raise file_error(path, "describe a model", f"this: {str(error).rstrip('.')}") from None
 
 
 def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -214,12 +214,12 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     with _opened(path, _LARGEST) as file:
         begin = file.read(8)
     if begin.startswith(_PICKLES):
-        raise bad_file(
+        raise file_error(
             path, "be a safetensors file", "a pickle or zip file, which is never loaded because it can run code"
         )
     if int.from_bytes(begin, "little") > _LARGEST_HEADER:
         expected = f"be a whole safetensors file, whose header has at most {_LARGEST_HEADER:,} bytes"
-        raise bad_file(path, expected, f"{int.from_bytes(begin, 'little'):,}")
+        raise file_error(path, expected, f"{int.from_bytes(begin, 'little'):,}")
     with _whole(path), safe_open(path, framework="pt") as tensors:
         parts = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - it is no dict
         return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
@@ -234,18 +234,20 @@ def _whole(path: Path) -> Iterator[None]:
         yield
     except (SafetensorError, ValueError, KeyError, RuntimeError, OSError) as error:
         got = f"one that is cut short or something else ({_brief(error)})"
-        raise bad_file(path, "be a whole safetensors file", got) from None
+        raise file_error(path, "be a whole safetensors file", got) from None
 
 
-def _check_shapes(path: Path, found: Mapping[str, tuple[str, tuple[int, ...]]], expected: Mapping[str, Tensor]) -> None:
-    for name in sorted(expected.keys() ^ found.keys()):
+def _check_shapes(
+    path: Path, stored: Mapping[str, tuple[str, tuple[int, ...]]], expected: Mapping[str, Tensor]
+) -> None:
+    for name in sorted(expected.keys() ^ stored.keys()):
         what = "no such tensor" if name in expected else "one that this model does not have"
-        raise bad_file(path, f"hold the parameters that {CONFIG} describes", f"{what}: {_brief(name)}")
+        raise file_error(path, f"hold the parameters that {CONFIG} describes", f"{what}: {_brief(name)}")
     for name, want in expected.items():
-        dtype, shape = _DTYPES.get(found[name][0], found[name][0]), found[name][1]
+        dtype, shape = _DTYPES.get(stored[name][0], stored[name][0]), stored[name][1]
         if (dtype, shape) != (want.dtype, tuple(want.shape)):
             wanted = f"hold {name} as {want.dtype} of shape {tuple(want.shape)}"
-            raise bad_file(path, wanted, f"{dtype} of shape {_brief(shape)}")
+            raise file_error(path, wanted, f"{dtype} of shape {_brief(shape)}")
 
 
 def _unusable(tensor: Tensor) -> str | None:
@@ -261,18 +263,18 @@ def _unusable(tensor: Tensor) -> str | None:
 def _opened(path: Path, most: int) -> Iterator[BinaryIO]:
     """Open a regular file that is not too large."""
     if not path.parent.is_dir():
-        raise bad_file(path.parent, f"be a folder with {CONFIG} and {WEIGHTS}", "no such folder")
+        raise file_error(path.parent, f"be a folder with {CONFIG} and {WEIGHTS}", "no such folder")
     try:
         if path.exists() and not path.is_file():
-            raise bad_file(path, "be a file", "a folder or device")
+            raise file_error(path, "be a file", "a folder or device")
         if path.stat().st_size > most:
-            raise bad_file(path, f"have at most {most:,} bytes", f"{path.stat().st_size:,}")
+            raise file_error(path, f"have at most {most:,} bytes", f"{path.stat().st_size:,}")
         with path.open("rb") as file:
             yield file
     except FileNotFoundError:
-        raise bad_file(path, "exist", "no such file") from None
+        raise file_error(path, "exist", "no such file") from None
     except OSError as error:
-        raise bad_file(path, "be readable", error.strerror or type(error).__name__) from None
+        raise file_error(path, "be readable", error.strerror or type(error).__name__) from None
 
 
 def _read(path: Path, most: int = _LARGEST_JSON) -> bytes:
@@ -288,7 +290,7 @@ def _parsed(path: Path, data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise bad_file(path, "be JSON", f"something else ({error})") from None
+        raise file_error(path, "be JSON", f"something else ({error})") from None
 
 
 def _checksum(data: bytes) -> str:
@@ -306,6 +308,6 @@ def _brief(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def bad_file(path: Path, expected: str, got: object) -> Exception:
+def file_error(path: Path, expected: str, got: object) -> Exception:
     """Return the error of a file that is not as it should be."""
     return rejected("load", str(path), expected, got, ModelFileError)

@@ -55,7 +55,7 @@ def load(name: str = TRANSLATOR) -> SequenceModel:
 
     Examples
     --------
-    >>> load().write(["I love you"])[0].text
+    >>> load().predict(["I love you"])[0].text
     "je t'aime"
     """
     from regard.decoding.sequence_model import SequenceModel

@@ -7,7 +7,7 @@ from itertools import pairwise
 from random import Random
 
 
-def merged(word: str, ranks: Mapping[tuple[str, str], int], dropout: float, drawn: Random) -> list[str]:
+def merge_pairs(word: str, ranks: Mapping[tuple[str, str], int], dropout: float, drawn: Random) -> list[str]:
     """Return the pieces of a word.
 
     Of the pairs of neighbours that have a rule, each is passed over with probability ``dropout``, and the one whose
@@ -17,7 +17,7 @@ def merged(word: str, ranks: Mapping[tuple[str, str], int], dropout: float, draw
     Examples
     --------
     >>> ranks = {("l", "o"): 0, ("lo", "w"): 1}
-    >>> merged("low", ranks, 0.0, Random(0)), merged("low", ranks, 0.9, Random(0))
+    >>> merge_pairs("low", ranks, 0.0, Random(0)), merge_pairs("low", ranks, 0.9, Random(0))
     (['low'], ['l', 'o', 'w'])
     """
     pieces = list(word)

@@ -75,12 +75,12 @@ class Ragged:
         lengths = self.lengths[rows]
         steps = np.arange(int(lengths.max(initial=0)) + (ending is not None))
         places = np.minimum(self.offsets[rows][:, None] + steps, max(len(self.numbers) - 1, 0))
-        found = self.numbers[places].astype(np.int64) if len(self.numbers) else np.full(places.shape, PAD)
-        found[steps >= lengths[:, None]] = PAD
+        table = self.numbers[places].astype(np.int64) if len(self.numbers) else np.full(places.shape, PAD)
+        table[steps >= lengths[:, None]] = PAD
         if ending is not None:
-            found[np.arange(len(rows)), lengths] = ending
+            table[np.arange(len(rows)), lengths] = ending
             lengths = lengths + 1
-        return torch.from_numpy(found), torch.from_numpy(lengths)
+        return torch.from_numpy(table), torch.from_numpy(lengths)
 
 
 def pad(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -54,14 +54,14 @@ def sentences(text: str) -> list[str]:
     """
     text = normalize(text)
     letters = [match.start() for match in (_LETTER.search(text),) if match]
-    found: list[str] = []
+    parts: list[str] = []
     first, last = 0, _last_letter(text)
     for mark in _MARK.finditer(text):
         if letters and letters[0] < mark.start() and mark.end() <= last and _ends(text, first, mark):
-            found.append(text[first : mark.end()])
+            parts.append(text[first : mark.end()])
             first = mark.end() + (text[mark.end()] == " ")
             letters = [match.start() for match in (_LETTER.search(text, first),) if match]
-    return [*found, text[first:]]
+    return [*parts, text[first:]]
 
 
 def _last_letter(text: str) -> int:

@@ -19,11 +19,21 @@ from tokenizers import Regex, Tokenizer, models, trainers
 from tokenizers.pre_tokenizers import Split
 
 from regard._errors import RegardWarning, rejected, unknown_name
-from regard.text.bpe_dropout import merged
+from regard.text.bpe_dropout import merge_pairs
 from regard.text.normalization import normalize
 from regard.text.ragged import Ragged
-from regard.text.vocabulary import FIRST, UNKNOWN, UNKNOWN_TEXT, Codec, Word, bad, described, strings, until_end
-from regard.text.words import Place, placed_in, words_of
+from regard.text.vocabulary import (
+    FIRST,
+    UNKNOWN,
+    UNKNOWN_TEXT,
+    Vocabulary,
+    Word,
+    read_strings,
+    to_header,
+    until_end_mark,
+    vocabulary_error,
+)
+from regard.text.words import Span, find_words, locate_tokens
 
 SUBWORDS = ("bpe", "unigram", "characters")
 #: How many subwords are learned where nothing else is asked.
@@ -38,7 +48,7 @@ _WAYS = 8
 _BLOCK = 1 << 16
 
 
-class SubwordCodec(Codec):
+class SubwordVocabulary(Vocabulary):
     """Texts as pieces of words. A piece that begins a word has the space before it, so texts come back exactly.
 
     Make one by :meth:`train`.
@@ -58,10 +68,10 @@ class SubwordCodec(Codec):
 
     Examples
     --------
-    >>> codec = SubwordCodec.train(["a rose is a rose"] * 2, kind="characters")
-    >>> codec.tokens(codec.encode("so rare"))
+    >>> vocabulary = SubwordVocabulary.train(["a rose is a rose"] * 2, kind="characters")
+    >>> vocabulary.tokens(vocabulary.encode("so rare"))
     ['▁', 's', 'o', '▁', 'r', 'a', 'r', 'e']
-    >>> codec.decode(codec.encode("so rare")), [word.text for word in codec.words("so rare")]
+    >>> vocabulary.decode(vocabulary.encode("so rare")), [word.text for word in vocabulary.words("so rare")]
     ('so rare', ['so', 'rare'])
     """
 
@@ -75,7 +85,7 @@ class SubwordCodec(Codec):
         byte_fallback: bool = False,
     ) -> None:
         if kind not in SUBWORDS:
-            raise unknown_name("SubwordCodec", "kind", kind, SUBWORDS)
+            raise unknown_name("SubwordVocabulary", "kind", kind, SUBWORDS)
         self.kind, self.pieces, self.rules = kind, tuple(pieces), tuple(rules)
         self.lowercase, self.byte_fallback = lowercase, byte_fallback
         self._check()
@@ -98,22 +108,22 @@ class SubwordCodec(Codec):
     def _check(self) -> None:
         if len(set(self.pieces)) != len(self.pieces):
             repeated = f"{len(self.pieces) - len(set(self.pieces))} repeated"
-            raise rejected("SubwordCodec", "pieces", "all be different", repeated)
+            raise rejected("SubwordVocabulary", "pieces", "all be different", repeated)
         for piece in self.pieces:
             if not piece or " " in piece[1:]:
-                raise rejected("SubwordCodec", "pieces", "have a space at most at their beginning", repr(piece))
+                raise rejected("SubwordVocabulary", "pieces", "have a space at most at their beginning", repr(piece))
         if self.kind == "unigram":
             finite = all(isinstance(score, float | int) and math.isfinite(score) for score in self.rules)
             if len(self.rules) != len(self.pieces) or not finite:
-                raise rejected("SubwordCodec", "rules", "be a finite score for each piece", "something else")
+                raise rejected("SubwordVocabulary", "rules", "be a finite score for each piece", "something else")
         elif self.kind == "characters":
             if self.rules or any(len(piece) != 1 for piece in self.pieces):
-                raise rejected("SubwordCodec", "pieces", "be single characters, without rules", "others")
+                raise rejected("SubwordVocabulary", "pieces", "be single characters, without rules", "others")
         else:
             known = set(self.pieces)
             for rule in self.rules:
                 if len(rule) != 2 or not {*rule, "".join(rule)} <= known:
-                    raise rejected("SubwordCodec", "rules", "merge two pieces into one", repr(rule))
+                    raise rejected("SubwordVocabulary", "rules", "merge two pieces into one", repr(rule))
 
     @classmethod
     def train(
@@ -125,13 +135,13 @@ class SubwordCodec(Codec):
         lowercase: bool = False,
         byte_fallback: bool = False,
         rare: float = 1e-6,
-    ) -> SubwordCodec:
+    ) -> SubwordVocabulary:
         """Learn pieces from texts: the same ones from the same texts, in whatever order and on however many threads.
 
         Parameters
         ----------
         texts : iterable of str
-            For one codec of both sides, the texts of both.
+            For one vocabulary of both sides, the texts of both.
         kind : str, default "bpe"
             ``"bpe"`` (Sennrich 2016, arXiv 1508.07909), ``"unigram"`` (Kudo 2018, arXiv 1804.10959), ``"characters"``.
         size : int, optional
@@ -152,12 +162,12 @@ class SubwordCodec(Codec):
             If the texts have fewer pieces than ``size``.
         """
         if kind not in SUBWORDS:
-            raise unknown_name("SubwordCodec.train", "kind", kind, SUBWORDS)
+            raise unknown_name("SubwordVocabulary.train", "kind", kind, SUBWORDS)
         if not 0 <= rare < 1:
-            raise rejected("SubwordCodec.train", "rare", "be in [0, 1)", rare)
+            raise rejected("SubwordVocabulary.train", "rare", "be in [0, 1)", rare)
         lines = [f" {text}" for text in (normalize(text, lowercase) for text in texts) if text]
         if not lines:
-            raise rejected("SubwordCodec.train", "texts", "have a text that is not empty", "none")
+            raise rejected("SubwordVocabulary.train", "texts", "have a text that is not empty", "none")
         alphabet, dropped = _alphabet(lines, rare)
         special = FIRST + 256 * byte_fallback
         least = special + len(alphabet)
@@ -165,43 +175,41 @@ class SubwordCodec(Codec):
         asked = usual if size is None else size
         if asked < least:
             expected = f"be at least {least}, for the {len(alphabet)} characters of these texts"
-            raise rejected("SubwordCodec.train", "size", expected, asked)
+            raise rejected("SubwordVocabulary.train", "size", expected, asked)
         if dropped:
             away = str.maketrans(dict.fromkeys(dropped, " "))
             lines = [f" {' '.join(line.translate(away).split())}" for line in lines]
         pieces, rules = _learned(lines, kind, asked - special, alphabet)
-        codec = cls(kind, pieces, rules, lowercase=lowercase, byte_fallback=byte_fallback)
-        if size is not None and len(codec) < size:
-            reached = (
-                f"SubwordCodec.train: a vocabulary of size {size:,} is more than these texts support: {len(codec):,}."
-            )
-            warnings.warn(reached, RegardWarning, stacklevel=2)
-        return codec
+        vocabulary = cls(kind, pieces, rules, lowercase=lowercase, byte_fallback=byte_fallback)
+        if size is not None and len(vocabulary) < size:
+            reached = f"a vocabulary of size {size:,} is more than these texts support: {len(vocabulary):,}."
+            warnings.warn(f"SubwordVocabulary.train: {reached}", RegardWarning, stacklevel=2)
+        return vocabulary
 
     def __len__(self) -> int:
         return len(self._bytes)
 
     def encode_all(self, texts: Iterable[str]) -> Ragged:
-        words, found, ends = self._looked_up(texts)
-        return self._joined(Ragged.of(self._spelled(words)), found, ends)
+        words, indices, ends = self._looked_up(texts)
+        return self._joined(Ragged.of(self._spelled(words)), indices, ends)
 
     def sample_all(self, texts: Iterable[str], dropout: float, seed: int, times: int = 1) -> Ragged:
         if self.kind != "bpe":
             return super().sample_all(texts, dropout, seed, times)
-        words, found, ends = self._looked_up(texts)
-        ends = np.concatenate([ends[:1], *(ends[1:] + len(found) * time for time in range(times))])
-        found = np.tile(found, times)
+        words, indices, ends = self._looked_up(texts)
+        ends = np.concatenate([ends[:1], *(ends[1:] + len(indices) * time for time in range(times))])
+        indices = np.tile(indices, times)
         ways, drawn = list(self._spelled(words)), Random(seed)
         for _ in range(_WAYS):
             ways += [self._another(word, plain, dropout, drawn) for word, plain in zip(words, ways[: len(words)])]
-        chosen = np.random.default_rng(seed).integers(1, _WAYS + 1, len(found))
-        return self._joined(Ragged.of(ways), found + len(words) * chosen, ends)
+        chosen = np.random.default_rng(seed).integers(1, _WAYS + 1, len(indices))
+        return self._joined(Ragged.of(ways), indices + len(words) * chosen, ends)
 
     def _another(self, word: str, plain: list[int], dropout: float, drawn: Random) -> list[int]:
         """Return the numbers of a word that is split in another way; of one with unknown characters, as it is."""
         numbers: list[int] = []
         for part, _ in _PARTS.pre_tokenize_str(word):
-            for piece in merged(part, self._ranks, dropout, drawn):
+            for piece in merge_pairs(part, self._ranks, dropout, drawn):
                 if piece not in self._numbers:
                     return plain
                 numbers.append(self._numbers[piece])
@@ -220,16 +228,16 @@ class SubwordCodec(Codec):
         # No piece goes beyond a space: different words are looked up once each, however often they come.
         words: defaultdict[str, int] = defaultdict()
         words.default_factory = words.__len__
-        found: list[int] = []
+        indices: list[int] = []
         ends = [0]
         for text in texts:
-            found.extend(map(words.__getitem__, normalize(text, self.lowercase).split()))
-            ends.append(len(found))
-        return [f" {word}" for word in words], np.array(found, np.int64), np.array(ends, np.int64)
+            indices.extend(map(words.__getitem__, normalize(text, self.lowercase).split()))
+            ends.append(len(indices))
+        return [f" {word}" for word in words], np.array(indices, np.int64), np.array(ends, np.int64)
 
     @staticmethod
-    def _joined(words: Ragged, found: np.ndarray, ends: np.ndarray) -> Ragged:
-        numbers = words.take(found)
+    def _joined(words: Ragged, indices: np.ndarray, ends: np.ndarray) -> Ragged:
+        numbers = words.take(indices)
         return Ragged(numbers.numbers, numbers.offsets[ends])
 
     def _spelled(self, words: list[str]) -> Iterable[list[int]]:
@@ -243,33 +251,33 @@ class SubwordCodec(Codec):
                     yield numbers
 
     def _by_bytes(self, word: str) -> list[int]:
-        encoding, found = self._tokenizer.encode(word), []
+        encoding, numbers = self._tokenizer.encode(word), []
         for number, (start, end) in zip(encoding.ids, encoding.offsets):
-            found += [FIRST + byte for byte in word[start:end].encode()] if number == UNKNOWN else [number]
-        return found
+            numbers += [FIRST + byte for byte in word[start:end].encode()] if number == UNKNOWN else [number]
+        return numbers
 
     def decode(self, numbers: Iterable[int], replacements: Iterable[str] = ()) -> str:
         fill = iter(replacements)
-        found = bytearray()
-        for number in until_end(numbers):
-            found += next(fill, UNKNOWN_TEXT).encode() if number == UNKNOWN else self._bytes[number]
-        return normalize(found.decode(errors="replace"))
+        encoded = bytearray()
+        for number in until_end_mark(numbers):
+            encoded += next(fill, UNKNOWN_TEXT).encode() if number == UNKNOWN else self._bytes[number]
+        return normalize(encoded.decode(errors="replace"))
 
     def words(self, text: str | Iterable[int]) -> list[Word]:
         whole, places = self.placed(self.encode(text) if isinstance(text, str) else text)
-        firsts = [word.start for word in words_of(whole)]
+        firsts = [word.start for word in find_words(whole)]
         # A token belongs to the word in which its first character other than a space lies.
         owners = [max(0, bisect_right(firsts, at + (whole[at : at + 1] == " ")) - 1) for at, _ in places]
-        found: list[Word] = []
+        grouped: list[Word] = []
         begin = 0
         for place in range(1, len(owners) + 1):
             if place == len(owners) or owners[place] != owners[begin]:
                 end = places[place].start if place < len(owners) else len(whole)
-                found.append(Word(whole[places[begin].start : end].strip(), range(begin, place)))
+                grouped.append(Word(whole[places[begin].start : end].strip(), range(begin, place)))
                 begin = place
-        return found
+        return grouped
 
-    def placed(self, numbers: Iterable[int]) -> tuple[str, list[Place]]:
+    def placed(self, numbers: Iterable[int]) -> tuple[str, list[Span]]:
         """Return the text of numbers as it is put together, and the part of it that each of them stands for.
 
         It may begin with a space; a token whose bytes end in the midst of a character has what is whole of it.
@@ -277,13 +285,13 @@ class SubwordCodec(Codec):
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         starts: list[int] = []
         whole = ""
-        for number in until_end(numbers):
+        for number in until_end_mark(numbers):
             starts.append(len(whole))
             whole += decoder.decode(self._bytes[number])
         whole += decoder.decode(b"", True)
-        return whole, [Place(*place) for place in pairwise([*starts, len(whole)])]
+        return whole, [Span(*place) for place in pairwise([*starts, len(whole)])]
 
-    def covering(self, text: str, numbers: Iterable[int], words: Iterable[Place]) -> list[range]:
+    def covering(self, text: str, numbers: Iterable[int], words: Iterable[Span]) -> list[range]:
         """Return the tokens that have a character of each word of a text, given its numbers.
 
         Parameters
@@ -292,18 +300,18 @@ class SubwordCodec(Codec):
             Normalized.
         numbers : iterable of int
             In any spelling of the text.
-        words : iterable of Place
+        words : iterable of Span
 
         Examples
         --------
-        >>> codec = SubwordCodec.train(["a rose is a rose"] * 2, kind="characters")
-        >>> codec.covering("so rare", codec.encode("so rare"), words_of("so rare"))
+        >>> vocabulary = SubwordVocabulary.train(["a rose is a rose"] * 2, kind="characters")
+        >>> vocabulary.covering("so rare", vocabulary.encode("so rare"), find_words("so rare"))
         [range(0, 3), range(3, 8)]
         """
-        numbers = list(until_end(numbers))
+        numbers = list(until_end_mark(numbers))
         whole, places = self.placed(numbers)
         if UNKNOWN in numbers:
-            whole, places = placed_in(text, whole, places, [number == UNKNOWN for number in numbers])
+            whole, places = locate_tokens(text, whole, places, [number == UNKNOWN for number in numbers])
         shift = len(whole) - len(text)  # the first word has a space before it
         starts = [at + (whole[at : at + 1] == " ") - shift for at, _ in places]
         stops = [max(stop - shift, start + 1) for start, (_, stop) in zip(starts, places)]
@@ -312,22 +320,22 @@ class SubwordCodec(Codec):
     def to_json(self) -> dict[str, Any]:
         rules = [list(rule) if self.kind == "bpe" else rule for rule in self.rules]
         rest = {"byte_fallback": self.byte_fallback, "pieces": list(self.pieces), "rules": rules}
-        return described(self.kind, self.lowercase, **rest)
+        return to_header(self.kind, self.lowercase, **rest)
 
     @classmethod
-    def read(cls, data: Mapping[str, Any], name: str) -> SubwordCodec:
-        """Return the codec that JSON describes, as :meth:`Codec.from_json` does."""
+    def read(cls, data: Mapping[str, Any], name: str) -> SubwordVocabulary:
+        """Return the vocabulary that JSON describes, as :meth:`Vocabulary.from_json` does."""
         kind, rules, fallback = data.get("kind"), data.get("rules"), data.get("byte_fallback")
         if kind not in SUBWORDS:
-            raise bad(name, f"be of a kind among symbols, {', '.join(SUBWORDS)}", kind)
+            raise vocabulary_error(name, f"be of a kind among symbols, {', '.join(SUBWORDS)}", kind)
         if not isinstance(fallback, bool):
-            raise bad(name, "say true or false for 'byte_fallback'", fallback)
+            raise vocabulary_error(name, "say true or false for 'byte_fallback'", fallback)
         if not isinstance(rules, list):
-            raise bad(name, "have a list 'rules'", rules)
+            raise vocabulary_error(name, "have a list 'rules'", rules)
         for rule in rules if kind == "bpe" else ():
             if not isinstance(rule, list) or len(rule) != 2 or not all(isinstance(piece, str) for piece in rule):
-                raise bad(name, "have pairs of strings as 'rules'", rule)
-        pieces = strings(data, "pieces", name)
+                raise vocabulary_error(name, "have pairs of strings as 'rules'", rule)
+        pieces = read_strings(data, "pieces", name)
         pairs = [tuple(rule) for rule in rules] if kind == "bpe" else rules
         return cls(kind, pieces, pairs, lowercase=data["lowercase"], byte_fallback=fallback)
 

@@ -1,6 +1,6 @@
 """Texts as numbers and back: subwords learned from texts, or fixed symbols such as letters and phonemes.
 
-Numbers 0, 1 and 2 are padding, the end mark, and what a codec does not know.
+Numbers 0, 1 and 2 are padding, the end mark, and what a vocabulary does not know.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from regard.models.folders import ModelFileError
 from regard.text.normalization import normalize
 from regard.text.ragged import Ragged
 
-#: The number of whatever a codec does not know.
+#: The number of whatever a vocabulary does not know.
 UNKNOWN = 2
 #: The first number that stands for a symbol.
 FIRST = 3
@@ -41,7 +41,7 @@ class Word:
     tokens: range
 
 
-class Codec(ABC):
+class Vocabulary(ABC):
     """Turns texts into numbers and back; can be written as JSON.
 
     ``decode(encode(text))`` is ``normalize(text)`` where nothing in the text is unknown.
@@ -82,7 +82,9 @@ class Codec(ABC):
         ValueError
             If there are no such merges.
         """
-        raise rejected(f"{type(self).__name__}.sample_all", "codec", "have the merges of 'bpe'", self.to_json()["kind"])
+        raise rejected(
+            f"{type(self).__name__}.sample_all", "vocabulary", "have the merges of 'bpe'", self.to_json()["kind"]
+        )
 
     def encode(self, text: str) -> list[int]:
         """Return the numbers of a text, without an end mark."""
@@ -120,8 +122,8 @@ class Codec(ABC):
         return [place for place, number in enumerate(numbers) if number == UNKNOWN]
 
     @staticmethod
-    def from_json(data: object, name: str = "codec") -> Codec:
-        """Return the codec that :meth:`to_json` described.
+    def from_json(data: object, name: str = "vocabulary") -> Vocabulary:
+        """Return the vocabulary that :meth:`to_json` described.
 
         Parameters
         ----------
@@ -133,28 +135,30 @@ class Codec(ABC):
         Raises
         ------
         ModelFileError
-            If that is not a codec, of another version, or contradicts itself.
+            If that is not a vocabulary, of another version, or contradicts itself.
         """
-        from regard.text.subwords import SubwordCodec
+        from regard.text.subwords import SubwordVocabulary
 
-        found = data.get("format") if isinstance(data, dict) else data
-        if not isinstance(data, dict) or found != FORMAT:
-            raise bad(name, f"describe a codec of format {FORMAT!r}", found)
+        stored_format = data.get("format") if isinstance(data, dict) else data
+        if not isinstance(data, dict) or stored_format != FORMAT:
+            raise vocabulary_error(name, f"describe a vocabulary of format {FORMAT!r}", stored_format)
         if data.get("version") != VERSION:
-            raise bad(name, f"be of version {VERSION}", data.get("version"))
+            raise vocabulary_error(name, f"be of version {VERSION}", data.get("version"))
         if not isinstance(data.get("lowercase"), bool):
-            raise bad(name, "say true or false for 'lowercase'", data.get("lowercase"))
+            raise vocabulary_error(name, "say true or false for 'lowercase'", data.get("lowercase"))
         try:
-            return (SymbolCodec if data.get("kind") == SymbolCodec.kind else SubwordCodec).read(data, name)
+            return (SymbolVocabulary if data.get("kind") == SymbolVocabulary.kind else SubwordVocabulary).read(
+                data, name
+            )
         except ModelFileError:
             raise
         except ValueError as error:
             raise rejected(
-                "load", name, "describe a codec", f"this: {str(error).rstrip('.')}", ModelFileError
+                "load", name, "describe a vocabulary", f"this: {str(error).rstrip('.')}", ModelFileError
             ) from None
 
 
-class SymbolCodec(Codec):
+class SymbolVocabulary(Vocabulary):
     """Fixed symbols: the characters of a text, or what stands between its spaces.
 
     Parameters
@@ -167,7 +171,7 @@ class SymbolCodec(Codec):
 
     Examples
     --------
-    >>> phonemes = SymbolCodec.train(["K AE T", "T AE K"], separator=" ")
+    >>> phonemes = SymbolVocabulary.train(["K AE T", "T AE K"], separator=" ")
     >>> phonemes.encode("T AE D"), phonemes.decode([4, 3, 5, 1])
     ([5, 3, 2], 'K AE T')
     """
@@ -179,24 +183,24 @@ class SymbolCodec(Codec):
         self.separator = separator
         self.lowercase = lowercase
         if separator not in ("", " "):
-            raise rejected("SymbolCodec", "separator", "be '' or ' '", repr(separator))
+            raise rejected("SymbolVocabulary", "separator", "be '' or ' '", repr(separator))
         self._numbers = {symbol: number for number, symbol in enumerate(self.symbols, start=FIRST)}
         if len(self._numbers) != len(self.symbols):
             repeated = f"{len(self.symbols) - len(self._numbers)} repeated"
-            raise rejected("SymbolCodec", "symbols", "all be different", repeated)
+            raise rejected("SymbolVocabulary", "symbols", "all be different", repeated)
         for symbol in self.symbols:
             if (symbol.split() != [symbol]) if separator else (len(symbol) != 1):
                 what = "be without spaces" if separator else "be single characters"
-                raise rejected("SymbolCodec", "symbols", what, repr(symbol))
+                raise rejected("SymbolVocabulary", "symbols", what, repr(symbol))
 
     @classmethod
-    def train(cls, texts: Iterable[str], separator: str = "", *, lowercase: bool = False) -> SymbolCodec:
-        """Return a codec of all symbols in these texts, sorted."""
-        found: set[str] = set()
+    def train(cls, texts: Iterable[str], separator: str = "", *, lowercase: bool = False) -> SymbolVocabulary:
+        """Return a vocabulary of all symbols in these texts, sorted."""
+        symbols: set[str] = set()
         for text in texts:
             plain = normalize(text, lowercase)
-            found.update(plain.split() if separator else plain)
-        return cls(sorted(found), separator, lowercase=lowercase)
+            symbols.update(plain.split() if separator else plain)
+        return cls(sorted(symbols), separator, lowercase=lowercase)
 
     def __len__(self) -> int:
         return len(self.symbols) + FIRST
@@ -213,12 +217,12 @@ class SymbolCodec(Codec):
         return [Word(symbol, range(place, place + 1)) for place, symbol in enumerate(self._texts(numbers))]
 
     def to_json(self) -> dict[str, Any]:
-        return described(self.kind, self.lowercase, separator=self.separator, symbols=list(self.symbols))
+        return to_header(self.kind, self.lowercase, separator=self.separator, symbols=list(self.symbols))
 
     @classmethod
-    def read(cls, data: Mapping[str, Any], name: str) -> SymbolCodec:
-        """Return the codec that JSON describes, as :meth:`Codec.from_json` does."""
-        return cls(strings(data, "symbols", name), data.get("separator", ""), lowercase=data["lowercase"])
+    def read(cls, data: Mapping[str, Any], name: str) -> SymbolVocabulary:
+        """Return the vocabulary that JSON describes, as :meth:`Vocabulary.from_json` does."""
+        return cls(read_strings(data, "symbols", name), data.get("separator", ""), lowercase=data["lowercase"])
 
     def _cut(self, text: str) -> list[str]:
         plain = normalize(text, self.lowercase)
@@ -228,14 +232,14 @@ class SymbolCodec(Codec):
         fill = iter(replacements)
         return [
             next(fill, UNKNOWN_TEXT) if number == UNKNOWN else "" if number == PAD else self.symbols[number - FIRST]
-            for number in until_end(numbers)
+            for number in until_end_mark(numbers)
         ]
 
     def _shown(self, number: int) -> str:
         return self.symbols[number - FIRST]
 
 
-def until_end(numbers: Iterable[int]) -> Iterator[int]:
+def until_end_mark(numbers: Iterable[int]) -> Iterator[int]:
     """Yield numbers up to the first end mark."""
     for number in map(int, numbers):
         if number == END:
@@ -243,20 +247,20 @@ def until_end(numbers: Iterable[int]) -> Iterator[int]:
         yield number
 
 
-def described(kind: str, lowercase: bool, **rest: Any) -> dict[str, Any]:
-    """Return the JSON of a codec."""
+def to_header(kind: str, lowercase: bool, **rest: Any) -> dict[str, Any]:
+    """Return the JSON of a vocabulary."""
     return {"format": FORMAT, "version": VERSION, "kind": kind, "lowercase": lowercase, **rest}
 
 
-def strings(data: Mapping[str, Any], key: str, name: str) -> list[str]:
-    """Return a list of strings, none empty, from the JSON of a codec."""
-    found = data.get(key)
-    if not isinstance(found, list) or not all(isinstance(each, str) and each for each in found):
-        raise bad(name, f"have a list of strings {key!r}", found)
-    return found
+def read_strings(data: Mapping[str, Any], key: str, name: str) -> list[str]:
+    """Return a list of strings, none empty, from the JSON of a vocabulary."""
+    values = data.get(key)
+    if not isinstance(values, list) or not all(isinstance(each, str) and each for each in values):
+        raise vocabulary_error(name, f"have a list of strings {key!r}", values)
+    return values
 
 
-def bad(name: str, expected: str, got: object) -> Exception:
-    """Return the error for a codec's JSON that says something else than expected."""
+def vocabulary_error(name: str, expected: str, got: object) -> Exception:
+    """Return the error for a vocabulary's JSON that says something else than expected."""
     text = repr(got)
     return rejected("load", name, expected, text if len(text) <= 60 else f"{text[:57]}...", ModelFileError)

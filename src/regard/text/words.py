@@ -22,7 +22,7 @@ _WORDS = Split(
 _APOSTROPHES = re.compile(r"['’]+")
 
 
-class Place(NamedTuple):
+class Span(NamedTuple):
     """A part of a text: ``text[start:stop]``."""
 
     start: int
@@ -30,33 +30,33 @@ class Place(NamedTuple):
 
 
 #: Finds the words of a text.
-Cut = Callable[[str], list[Place]]
+WordFinder = Callable[[str], list[Span]]
 
 
-def words_of(text: str) -> list[Place]:
+def find_words(text: str) -> list[Span]:
     """Return the words of a text: what a reader calls so, with its apostrophes, and every run of signs.
 
     Examples
     --------
     >>> text = "L'homme dort-il ?"
-    >>> [text[word.start : word.stop] for word in words_of(text)]
+    >>> [text[word.start : word.stop] for word in find_words(text)]
     ["L'homme", 'dort-il', '?']
     """
-    return [Place(*place) for _, place in _WORDS.pre_tokenize_str(text)]
+    return [Span(*place) for _, place in _WORDS.pre_tokenize_str(text)]
 
 
-def spaced(text: str) -> list[Place]:
+def split_at_spaces(text: str) -> list[Span]:
     """Return what spaces separate: the words of a text that is tokenized.
 
     Examples
     --------
-    >>> spaced("l' homme dort .")
-    [Place(start=0, stop=2), Place(start=3, stop=8), Place(start=9, stop=13), Place(start=14, stop=15)]
+    >>> split_at_spaces("l' homme dort .")
+    [Span(start=0, stop=2), Span(start=3, stop=8), Span(start=9, stop=13), Span(start=14, stop=15)]
     """
-    return [Place(*found.span()) for found in re.finditer(r"\S+", text)]
+    return [Span(*match.span()) for match in re.finditer(r"\S+", text)]
 
 
-def pieces_of(text: str, words: list[Place]) -> tuple[list[Place], list[int]]:
+def split_elisions(text: str, words: list[Span]) -> tuple[list[Span], list[int]]:
     """Return the parts of words that an aligner counts, cut behind apostrophes, and the word that each belongs to.
 
     What is elided means something of its own: of "l'homme", "l'" goes with "the" and "homme" with "man".
@@ -64,55 +64,55 @@ def pieces_of(text: str, words: list[Place]) -> tuple[list[Place], list[int]]:
     Examples
     --------
     >>> text = "L'homme dort"
-    >>> places, owners = pieces_of(text, words_of(text))
+    >>> places, owners = split_elisions(text, find_words(text))
     >>> [text[start:stop] for start, stop in places], owners
     (["L'", 'homme', 'dort'], [0, 0, 1])
     """
-    places: list[Place] = []
+    places: list[Span] = []
     owners: list[int] = []
     for number, (start, stop) in enumerate(words):
-        for found in _APOSTROPHES.finditer(text, start + 1, stop):
-            if found.end() < stop:
-                places.append(Place(start, found.end()))
+        for match in _APOSTROPHES.finditer(text, start + 1, stop):
+            if match.end() < stop:
+                places.append(Span(start, match.end()))
                 owners.append(number)
-                start = found.end()
-        places.append(Place(start, stop))
+                start = match.end()
+        places.append(Span(start, stop))
         owners.append(number)
     return places, owners
 
 
-def placed_in(text: str, said: str, places: Sequence[Place], unknown: Sequence[bool]) -> tuple[str, list[Place]]:
+def locate_tokens(text: str, decoded: str, places: Sequence[Span], unknown: Sequence[bool]) -> tuple[str, list[Span]]:
     """Return the places in a text of tokens that say it but for unknown ones, which may stand for several characters.
 
     Parameters
     ----------
     text : str
-    said : str
+    decoded : str
         What the tokens say, with one character for each that is unknown. It may begin with a space before the text.
-    places : sequence of Place
+    places : sequence of Span
         Of the tokens, in ``said``.
     unknown : sequence of bool
         Of the tokens.
 
     Returns
     -------
-    (str, list of Place)
+    (str, list of Span)
         The text, with that space, and the places in it.
 
     Examples
     --------
-    >>> placed_in("a ЖЖ", "a ?", [Place(0, 2), Place(2, 3)], [False, True])[1]
-    [Place(start=0, stop=2), Place(start=2, stop=4)]
+    >>> locate_tokens("a ЖЖ", "a ?", [Span(0, 2), Span(2, 3)], [False, True])[1]
+    [Span(start=0, stop=2), Span(start=2, stop=4)]
     """
-    text = " " * said.startswith(" ") + text
-    found: list[Place] = []
+    text = " " * decoded.startswith(" ") + text
+    spans: list[Span] = []
     at = 0
     for token, (start, stop) in enumerate(places):
         end = at + stop - start
         if unknown[token] and not any(unknown[token + 1 : token + 2]):  # up to what is known behind it
             behind = next((later for later in range(token + 1, len(places)) if unknown[later]), len(places))
-            known = said[stop : places[behind - 1].stop]
+            known = decoded[stop : places[behind - 1].stop]
             end = text.find(known, end) if known and behind < len(places) else len(text) - len(known)
-        found.append(Place(at, max(end, at)))
-        at = found[-1].stop
-    return text, found
+        spans.append(Span(at, max(end, at)))
+        at = spans[-1].stop
+    return text, spans

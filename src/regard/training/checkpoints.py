@@ -168,7 +168,7 @@ class Last(Checkpoint):
             self._best.tidy()
 
 
-def take_best(learner: Learner, best: Best, average: int) -> None:
+def load_best_average(learner: Learner, best: Best, average: int) -> None:
     """Give the model the mean of the parameters of the best checkpoints."""
     paths = [path for path in best.ranked()[:average] if Path(path).exists()]
     if not paths:

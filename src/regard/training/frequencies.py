@@ -48,7 +48,7 @@ class Frequencies:
         step. The features would then learn it, come to stand at their bounds, and no longer tell sources apart.
         """
         if model.saturates:
-            _, bias = model.vocabulary
+            _, bias = model.projection
             with torch.no_grad():
                 bias.copy_(torch.from_numpy(np.log(self.shares)))
 

@@ -97,7 +97,7 @@ class Learner(LightningModule):
         torch.default_generator.manual_seed(seed) if self.device.type == "cpu" else torch.manual_seed(seed)
         loss, log_likelihood, weights = self._loss(batch, self.options.teacher_forcing, self.options.label_smoothing)
         self.loss = float(loss.detach())
-        if self.model.draws:
+        if self.model.stochastic:
             loss = loss + self.model.surrogate(log_likelihood)
         if batch.links is not None and weights is not None:
             guide = alignment_loss(weights, batch.links)
@@ -130,11 +130,11 @@ class Learner(LightningModule):
             sums = cast(Tensor, strategy.reduce(sums.to(self.device), reduce_op="sum"))  # each has its own batches
         total, count = sums.tolist()
         self.valid_loss = total / max(count, 1.0)
-        found = {"valid_loss": self.valid_loss}
+        metrics = {"valid_loss": self.valid_loss}
         if self._score is not None:  # the models are alike: one process asks, the others wait
-            told = self._score(self.model) if self.trainer.is_global_zero else {}
-            found |= {f"valid_{name}": value for name, value in strategy.broadcast(told).items()}
-        self.log_dict(found, prog_bar=True)
+            scores = self._score(self.model) if self.trainer.is_global_zero else {}
+            metrics |= {f"valid_{name}": value for name, value in strategy.broadcast(scores).items()}
+        self.log_dict(metrics, prog_bar=True)
 
     def configure_optimizers(self) -> Any:
         """Return AdamW with the schedule."""
@@ -173,8 +173,8 @@ class Learner(LightningModule):
             if batch.links is None:
                 features, weights = self.model.features(*given), None
             else:
-                features, weights = self.model.attended(*given, name=self.guided)
-            return *cross_entropy(features, self.model.vocabulary, batch.target, smoothing), weights
+                features, weights = self.model.features_and_attention(*given, name=self.guided)
+            return *cross_entropy(features, self.model.projection, batch.target, smoothing), weights
 
 
 @cache

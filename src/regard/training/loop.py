@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from regard._errors import rejected, unknown_name
 from regard._memory import fitting
 from regard.data.batches import Batch
-from regard.training.checkpoints import BEST, CHECKPOINTS, LAST, AtomicCheckpoints, Best, Last, take_best
+from regard.training.checkpoints import BEST, CHECKPOINTS, LAST, AtomicCheckpoints, Best, Last, load_best_average
 from regard.training.interrupts import Stopping, interruptible
 from regard.training.learner import Learner, TrainingError
 from regard.training.logs import Log
@@ -32,7 +32,7 @@ LOG = "log"
 
 
 @dataclass(frozen=True)
-class Ended:
+class TrainingResult:
     """How a run ended.
 
     Attributes
@@ -65,7 +65,7 @@ def train(
     *,
     resume: bool = False,
     callbacks: Iterable[Callback] = (),
-) -> Ended:
+) -> TrainingResult:
     """Train until the budget is used up, validation finds nothing better, or a keyboard interrupt.
 
     The parameters end as those of the best validation (the mean of the best ``options.average``), or the last where
@@ -87,7 +87,7 @@ def train(
 
     Returns
     -------
-    Ended
+    TrainingResult
 
     Raises
     ------
@@ -139,10 +139,10 @@ def train(
                 raise
     reason = stop.reason or ("steps" if trainer.global_step >= options.steps else "patience")
     if best is not None and reason != "interrupt":
-        take_best(learner, best, options.average)
+        load_best_average(learner, best, options.average)
     score = None if best is None else best.best_model_score
-    found = float("nan") if score is None else float(score)
-    return Ended(trainer.global_step, stop.pairs, reason, found, stop.used(), learner.guesses)
+    best_score = float("nan") if score is None else float(score)
+    return TrainingResult(trainer.global_step, stop.pairs, reason, best_score, stop.used(), learner.guesses)
 
 
 def check_devices(options: TrainingOptions) -> None:
@@ -176,8 +176,8 @@ def _hooks(
 
 
 def _loggers(folder: Path, options: TrainingOptions) -> list[Logger]:
-    found: list[Logger] = [Log(folder / LOG)]
-    return [*found, TensorBoardLogger(folder, name=LOG, version="")] if options.tensorboard else found
+    loggers: list[Logger] = [Log(folder / LOG)]
+    return [*loggers, TensorBoardLogger(folder, name=LOG, version="")] if options.tensorboard else loggers
 
 
 @contextmanager

@@ -24,7 +24,7 @@ _GRAIN = 32
 
 
 def cross_entropy(
-    features: Tensor, vocabulary: tuple[Tensor, Tensor], target: Tensor, smoothing: float = 0.0
+    features: Tensor, projection: tuple[Tensor, Tensor], target: Tensor, smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Return the mean cross-entropy of the symbols that are no padding, and how likely each symbol was.
 
@@ -36,7 +36,7 @@ def cross_entropy(
     Parameters
     ----------
     features : Tensor (B, T, P)
-    vocabulary : Tensor (N, P), Tensor (N,)
+    projection : Tensor (N, P), Tensor (N,)
         W and b.
     target : Tensor (B, T)
         Of the numbers of symbols; :data:`~regard.models.base.PAD` is padding.
@@ -70,8 +70,8 @@ def cross_entropy(
     if features.shape[:2] != target.shape:
         expected = f"have the shape {tuple(features.shape[:2])} of the features' rows"
         raise rejected("cross_entropy", "target", expected, tuple(target.shape))
-    if features.shape[2:] != vocabulary[0].shape[1:]:
-        expected = f"have width {vocabulary[0].shape[-1]}, as the vocabulary's weight"
+    if features.shape[2:] != projection[0].shape[1:]:
+        expected = f"have width {projection[0].shape[-1]}, as the vocabulary's weight"
         raise rejected("cross_entropy", "features", expected, tuple(features.shape))
     if not 0 <= smoothing < 1:
         raise rejected("cross_entropy", "smoothing", "be in [0, 1)", smoothing)
@@ -80,7 +80,7 @@ def cross_entropy(
     kind = features.device.type
     lower = torch.is_autocast_enabled(kind) and features.dtype != torch.float64  # which autocast leaves as it is
     dtype = torch.get_autocast_dtype(kind) if lower else features.dtype
-    loss, likely = _Chunked.apply(rows, *vocabulary, symbols, smoothing, dtype, torch.is_grad_enabled())
+    loss, likely = _Chunked.apply(rows, *projection, symbols, smoothing, dtype, torch.is_grad_enabled())
     log_likelihood = likely.new_zeros(target.numel()).index_copy(0, real, likely)
     return loss, log_likelihood.view(target.shape)
 
@@ -129,7 +129,7 @@ class _Chunked(torch.autograd.Function):
         count, N = max(len(rows), 1), len(weight)
         matrix, shift, padding = weight.to(dtype), bias.to(wide), -len(rows) % _GRAIN
         used, symbols = F.pad(rows.to(dtype), (0, 0, 0, padding)), F.pad(symbols, (0, padding))
-        found = rows.new_empty(len(rows), dtype=wide)
+        log_likelihood = rows.new_empty(len(rows), dtype=wide)
         mean = rows.new_zeros((), dtype=wide)  # of all log p
         if needed:
             to_rows, to_weight, to_bias = torch.empty_like(rows), torch.zeros_like(weight), torch.zeros_like(shift)
@@ -145,7 +145,7 @@ class _Chunked(torch.autograd.Function):
                 shares = logits.sub_(top).exp_()
                 total = shares.sum(1, keepdim=True)
                 normal = total.log().add_(top)  # log Σ exp z
-                found[some] = (picked - normal)[:real, 0]
+                log_likelihood[some] = (picked - normal)[:real, 0]
                 mean += (average - normal)[:real].sum()
                 if needed:
                     # ∂loss/∂z = (softmax(z) − (1 − s)·onehot(y) − s/N) / R
@@ -160,11 +160,11 @@ class _Chunked(torch.autograd.Function):
                     to_weight += slopes.t() @ used[some]
         if needed:
             ctx.save_for_backward(to_rows, to_weight, to_bias.to(bias.dtype))
-        ctx.mark_non_differentiable(found)
-        loss = found.sum()
+        ctx.mark_non_differentiable(log_likelihood)
+        loss = log_likelihood.sum()
         if smoothing:  # else an impossible symbol would make it 0 · ∞
             loss = (1 - smoothing) * loss + smoothing * mean
-        return -loss / count, found
+        return -loss / count, log_likelihood
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:

@@ -139,16 +139,16 @@ class TrainingOptions:
 
 
 def _checked(option: Any, value: Any) -> Any:
-    kind, said = type(option.default), option.metadata
+    kind, metadata = type(option.default), option.metadata
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not kind:
         raise rejected("options", option.name, f"be of type {kind.__name__}", described(value), TypeError)
-    if said["known"] and value not in said["known"]:
-        raise unknown_name("options", option.name, value, said["known"])
-    if kind in (int, float) and not said["least"] <= value < said["below"]:
-        bound = f"be at least {said['least']:g}"
-        if said["below"] < math.inf and not (kind is int and value < said["least"]):
-            bound += f" and below {said['below']:,}"
+    if metadata["known"] and value not in metadata["known"]:
+        raise unknown_name("options", option.name, value, metadata["known"])
+    if kind in (int, float) and not metadata["least"] <= value < metadata["below"]:
+        bound = f"be at least {metadata['least']:g}"
+        if metadata["below"] < math.inf and not (kind is int and value < metadata["least"]):
+            bound += f" and below {metadata['below']:,}"
         raise rejected("options", option.name, bound, value)
     return value

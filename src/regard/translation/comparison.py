@@ -18,6 +18,7 @@ from regard._errors import rejected
 from regard._writing import write_atomically
 from regard.translation.experiment import Experiment
 from regard.translation.options import ExperimentOptions
+from regard.translation.run_folder import RunFolder
 
 RESULTS = "compared.json"
 #: Batches that do not count, as kernels are compiled or loaded there.
@@ -25,7 +26,7 @@ _FIRST = 5
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedRun:
     """What became of one of them.
 
     Attributes
@@ -57,9 +58,9 @@ class Compared:
 def compare(
     variants: Mapping[str, ExperimentOptions],
     folder: str | Path,
-    report: Callable[[Compared], None] = lambda _: None,
+    report: Callable[[ComparedRun], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
-) -> list[Compared]:
+) -> list[ComparedRun]:
     """Train one model after the other, each in a process of its own, and return what became of them.
 
     Parameters
@@ -89,46 +90,47 @@ def compare(
     folder = Path(folder)
     for name, options in variants.items():
         # What is wrong with the last is said before the first is trained.
-        Experiment(options, folder / name).check_new()
-    found: list[Compared] = []
-    said: set[str] = set()
+        Experiment(options, folder / name)
+        RunFolder(folder / name).check_new()
+    results: list[ComparedRun] = []
+    reported: set[str] = set()
     for name, options in variants.items():
         # A process of its own: memory is that of one model.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            compared, told = pool.submit(_run, name, options, folder / name).result()
-        for line in told:
-            if line not in said:  # the data is the same for all
+            compared, messages = pool.submit(_run, name, options, folder / name).result()
+        for line in messages:
+            if line not in reported:  # the data is the same for all
                 say(line)
-        said.update(told)
-        found.append(compared)
-        write_atomically(folder / RESULTS, json.dumps([asdict(each) for each in found], indent=1).encode())
+        reported.update(messages)
+        results.append(compared)
+        write_atomically(folder / RESULTS, json.dumps([asdict(each) for each in results], indent=1).encode())
         report(compared)
-    return found
+    return results
 
 
 def _shared(options: ExperimentOptions) -> tuple[Any, ...]:
     return options.task, options.data, options.vocabularies, options.training
 
 
-def _run(name: str, options: ExperimentOptions, folder: Path) -> tuple[Compared, list[str]]:
+def _run(name: str, options: ExperimentOptions, folder: Path) -> tuple[ComparedRun, list[str]]:
     """Return what became of a variant, and what was said on the way."""
     meter = _meter()
     began = time.monotonic()
-    told: list[str] = []
-    experiment = Experiment(options, folder, told.append)
-    writer, ended = experiment.train(callbacks=[meter])
+    messages: list[str] = []
+    experiment = Experiment(options, folder, messages.append)
+    sequence_model, ended = experiment.train(callbacks=[meter])
     unit = 1 if sys.platform == "darwin" else 1024
-    compared = Compared(
+    compared = ComparedRun(
         name,
-        experiment.scores(writer),
-        sum(parameter.numel() for parameter in writer.model.parameters()),
+        experiment.scores(sequence_model),
+        sum(parameter.numel() for parameter in sequence_model.model.parameters()),
         ended.steps,
         meter.tokens / max(meter.seconds, 1e-9),
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6,
         time.monotonic() - began,
         _curve(folder / "log" / "metrics.csv", f"valid_{options.training.metric}"),
     )
-    return compared, told
+    return compared, messages
 
 
 def _curve(path: Path, metric: str) -> list[tuple[int, float]]:

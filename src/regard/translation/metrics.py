@@ -56,15 +56,17 @@ class ErrorRates:
         return 100.0 * self.wrong / self.sequences
 
 
-def error_rates(said: Mapping[str, Sequence[str]], references: Mapping[str, Sequence[Sequence[str]]]) -> ErrorRates:
-    """Score what was said for each word against the nearest of its references (the first of equally near ones).
+def error_rates(
+    predictions: Mapping[str, Sequence[str]], references: Mapping[str, Sequence[Sequence[str]]]
+) -> ErrorRates:
+    """Score the prediction for each word against the nearest of its references (the first of equally near ones).
 
     Parameters
     ----------
-    said : mapping from str to sequence of str
+    predictions : mapping from str to sequence of str
         One answer for each word.
     references : mapping from str to sequence of sequence of str
-        The right answers for each word, at least one; words that were not said are ignored.
+        The right answers for each word, at least one; words without a prediction are ignored.
 
     Returns
     -------
@@ -73,7 +75,7 @@ def error_rates(said: Mapping[str, Sequence[str]], references: Mapping[str, Sequ
     Raises
     ------
     ValueError
-        If nothing was said, or a word has no reference.
+        If there is no prediction, or a word has no reference.
 
     Examples
     --------
@@ -81,10 +83,10 @@ def error_rates(said: Mapping[str, Sequence[str]], references: Mapping[str, Sequ
     >>> round(rates.symbol, 1), rates.sequence
     (33.3, 100.0)
     """
-    if not said:
-        raise rejected("error_rates", "said", "have at least one word", "none")
+    if not predictions:
+        raise rejected("error_rates", "predictions", "have at least one word", "none")
     errors = symbols = wrong = 0
-    for word, answer in said.items():
+    for word, answer in predictions.items():
         if not references.get(word):
             raise rejected("error_rates", "references", "have an entry for every word", f"none for {word!r}")
         distances = [edit_distance(answer, reference) for reference in references[word]]
@@ -94,7 +96,7 @@ def error_rates(said: Mapping[str, Sequence[str]], references: Mapping[str, Sequ
         wrong += distances[nearest] > 0
     if not symbols:
         raise rejected("error_rates", "references", "have symbols", "only empty ones")
-    return ErrorRates(errors, symbols, wrong, len(said))
+    return ErrorRates(errors, symbols, wrong, len(predictions))
 
 
 @dataclass(frozen=True)
@@ -191,5 +193,5 @@ def _scored(function: str, metric: Any, hypotheses: Sequence[str], references: S
             raise rejected(function, "references", "have at least one for each sentence", f"none for number {number}")
     # sacreBLEU wants the first reference of every sentence, then the second ones, with None where there is none.
     streams = [list(stream) for stream in zip_longest(*references)]
-    found = metric.corpus_score(list(hypotheses), streams)
-    return Score(found.name, float(found.score), str(metric.get_signature()), str(found))
+    score = metric.corpus_score(list(hypotheses), streams)
+    return Score(score.name, float(score.score), str(metric.get_signature()), str(score))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Self
 
 from regard._errors import described, in_section, rejected, unknown_name
 from regard.alignment.aligners import ALIGNERS
+from regard.models import RecurrentConfig
+from regard.models.registry import MODELS
 from regard.text.subwords import SUBWORDS
 from regard.training.options import TrainingOptions
-from regard.translation.tasks import Vocabularies
+from regard.translation.tasks import VocabularyOptions
 
 #: What a table of options has beside the tables of data, vocabularies and training.
 _PLAIN = ("task", "start", "kind", "preset", "model")
+
+
+#: The options of data that name files.
+FILES = ("data", "targets", "valid", "valid_targets", "alignments")
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,7 @@ class DataOptions:
     aligner: str = "lexical"
 
     def __post_init__(self) -> None:
-        files = ("data", "targets", "valid", "valid_targets", "alignments")
-        piped = [name for name in files if getattr(self, name) == "-"]
+        piped = [name for name in FILES if getattr(self, name) == "-"]
         if len(piped) > 1:
             raise rejected("train", piped[1], "be a file where standard input is something else", f"- as {piped[0]} is")
         if self.targets and not self.data:
@@ -86,7 +92,7 @@ class ExperimentOptions:
     ----------
     task : str
     data : DataOptions
-    vocabularies : Vocabularies
+    vocabularies : VocabularyOptions
     kind : str
         Of the model: one of :data:`regard.models.registry.MODELS`.
     preset : str
@@ -99,7 +105,7 @@ class ExperimentOptions:
 
     task: str = "translation"
     data: DataOptions = field(default_factory=DataOptions)
-    vocabularies: Vocabularies = field(default_factory=Vocabularies)
+    vocabularies: VocabularyOptions = field(default_factory=VocabularyOptions)
     kind: str = "recurrent"
     preset: str = "base"
     model: dict[str, Any] = field(default_factory=dict)
@@ -117,15 +123,15 @@ class ExperimentOptions:
             _left_out(f"data.{name}", where, getattr(self.data, name), getattr(DataOptions, name))
         for name in ("kind", "size", "joint", "dropout") if self.task == "pronunciation" else ():
             where = "for pronunciation, where letters and phonemes are the symbols"
-            _left_out(f"vocabularies.{name}", where, getattr(self.vocabularies, name), getattr(Vocabularies, name))
+            _left_out(f"vocabularies.{name}", where, getattr(self.vocabularies, name), getattr(VocabularyOptions, name))
         if self.vocabularies.kind not in SUBWORDS:
             raise unknown_name("options", "vocabularies.kind", self.vocabularies.kind, SUBWORDS)
         if self.vocabularies.kind == "characters":
             size = self.vocabularies.size
-            _left_out("vocabularies.size", "for characters, all of which count", size, Vocabularies.size)
+            _left_out("vocabularies.size", "for characters, all of which count", size, VocabularyOptions.size)
         dropout = self.vocabularies.dropout
         if self.vocabularies.kind != "bpe":
-            _left_out("vocabularies.dropout", "but for bpe, which has merges", dropout, Vocabularies.dropout)
+            _left_out("vocabularies.dropout", "but for bpe, which has merges", dropout, VocabularyOptions.dropout)
         if not 0 <= dropout < 1:
             raise rejected("options", "vocabularies.dropout", "be in [0, 1)", dropout)
 
@@ -133,7 +139,7 @@ class ExperimentOptions:
     def from_table(cls, table: dict[str, Any]) -> Self:
         """Return the options that a table of TOML holds; raise where a name is unknown or a value wrong."""
         table = dict(table)
-        kinds: dict[str, Any] = {"data": DataOptions, "vocabularies": Vocabularies, "training": TrainingOptions}
+        kinds: dict[str, Any] = {"data": DataOptions, "vocabularies": VocabularyOptions, "training": TrainingOptions}
         made: dict[str, Any] = {}
         for name, kind in kinds.items():
             given = dict(_table("options", name, table.pop(name, {})))
@@ -160,6 +166,53 @@ class ExperimentOptions:
     def to_table(self) -> dict[str, Any]:
         """Return a table of TOML."""
         return asdict(self)
+
+    def flat(self) -> dict[str, Any]:
+        """Return all options by their places, such as ``training.clip``."""
+        flat: dict[str, Any] = {}
+        for name, value in self.to_table().items():
+            flat |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
+        return flat
+
+    def with_absolute_paths(self) -> Self:
+        """Return the options with the files' names from the root on."""
+        files: dict[str, Any] = {name: _absolute(getattr(self.data, name)) for name in FILES}
+        return replace(self, start=_absolute(self.start), data=replace(self.data, **files))
+
+    def model_config(self, sources: int, targets: int) -> Any:
+        """Return the model's config for vocabularies of these sizes, or raise where an option is wrong."""
+        if self.kind not in MODELS:
+            raise unknown_name("train", "kind", self.kind, MODELS)
+        config, _ = MODELS[self.kind]
+        known = {each.name for each in fields(config)} - {"sources", "targets"}
+        for name in self.model:
+            if name not in known:
+                raise unknown_name(config.__name__, f"model.{name}", name, known)
+        with in_section("model"):
+            return config.preset(self.preset, sources, targets, **self.model)
+
+    def unset_model_fields(self) -> dict[str, Any]:
+        """Return the fields of the model that were not asked for, as the preset has them."""
+        fixed = {"sources", "targets", *self.model}
+        config = asdict(self.model_config(8, 8))
+        return {name: value for name, value in config.items() if name not in fixed and value is not None}
+
+    def check_model(self) -> None:
+        """Raise where a field of the model was asked for that has no effect beside the others."""
+        config = self.model_config(8, 8)
+        if isinstance(config, RecurrentConfig):
+            used = {"window": config.scope != "global", "longest": config.attention == "location"}
+            needed = {"window": "scope 'local-m' or 'local-p'", "longest": "attention 'location'"}
+        else:
+            used = {"longest": config.positions == "learned" or config.score == "location"}
+            needed = {"longest": "positions 'learned' or score 'location'"}
+        for name, value in self.model.items():
+            if not used.get(name, True):
+                raise rejected("train", f"model.{name}", f"be left out without {needed[name]}", value)
+
+
+def _absolute(name: str) -> str:
+    return str(Path(name).absolute()) if name not in ("", "-") else name
 
 
 def _left_out(name: str, where: str, value: Any, default: Any) -> None:

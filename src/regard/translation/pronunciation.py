@@ -13,20 +13,20 @@ from regard._errors import rejected
 from regard.data.batches import Batches
 from regard.data.pairs import Pairs
 from regard.decoding.beam_search import SearchOptions
-from regard.decoding.predictions import WritingOptions, Written
+from regard.decoding.predictions import Prediction, PredictionOptions
 from regard.decoding.sequence_model import SequenceModel
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder
 from regard.models.folders import CONFIG, ModelFileError
-from regard.text.vocabulary import SymbolCodec
+from regard.text.vocabulary import SymbolVocabulary
 from regard.training.frequencies import Frequencies
 from regard.training.options import TrainingOptions
 from regard.translation.metrics import ErrorRates, error_rates
-from regard.translation.tasks import Pronunciation, Vocabularies
+from regard.translation.tasks import Pronunciation, VocabularyOptions
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
 
-    from regard.training.loop import Ended
+    from regard.training.loop import TrainingResult
 
 TASK = Pronunciation.name
 #: Longer words are refused. The longest in the dictionary has 28 letters.
@@ -44,7 +44,7 @@ class Pronouncer:
 
     Parameters
     ----------
-    writer : SequenceModel
+    model : SequenceModel
         Reads characters and writes symbols between spaces.
 
     Examples
@@ -54,8 +54,8 @@ class Pronouncer:
     ['cat', 'act']
     """
 
-    def __init__(self, writer: SequenceModel) -> None:
-        self.writer = writer
+    def __init__(self, model: SequenceModel) -> None:
+        self.model = model
 
     @classmethod
     def untrained(cls, pairs: Pairs, *, seed: int = 0, **sizes: Any) -> Pronouncer:
@@ -70,7 +70,7 @@ class Pronouncer:
         **sizes
             Fields of :class:`regard.models.RecurrentConfig`, such as ``decoder=128``.
         """
-        letters, phonemes = Pronunciation().codecs(pairs, Vocabularies())
+        letters, phonemes = Pronunciation().build_vocabularies(pairs, VocabularyOptions())
         config = RecurrentConfig(len(letters), len(phonemes), **sizes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -78,7 +78,9 @@ class Pronouncer:
         Frequencies.of(phonemes.encode_all(pairs.targets), len(phonemes)).set_bias(model)
         return cls(SequenceModel(model, letters, phonemes, {"task": TASK}))
 
-    def learn(self, pairs: Pairs, options: TrainingOptions = RECIPE, *, callbacks: Iterable[Callback] = ()) -> Ended:
+    def learn(
+        self, pairs: Pairs, options: TrainingOptions = RECIPE, *, callbacks: Iterable[Callback] = ()
+    ) -> TrainingResult:
         """Train until the budget is used up or a keyboard interrupt; what was learned by then stays.
 
         Parameters
@@ -96,14 +98,14 @@ class Pronouncer:
         from regard.training.learner import Learner, Stream
         from regard.training.loop import train
 
-        sources, targets = self.writer.source.encode_all(pairs.sources), self.writer.target.encode_all(pairs.targets)
+        sources, targets = self.model.source.encode_all(pairs.sources), self.model.target.encode_all(pairs.targets)
         batches = Batches(sources, targets, size=PAIRS, seed=options.seed)
         try:
             return train(
-                Learner(self.writer.model, options, Stream(batches.batch)), (), options, None, callbacks=callbacks
+                Learner(self.model.model, options, Stream(batches.batch)), (), options, None, callbacks=callbacks
             )
         finally:
-            self.writer.model.eval()
+            self.model.model.eval()
 
     def read(self, word: str) -> str:
         """Return a word in the spelling that the model knows: mostly lower case, with a plain apostrophe.
@@ -118,7 +120,7 @@ class Pronouncer:
         plain = plain.lower() if letters.lowercase else plain
         if "’" not in letters.symbols:
             plain = plain.replace("’", "'")
-        longest = min(LONGEST, self.writer.longest[0] or LONGEST)
+        longest = min(LONGEST, self.model.longest[0] or LONGEST)
         if not plain:
             raise rejected("pronounce", "word", "not be empty", repr(word))
         if len(plain) > longest:
@@ -131,7 +133,7 @@ class Pronouncer:
             raise rejected("pronounce", "word", "have a letter", repr(word))
         return plain
 
-    def pronounce(self, words: Sequence[str], *, beams: int = 4) -> list[Written]:
+    def pronounce(self, words: Sequence[str], *, beams: int = 4) -> list[Prediction]:
         """Return how each word is spoken, in the order given: its phonemes are the tokens; with the attention weights.
 
         Parameters
@@ -145,7 +147,7 @@ class Pronouncer:
         ValueError
             As :meth:`read`.
         """
-        return self.writer.write([self.read(word) for word in words], _writing(beams, alignment=True))
+        return self.model.predict([self.read(word) for word in words], _writing(beams, alignment=True))
 
     def evaluate(self, pairs: Pairs, *, beams: int = 4) -> tuple[ErrorRates, dict[str, tuple[str, ...]]]:
         """Return the error rates over all words, each scored against its nearest pronunciation.
@@ -154,15 +156,15 @@ class Pronouncer:
         -------
         (ErrorRates, dict)
             ``rates.symbol`` is the phoneme error rate and ``rates.sequence`` the word error rate, in percent; the
-            second item is what was said for each word.
+            second item is the prediction for each word.
         """
         references = {word: [text.split() for text in texts] for word, texts in pairs.references().items()}
-        said = {each.source: each.tokens for each in self.writer.write(references, _writing(beams))}
-        return error_rates(said, references), said
+        predictions = {each.source: each.tokens for each in self.model.predict(references, _writing(beams))}
+        return error_rates(predictions, references), predictions
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder; see :meth:`load`."""
-        return self.writer.save(folder)
+        return self.model.save(folder)
 
     @classmethod
     def load(cls, folder: str | Path) -> Pronouncer:
@@ -173,21 +175,21 @@ class Pronouncer:
         ModelFileError
             If it holds no model, one of another task, or a file that was cut short or changed.
         """
-        writer = SequenceModel.load(folder)
-        task, codecs = writer.about.get("task"), (writer.source, writer.target)
-        if task != TASK or [getattr(codec, "separator", None) for codec in codecs] != ["", " "]:
-            told = f"describe a model of letters and phonemes, of task {TASK!r}"
-            raise rejected("load", str(Path(folder) / CONFIG), told, f"task {task!r:.60}", ModelFileError)
-        return cls(writer)
+        model = SequenceModel.load(folder)
+        task, vocabularies = model.about.get("task"), (model.source, model.target)
+        if task != TASK or [getattr(vocabulary, "separator", None) for vocabulary in vocabularies] != ["", " "]:
+            expected = f"describe a model of letters and phonemes, of task {TASK!r}"
+            raise rejected("load", str(Path(folder) / CONFIG), expected, f"task {task!r:.60}", ModelFileError)
+        return cls(model)
 
-    def _letters(self) -> SymbolCodec:
-        assert isinstance(self.writer.source, SymbolCodec)
-        return self.writer.source
+    def _letters(self) -> SymbolVocabulary:
+        assert isinstance(self.model.source, SymbolVocabulary)
+        return self.model.source
 
 
-def _writing(beams: int, *, alignment: bool = False) -> WritingOptions:
+def _writing(beams: int, *, alignment: bool = False) -> PredictionOptions:
     search = SearchOptions(beams=beams, length_penalty=0.0)
-    return WritingOptions(search, alignment=alignment, replace_unknown=False, batch=_BATCH)
+    return PredictionOptions(search, alignment=alignment, replace_unknown=False, batch=_BATCH)
 
 
 def _alphabet(symbols: Sequence[str]) -> str:

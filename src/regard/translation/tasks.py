@@ -9,12 +9,12 @@ from typing import final
 
 from regard._errors import in_section, unknown_name
 from regard.data.pairs import Pairs
-from regard.text.vocabulary import Codec, SymbolCodec
+from regard.text.vocabulary import SymbolVocabulary, Vocabulary
 from regard.translation.metrics import bleu, chrf, error_rates
 
 
 @dataclass(frozen=True)
-class Vocabularies:
+class VocabularyOptions:
     """How symbols are made of texts, for tasks that leave it open.
 
     Attributes
@@ -47,7 +47,7 @@ class Task(ABC):
     names: tuple[str, ...]
 
     @abstractmethod
-    def codecs(self, pairs: Pairs, vocabularies: Vocabularies) -> tuple[Codec, Codec]:
+    def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:
         """Return what turns sources and targets into numbers, learned from the pairs."""
 
     @abstractmethod
@@ -61,18 +61,19 @@ class Translation(Task):
 
     name, metric, names = "translation", "bleu", ("bleu", "chrf")
 
-    def codecs(self, pairs: Pairs, vocabularies: Vocabularies) -> tuple[Codec, Codec]:
-        from regard.text.subwords import SubwordCodec
+    def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:
+        from regard.text.subwords import SubwordVocabulary
 
-        kind, size, lowercase = vocabularies.kind, vocabularies.size, vocabularies.lowercase
+        kind, size, lowercase = options.kind, options.size, options.lowercase
         # Characters are as many as there are.
         count = None if kind == "characters" else size
         with in_section("vocabularies"):
-            if vocabularies.joint:
-                codec = SubwordCodec.train([*pairs.sources, *pairs.targets], kind, count, lowercase=lowercase)
-                return codec, codec
+            if options.joint:
+                vocabulary = SubwordVocabulary.train([*pairs.sources, *pairs.targets], kind, count, lowercase=lowercase)
+                return vocabulary, vocabulary
             source, target = (
-                SubwordCodec.train(texts, kind, count, lowercase=lowercase) for texts in (pairs.sources, pairs.targets)
+                SubwordVocabulary.train(texts, kind, count, lowercase=lowercase)
+                for texts in (pairs.sources, pairs.targets)
             )
             return source, target
 
@@ -87,13 +88,15 @@ class Pronunciation(Task):
 
     name, metric, names = "pronunciation", "wer", ("per", "wer")
 
-    def codecs(self, pairs: Pairs, vocabularies: Vocabularies) -> tuple[Codec, Codec]:  # noqa: ARG002
-        return SymbolCodec.train(pairs.sources, lowercase=True), SymbolCodec.train(pairs.targets, separator=" ")
+    def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:  # noqa: ARG002
+        return SymbolVocabulary.train(pairs.sources, lowercase=True), SymbolVocabulary.train(
+            pairs.targets, separator=" "
+        )
 
     def scores(self, written: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-        said = {str(i): tuple(text.split()) for i, text in enumerate(written)}
+        predictions = {str(i): tuple(text.split()) for i, text in enumerate(written)}
         right = {str(i): [tuple(text.split()) for text in each] for i, each in enumerate(references)}
-        rates = error_rates(said, right)
+        rates = error_rates(predictions, right)
         return {"per": rates.symbol, "wer": rates.sequence}
 
 
@@ -101,7 +104,7 @@ class Pronunciation(Task):
 TASKS: Mapping[str, Task] = {task.name: task for task in (Translation(), Pronunciation())}
 
 
-def task_of(name: str) -> Task:
+def get_task(name: str) -> Task:
     """Return the task of this name."""
     if name not in TASKS:
         raise unknown_name("train", "task", name, TASKS)

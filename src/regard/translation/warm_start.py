@@ -15,7 +15,7 @@ from regard.translation.options import ExperimentOptions
 _FREE = ("dropout", "attention_dropout", "activation_dropout")
 
 
-def settled(table: Mapping[str, Any], start: SequenceModel) -> dict[str, Any]:
+def inherit_options(table: Mapping[str, Any], start: SequenceModel) -> dict[str, Any]:
     """Return a table of options with all that a model settles.
 
     Raises
@@ -51,7 +51,7 @@ def settled(table: Mapping[str, Any], start: SequenceModel) -> dict[str, Any]:
     return made
 
 
-def begin(model: EncoderDecoder, start: SequenceModel) -> None:
+def copy_parameters(model: EncoderDecoder, start: SequenceModel) -> None:
     """Give a model the parameters of another one.
 
     Raises
@@ -69,8 +69,8 @@ def _vocabularies(start: SequenceModel) -> dict[str, Any]:
     source, target = start.source.to_json(), start.target.to_json()
     if target["kind"] == "symbols":
         return {}
-    found = {"kind": target["kind"], "joint": source == target, "lowercase": start.target.lowercase}
-    return found if target["kind"] == "characters" else found | {"size": len(start.target)}
+    options = {"kind": target["kind"], "joint": source == target, "lowercase": start.target.lowercase}
+    return options if target["kind"] == "characters" else options | {"size": len(start.target)}
 
 
 def _settled(name: str, known: Any, got: Any) -> Exception:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from regard._errors import rejected, rejection
 from regard._printing import printable
 from regard._writing import naming, write_atomically
-from regard.data.files import name_of, read_bytes
+from regard.data.files import display_name, read_bytes
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -95,7 +95,7 @@ def read(path: str | Path, *, least: int = 1) -> Table:
     >>> table.form, table.decimal, table.frame["x"].tolist()
     ('CSV with semicolons', ',', ['0,5', '1,5'])
     """
-    name = name_of(path)
+    name = display_name(path)
     data = read_bytes(path, "read", _LARGEST)
     if not data:
         raise rejected("read", name, "have a row of names and rows of values", "an empty file")

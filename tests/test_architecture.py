@@ -46,6 +46,7 @@ LAYERS = [
         "_part",
         "_printing",
         "_references",
+        "_schema",
         "_startup",
         "_torch",
         "_tracing",

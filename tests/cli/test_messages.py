@@ -92,12 +92,12 @@ def test_nothing_in_a_model_a_table_or_pairs_is_obeyed(regard, hostile: Path, tm
             f"train: --out must be a new folder, got a file, {__file__}.",
         ),
         (["evaluate", "no.tsv"], "evaluate: no.tsv must exist, got no such file."),
-        (["translate", "a", "--beams", "0"], "translate: --beams must be at least 1, got 0."),
+        (["translate", "a", "--beams", "0"], "translate: --beams must be at least 1 and at most 1,000, got 0."),
         (
             ["translate", "a", "--model", __file__],
             f"translate: --model must be the folder of a model, got a file, {__file__}.",
         ),
-        (["translate", "a", "--batch", "0"], "translate: --batch must be a whole number from 1 on, got 0."),
+        (["translate", "a", "--batch", "0"], "translate: --batch must be at least 1, got 0."),
         (
             ["compare", "translation", "--attention", "dot", "--out", "x"],
             "compare: --attention must name two",

@@ -319,16 +319,16 @@ class TestOptions:
             ),
             (["--set", "training.devices=2"], "training.devices must be 1 without torchrun, got 2"),
             (["--valid-targets", "x", "--data", "DATA"], "valid must be given with valid_targets"),
-            (["--vocabulary", "words", "--data", "DATA"], "kind must be one of"),
+            (["--vocabulary", "words", "--data", "DATA"], "--vocabulary must be one of"),
             (
                 ["--vocabulary", "characters", "--vocabulary-size", "90"],
-                "vocabularies.size must be left out for characters, all of which count, got 90",
+                "--vocabulary-size must be left out for characters, all of which count, got 90",
             ),
             (
                 ["--set", "vocabularies.kind=unigram", "--set", "vocabularies.dropout=0.1"],
                 "vocabularies.dropout must be left out but for bpe, which has merges, got 0.1",
             ),
-            (["--set", "vocabularies.dropout=1.0"], "vocabularies.dropout must be in [0, 1), got 1.0"),
+            (["--set", "vocabularies.dropout=1.0"], "vocabularies.dropout must be at least 0 and below 1, got 1.0"),
             (
                 ["--set", "model.tied=all"],
                 "model.tied must be 'none' or 'target' without a joint vocabulary, got 'all'",
@@ -441,7 +441,8 @@ class TestOptions:
         arguments = ["train", "translation", "--data", pairs, "--out", tmp_path / "out", "--steps", "2", *SMALL]
         result = regard(*arguments, "--set", "training.threads=100000")
         assert (
-            result.code == 2 and "train: training.threads must be at least 0 and below 1,025, got 100000." in result.err
+            result.code == 2
+            and "train: training.threads must be at least 0 and at most 1,024, got 100000." in result.err
         )
         real, started = threading.Thread.start, []
 

@@ -77,7 +77,7 @@ def test_what_the_model_settles_is_not_asked_for_otherwise(regard, pairs, tmp_pa
     made().save(tmp_path / "start")
     since = "as the model has it that training starts from, got"
     asked = {
-        ("--model", "transformer"): f"kind must be 'recurrent', {since} 'transformer'.",
+        ("--model", "transformer"): f"--model must be 'recurrent', {since} 'transformer'.",
         ("--attention", "dot"): f"model.attention must be 'additive', {since} 'dot'.",
         ("--preset", "small"): "training starts from, or be left out, got 'small', whose embedding is 128, not 8.",
         ("--vocabulary-size", "41"): f"vocabularies.size must be {len(made().source)}, {since} 41.",

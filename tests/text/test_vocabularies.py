@@ -19,8 +19,8 @@ from regard import RegardWarning
 from regard.models.base import END, PAD
 from regard.models.folders import ModelFileError
 from regard.text.normalization import normalize
-from regard.text.subwords import SUBWORDS, SubwordVocabulary
-from regard.text.vocabulary import FORMAT, UNKNOWN, SymbolVocabulary, Vocabulary, Word
+from regard.text.subwords import SubwordVocabulary
+from regard.text.vocabulary import FORMAT, SUBWORDS, UNKNOWN, SymbolVocabulary, Vocabulary, Word
 
 TEXTS = [
     "Qu'est-ce que c'est ? C'est l'État, « aujourd'hui » !",
@@ -137,7 +137,8 @@ def test_many_texts_are_encoded_as_each() -> None:
 
 def test_training_does_not_depend_on_order_threads_or_hashes() -> None:
     program = (
-        "import sys, json, random; from regard.text.subwords import SUBWORDS, SubwordVocabulary\n"
+        "import sys, json, random; from regard.text.subwords import SubwordVocabulary\n"
+        "from regard.text.vocabulary import SUBWORDS\n"
         "chance = random.Random(1)\n"
         "texts = [' '.join(''.join(chance.choices('aaabcdéx', k=chance.randint(1, 5))) for _ in range(8))"
         " for _ in range(300)]\n"

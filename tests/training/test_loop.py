@@ -237,7 +237,7 @@ def test_a_changed_learning_rate_is_obeyed(tmp_path):
     train(one := learner(options), VALID, options, tmp_path)
     before = parameters(one)
     still = options.with_changes({"steps": 20, "learning_rate": 0.0})
-    assert still.resumable(options) == ["steps", "learning_rate"]
+    assert still.changed_from(options) == ["steps", "learning_rate"]
     assert train(again := learner(still), VALID, still, tmp_path, resume=True).steps == 20
     assert same(parameters(again), before)
 
@@ -531,9 +531,9 @@ class TestTrouble:
 class TestOptions:
     def test_what_may_change_and_what_may_not(self):
         before = TrainingOptions()
-        assert TrainingOptions(steps=9, patience=3).resumable(before) == ["steps", "patience"]
+        assert TrainingOptions(steps=9, patience=3).changed_from(before) == ["steps", "patience"]
         with pytest.raises(ValueError, match=r"resume: batch_tokens must be 4096, as the run that is resumed began"):
-            TrainingOptions(batch_tokens=64).resumable(before)
+            TrainingOptions(batch_tokens=64).changed_from(before)
 
     @pytest.mark.parametrize(
         ("changes", "message"),

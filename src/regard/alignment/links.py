@@ -9,11 +9,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regard._errors import rejected, unknown_name
 from regard.data.files import display_name
 from regard.data.pairs import Pairs, read_lines
-from regard.text.words import WordFinder
+
+if TYPE_CHECKING:
+    from regard.text.words import WordFinder
 
 Link = tuple[int, int]
 Links = frozenset[Link]

@@ -138,13 +138,14 @@ def _sentence(error: BaseException) -> str:
 
 def _typed(context: typer.Context, argument: str) -> str:
     """Return the option of a command that an argument of the library is, or an entry of a table of options."""
-    section, _, name = argument.rpartition(".")
+    flags: dict[str, str] = getattr(context.command.callback, "flags", {})
+    name = flags.get(argument, argument)
     source = context.get_parameter_source(name)
     typed = source is not None and source.name == "COMMANDLINE"
     elsewhere = any(context.params.get(each) for each in ("options", "resume")) or any(
         each.startswith(f"{argument}=") for each in context.params.get("settings") or ()
     )
-    if section not in ("", "data", "training") or (section and elsewhere and not typed):
+    if argument in flags and elsewhere and not typed:
         return argument
     for parameter in context.command.params:
         if parameter.name == name:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from regard.data.toml import parsed_toml, read_toml
 from regard.decoding.sequence_model import SequenceModel
 from regard.models.attending import SCORES
 from regard.models.folders import OPTIONS
-from regard.training.options import TrainingOptions
 from regard.translation.experiment import Experiment
 from regard.translation.options import ExperimentOptions
 from regard.translation.tasks import get_task
@@ -74,21 +72,23 @@ def run(
 
 
 def _shown(options: ExperimentOptions, rest: dict[str, Any]) -> str:
-    """Return all options as TOML, those of training with what they mean."""
+    """Return all options as TOML, with what they mean."""
     import tomli_w
 
-    plain, _, training = tomli_w.dumps(options.to_table()).partition("[training]\n")
-    metadata = {each.name: each.metadata for each in fields(TrainingOptions)}
-    lines = []
-    for line in training.splitlines():
-        entry = metadata[line.partition(" = ")[0]]
-        lines.append(f"{line:<32}  # {entry['text']}{': ' * bool(entry['known'])}{', '.join(entry['known'])}".rstrip())
+    declared, section, lines = dict(options.declared()), "", []
+    for line in tomli_w.dumps(options.to_table()).splitlines():
+        section = f"{line.strip('[]')}." if line.startswith("[") else section
+        entry = declared.get(section + line.partition(" = ")[0])
+        if entry is not None:
+            known = ", ".join(entry.metadata["known"])
+            line = f"{line:<32}  # {entry.metadata['text']}{': ' * bool(known)}{known}"
+        lines.append(line)
     lines += [
         "",
         "# What else [model] may have, as it is now:",
         *(f"# {each}" for each in tomli_w.dumps(rest).splitlines()),
     ]
-    return f"{plain}[training]\n" + "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _train(console: Console, experiment: Experiment, resume: bool) -> None:

@@ -26,7 +26,7 @@ _AHEAD = 1024
 def run(
     texts: Sequence[str],
     *,
-    given: Sequence[str],
+    references: Sequence[str],
     model: Path,
     options: PredictionOptions,
     alignment: bool,
@@ -37,16 +37,16 @@ def run(
 ) -> None:
     """Write what the model makes of each text, or of each line of standard input where there is none.
 
-    What is given is told in place of what the model would write.
+    References are shown in place of what the model would write.
     """
     pictures = png is not None or html is not None
     piped = not texts or list(texts) == ["-"]
-    if piped and (pictures or given):
+    if piped and (pictures or references):
         raise fail("translate: texts must be given as arguments for --png, --html and --given.")
-    if given and len(given) != len(texts):
-        raise fail(f"translate: --given must be there for each text, {len(texts)}, got {len(given)}.")
+    if references and len(references) != len(texts):
+        raise fail(f"translate: --given must be there for each text, {len(texts)}, got {len(references)}.")
     searched = options.search != SearchOptions(length_penalty=options.search.length_penalty)
-    if given and (searched or options.precision != PredictionOptions.precision or not options.replace_unknown):
+    if references and (searched or options.precision != PredictionOptions.precision or not options.replace_unknown):
         unused = "--beams, --n-best, --no-repeat, --sample, --precision and --keep-unknown"
         raise fail(f"translate: --given must come without {unused}: nothing is written.")
     if len(texts) > 1 and not any(" " in text for text in texts):
@@ -60,7 +60,9 @@ def run(
         ahead = 1 if piped and sys.stdin.isatty() else _AHEAD
         kept = []
         predictions = (
-            translator.align(texts, given, options) if given else translator.stream(lines, options, ahead=ahead)
+            translator.align(texts, references, options)
+            if references
+            else translator.stream(lines, options, ahead=ahead)
         )
         for prediction in predictions:
             _show(prediction, alignment=alignment, words=words, as_json=as_json, n_best=options.search.n_best)

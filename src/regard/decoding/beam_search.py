@@ -5,13 +5,14 @@ Dimensions: B sources, S source steps, K beams.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from regard._errors import described, rejected
+from regard._errors import rejected
+from regard._schema import Options, option
 from regard.decoding.beams import (
     Beams,
     Candidates,
@@ -23,87 +24,41 @@ from regard.decoding.beams import (
 )
 from regard.models.base import EncoderDecoder
 
-#: No search keeps more beams, and no more samples are drawn for a source.
-_MOST = {"beams": 1000, "n_best": 10_000}
-
 
 @dataclass(frozen=True)
-class SearchOptions:
-    """How to write.
+class SearchOptions(Options):
+    """How to search, or to sample."""
 
-    Attributes
-    ----------
-    beams : int
-        Beginnings that are kept for each source at every step; one beam is greedy search.
-    n_best : int
-        Hypotheses that are wanted for each source; at most ``beams``, but for samples as many as are to be drawn.
-    length_penalty : float
-        α: what is sought has the greatest log-probability divided by ((5 + n)/6)^α, for n symbols with the end mark
-        (Wu et al. 2016, arXiv 1609.08144). 0 favours short ones.
-    no_repeat : int
-        Write no run of so many symbols twice; 0 allows it.
-    shortest : int
-        Symbols that are written at least.
-    ratio, extra : float, int
-        For a source of S symbols, at most ``ratio · S + extra`` are written, or ``shortest`` where that is more.
-    longest : int
-        No more than these in any case; 0 for no such bound.
-    unknown : bool
-        Whether the symbol for whatever a vocabulary does not know may be written. Where texts are wanted it is, if at
-        all, only where a source word can take its place.
-    sample : bool
-        Draw instead of searching. What is drawn for a source is settled by its symbols and the seed: equal sources
-        get equal samples, whatever else is in the batch.
-    temperature : float
-        Logits are divided by it before a draw.
-    top_k : int
-        Draw from so many of the likeliest symbols; 0 for all.
-    top_p : float
-        Draw from the fewest of the likeliest symbols that have this probability together.
-    seed : int
-    """
+    function: ClassVar[str] = "search"
+    beams: int = option(5, "beams of the search; 1 is greedy", least=1, most=1000, flag="--beams")
+    n_best: int = option(1, "hypotheses that are wanted, or samples that are drawn", least=1, most=10_000,
+                         flag="--n-best", short="Show so many translations, each after its score.")  # fmt: skip
+    #: α: what is sought has the greatest log-probability divided by ((5 + n)/6)^α, for n symbols with the end mark
+    #: (Wu et al. 2016, arXiv 1609.08144).
+    length_penalty: float = option(0.6, "0 favours short translations; 1 long ones", least=0, flag="--length-penalty")
+    no_repeat: int = option(0, "write no run of so many tokens twice; 0 allows it", least=0, flag="--no-repeat")
+    shortest: int = option(0, "symbols that are written at least", least=0)
+    #: For a source of S symbols at most ``ratio · S + extra`` are written, or ``shortest`` where that is more.
+    ratio: float = option(2.0, "symbols that are written at most for each of the source", least=0)
+    extra: int = option(8, "symbols that are written beyond those", least=0)
+    longest: int = option(0, "symbols that are written at most in any case; 0 for no such bound", least=0)
+    #: Where texts are wanted it is written, if at all, only where a source word can take its place.
+    unknown: bool = option(True, "write the symbol for whatever the vocabulary does not know")
+    #: What is drawn for a source is settled by its symbols and the seed: equal sources get equal samples, whatever else
+    #: is in the batch.
+    sample: bool = option(False, "draw instead of searching", flag="--sample")
+    temperature: float = option(1.0, "with --sample: below 1 likelier, above 1 freer", above=0, flag="--temperature")
+    top_k: int = option(0, "with --sample: draw from so many; 0 for all", least=0, flag="--top-k")
+    top_p: float = option(1.0, "with --sample: draw from what has this probability together", above=0, most=1,
+                          flag="--top-p")  # fmt: skip
+    seed: int = option(0, "of --sample", least=0, flag="--seed")
 
-    beams: int = 5
-    n_best: int = 1
-    length_penalty: float = 0.6
-    no_repeat: int = 0
-    shortest: int = 0
-    ratio: float = 2.0
-    extra: int = 8
-    longest: int = 0
-    unknown: bool = True
-    sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        least = {"beams": 1, "n_best": 1, "no_repeat": 0, "shortest": 0, "extra": 0, "top_k": 0}
-        least |= {"longest": 0, "seed": 0}
-        for each in fields(self):
-            value, kind = getattr(self, each.name), type(getattr(SearchOptions, each.name))
-            if kind is float and type(value) is int:
-                value = float(value)
-                object.__setattr__(self, each.name, value)
-            if type(value) is not kind:
-                raise rejected("search", each.name, f"be of type {kind.__name__}", described(value), TypeError)
-            if each.name in least and value < least[each.name]:
-                raise rejected("search", each.name, f"be at least {least[each.name]}", value)
-            if value > _MOST.get(each.name, math.inf):
-                raise rejected("search", each.name, f"be at most {_MOST[each.name]:,}", value)
+    def check(self) -> None:
+        """Raise where options contradict each other, or one has no effect."""
         if self.longest and self.shortest > self.longest:
             raise rejected("search", "shortest", f"be at most longest, which is {self.longest}", self.shortest)
-        for name in ("length_penalty", "ratio"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise rejected("search", name, "be a number from 0 on", getattr(self, name))
-        if not 0 < self.temperature < math.inf:
-            raise rejected("search", "temperature", "be a number above 0", self.temperature)
-        if not 0 < self.top_p <= 1:
-            raise rejected("search", "top_p", "be in (0, 1]", self.top_p)
         if not self.sample and self.n_best > self.beams:
             raise rejected("search", "n_best", f"be at most beams, which is {self.beams}", self.n_best)
-        # An option without effect is a mistake of whoever sets it.
         of_samples = ("temperature", "top_k", "top_p", "seed")
         for name in ("beams",) if self.sample else of_samples:
             unused = getattr(SearchOptions, name)

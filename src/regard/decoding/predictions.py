@@ -6,61 +6,38 @@ Dimensions: A attention maps, T target tokens, S source tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
-from regard._errors import described, rejected, unknown_name
+from regard._schema import Options, option, section
 from regard.decoding.beam_search import SearchOptions
 from regard.text.sentences import DENSE
 from regard.text.vocabulary import Word
 
 
 @dataclass(frozen=True)
-class PredictionOptions:
-    """How lines are read and written.
+class PredictionOptions(Options):
+    """How lines are read and written."""
 
-    Attributes
-    ----------
-    search : SearchOptions
-    alignment : bool
-        Whether to tell the attention weights.
-    replace_unknown : bool
-        Write the source word with the most attention in place of a word that the vocabulary cannot spell. Otherwise,
-        or where the model has no attention, only what the vocabulary can spell is written.
-    split : bool or None
-        Whether a line of several sentences is taken apart, and what is written for each put together again; see
-        :func:`regard.text.sentences.sentences`. None: unless the model learned from lines of several sentences. Only
-        texts are taken apart, not letters or other symbols.
-    longest : int
-        Source tokens of a sentence, or of a line that is not taken apart, that are read at most; the model may know
-        fewer positions.
-    too_long : {"cut", "refuse"}
-        What to do with a line that has more: read its first ones and say so, or raise ValueError.
-    batch : int
-        Lines that are written for at once, at most; fewer where they are long.
-    precision : {"float32", "bfloat16"}
-        Of matrix products in a search. bfloat16 is faster for wide models and large vocabularies where the processor
-        is built for it; what is nearly tied is then settled by rounding.
-    """
-
-    search: SearchOptions = field(default_factory=SearchOptions)
-    alignment: bool = False
-    replace_unknown: bool = True
-    split: bool | None = None
-    longest: int = 512
-    too_long: str = "cut"
-    batch: int = 128
-    precision: str = "float32"
-
-    def __post_init__(self) -> None:
-        for name in ("longest", "batch"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise rejected("write", name, "be a whole number from 1 on", described(value))
-        for name, known in (("too_long", ("cut", "refuse")), ("precision", ("float32", "bfloat16"))):
-            if getattr(self, name) not in known:
-                raise unknown_name("write", name, str(getattr(self, name)), known)
+    function: ClassVar[str] = "predict"
+    search: SearchOptions = section(SearchOptions, "how to search")
+    alignment: bool = option(False, "keep the attention weights")
+    #: Otherwise, or where the model has no attention, only what the vocabulary can spell is written.
+    replace_unknown: bool = option(True, "write the source word with the most attention in place of one that the "
+                                   "vocabulary cannot spell")  # fmt: skip
+    #: See :func:`regard.text.sentences.sentences`. None: unless the model learned from lines of several sentences. Only
+    #: texts are taken apart, not letters or other symbols.
+    split: bool | None = option(None, "a line sentence by sentence, or at once; else as learned", kind=bool,
+                                flag="--split/--whole")  # fmt: skip
+    longest: int = option(512, "source tokens of a sentence, or of a line that is not split, that are read", least=1)
+    too_long: str = option("cut", "cut a line that has more, or refuse it", known=("cut", "refuse"))
+    batch: int = option(128, "lines at once; lower it where memory is short", least=1, flag="--batch")
+    #: Of matrix products in a search; what is nearly tied is settled by rounding with bfloat16.
+    precision: str = option("float32", "float32; or bfloat16, faster where processors have it",
+                            known=("float32", "bfloat16"), flag="--precision",
+                            short="float32; or bfloat16, faster where processors have it.")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -186,13 +186,13 @@ class SequenceModel:
             If one str is given in place of lines, a line is no str, or the options are others.
         """
         if isinstance(lines, str):
-            raise rejected("write", "lines", "be a list of lines", "a str", TypeError)
+            raise rejected("predict", "lines", "be a list of lines", "a str", TypeError)
         options, texts = PredictionOptions() if options is None else options, list(lines)
         if not isinstance(options, PredictionOptions):
-            raise rejected("write", "options", "be PredictionOptions", described(options), TypeError)
+            raise rejected("predict", "options", "be PredictionOptions", described(options), TypeError)
         for i, text in enumerate(texts):
             if not isinstance(text, str):
-                raise rejected("write", f"line {first + i}", "be a str", described(text), TypeError)
+                raise rejected("predict", f"line {first + i}", "be a str", described(text), TypeError)
         parts = [self._parts(text, options) for text in texts]
         numbers = [first + i for i, each in enumerate(parts) for _ in each]
         predictions = iter(self._written([part for each in parts for part in each], numbers, options))
@@ -346,7 +346,7 @@ class SequenceModel:
         if len(numbers) <= most:
             return Line(text, numbers)
         if options.too_long == "refuse":
-            raise rejected("write", f"line {number}", f"have at most {most} tokens", len(numbers))
+            raise rejected("predict", f"line {number}", f"have at most {most} tokens", len(numbers))
         return Line(text, numbers[:most], f"cut to the first {most} of {len(numbers)} tokens")
 
     def _replaces(self) -> bool:
@@ -360,7 +360,7 @@ class SequenceModel:
         self.model.eval()
         lower = f"lower batch (now {options.batch}) or beams (now {options.search.beams})"
         try:
-            with fitting(f"write: lines must fit in memory, got an allocation that failed; {lower}."):
+            with fitting(f"predict: lines must fit in memory, got an allocation that failed; {lower}."):
                 yield
         finally:
             self.model.train(training)

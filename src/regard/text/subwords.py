@@ -24,6 +24,7 @@ from regard.text.normalization import normalize
 from regard.text.ragged import Ragged
 from regard.text.vocabulary import (
     FIRST,
+    SUBWORDS,
     UNKNOWN,
     UNKNOWN_TEXT,
     Vocabulary,
@@ -35,7 +36,6 @@ from regard.text.vocabulary import (
 )
 from regard.text.words import Span, find_words, locate_tokens
 
-SUBWORDS = ("bpe", "unigram", "characters")
 #: How many subwords are learned where nothing else is asked.
 _SIZE = 8000
 #: The most characters of a subword.

@@ -22,6 +22,8 @@ UNKNOWN = 2
 FIRST = 3
 #: What stands in a text where a symbol is unknown.
 UNKNOWN_TEXT = "\ufffd"
+#: How texts can be made into subwords.
+SUBWORDS = ("bpe", "unigram", "characters")
 FORMAT, VERSION = "regard.codec", 1
 _SHOWN = ("<pad>", "</s>", "<unk>")
 

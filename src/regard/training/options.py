@@ -1,32 +1,22 @@
-"""Every option of training, from and to TOML."""
+"""Every option of training."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass, fields
 
-from regard._errors import described, rejected, unknown_name
+from regard._errors import rejected
+from regard._schema import Options, option
 
 SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
 PRECISIONS = ("auto", "float32", "bfloat16")
 METRICS = ("loss", "bleu", "chrf", "wer", "per")
 #: The share of the budget in which a warm-up of so many steps is over at the latest: a short run must learn, too.
 _RISING = 0.3
-#: No machine has more threads for one process.
-_THREADS = 1024
-
-
-def _option(default: Any, text: str, *, least: float = -math.inf, below: float = math.inf, known: tuple[str, ...] = (),
-            free: bool = False) -> Any:  # fmt: skip
-    """Return a field: its default, what ``--help`` says, its bounds, and whether a resumed run may change it."""
-    if type(default) is int:
-        below = min(below, 2**31)  # counts that no run reaches, and torch has no larger seeds
-    return field(default=default, metadata={"text": text, "least": least, "below": below, "known": known, "free": free})
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class TrainingOptions(Options):
     """How to train. Every field is an option of the command line and a line of the options file.
 
     Examples
@@ -35,42 +25,45 @@ class TrainingOptions:
     0.5
     """
 
-    steps: int = _option(20_000, "steps of the optimizer at most", least=1, free=True)
-    seconds: float = _option(0.0, "stop after so many seconds of training; 0 for no limit", least=0, free=True)
-    batch_tokens: int = _option(4096, "tokens of a batch at most, padding and both sides included", least=2)
-    accumulate: int = _option(1, "batches whose gradients are added up for a step", least=1)
-    learning_rate: float = _option(2e-3, "of AdamW at its peak", least=0, free=True)
-    schedule: str = _option("linear", "what the rate does after the warm-up", known=SCHEDULES)
-    warmup: float = _option(500.0, f"steps over which the rate rises from 0, at most {_RISING:.0%} of the budget; "
+    steps: int = option(20_000, "steps at most", least=1, resumable=True, flag="--steps")
+    seconds: float = option(0.0, "stop after so many seconds of training; 0 for no limit", least=0, resumable=True,
+                            flag="--seconds", short="Seconds of training at most.")  # fmt: skip
+    batch_tokens: int = option(4096, "tokens of a batch at most, padding and both sides included", least=2,
+                               flag="--batch-tokens", short="Tokens of a batch at most.")  # fmt: skip
+    accumulate: int = option(1, "batches whose gradients are added up for a step", least=1)
+    learning_rate: float = option(2e-3, "of AdamW at its peak", least=0, resumable=True, flag="--learning-rate")
+    schedule: str = option("linear", "what the rate does after the warm-up", known=SCHEDULES)
+    warmup: float = option(500.0, f"steps over which the rate rises from 0, at most {_RISING:.0%} of the budget; "
                             "below 1 a share of it", least=0)  # fmt: skip
-    weight_decay: float = _option(0.01, "of AdamW", least=0)
-    beta2: float = _option(0.98, "of AdamW: how long squared gradients are remembered", least=0, below=1)
-    clip: float = _option(1.0, "the largest norm of the gradient; 0 for no limit", least=0, free=True)
-    label_smoothing: float = _option(0.1, "share of the probability that goes to other symbols", least=0, below=1)
-    teacher_forcing: float = _option(1.0, "how often a step is given the right symbol before it", least=0, below=1.0001)
-    guide: float = _option(0.3, "weight of the loss that guides attention, where there are links", least=0)
-    guided: str = _option(
+    weight_decay: float = option(0.01, "of AdamW", least=0)
+    beta2: float = option(0.98, "of AdamW: how long squared gradients are remembered", least=0, below=1)
+    clip: float = option(1.0, "the largest norm of the gradient; 0 for no limit", least=0, resumable=True)
+    label_smoothing: float = option(0.1, "share of the probability that goes to other symbols", least=0, below=1)
+    teacher_forcing: float = option(1.0, "how often a step is given the right symbol before it", least=0, most=1)
+    guide: float = option(0.3, "weight of the loss that guides attention, where there are links", least=0)
+    guided: str = option(
         "", "the map that links guide; by default a Transformer's first head in its last layer but one"
     )
-    precision: str = _option("auto", "of matrix products; auto: bfloat16 where the processor is built for it",
+    precision: str = option("auto", "of matrix products; auto: bfloat16 where the processor is built for it",
                              known=PRECISIONS)  # fmt: skip
-    seed: int = _option(0, "of parameters, dropout and batches", least=0, below=2**31)
-    validate_every: int = _option(500, "steps between validations", least=1)
-    validate_most: int = _option(1000, "sequences that are translated in a validation at most", least=1)
-    metric: str = _option("bleu", "what best and patience go by", known=METRICS)
-    patience: int = _option(0, "stop after so many validations without a better one; 0 for never", least=0, free=True)
-    save_every: int = _option(500, "steps between checkpoints to resume from", least=1, free=True)
-    keep: int = _option(5, "best checkpoints that are kept", least=1)
-    average: int = _option(1, "best checkpoints whose parameters the model is the mean of", least=1)
-    tensorboard: bool = _option(False, "write a log for TensorBoard, too", free=True)
-    threads: int = _option(0, "threads of torch; 0 for as many as there are cores", least=0, below=_THREADS + 1)
-    devices: int = _option(1, "processes or GPUs; more than one under torchrun", least=1)
-    strategy: str = _option("auto", "Lightning's, such as ddp or fsdp")
-    accelerator: str = _option("auto", "Lightning's, such as cpu or gpu")
+    seed: int = option(0, "of all that is random", least=0, flag="--seed")
+    validate_every: int = option(500, "steps between validations", least=1)
+    validate_most: int = option(1000, "sequences that are translated in a validation at most", least=1)
+    metric: str = option("bleu", "what best and patience go by", known=METRICS)
+    patience: int = option(
+        0, "stop after so many validations without a better one; 0 for never", least=0, resumable=True
+    )
+    save_every: int = option(500, "steps between checkpoints to resume from", least=1, resumable=True)
+    keep: int = option(5, "best checkpoints that are kept", least=1)
+    average: int = option(1, "best checkpoints whose parameters the model is the mean of", least=1)
+    tensorboard: bool = option(False, "write a log for TensorBoard, too", resumable=True)
+    threads: int = option(0, "threads of torch; 0 for as many as there are cores", least=0, most=1024)
+    devices: int = option(1, "processes or GPUs; more than one under torchrun", least=1)
+    strategy: str = option("auto", "Lightning's, such as ddp or fsdp")
+    accelerator: str = option("auto", "Lightning's, such as cpu or gpu")
 
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            object.__setattr__(self, each.name, _checked(each, getattr(self, each.name)))
+    def check(self) -> None:
+        """Raise where more checkpoints are averaged than kept."""
         if self.average > self.keep:
             raise rejected("options", "average", f"be at most keep, which is {self.keep}", self.average)
 
@@ -79,19 +72,11 @@ class TrainingOptions:
         """Whether a smaller metric is better."""
         return self.metric in ("loss", "wer", "per")
 
-    def with_changes(self, changes: dict[str, Any]) -> Self:
-        """Return the same options but for these, or raise where a name is unknown or a value wrong."""
-        known = {each.name for each in fields(self)}
-        for name in changes:
-            if name not in known:
-                raise unknown_name("options", "name", name, known)
-        return replace(self, **changes)
-
-    def resumable(self, before: TrainingOptions) -> list[str]:
+    def changed_from(self, before: TrainingOptions) -> list[str]:
         """Return the options that differ from those a run began with; raise for one that may not."""
         changed = [each for each in fields(self) if getattr(self, each.name) != getattr(before, each.name)]
         for each in changed:
-            if not each.metadata["free"]:
+            if not each.metadata["resumable"]:
                 came = f"{getattr(self, each.name)!r}"
                 expected = f"be {getattr(before, each.name)!r}, as the run that is resumed began"
                 raise rejected("resume", each.name, expected, came)
@@ -136,19 +121,3 @@ class TrainingOptions:
         left = min(max(1 - used, 0.0) / max(falling, 1 / end), 1.0)
         fall = {"constant": 1.0, "linear": left, "cosine": 0.5 - 0.5 * math.cos(math.pi * left)}[self.schedule]
         return min(risen, 1.0) * fall
-
-
-def _checked(option: Any, value: Any) -> Any:
-    kind, metadata = type(option.default), option.metadata
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if type(value) is not kind:
-        raise rejected("options", option.name, f"be of type {kind.__name__}", described(value), TypeError)
-    if metadata["known"] and value not in metadata["known"]:
-        raise unknown_name("options", option.name, value, metadata["known"])
-    if kind in (int, float) and not metadata["least"] <= value < metadata["below"]:
-        bound = f"be at least {metadata['least']:g}"
-        if metadata["below"] < math.inf and not (kind is int and value < metadata["least"]):
-            bound += f" and below {metadata['below']:,}"
-        raise rejected("options", option.name, bound, value)
-    return value

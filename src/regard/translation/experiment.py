@@ -83,7 +83,7 @@ class Experiment:
         say = _once(say)
         with in_section("training"):
             training = edited.training.with_changes(changes)
-            changed = training.resumable(before.training)
+            changed = training.changed_from(before.training)
         for name in changed:
             say(f"{name} is now {getattr(training, name)}, was {getattr(before.training, name)}")
         return cls(replace(before, training=training), folder, say)

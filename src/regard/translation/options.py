@@ -2,166 +2,94 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from regard._errors import described, in_section, rejected, unknown_name
+from regard._errors import in_section, rejected, unknown_name
+from regard._schema import Options, option, section
 from regard.alignment.aligners import ALIGNERS
 from regard.models import RecurrentConfig
 from regard.models.registry import MODELS
-from regard.text.subwords import SUBWORDS
 from regard.training.options import TrainingOptions
-from regard.translation.tasks import VocabularyOptions
-
-#: What a table of options has beside the tables of data, vocabularies and training.
-_PLAIN = ("task", "start", "kind", "preset", "model")
-
+from regard.translation.tasks import TASKS, VocabularyOptions
 
 #: The options of data that name files.
 FILES = ("data", "targets", "valid", "valid_targets", "alignments")
 
 
 @dataclass(frozen=True)
-class DataOptions:
-    """Where the pairs come from.
+class DataOptions(Options):
+    """Where the pairs come from."""
 
-    Attributes
-    ----------
-    data : str
-        A file of pairs separated by a tab; or, with ``targets``, of sources; "-" is standard input.
-    targets : str
-    valid, valid_targets : str
-        The same to validate with; by default ``held_out`` sources are held out of the data.
-    held_out : int
-        By default at most a tenth of the sources.
-    longest : int
-        The most words that a side may have.
-    duplicates : bool
-        Whether to keep pairs to learn from that are identical to an earlier one: a pair given twice counts twice.
-    alignments : str
-        A file with the links of each line's words, in Pharaoh's format, that guide attention.
-    tokenized : bool
-        Whether these links count what spaces separate, not words and signs.
-    align : bool
-        Whether to make such links of the pairs to learn from.
-    aligner : str
-        What makes them: one of :data:`regard.alignment.aligners.ALIGNERS`.
-    """
+    data: str = option("", "a file of pairs separated by a tab, or with targets of sources; - is standard input",
+                       flag="--data", short="Tab-separated pairs; - stdin.")  # fmt: skip
+    targets: str = option("", "a file of targets, a line for each source", flag="--targets",
+                          short="Targets of --data's sources.")  # fmt: skip
+    valid: str = option("", "pairs to validate with; by default some are held out", flag="--valid",
+                        short="Pairs to validate with.")  # fmt: skip
+    valid_targets: str = option("", "a file of targets of valid's sources", flag="--valid-targets",
+                                short="Targets of --valid's sources.")  # fmt: skip
+    held_out: int = option(1000, "sources that are held out; by default at most a tenth", least=1)
+    longest: int = option(100, "words that a side may have at most", least=1)
+    duplicates: bool = option(False, "keep pairs to learn from that are identical to an earlier one")
+    alignments: str = option("", "a file with the links of each line's words, in Pharaoh's format, that guide "
+                             "attention", flag="--alignments", short="Such links, in a file.")  # fmt: skip
+    tokenized: bool = option(False, "these links count what spaces separate, not words and signs")
+    align: bool = option(False, "make such links of the pairs to learn from", flag="--align",
+                         short="Guide attention by links.")  # fmt: skip
+    aligner: str = option("lexical", "what makes them", known=ALIGNERS)
 
-    data: str = ""
-    targets: str = ""
-    valid: str = ""
-    valid_targets: str = ""
-    held_out: int = 1000
-    longest: int = 100
-    duplicates: bool = False
-    alignments: str = ""
-    tokenized: bool = False
-    align: bool = False
-    aligner: str = "lexical"
-
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise where options contradict each other, or one has no effect."""
         piped = [name for name in FILES if getattr(self, name) == "-"]
         if len(piped) > 1:
-            raise rejected("train", piped[1], "be a file where standard input is something else", f"- as {piped[0]} is")
-        if self.targets and not self.data:
-            raise rejected("train", "data", "be given with targets", "none")
-        if self.valid_targets and not self.valid:
-            raise rejected("train", "valid", "be given with valid_targets", "none")
-        for name in ("held_out", "longest"):
-            if getattr(self, name) < 1:
-                raise rejected("train", name, "be at least 1", getattr(self, name))
-        if self.aligner not in ALIGNERS:
-            raise unknown_name("train", "data.aligner", self.aligner, ALIGNERS)
-        if self.alignments and self.align:
-            raise rejected("train", "data.align", "be left out where data.alignments are given", True)
-        if not self.alignments:
-            _left_out("data.tokenized", "without data.alignments", self.tokenized, False)
+            expected = "be a file where standard input is something else"
+            raise rejected("options", piped[1], expected, f"- as {piped[0]} is")
+        for name, needed in (("targets", "data"), ("valid_targets", "valid")):
+            if getattr(self, name) and not getattr(self, needed):
+                raise rejected("options", needed, f"be given with {name}", "none")
+        if self.alignments:
+            self.leave_out("align", "where data.alignments are given")
+        else:
+            self.leave_out("tokenized", "without data.alignments")
         if not self.align:
-            _left_out("data.aligner", "without data.align", self.aligner, DataOptions.aligner)
+            self.leave_out("aligner", "without data.align")
         if self.valid:
-            _left_out("data.held_out", "where valid is given", self.held_out, DataOptions.held_out)
+            self.leave_out("held_out", "where valid is given")
 
 
 @dataclass(frozen=True)
-class ExperimentOptions:
-    """Everything that a run is asked for.
+class ExperimentOptions(Options):
+    """Everything that a run is asked for."""
 
-    Attributes
-    ----------
-    task : str
-    data : DataOptions
-    vocabularies : VocabularyOptions
-    kind : str
-        Of the model: one of :data:`regard.models.registry.MODELS`.
-    preset : str
-    model : dict
-        Fields of the model's config, in place of the preset's.
-    training : TrainingOptions
-    start : str
-        The folder of a model whose parameters and vocabularies the run begins with, if there is one.
-    """
+    task: str = option("translation", "translation or pronunciation", known=TASKS)
+    data: DataOptions = section(DataOptions, "where the pairs come from")
+    vocabularies: VocabularyOptions = section(VocabularyOptions, "how symbols are made of texts")
+    kind: str = option("recurrent", "of the model: recurrent or transformer", known=MODELS, flag="--model",
+                       short="rnn or transformer.")  # fmt: skip
+    preset: str = option("base", "the sizes of the model", flag="--preset", short="Sizes: small, base, ...")
+    model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
+    training: TrainingOptions = section(TrainingOptions, "how to train")
+    start: str = option("", "the folder of a model whose parameters and vocabularies the run begins with",
+                        flag="--start", short="A model to begin with.")  # fmt: skip
 
-    task: str = "translation"
-    data: DataOptions = field(default_factory=DataOptions)
-    vocabularies: VocabularyOptions = field(default_factory=VocabularyOptions)
-    kind: str = "recurrent"
-    preset: str = "base"
-    model: dict[str, Any] = field(default_factory=dict)
-    training: TrainingOptions = field(default_factory=TrainingOptions)
-    start: str = ""
-
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise where options contradict each other, or one has no effect."""
         guided = self.data.alignments or self.data.align
         if guided and not self.training.guide:
-            raise rejected("train", "training.guide", "be above 0 where links are to guide attention", 0.0)
+            raise rejected("options", "training.guide", "be above 0 where links are to guide attention", 0.0)
         if not guided:
-            _left_out("training.guided", "without data.alignments or data.align", self.training.guided, "")
-        for name in ("alignments", "align") if self.task == "pronunciation" else ():
+            with in_section("training"):
+                self.training.leave_out("guided", "without data.alignments or data.align")
+        if self.task == "pronunciation":
             where = "for pronunciation, where letters and phonemes are the symbols"
-            _left_out(f"data.{name}", where, getattr(self.data, name), getattr(DataOptions, name))
-        for name in ("kind", "size", "joint", "dropout") if self.task == "pronunciation" else ():
-            where = "for pronunciation, where letters and phonemes are the symbols"
-            _left_out(f"vocabularies.{name}", where, getattr(self.vocabularies, name), getattr(VocabularyOptions, name))
-        if self.vocabularies.kind not in SUBWORDS:
-            raise unknown_name("options", "vocabularies.kind", self.vocabularies.kind, SUBWORDS)
-        if self.vocabularies.kind == "characters":
-            size = self.vocabularies.size
-            _left_out("vocabularies.size", "for characters, all of which count", size, VocabularyOptions.size)
-        dropout = self.vocabularies.dropout
-        if self.vocabularies.kind != "bpe":
-            _left_out("vocabularies.dropout", "but for bpe, which has merges", dropout, VocabularyOptions.dropout)
-        if not 0 <= dropout < 1:
-            raise rejected("options", "vocabularies.dropout", "be in [0, 1)", dropout)
-
-    @classmethod
-    def from_table(cls, table: dict[str, Any]) -> Self:
-        """Return the options that a table of TOML holds; raise where a name is unknown or a value wrong."""
-        table = dict(table)
-        kinds: dict[str, Any] = {"data": DataOptions, "vocabularies": VocabularyOptions, "training": TrainingOptions}
-        made: dict[str, Any] = {}
-        for name, kind in kinds.items():
-            given = dict(_table("options", name, table.pop(name, {})))
-            known = {each.name: type(each.default) for each in fields(kind)}
-            for key, value in given.items():
-                if key not in known:
-                    raise unknown_name("options", f"{name}.{key}", key, known)
-                if known[key] is float and type(value) is int:
-                    given[key] = float(value)
-                elif name != "training" and type(value) is not known[key]:
-                    raise rejected(
-                        "options", f"{name}.{key}", f"be of type {known[key].__name__}", described(value), TypeError
-                    )
-            with in_section(name):
-                made[name] = kind(**given)
-        _table("options", "model", table.get("model", {}))
-        for key in table:
-            if key not in _PLAIN:
-                raise unknown_name("options", "name", key, (*_PLAIN, *kinds))
-            if key != "model" and not isinstance(table[key], str):
-                raise rejected("options", key, "be of type str", described(table[key]), TypeError)
-        return cls(**made, **table)
+            for name in ("alignments", "align"):
+                with in_section("data"):
+                    self.data.leave_out(name, where)
+            for name in ("kind", "size", "joint", "dropout"):
+                with in_section("vocabularies"):
+                    self.vocabularies.leave_out(name, where)
 
     def to_table(self) -> dict[str, Any]:
         """Return a table of TOML."""
@@ -181,8 +109,6 @@ class ExperimentOptions:
 
     def model_config(self, sources: int, targets: int) -> Any:
         """Return the model's config for vocabularies of these sizes, or raise where an option is wrong."""
-        if self.kind not in MODELS:
-            raise unknown_name("train", "kind", self.kind, MODELS)
         config, _ = MODELS[self.kind]
         known = {each.name for each in fields(config)} - {"sources", "targets"}
         for name in self.model:
@@ -213,15 +139,3 @@ class ExperimentOptions:
 
 def _absolute(name: str) -> str:
     return str(Path(name).absolute()) if name not in ("", "-") else name
-
-
-def _left_out(name: str, where: str, value: Any, default: Any) -> None:
-    """Raise where an option is given that would have no effect."""
-    if value != default:
-        raise rejected("train", name, f"be left out {where}", repr(value))
-
-
-def _table(function: str, name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise rejected(function, name, "be a table of options", repr(value))
-    return value

@@ -8,34 +8,32 @@ from dataclasses import dataclass
 from typing import final
 
 from regard._errors import in_section, unknown_name
+from regard._schema import Options, option
 from regard.data.pairs import Pairs
-from regard.text.vocabulary import SymbolVocabulary, Vocabulary
+from regard.text.vocabulary import SUBWORDS, SymbolVocabulary, Vocabulary
 from regard.translation.metrics import bleu, chrf, error_rates
 
 
 @dataclass(frozen=True)
-class VocabularyOptions:
-    """How symbols are made of texts, for tasks that leave it open.
+class VocabularyOptions(Options):
+    """How symbols are made of texts, for tasks that leave it open."""
 
-    Attributes
-    ----------
-    kind : str
-        ``"bpe"``, ``"unigram"`` or ``"characters"``.
-    size : int
-    joint : bool
-        Whether both sides have one vocabulary.
-    lowercase : bool
-    dropout : float
-        The share of BPE's merges that are left out when training texts are split (Provilkov 2020, arXiv 1910.13267).
-        They are split several times, each time differently, and an epoch goes through all; what is rare is learned
-        from its parts.
-    """
+    kind: str = option("bpe", "bpe, unigram or characters", known=SUBWORDS, flag="--vocabulary",
+                       short="bpe, unigram or characters.")  # fmt: skip
+    size: int = option(8000, "how many subwords", flag="--vocabulary-size")
+    joint: bool = option(False, "one vocabulary for both", flag="--joint/--apart")
+    lowercase: bool = option(False, "read and write in small letters")
+    #: Provilkov 2020, arXiv 1910.13267. Texts are split several times, each time differently, and an epoch goes through
+    #: all; what is rare is learned from its parts.
+    dropout: float = option(0.0, "share of BPE's merges that are left out when training texts are split",
+                            least=0, below=1)  # fmt: skip
 
-    kind: str = "bpe"
-    size: int = 8000
-    joint: bool = False
-    lowercase: bool = False
-    dropout: float = 0.0
+    def check(self) -> None:
+        """Raise where an option has no effect."""
+        if self.kind == "characters":
+            self.leave_out("size", "for characters, all of which count")
+        if self.kind != "bpe":
+            self.leave_out("dropout", "but for bpe, which has merges")
 
 
 class Task(ABC):

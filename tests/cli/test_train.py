@@ -97,7 +97,8 @@ def test_memory_that_is_full(regard, model, pairs, monkeypatch) -> None:
     for command in (["translate", "red dog"], ["evaluate", pairs]):
         result = regard(*command, "--model", model, "--beams", "4", "--batch", "9")
         assert result.code == 2 and "Traceback" not in result.err
-        assert "must fit in memory" in result.err and "lower batch (now 9) or beams (now 4)." in result.err
+        why = "lines must fit in memory, got an allocation that failed; lower batch (now 9) or beams (now 4)."
+        assert result.err.splitlines()[-1] == f"regard: {command[0]}: {why}", "no name of a function"
 
 
 @pytest.mark.parametrize(

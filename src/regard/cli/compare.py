@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from regard._errors import rejected, unknown_name
-from regard.cli.messages import Console, fail, report_errors, require
+from regard.cli.messages import Console, fail, report_errors, require, sentence
 from regard.cli.train import options_table, parse_setting
 from regard.inspect.comparison import picture
 from regard.models.registry import MODELS
@@ -58,7 +58,7 @@ def run(
         try:
             runs = compare(variants, out, lambda each: console.print(_told(each, metric)), console.print)
         except TrainingError as error:
-            raise fail(str(error)) from None
+            raise fail(sentence(error)) from None
         console.print()
         console.print(_table(runs))
         console.print(f"\nIn {picture(runs, metric, out / 'compared.png')} as a picture.")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from regard.cli.messages import Console, ascii_only, fail, report_errors, require
+from regard.cli.messages import Console, ascii_only, fail, report_errors, require, sentence
 from regard.cli.pronounce import aligned, write_pictures
 from regard.data.pairs import Pairs
 from regard.inspect import draw, legend
@@ -80,7 +80,7 @@ def _train(console: Console, pairs: Pairs, recipe: TrainingOptions, *, deadline:
     try:
         ended = pronouncer.learn(pairs, recipe, callbacks=[TrainingDisplay(console, recipe, "words")])
     except TrainingError as error:
-        raise fail(str(error)) from None
+        raise fail(sentence(error)) from None
     if ended.reason == "interrupt":
         console.print("Training was interrupted; what follows is what the model had learned by then.")
     console.print(

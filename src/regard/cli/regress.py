@@ -40,7 +40,7 @@ def run(**options: Any) -> None:
         _check_together(asked, prepared, table if new is None else new)
     say = _Speaker(asked)
     say(report.of_table(prepared))
-    with report_errors(EXTRA), _told(say):
+    with report_errors(EXTRA), _noting(say):
         fitted = fit(
             prepared,
             kernel=asked.kernel,
@@ -51,12 +51,12 @@ def run(**options: Any) -> None:
         )
     say(report.of_fit(fitted, asked.widths))
     own = new is None and asked.out is not None
-    with report_errors(EXTRA), _told(say), _waiting("Predicting rows that were left out..."):
+    with report_errors(EXTRA), _noting(say), _waiting("Predicting rows that were left out..."):
         quality = tables.quality_of(fitted, exact=own)
     say(report.of_quality(quality, fitted))
     say.record = report.record(fitted, asked.widths, quality)
     if new is not None:
-        with report_errors(EXTRA), _told(None):  # the report counts what is extrapolated
+        with report_errors(EXTRA), _noting(None):  # the report counts what is extrapolated
             added = fitted.predict(coded, std=asked.std, quantiles=asked.shares)
         say([""])
         say(report.of_prediction(added, coded, fitted, new.name))
@@ -65,13 +65,13 @@ def run(**options: Any) -> None:
             say.record["quality_of_predictions"] = report.quality_record(there, fitted)
         _hand_out(asked, say, fitted, new, added)
     elif own:
-        with report_errors(EXTRA), _told(say):
+        with report_errors(EXTRA), _noting(say):
             added = fitted.of_the_others()
-        if added.lost != quality.lost:  # these were told already
+        if added.lost != quality.lost:  # these were reported already
             say(report.of_lost(added, fitted))
         _hand_out(asked, say, fitted, table, added)
     if asked.plot is not None:
-        with report_errors(EXTRA), _told(None):
+        with report_errors(EXTRA), _noting(None):
             drawn = draw(fitted, asked.plot)
         say([f"Drew {drawn}: {asked.plot}"])
         say.record["plot"] = str(asked.plot)
@@ -118,7 +118,7 @@ def _waiting(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def _told(say: _Speaker | None) -> Iterator[None]:
+def _noting(say: _Speaker | None) -> Iterator[None]:
     """Turn our own warnings into notes, or keep quiet about them."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RegardWarning)

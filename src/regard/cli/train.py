@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from regard._errors import described, rejected, unknown_name
-from regard.cli.messages import INTERRUPTED, Console, echo, fail, report_errors
+from regard.cli.messages import INTERRUPTED, Console, echo, fail, report_errors, sentence
 from regard.cli.translate import folder_of
 from regard.data.toml import parsed_toml, read_toml
 from regard.decoding.sequence_model import SequenceModel
@@ -105,7 +105,7 @@ def _train(console: Console, experiment: Experiment, resume: bool) -> None:
     try:
         translator, ended = experiment.train(resume=resume, callbacks=[display])
     except (TrainingError, MisconfigurationException) as error:
-        raise fail(str(error)) from None
+        raise fail(sentence(error)) from None
     except KeyboardInterrupt:  # between the steps and the end
         if not (out / CHECKPOINTS / LAST).exists():
             raise

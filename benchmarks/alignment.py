@@ -27,14 +27,14 @@ from typing import Any
 import torch
 
 from benchmarks.machine import ROOT, facts
+from regard.alignment.aligners import eflomal, lexical, lowercase
+from regard.alignment.attention import predicted_attention, strongest_links, symmetrize_attention, word_attention
+from regard.alignment.links import Agreement, Gold, Links, merge_pieces, symmetrize
 from regard.cli.translate import load
-from regard.tasks.aligners import eflomal, lexical, lowered
-from regard.tasks.attention_links import both_ways, shares, shown, strongest
-from regard.tasks.links import Agreement, Gold, Links, of_words, symmetrized
-from regard.tasks.pairs import Pairs, read_pairs
-from regard.tasks.sequences import SequenceModel
-from regard.tasks.words import pieces_of, words_of
-from regard.tasks.written import WritingOptions
+from regard.data.pairs import Pairs, read_pairs
+from regard.decoding.predictions import PredictionOptions
+from regard.decoding.sequence_model import SequenceModel
+from regard.text.words import find_words, split_elisions
 
 SEED, LENGTHS = 5, (6, 14)
 SETS = ("everyday", "longer")
@@ -56,10 +56,10 @@ class Material:
         pairs = Pairs([*valid.sources, *learn.sources], [*valid.targets, *learn.targets])
         sides, self._owners = [], []
         for texts in (pairs.sources, pairs.targets):
-            cuts = [pieces_of(text, words_of(text)) for text in texts]
+            cuts = [split_elisions(text, find_words(text)) for text in texts]
             sides.append([[text[start:stop] for start, stop in places] for text, (places, _) in zip(texts, cuts)])
             self._owners.append([owners for _, owners in cuts])
-        self.pairs, words = pairs, lowered(*sides)
+        self.pairs, words = pairs, lowercase(*sides)
         self._found = {"eflomal": list(eflomal(*words)), "lexical": list(lexical(*words))}
         rows = list({source: row for row, source in reversed(list(enumerate(valid.sources)))}.values())
         drawn = random.Random(SEED)
@@ -71,7 +71,7 @@ class Material:
     def links(self, aligner: str, row: int, method: str) -> Links:
         """Return the links between the words of a pair."""
         owners = (side[row] for side in self._owners)
-        return of_words(symmetrized(*self._found[aligner][row], method), *owners)
+        return merge_pieces(symmetrize(*self._found[aligner][row], method), *owners)
 
     def gold(self, row: int) -> Gold:
         """Return the links that count as right."""
@@ -85,18 +85,18 @@ def measured(model: SequenceModel, material: Material) -> dict[str, Any]:
     for name, rows in material.rows.items():
         sides = [material.pairs.sources[row] for row in rows], [material.pairs.targets[row] for row in rows]
         gold = [material.gold(row) for row in rows]
-        before, after = shares(model, *sides, posterior=False), shares(model, *sides)
-        ways = {"attention": [strongest(each) for each in before]} | {
-            f"posterior, {method}": [both_ways(each, None, method) for each in after]
+        before, after = word_attention(model, *sides, posterior=False), word_attention(model, *sides)
+        ways = {"attention": [strongest_links(each) for each in before]} | {
+            f"posterior, {method}": [symmetrize_attention(each, None, method) for each in after]
             for method in ("intersection", "grow-diag-final-and")
         }
         found[name] = {way: _rates(links, gold) for way, links in ways.items()}
-    written = model.write(
-        [material.pairs.sources[row] for row in material.rows["everyday"]], WritingOptions(alignment=True)
+    written = model.predict(
+        [material.pairs.sources[row] for row in material.rows["everyday"]], PredictionOptions(alignment=True)
     )
     counts = {"all": [0, 0], "first": [0, 0]}
     for each in written:
-        for i, j in strongest(shown(each, None)):
+        for i, j in strongest_links(predicted_attention(each, None)):
             if _is_sign(each.words[j].text):
                 continue
             for which in ("all", "first")[: 2 - bool(j)]:

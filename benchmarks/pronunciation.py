@@ -18,9 +18,9 @@ import torch
 from rich.console import Console
 
 from regard.cli.training import TrainingDisplay
-from regard.tasks.dictionary import load_dictionary, pairs_of, split
-from regard.tasks.pairs import Pairs, read_pairs
-from regard.tasks.pronunciation import RECIPE, Pronouncer
+from regard.data.pairs import Pairs, read_pairs
+from regard.translation.dictionary import load_dictionary, pairs_of, split
+from regard.translation.pronunciation import RECIPE, Pronouncer
 
 
 def read_split(folder: Path, name: str) -> Pairs:

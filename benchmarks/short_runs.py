@@ -38,9 +38,9 @@ from typing import Any
 import torch
 
 from benchmarks.machine import ROOT, facts, slug
-from regard.cli.train import table_of, tuned
-from regard.tasks.experiment_options import ExperimentOptions
-from regard.tasks.experiments import Experiment
+from regard.cli.train import options_table, with_tuned_rate
+from regard.translation.experiment import Experiment
+from regard.translation.options import ExperimentOptions
 
 PAIRS, SEED = 30_000, 0
 KINDS = ("recurrent", "transformer")
@@ -103,7 +103,7 @@ def learn(pairs: Path, kind: str, steps: int, seed: int, batch_tokens: int) -> R
         "training.seed": seed, "training.batch_tokens": batch_tokens, "training.validate_every": steps,
         "training.validate_most": 1, "training.keep": 1,
     }  # fmt: skip
-    options = ExperimentOptions.from_table(tuned(table_of("translation", None, changes)))
+    options = ExperimentOptions.from_table(with_tuned_rate(options_table("translation", None, changes)))
     seen = _watcher()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

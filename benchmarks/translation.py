@@ -21,10 +21,10 @@ from typing import Any
 
 from benchmarks.machine import ROOT, facts
 from regard import pretrained
-from regard.tasks.evaluation import bleu, chrf, tokenized_bleu
-from regard.tasks.kinds import task_of
-from regard.tasks.pairs import read_pairs
-from regard.tasks.sequences import SequenceModel
+from regard.data.pairs import read_pairs
+from regard.decoding.sequence_model import SequenceModel
+from regard.translation.metrics import bleu, chrf, tokenized_bleu
+from regard.translation.tasks import get_task
 
 RESULTS = ROOT / "benchmarks" / "results"
 GERMAN = "--data {0}/train.de.gz --targets {0}/train.en.gz --valid {0}/val.de.gz --valid-targets {0}/val.en.gz"
@@ -143,9 +143,9 @@ def scored(
 ) -> tuple[dict[str, float], dict[str, str], int, int]:
     """Return scores and their signatures, and how many sources and references there were; beam search with 5 beams."""
     references = read_pairs(*map(str, test), longest=None, words=None).references()
-    written, listed = [each.text for each in model.write(references)], list(references.values())
+    written, listed = [each.text for each in model.predict(references)], list(references.values())
     count = sum(map(len, listed))
-    task = task_of(str(model.about["task"]))
+    task = get_task(str(model.about["task"]))
     if task.metric != "bleu":
         return (
             {name.upper(): round(value, 2) for name, value in task.scores(written, listed).items()},

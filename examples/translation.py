@@ -9,17 +9,17 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from regard import pretrained
-from regard.tasks.alignments import alignment
-from regard.tasks.written import WritingOptions
+from regard.alignment.maps import alignment
+from regard.decoding.predictions import PredictionOptions
 
 SENTENCES = ("the zone of international control", "My sister has never seen the sea.", "I love you")
 
 
 def draw() -> Figure:
     """Draw the weights of words."""
-    written = pretrained.load().write(SENTENCES, WritingOptions(alignment=True))
-    figure, axes = plt.subplots(1, len(written), figsize=(11, 3.8), constrained_layout=True)
-    for each, axis in zip(written, axes):
+    predictions = pretrained.load().predict(SENTENCES, PredictionOptions(alignment=True))
+    figure, axes = plt.subplots(1, len(predictions), figsize=(11, 3.8), constrained_layout=True)
+    for each, axis in zip(predictions, axes):
         seen = alignment(each)
         axis.imshow(seen.weights, cmap="Blues", vmin=0, vmax=1)
         axis.set_xticks(range(len(seen.source)), seen.source, rotation=60, ha="left", rotation_mode="anchor")

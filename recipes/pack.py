@@ -15,10 +15,10 @@ from benchmarks import alignment
 from benchmarks.machine import ROOT, facts
 
 from regard._writing import write_atomically
+from regard.data.pairs import read_pairs
+from regard.decoding.sequence_model import SequenceModel
 from regard.pretrained import CARD
-from regard.tasks.evaluation import bleu, chrf
-from regard.tasks.pairs import read_pairs
-from regard.tasks.sequences import SequenceModel
+from regard.translation.metrics import bleu, chrf
 
 _CARD = """# English to French
 
@@ -57,7 +57,7 @@ def main(whole: Path, typed: Path, data: Path, folder: Path) -> None:
     SequenceModel.load(typed).save(folder, dtype="float16")
     model = SequenceModel.load(folder)
     references = read_pairs(data / "en-fr.test.tsv.gz", longest=None, words=None).references()
-    texts = [each.text for each in model.write(references)]
+    texts = [each.text for each in model.predict(references)]
     listed = list(references.values())
     scores = bleu(texts, listed), chrf(texts, listed)
     training, then = SequenceModel.load(whole).about["training"], model.about.pop("training")

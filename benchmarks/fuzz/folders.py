@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from benchmarks.fuzz.mutations import TEXTS, as_json, mutated_bytes, mutated_value
+from regard.decoding.sequence_model import SequenceModel
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
-from regard.tasks.codecs import SymbolCodec
-from regard.tasks.sequences import SequenceModel
-from regard.tasks.subwords import SubwordCodec
+from regard.text.subwords import SubwordVocabulary
+from regard.text.vocabulary import SymbolVocabulary
 
 ENGLISH = ["the zone of control", "I love you", "a cat and a dog", "the dog loves the cat", "you and I"]
 FRENCH = ["la zone de contrôle", "je t'aime", "un chat et un chien", "le chien aime le chat", "toi et moi"]
@@ -27,10 +27,13 @@ NAMES = (CONFIG, "source.json", "target.json", WEIGHTS)
 
 def make(folder: Path) -> None:
     """Write one small model of each kind."""
-    letters, sounds = SymbolCodec.train(["abcdef"], lowercase=True), SymbolCodec.train(["K AE T"], separator=" ")
+    letters, sounds = (
+        SymbolVocabulary.train(["abcdef"], lowercase=True),
+        SymbolVocabulary.train(["K AE T"], separator=" "),
+    )
     for name, source, target in (
-        ("bpe", SubwordCodec.train(ENGLISH), SubwordCodec.train(FRENCH, byte_fallback=True)),
-        ("unigram", SubwordCodec.train(ENGLISH, "unigram"), SubwordCodec.train(FRENCH, "characters")),
+        ("bpe", SubwordVocabulary.train(ENGLISH), SubwordVocabulary.train(FRENCH, byte_fallback=True)),
+        ("unigram", SubwordVocabulary.train(ENGLISH, "unigram"), SubwordVocabulary.train(FRENCH, "characters")),
         ("symbols", letters, sounds),
     ):
         torch.manual_seed(0)

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ["python", "-m", "benchmarks.joeynmt", *(sys.argv[1:] if arguments is None else arguments)]
     )
     data = prepare.Data.read(options.data, most=64 if options.quick else None)
-    say(f"{len(data.batches):,} pairs, {len(data.codec)} symbols, {len(data.order)} sentences to translate")
+    say(f"{len(data.batches):,} pairs, {len(data.vocabulary)} symbols, {len(data.order)} sentences to translate")
     contenders = tuple(each for each in compare.CONTENDERS if each.precision in options.precisions)
     paths: list[Path] = []
     with tempfile.TemporaryDirectory() as folder:

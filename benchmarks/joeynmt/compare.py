@@ -236,5 +236,5 @@ def _numbers(contender: Contender, written: list[list[int]], data: prepare.Data)
 def _bleu(written: list[list[int]], data: prepare.Data) -> float:
     from sacrebleu.metrics.bleu import BLEU
 
-    texts = [data.codec.decode([number for number in each if number < len(data.codec)]) for each in written]
+    texts = [data.vocabulary.decode([number for number in each if number < len(data.vocabulary)]) for each in written]
     return BLEU().corpus_score(texts, [data.references]).score

@@ -14,14 +14,14 @@ from lightning.pytorch import Callback
 
 from benchmarks.joeynmt.shapes import BETAS, CLIP, DECAY, RATE, SHAPES, SMOOTHING
 from benchmarks.joeynmt.turns import Turns
+from regard.data.batches import Batch
+from regard.decoding.beam_search import SearchOptions, search
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
 from regard.models.base import END, EncoderDecoder
-from regard.tasks.batches import Batch
-from regard.tasks.learner import Learner, Stream
-from regard.tasks.losses import cross_entropy
-from regard.tasks.options import TrainingOptions
-from regard.tasks.runs import train
-from regard.tasks.search import SearchOptions, search
+from regard.training.learner import Learner, Stream
+from regard.training.loop import train
+from regard.training.losses import cross_entropy
+from regard.training.options import TrainingOptions
 
 
 def built(shape: str, symbols: int, *, copied: bool) -> EncoderDecoder:
@@ -83,7 +83,7 @@ def check(model: EncoderDecoder, batch: Batch, out: str) -> float:
     model.eval()
     shifted = torch.cat([torch.full_like(batch.target[:, :1], END), batch.target[:, :-1]], 1)
     features = model.features(batch.source, batch.lengths, shifted)
-    loss, _ = cross_entropy(features, model.vocabulary, batch.target)
+    loss, _ = cross_entropy(features, model.projection, batch.target)
     loss.backward()
     np.save(out, model.logits(features).detach().log_softmax(-1).numpy())
     left_out = ("source_embedding", "target_embedding", "output.")

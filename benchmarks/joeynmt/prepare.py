@@ -15,11 +15,12 @@ import torch
 from benchmarks.joeynmt import weights
 from benchmarks.joeynmt.ours import built, options
 from benchmarks.joeynmt.shapes import END, PAD, SHAPES, START, numbers
-from regard.tasks.batches import Batch, Batches, Ragged
-from regard.tasks.learner import Learner, Stream
-from regard.tasks.pairs import normalize
-from regard.tasks.runs import train
-from regard.tasks.subwords import SubwordCodec
+from regard.data.batches import Batch, Batches
+from regard.text.normalization import normalize
+from regard.text.ragged import Ragged
+from regard.text.subwords import SubwordVocabulary
+from regard.training.learner import Learner, Stream
+from regard.training.loop import train
 
 #: Numbers of the joint vocabulary, and tokens of a batch, both sides and padding included.
 SYMBOLS, TOKENS = 8000, 4096
@@ -38,7 +39,7 @@ class Data:
 
     Attributes
     ----------
-    codec : SubwordCodec
+    vocabulary : SubwordVocabulary
         Of both languages.
     batches : Batches
         Of the training pairs.
@@ -49,7 +50,7 @@ class Data:
     references : list of str
     """
 
-    codec: SubwordCodec
+    vocabulary: SubwordVocabulary
     batches: Batches
     sources: Ragged
     order: np.ndarray
@@ -59,16 +60,16 @@ class Data:
     def read(cls, folder: Path, most: int | None = None) -> Data:
         """Read Multi30k, German to English; of the test set the first ``most`` sentences."""
         german, english = lines(folder / "train.de.gz"), lines(folder / "train.en.gz")
-        codec = SubwordCodec.train([*german, *english], size=SYMBOLS)
-        batches = Batches(codec.encode_all(german), codec.encode_all(english), tokens=TOKENS)
-        sources = codec.encode_all(lines(folder / "test_2016_flickr.de.gz")[:most])
+        vocabulary = SubwordVocabulary.train([*german, *english], size=SYMBOLS)
+        batches = Batches(vocabulary.encode_all(german), vocabulary.encode_all(english), tokens=TOKENS)
+        sources = vocabulary.encode_all(lines(folder / "test_2016_flickr.de.gz")[:most])
         order = np.argsort(-sources.lengths, kind="stable")
-        return cls(codec, batches, sources, order, lines(folder / "test_2016_flickr.en.gz")[:most])
+        return cls(vocabulary, batches, sources, order, lines(folder / "test_2016_flickr.en.gz")[:most])
 
     @property
     def size(self) -> int:
         """How many symbols models know: one more than texts have."""
-        return len(self.codec) + 1
+        return len(self.vocabulary) + 1
 
     def test_batches(self) -> list[Batch]:
         """Return the test sentences to translate together."""

@@ -5,7 +5,7 @@ import json
 
 from benchmarks import alignment
 
-from regard.tasks.aligners import lexical
+from regard.alignment.aligners import lexical
 
 WORDS = {"I": "je", "see": "vois", "the": "le", "dog": "chien", "cat": "chat", "and": "et", "a": "un", "man": "homme"}
 

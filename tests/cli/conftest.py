@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from regard.cli import main
-from regard.tasks.codecs import UNKNOWN
-from regard.tasks.pairs import Pairs
-from regard.tasks.pronunciation import Pronouncer
+from regard.data.pairs import Pairs
+from regard.text.vocabulary import UNKNOWN
+from regard.translation.pronunciation import Pronouncer
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ def model(tmp_path: Path) -> Path:
     pairs = Pairs(["abcdefghijklm", "nopqrstuvwxyz'-.", "nopqrstuvwxyz'-."], ["AH B", "K", "T S"])
     pronouncer = Pronouncer.untrained(pairs, embedding=8, encoder=8, decoder=8, features=8)
     torch.manual_seed(0)
-    torch.nn.init.normal_(pronouncer.writer.model.output.weight, std=3.0)
-    pronouncer.writer.model.output.bias.data[UNKNOWN] = -99.0
+    torch.nn.init.normal_(pronouncer.model.model.output.weight, std=3.0)
+    pronouncer.model.model.output.bias.data[UNKNOWN] = -99.0
     return pronouncer.save(tmp_path / "model")
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import regard.cli
-from regard.tasks.links import Agreement, read_links
-from regard.tasks.sequences import SequenceModel
+from regard.alignment.links import Agreement, read_links
+from regard.decoding.sequence_model import SequenceModel
 
 WORDS = {"one": "un", "two": "deux", "red": "rouge", "blue": "bleu", "cat": "chat", "dog": "chien", "sees": "voit"}
 ALIGNER = "data.aligner=eflomal"
@@ -132,7 +132,7 @@ def test_a_file_of_links_is_there_whole_or_not_at_all(regard, pairs, tmp_path, m
     import regard.cli.align as command
 
     (tmp_path / "links").write_text("as it was\n", encoding="utf-8")
-    monkeypatch.setattr(command, "aligned", lambda *_: (_ for _ in ()).throw(ValueError("align: it failed.")))
+    monkeypatch.setattr(command, "align_words", lambda *_: (_ for _ in ()).throw(ValueError("align: it failed.")))
     assert regard("align", pairs, "--out", tmp_path / "links").code == 2
     assert (tmp_path / "links").read_text(encoding="utf-8") == "as it was\n"
     assert [path.name for path in tmp_path.iterdir()] == ["links"]
@@ -218,7 +218,7 @@ def test_links_of_a_file_that_changed_are_those_the_run_began_with(regard, pairs
 
 
 def test_a_guided_run_goes_on_with_the_links_it_began_with(pairs, tmp_path, monkeypatch) -> None:
-    from regard.tasks import guidance
+    from regard.alignment import guidance
 
     whole = trained(tmp_path / "whole", pairs, *RECURRENT, "--steps", "20", "--align")
     lines = {line for line in pairs.read_text(encoding="utf-8").splitlines() if not line.endswith("\t")}
@@ -236,7 +236,7 @@ def test_a_guided_run_goes_on_with_the_links_it_began_with(pairs, tmp_path, monk
         "--set",
         "training.warmup=1",
     )
-    monkeypatch.setattr(guidance, "aligned", lambda *_: pytest.fail("links are made once"))
+    monkeypatch.setattr(guidance, "align_words", lambda *_: pytest.fail("links are made once"))
     with pytest.raises(SystemExit) as caught:
         regard.cli.main(["train", "translation", "--out", str(part), "--resume", "--steps", "20"])
     assert not caught.value.code

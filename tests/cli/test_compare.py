@@ -7,9 +7,9 @@ import tomllib
 
 import pytest
 
-from regard.tasks.comparison import compare
-from regard.tasks.experiment_options import ExperimentOptions
-from regard.tasks.sequences import SequenceModel
+from regard.decoding.sequence_model import SequenceModel
+from regard.translation.comparison import compare
+from regard.translation.options import ExperimentOptions
 
 SMALL = [
     "--preset", "small", "--steps", "12", "--set", "vocabularies.kind=characters", "--set", "training.batch_tokens=400",

@@ -12,9 +12,9 @@ import pytest
 from lightning.pytorch import Callback
 
 from regard.cli import demo_training as demo
-from regard.tasks.dictionary import Dictionary
-from regard.tasks.pairs import Pairs
-from regard.tasks.pronunciation import Pronouncer
+from regard.data.pairs import Pairs
+from regard.translation.dictionary import Dictionary
+from regard.translation.pronunciation import Pronouncer
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_missing_package_is_noticed_before_training(regard, small, tmp_path: P
 
 
 def test_a_missing_dictionary_says_how_to_get_it(regard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.tasks.dictionary.find_spec", lambda name: None)
+    monkeypatch.setattr("regard.translation.dictionary.find_spec", lambda name: None)
     outcome = regard("demo", "--train", "--out", tmp_path)
     assert outcome.code == 2
     assert "pip install 'regard[pronunciation]'" in outcome.err
@@ -140,12 +140,12 @@ def test_a_loss_that_is_no_number_is_one_sentence(regard, small, tmp_path: Path,
 
     def broken(pairs, *, seed=0):
         made = untrained(pairs, seed=seed)
-        made.writer.model.output.bias.data.fill_(float("nan"))
+        made.model.model.output.bias.data.fill_(float("nan"))
         return made
 
     monkeypatch.setattr(Pronouncer, "untrained", broken)
     monkeypatch.setattr(demo, "_warm", lambda *_: 0.0)
     outcome = regard("demo", "--train", "--out", tmp_path)
     assert outcome.code == 2
-    assert outcome.err.startswith("regard: train: the loss must be finite, got nan at step 1: lower learning_rate")
+    assert outcome.err.startswith("regard: demo: the loss must be finite, got nan at step 1: lower learning_rate")
     assert outcome.err.count("\n") == 1

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import regard as package
-from regard.tasks.codecs import SymbolCodec
-from regard.tasks.sequences import RecurrentConfig, RecurrentEncoderDecoder, SequenceModel
+from regard.decoding.sequence_model import SequenceModel
+from regard.models import RecurrentConfig, RecurrentEncoderDecoder
+from regard.text.vocabulary import SymbolVocabulary
 
 CLI = Path(package.__file__).parent / "cli"
 EVIL = "\x1b[2J\x9b31m\u202e"
@@ -36,7 +37,7 @@ def test_everything_printed_passes_one_place() -> None:
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
     """Return a model of one word, which a terminal would obey."""
-    words = SymbolCodec(["a", EVIL], " ")
+    words = SymbolVocabulary(["a", EVIL], " ")
     torch.manual_seed(0)
     config = RecurrentConfig(len(words), len(words), embedding=4, encoder=4, decoder=4, features=4)
     model = RecurrentEncoderDecoder(config)
@@ -91,12 +92,12 @@ def test_nothing_in_a_model_a_table_or_pairs_is_obeyed(regard, hostile: Path, tm
             f"train: --out must be a new folder, got a file, {__file__}.",
         ),
         (["evaluate", "no.tsv"], "evaluate: no.tsv must exist, got no such file."),
-        (["translate", "a", "--beams", "0"], "translate: --beams must be at least 1, got 0."),
+        (["translate", "a", "--beams", "0"], "translate: --beams must be at least 1 and at most 1,000, got 0."),
         (
             ["translate", "a", "--model", __file__],
             f"translate: --model must be the folder of a model, got a file, {__file__}.",
         ),
-        (["translate", "a", "--batch", "0"], "translate: --batch must be a whole number from 1 on, got 0."),
+        (["translate", "a", "--batch", "0"], "translate: --batch must be at least 1, got 0."),
         (
             ["compare", "translation", "--attention", "dot", "--out", "x"],
             "compare: --attention must name two",

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from regard.cli import pronounce as command
-from regard.tasks.pairs import Pairs
-from regard.tasks.pronunciation import Pronouncer
-from regard.tasks.sequences import SequenceModel
+from regard.data.pairs import Pairs
+from regard.decoding.sequence_model import SequenceModel
+from regard.translation.pronunciation import Pronouncer
 
 
 def _refused(outcome, message: str) -> None:

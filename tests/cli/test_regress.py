@@ -320,7 +320,7 @@ def test_a_wide_bandwidth_of_a_line_is_a_slope(regard, tmp_path: Path) -> None:
 
 
 def test_many_rows_are_sampled(regard, curve: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.tasks.tables import quality, regression
+    from regard.regression.tables import quality, regression
 
     monkeypatch.setattr(regression, "_PAIRS", 400)
     monkeypatch.setattr(regression, "_LEAST", 10)

@@ -20,11 +20,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.tasks import files, sequences
-from regard.tasks.evaluation import bleu
-from regard.tasks.learner import Learner
-from regard.tasks.pairs import read_pairs
-from regard.tasks.sequences import SequenceModel
+from regard.data.pairs import read_pairs
+from regard.decoding import sequence_model as sequences
+from regard.decoding.sequence_model import SequenceModel
+from regard.models import folders as files
+from regard.training.learner import Learner
+from regard.translation.metrics import bleu
 
 WORDS = {"one": "un", "two": "deux", "red": "rouge", "blue": "bleu", "cat": "chat", "dog": "chien", "sees": "voit"}
 
@@ -96,7 +97,8 @@ def test_memory_that_is_full(regard, model, pairs, monkeypatch) -> None:
     for command in (["translate", "red dog"], ["evaluate", pairs]):
         result = regard(*command, "--model", model, "--beams", "4", "--batch", "9")
         assert result.code == 2 and "Traceback" not in result.err
-        assert "must fit in memory" in result.err and "lower batch (now 9) or beams (now 4)." in result.err
+        why = "lines must fit in memory, got an allocation that failed; lower batch (now 9) or beams (now 4)."
+        assert result.err.splitlines()[-1] == f"regard: {command[0]}: {why}", "no name of a function"
 
 
 @pytest.mark.parametrize(
@@ -318,16 +320,16 @@ class TestOptions:
             ),
             (["--set", "training.devices=2"], "training.devices must be 1 without torchrun, got 2"),
             (["--valid-targets", "x", "--data", "DATA"], "valid must be given with valid_targets"),
-            (["--vocabulary", "words", "--data", "DATA"], "kind must be one of"),
+            (["--vocabulary", "words", "--data", "DATA"], "--vocabulary must be one of"),
             (
                 ["--vocabulary", "characters", "--vocabulary-size", "90"],
-                "vocabularies.size must be left out for characters, all of which count, got 90",
+                "--vocabulary-size must be left out for characters, all of which count, got 90",
             ),
             (
                 ["--set", "vocabularies.kind=unigram", "--set", "vocabularies.dropout=0.1"],
                 "vocabularies.dropout must be left out but for bpe, which has merges, got 0.1",
             ),
-            (["--set", "vocabularies.dropout=1.0"], "vocabularies.dropout must be in [0, 1), got 1.0"),
+            (["--set", "vocabularies.dropout=1.0"], "vocabularies.dropout must be at least 0 and below 1, got 1.0"),
             (
                 ["--set", "model.tied=all"],
                 "model.tied must be 'none' or 'target' without a joint vocabulary, got 'all'",
@@ -440,7 +442,8 @@ class TestOptions:
         arguments = ["train", "translation", "--data", pairs, "--out", tmp_path / "out", "--steps", "2", *SMALL]
         result = regard(*arguments, "--set", "training.threads=100000")
         assert (
-            result.code == 2 and "train: training.threads must be at least 0 and below 1,025, got 100000." in result.err
+            result.code == 2
+            and "train: training.threads must be at least 0 and at most 1,024, got 100000." in result.err
         )
         real, started = threading.Thread.start, []
 
@@ -669,7 +672,7 @@ def test_two_processes_train_one_model(pairs, tmp_path) -> None:
         )
         assert done.returncode == 0, done.stderr[-2000:]
         assert done.stdout.count(f"Ended after step {step}") == done.stdout.count("Now try:") == 1
-    assert SequenceModel.load(tmp_path / "out").write(["red dog"])[0].score < 0
+    assert SequenceModel.load(tmp_path / "out").predict(["red dog"])[0].score < 0
 
 
 def test_words_are_learned_in_several_spellings(regard, pairs, tmp_path) -> None:

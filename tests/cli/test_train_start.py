@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard.decoding.sequence_model import SequenceModel
 from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
-from regard.tasks.codecs import SymbolCodec
-from regard.tasks.sequences import SequenceModel
-from regard.tasks.starting import begin
-from regard.tasks.subwords import SubwordCodec
+from regard.text.subwords import SubwordVocabulary
+from regard.text.vocabulary import SymbolVocabulary
+from regard.translation.warm_start import copy_parameters
 
 TEXTS = ["a red dog", "a blue cat", "the dog sees the cat", "the cat sees a red dog", "a cat and a dog"]
 FEW = ["--steps", "4", "--set", "training.precision=float32", "--set", "training.save_every=2"]
@@ -23,15 +23,15 @@ FEW = ["--steps", "4", "--set", "training.precision=float32", "--set", "training
 
 def made(kind: str = "recurrent") -> SequenceModel:
     torch.manual_seed(3)
-    codec = SubwordCodec.train(TEXTS, size=35)
+    vocabulary = SubwordVocabulary.train(TEXTS, size=35)
     model: RecurrentEncoderDecoder | TransformerEncoderDecoder
     if kind == "recurrent":
         sizes = {"embedding": 8, "encoder": 6, "decoder": 8, "features": 6, "dropout": 0.0, "tied": "all"}
-        model = RecurrentEncoderDecoder(RecurrentConfig(len(codec), len(codec), **sizes))
+        model = RecurrentEncoderDecoder(RecurrentConfig(len(vocabulary), len(vocabulary), **sizes))
     else:
         sizes = {"width": 8, "heads": 2, "feedforward": 16, "encoder_layers": 1, "decoder_layers": 1, "score": "cosine"}
-        model = TransformerEncoderDecoder(TransformerConfig(len(codec), len(codec), **sizes))
-    return SequenceModel(model, codec, codec, {"task": "translation"})
+        model = TransformerEncoderDecoder(TransformerConfig(len(vocabulary), len(vocabulary), **sizes))
+    return SequenceModel(model, vocabulary, vocabulary, {"task": "translation"})
 
 
 @pytest.fixture
@@ -77,11 +77,11 @@ def test_what_the_model_settles_is_not_asked_for_otherwise(regard, pairs, tmp_pa
     made().save(tmp_path / "start")
     since = "as the model has it that training starts from, got"
     asked = {
-        ("--model", "transformer"): f"kind must be 'recurrent', {since} 'transformer'.",
+        ("--model", "transformer"): f"--model must be 'recurrent', {since} 'transformer'.",
         ("--attention", "dot"): f"model.attention must be 'additive', {since} 'dot'.",
         ("--preset", "small"): "training starts from, or be left out, got 'small', whose embedding is 128, not 8.",
-        ("--vocabulary-size", "41"): f"vocabularies.size must be {len(made().source)}, {since} 41.",
-        ("--apart",): f"vocabularies.joint must be True, {since} False.",
+        ("--vocabulary-size", "41"): f"--vocabulary-size must be {len(made().source)}, {since} 41.",
+        ("--apart",): f"--joint must be True, {since} False.",
         ("--set", "model.decoder=9"): f"model.decoder must be 8, {since} 9.",
         ("--start", str(tmp_path / "none")): f"there is no model at {tmp_path / 'none'}: ",
         ("--set", "start=1"): "start must be of type str, got 1",
@@ -99,7 +99,7 @@ def test_what_the_model_settles_is_not_asked_for_otherwise(regard, pairs, tmp_pa
 def test_the_model_is_one_for_the_task(regard, pairs, tmp_path) -> None:
     result = regard("train", "pronunciation", "--data", pairs, "--out", tmp_path / "out", "--start", "english-french")
     assert result.code == 2 and "start must be a model for pronunciation, got one for translation." in result.err
-    letters, sounds = SymbolCodec.train(["cat"]), SymbolCodec.train(["K AE T"], separator=" ")
+    letters, sounds = SymbolVocabulary.train(["cat"]), SymbolVocabulary.train(["K AE T"], separator=" ")
     sizes = {"embedding": 8, "encoder": 6, "decoder": 8, "features": 6}
     model = RecurrentEncoderDecoder(RecurrentConfig(len(letters), len(sounds), **sizes))
     SequenceModel(model, letters, sounds, {"task": "pronunciation"}).save(tmp_path / "start")
@@ -115,9 +115,9 @@ def test_models_of_another_shape_are_refused() -> None:
     start = made()
     other = RecurrentEncoderDecoder(replace(start.model.config, decoder=9))
     with pytest.raises(ValueError, match=r"train: start must have the model of the options, .*decoder=9.*decoder=8"):
-        begin(other, start)
+        copy_parameters(other, start)
     dropped = RecurrentEncoderDecoder(replace(start.model.config, dropout=0.5))
-    begin(dropped, start)
+    copy_parameters(dropped, start)
     assert torch.equal(dropped.target_embedding.weight, start.model.target_embedding.weight)
 
 

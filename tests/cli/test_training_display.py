@@ -10,8 +10,8 @@ import torch
 from rich.console import Console
 
 from regard.cli.training import TrainingDisplay
-from regard.tasks.batches import Batch
-from regard.tasks.options import TrainingOptions
+from regard.data.batches import Batch
+from regard.training.options import TrainingOptions
 
 BATCH = Batch(torch.ones(128, 3, dtype=torch.long), torch.full((128,), 3), torch.ones(128, 2, dtype=torch.long))
 

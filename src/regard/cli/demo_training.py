@@ -8,14 +8,14 @@ from pathlib import Path
 
 from rich.table import Table
 
-from regard.cli.messages import Console, ascii_only, explained, fail, require
+from regard.cli.messages import Console, ascii_only, fail, report_errors, require, sentence
 from regard.cli.pronounce import aligned, write_pictures
+from regard.data.pairs import Pairs
 from regard.inspect import draw, legend
-from regard.tasks.dictionary import Dictionary, load_dictionary, pairs_of, split
-from regard.tasks.evaluation import edit_distance
-from regard.tasks.options import TrainingOptions
-from regard.tasks.pairs import Pairs
-from regard.tasks.pronunciation import RECIPE, Pronouncer
+from regard.training.options import TrainingOptions
+from regard.translation.dictionary import Dictionary, load_dictionary, pairs_of, split
+from regard.translation.metrics import edit_distance
+from regard.translation.pronunciation import RECIPE, Pronouncer
 
 #: Everyday words with treacherous spellings: kept from training to be shown, and out of the score.
 EXAMPLES = ("attention", "alignment", "knowledge", "daughter", "physics", "champion", "righteous", "unbelievable")
@@ -28,7 +28,7 @@ _NOTICED = 2.0
 def run(*, deadline: float, out: Path, seed: int) -> None:
     """Run the demonstration; training ends at ``deadline`` on the monotonic clock."""
     console = Console(highlight=False, soft_wrap=True)
-    with explained():
+    with report_errors():
         out.mkdir(parents=True, exist_ok=True)
         require("matplotlib")
         require("lightning")
@@ -39,19 +39,19 @@ def run(*, deadline: float, out: Path, seed: int) -> None:
     console.print("[bold]Learning to pronounce English words, letter by letter, with additive attention.[/bold]")
     console.print(f"{len(learn):,} words of the CMU Pronouncing Dictionary to learn from, {len(held_out):,} held out.")
     pronouncer = _train(console, pairs_of(learn), recipe, deadline=deadline)
-    rates, said = pronouncer.evaluate(pairs_of(held_out))
+    rates, predictions = pronouncer.evaluate(pairs_of(held_out))
     console.print(
         f"\nOn {rates.sequences:,} held-out words: phoneme error rate [bold]{rates.symbol:.2f} %[/bold], "
         f"word error rate [bold]{rates.sequence:.2f} %[/bold] (each word against its nearest pronunciation).\n"
     )
     spoken = pronouncer.pronounce(list(shown))
-    said.update((each.source, each.tokens) for each in spoken)
+    predictions.update((each.source, each.tokens) for each in spoken)
     chosen = random.Random(seed).sample(sorted(held_out), _RANDOM)
-    console.print(_table(said, {**shown, **{word: held_out[word] for word in chosen}}))
+    console.print(_table(predictions, {**shown, **{word: held_out[word] for word in chosen}}))
     for each in spoken[:_DRAWN]:
         console.print(f"\n{each.source}\n{draw(aligned(each), ascii_only=ascii_only())}", markup=False)
     console.print(f"\n{legend(ascii_only=ascii_only())}")
-    with explained():
+    with report_errors():
         pronouncer.save(out / "model")
     write_pictures(spoken, png=out / "alignments.png", html=out / "alignments.html")
     _say_where(console, out)
@@ -71,7 +71,7 @@ def _warm(console: Console, pairs: Pairs) -> float:
 
 def _train(console: Console, pairs: Pairs, recipe: TrainingOptions, *, deadline: float) -> Pronouncer:
     from regard.cli.training import TrainingDisplay
-    from regard.tasks.learner import TrainingError
+    from regard.training.learner import TrainingError
 
     deadline += _warm(console, pairs)
     pronouncer = Pronouncer.untrained(pairs, seed=recipe.seed)
@@ -80,7 +80,7 @@ def _train(console: Console, pairs: Pairs, recipe: TrainingOptions, *, deadline:
     try:
         ended = pronouncer.learn(pairs, recipe, callbacks=[TrainingDisplay(console, recipe, "words")])
     except TrainingError as error:
-        raise fail(str(error)) from None
+        raise fail(sentence(error)) from None
     if ended.reason == "interrupt":
         console.print("Training was interrupted; what follows is what the model had learned by then.")
     console.print(
@@ -90,16 +90,18 @@ def _train(console: Console, pairs: Pairs, recipe: TrainingOptions, *, deadline:
     return pronouncer
 
 
-def _table(said: dict[str, tuple[str, ...]], entries: Dictionary) -> Table:
+def _table(predictions: dict[str, tuple[str, ...]], entries: Dictionary) -> Table:
     """Show what the model says beside the nearest of what the dictionary says."""
     right, wrong = ("ok", "x") if ascii_only() else ("✓", "✗")
     table = Table(title="Words it never saw", title_justify="left", box=None, pad_edge=False)
     for heading in ("word", "model", "dictionary", ""):
         table.add_column(heading, overflow="fold")
     for word, pronunciations in entries.items():
-        nearest = min(pronunciations, key=lambda spoken: edit_distance(said[word], spoken))
-        same = said[word] == nearest
-        table.add_row(word, " ".join(said[word]), " ".join(nearest), right if same else f"[bold red]{wrong}[/bold red]")
+        nearest = min(pronunciations, key=lambda spoken: edit_distance(predictions[word], spoken))
+        same = predictions[word] == nearest
+        table.add_row(
+            word, " ".join(predictions[word]), " ".join(nearest), right if same else f"[bold red]{wrong}[/bold red]"
+        )
     return table
 
 

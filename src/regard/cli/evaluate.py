@@ -9,42 +9,43 @@ from typing import Any
 
 from regard._errors import rejected
 from regard._writing import naming
-from regard.cli.align import attending
-from regard.cli.messages import echo, explained, note, require_writable
+from regard.alignment.attention import strongest_links, symmetrize_attention, word_attention
+from regard.alignment.links import Agreement, read_pair_links
+from regard.cli.align import require_attention
+from regard.cli.messages import echo, note, report_errors, require_writable
 from regard.cli.translate import load
-from regard.tasks.attention_links import both_ways, shares, strongest
-from regard.tasks.evaluation import bleu, chrf, tokenized_bleu
-from regard.tasks.kinds import task_of
-from regard.tasks.links import Agreement, links_of
-from regard.tasks.pairs import read_pairs
-from regard.tasks.sequences import SequenceModel
-from regard.tasks.words import spaced, words_of
-from regard.tasks.written import WritingOptions
-from regard.tasks.written import cut as cut_lines
+from regard.data.pairs import read_pairs
+from regard.decoding.predictions import PredictionOptions, report_truncated
+from regard.decoding.sequence_model import SequenceModel
+from regard.text.words import find_words, split_at_spaces
+from regard.translation.metrics import bleu, chrf, tokenized_bleu
+from regard.translation.tasks import get_task
 
 #: The ways to symmetrize whose links are scored.
 _METHODS = ("intersection", "grow-diag-final-and")
 
 
 def run(
-    data: str, targets: str | None, *, model: Path, options: WritingOptions, tokenized: bool, out: Path | None,
+    data: str, targets: str | None, *, model: Path, options: PredictionOptions, tokenized: bool, out: Path | None,
     as_json: bool, links: str | None, back: Path | None,
 ) -> None:  # fmt: skip
     """Write for every source, and score against all its targets; or score the attention to given targets by links."""
-    with explained("train"):
+    with report_errors("train"):
         if links is not None:
             if out is not None:
                 raise rejected("evaluate", "--out", "be left out with --links: nothing is written", str(out))
             if links == "-" and "-" in (data, targets):
                 raise rejected("evaluate", "--links", "be a file where standard input is something else", "-")
-            other = None if back is None else attending(load(back), "--back")
-            _tell(_agreement(data, targets, attending(load(model), "--model"), links, other, tokenized), as_json)
+            other = None if back is None else require_attention(load(back), "--back")
+            _tell(
+                _agreement(data, targets, require_attention(load(model), "--model"), links, other, tokenized), as_json
+            )
             return
         if back is not None:
             raise rejected("evaluate", "--back", "come with --links", "it alone")
         require_writable(out)
-        writer = load(model)
-        task = task_of(str(writer.about.get("task", "translation")))
+        translator = load(model)
+        task = get_task(str(translator.about.get("task", "translation")))
         if tokenized and task.metric != "bleu":
             raise rejected("evaluate", "--tokenized", f"be left out for {task.name}, which BLEU does not score", "it")
         pairs = read_pairs(data, targets, longest=None, words=None)
@@ -52,54 +53,60 @@ def run(
             note(line)
         references = pairs.references()
         began = time.monotonic()
-        answers = writer.write(references, options)
+        answers = translator.predict(references, options)
         seconds = time.monotonic() - began
-        for line in cut_lines(answers):
+        for line in report_truncated(answers):
             note(line)
-        written = [each.text for each in answers]
+        predictions = [each.text for each in answers]
         listed = list(references.values())
-        found: dict[str, Any] = {"sources": len(listed), "references": len(pairs), "seconds": round(seconds, 2)}
+        report: dict[str, Any] = {"sources": len(listed), "references": len(pairs), "seconds": round(seconds, 2)}
         if task.metric == "bleu":
             # What a model cannot write does not count against it; the signature says so.
-            lower = writer.target.lowercase
+            lower = translator.target.lowercase
             metrics = (bleu, chrf, *((tokenized_bleu,) if tokenized else ()))
-            scores = [metric(written, listed, lowercase=lower) for metric in metrics]
-            found |= {f"{each.name}|{each.signature}": round(each.value, 2) for each in scores}
+            scores = [metric(predictions, listed, lowercase=lower) for metric in metrics]
+            report |= {f"{each.name}|{each.signature}": round(each.value, 2) for each in scores}
         else:
-            found |= {name: round(value, 3) for name, value in task.scores(written, listed).items()}
+            report |= {name: round(value, 3) for name, value in task.scores(predictions, listed).items()}
         if out is not None:
             with naming(out):
-                out.write_text("".join(f"{text}\n" for text in written), encoding="utf-8")
-    _tell(found, as_json)
+                out.write_text("".join(f"{text}\n" for text in predictions), encoding="utf-8")
+    _tell(report, as_json)
 
 
 def _agreement(
-    data: str, targets: str | None, writer: SequenceModel, links: str, back: SequenceModel | None, tokenized: bool
+    data: str, targets: str | None, translator: SequenceModel, links: str, back: SequenceModel | None, tokenized: bool
 ) -> dict[str, Any]:
     """Return how well people's links agree with attention as it is drawn, and with the links read off it."""
     pairs = read_pairs(data, targets, longest=None, words=None, duplicates=True)
     for line in pairs.report():
         note(line)
-    cut = spaced if tokenized else words_of
-    gold = links_of(links, pairs, cut)
+    cut = split_at_spaces if tokenized else find_words
+    gold = read_pair_links(links, pairs, cut)
     sides = pairs.sources, pairs.targets
-    ways = {"attention": [strongest(weights) for weights in shares(writer, *sides, cut=cut, posterior=False)]}
-    forward = shares(writer, *sides, cut=cut)
+    ways = {
+        "attention": [
+            strongest_links(weights) for weights in word_attention(translator, *sides, cut=cut, posterior=False)
+        ]
+    }
+    forward = word_attention(translator, *sides, cut=cut)
     if without := sum(each is None for each in forward):
         note(f"too long to be aligned: {without:,} pairs, whose links count as missed")
-    backward = [None] * len(forward) if back is None else shares(back, *reversed(sides), cut=cut)
+    backward = [None] * len(forward) if back is None else word_attention(back, *reversed(sides), cut=cut)
     for method in _METHODS:
-        ways[method] = [both_ways(ours, theirs, method) for ours, theirs in zip(forward, backward)]
-    found: dict[str, Any] = {"pairs": len(pairs)}
+        ways[method] = [symmetrize_attention(ours, theirs, method) for ours, theirs in zip(forward, backward)]
+    report: dict[str, Any] = {"pairs": len(pairs)}
     for name, each in ways.items():
         agreement = Agreement.of(each, gold)
-        found |= {f"{what}|{name}": round(100 * getattr(agreement, what), 2) for what in ("precision", "recall", "aer")}
-    return found
+        report |= {
+            f"{what}|{name}": round(100 * getattr(agreement, what), 2) for what in ("precision", "recall", "aer")
+        }
+    return report
 
 
-def _tell(found: dict[str, Any], as_json: bool) -> None:
+def _tell(report: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        echo(json.dumps(found))
+        echo(json.dumps(report))
         return
-    for name, value in found.items():
+    for name, value in report.items():
         echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")

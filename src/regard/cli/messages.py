@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -28,8 +29,10 @@ from regard._printing import printable
 WRONG, INTERRUPTED = 2, 130
 #: Control characters that lines of text are made of.
 _LAYOUT = "\n\t"
+#: What a message of the library begins with: the name of a function or class.
+_LIBRARY = re.compile(r"^[A-Za-z_][\w.]*: ")
 #: What was typed.
-_AT_HAND: ContextVar[typer.Context] = ContextVar("at hand")
+_CONTEXT: ContextVar[typer.Context] = ContextVar("context")
 
 
 class Commands(TyperGroup):
@@ -51,15 +54,15 @@ class Commands(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command in whose words errors are told."""
+    """A command that remembers what was typed, so that errors are in its words."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        token = _AT_HAND.set(ctx)
+        token = _CONTEXT.set(ctx)
         try:
             return super().invoke(ctx)
         finally:
-            _AT_HAND.reset(token)
+            _CONTEXT.reset(token)
 
 
 #: What typer raises where something was typed wrong.
@@ -100,7 +103,7 @@ def fail(message: str) -> typer.Exit:
 
 
 @contextmanager
-def explained(extra: str = "pronunciation") -> Iterator[None]:
+def report_errors(extra: str = "pronunciation") -> Iterator[None]:
     """Turn the errors that a user can cause into one sentence and exit code 2.
 
     To be held around calls that check what the user gave, not around everything: elsewhere a ValueError is a bug.
@@ -121,30 +124,33 @@ def explained(extra: str = "pronunciation") -> Iterator[None]:
             raise
         raise fail(f"{os.fsdecode(error.filename)} cannot be used: {error.strerror or error}") from None
     except (ValueError, MemoryError) as error:
-        raise fail(_sentence(error) or "memory is full") from None
+        raise fail(sentence(error) or "memory is full") from None
     except TypeError as error:
         if rejection(error) is None:
             raise
-        raise fail(_sentence(error)) from None
+        raise fail(sentence(error)) from None
 
 
-def _sentence(error: BaseException) -> str:
+def sentence(error: BaseException) -> str:
     """Return what an error says, in the words of the command: its name and its options, not functions' arguments."""
-    told, context = rejection(error), _AT_HAND.get(None)
-    if told is None or context is None:
+    rejected, context = rejection(error), _CONTEXT.get(None)
+    if context is None:
         return str(error)
-    return f"{context.info_name}: {_typed(context, told.argument)} must {told.expected}, got {told.got}."
+    if rejected is None:
+        return _LIBRARY.sub(f"{context.info_name}: ", str(error))
+    return f"{context.info_name}: {_typed(context, rejected.argument)} must {rejected.expected}, got {rejected.got}."
 
 
 def _typed(context: typer.Context, argument: str) -> str:
     """Return the option of a command that an argument of the library is, or an entry of a table of options."""
-    section, _, name = argument.rpartition(".")
+    flags: dict[str, str] = getattr(context.command.callback, "flags", {})
+    name = flags.get(argument, argument)
     source = context.get_parameter_source(name)
     typed = source is not None and source.name == "COMMANDLINE"
     elsewhere = any(context.params.get(each) for each in ("options", "resume")) or any(
         each.startswith(f"{argument}=") for each in context.params.get("settings") or ()
     )
-    if section not in ("", "data", "training") or (section and elsewhere and not typed):
+    if argument in flags and elsewhere and not typed:
         return argument
     for parameter in context.command.params:
         if parameter.name == name:
@@ -155,11 +161,11 @@ def _typed(context: typer.Context, argument: str) -> str:
 
 @contextmanager
 def show_warnings() -> Iterator[None]:
-    """Say our own warnings as the commands say things, without the line of code that they come from."""
+    """Show warnings of the library as notes, without the line of code that they come from."""
 
     def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
         if isinstance(message, RegardWarning):
-            note(f"regard: {message}")
+            note(f"regard: {_LIBRARY.sub('', str(message))}")
         else:
             others(printable(str(message), _LAYOUT), category, *rest)
 

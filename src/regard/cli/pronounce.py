@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regard._errors import rejected
-from regard.cli.messages import ascii_only, echo, explained, fail
+from regard.alignment.maps import alignment as drawn
+from regard.alignment.maps import select_map
+from regard.cli.messages import ascii_only, echo, fail, report_errors
+from regard.decoding.predictions import Prediction
 from regard.inspect import Alignment, draw, legend, save_html, save_png
-from regard.tasks.alignments import alignment as drawn
-from regard.tasks.alignments import chosen
-from regard.tasks.pronunciation import Pronouncer
-from regard.tasks.written import Written
+from regard.translation.pronunciation import Pronouncer
 
 
 def run(
@@ -21,11 +21,11 @@ def run(
     """Pronounce the words and show them as asked. A bad word or model ends it before anything is shown."""
     if not words:
         raise fail("pronounce: words must not be empty, got none.")
-    with explained():
+    with report_errors():
         pronouncer = load(model)
         for word in words:
             pronouncer.read(word)
-        if (alignment or png is not None or html is not None) and not pronouncer.writer.model.maps:
+        if (alignment or png is not None or html is not None) and not pronouncer.model.model.maps:
             raise rejected("pronounce", str(model), "hold a model with attention to draw an alignment", "one without")
     spoken = pronouncer.pronounce(words)
     write_pictures(spoken, png=png, html=html)
@@ -50,25 +50,25 @@ def load(folder: Path) -> Pronouncer:
     return Pronouncer.load(folder)
 
 
-def aligned(spoken: Written) -> Alignment:
+def aligned(spoken: Prediction) -> Alignment:
     """Return what the pictures need of a pronunciation: the mean of all attention maps."""
     return drawn(spoken, words=False, title=f"{spoken.source}: {' '.join(spoken.tokens)}")
 
 
-def write_pictures(spoken: Sequence[Written], *, png: Path | None, html: Path | None) -> None:
+def write_pictures(spoken: Sequence[Prediction], *, png: Path | None, html: Path | None) -> None:
     """Write the alignments of words to the files asked for."""
     if png is None and html is None:
         return
     alignments = [aligned(each) for each in spoken]
     note = "Letters across, phonemes down. The stronger a cell, the more of the phoneme's attention went to the letter."
-    with explained():
+    with report_errors():
         if png is not None:
             save_png(alignments, png)
         if html is not None:
             save_html(alignments, html, heading="How each phoneme looks at the letters", note=note)
 
 
-def _record(spoken: Written) -> dict[str, object]:
-    weights = None if spoken.alignment is None else chosen(spoken).tolist()
+def _record(spoken: Prediction) -> dict[str, object]:
+    weights = None if spoken.alignment is None else select_map(spoken).tolist()
     rounded = None if weights is None else [[round(weight, 6) for weight in row] for row in weights]
     return {"word": spoken.source, "phonemes": list(spoken.tokens), "weights": rounded}

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from regard._errors import RegardWarning, rejected
 from regard.cli import regress_report as report
-from regard.cli.messages import Console, explained, require
+from regard.cli.messages import Console, report_errors, require
 from regard.cli.regress_options import Options
-from regard.cli.regress_plot import draw
-from regard.tasks import tables
-from regard.tasks.tables import Added, Fitted, Prepared, Table, fit
+from regard.inspect.tables import draw
+from regard.regression import tables
+from regard.regression.tables import Added, Fitted, Prepared, Table, fit
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -29,7 +29,7 @@ _SHOWN = 10
 def run(**options: Any) -> None:
     """Learn, say how well, predict, write and draw as asked. What is wrong ends it before anything is written."""
     asked = Options(**options)
-    with explained(EXTRA):
+    with report_errors(EXTRA):
         for package in ("pandas", "sklearn"):
             require(package)
         asked.check()
@@ -40,7 +40,7 @@ def run(**options: Any) -> None:
         _check_together(asked, prepared, table if new is None else new)
     say = _Speaker(asked)
     say(report.of_table(prepared))
-    with explained(EXTRA), _told(say):
+    with report_errors(EXTRA), _noting(say):
         fitted = fit(
             prepared,
             kernel=asked.kernel,
@@ -51,12 +51,12 @@ def run(**options: Any) -> None:
         )
     say(report.of_fit(fitted, asked.widths))
     own = new is None and asked.out is not None
-    with explained(EXTRA), _told(say), _waiting("Predicting rows that were left out..."):
-        found = tables.quality_of(fitted, exact=own)
-    say(report.of_quality(found, fitted))
-    say.record = report.record(fitted, asked.widths, found)
+    with report_errors(EXTRA), _noting(say), _waiting("Predicting rows that were left out..."):
+        quality = tables.quality_of(fitted, exact=own)
+    say(report.of_quality(quality, fitted))
+    say.record = report.record(fitted, asked.widths, quality)
     if new is not None:
-        with explained(EXTRA), _told(None):  # the report counts what is extrapolated
+        with report_errors(EXTRA), _noting(None):  # the report counts what is extrapolated
             added = fitted.predict(coded, std=asked.std, quantiles=asked.shares)
         say([""])
         say(report.of_prediction(added, coded, fitted, new.name))
@@ -65,13 +65,13 @@ def run(**options: Any) -> None:
             say.record["quality_of_predictions"] = report.quality_record(there, fitted)
         _hand_out(asked, say, fitted, new, added)
     elif own:
-        with explained(EXTRA), _told(say):
+        with report_errors(EXTRA), _noting(say):
             added = fitted.of_the_others()
-        if added.lost != found.lost:  # these were told already
+        if added.lost != quality.lost:  # these were reported already
             say(report.of_lost(added, fitted))
         _hand_out(asked, say, fitted, table, added)
     if asked.plot is not None:
-        with explained(EXTRA), _told(None):
+        with report_errors(EXTRA), _noting(None):
             drawn = draw(fitted, asked.plot)
         say([f"Drew {drawn}: {asked.plot}"])
         say.record["plot"] = str(asked.plot)
@@ -118,7 +118,7 @@ def _waiting(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def _told(say: _Speaker | None) -> Iterator[None]:
+def _noting(say: _Speaker | None) -> Iterator[None]:
     """Turn our own warnings into notes, or keep quiet about them."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RegardWarning)
@@ -157,7 +157,7 @@ def _hand_out(asked: Options, say: _Speaker, fitted: Fitted, table: Table, added
     if asked.out is not None:
         is_parquet = asked.out.lower().endswith(".parquet")
         frame = _with(tables.typed(table) if is_parquet else table.frame, added)
-        with explained(EXTRA) if asked.out != "-" else nullcontext():  # a pipe that closes is nobody's error
+        with report_errors(EXTRA) if asked.out != "-" else nullcontext():  # a pipe that closes is nobody's error
             tables.write(frame, asked.out)
         where = "standard output" if asked.out == "-" else asked.out
         say([f"Wrote the rows of {table.name} with {names}{more}: {where}"])
@@ -168,10 +168,10 @@ def _hand_out(asked: Options, say: _Speaker, fitted: Fitted, table: Table, added
         say.record["predictions"] = [dict(zip(values, row)) for row in zip(*values.values())]
         return
     shown = table.frame[[column.name for column in fitted.prepared.columns]].head(_SHOWN)
-    beside = _with(shown, added)
+    listing = _with(shown, added)
     if fitted.classifies:
-        beside = beside.fillna({f"{fitted.name}_predicted": ""}).round(4)
-    lines = beside.to_string(index=False, na_rep="", max_colwidth=20, float_format=report.number).splitlines()
+        listing = listing.fillna({f"{fitted.name}_predicted": ""}).round(4)
+    lines = listing.to_string(index=False, na_rep="", max_colwidth=20, float_format=report.number).splitlines()
     say(["", *(line.rstrip() for line in lines)])
     whole = f"all {len(table.frame):,} rows" if len(table.frame) > len(shown) else "them"
     say(["", f"--out predictions.csv writes {whole}."])

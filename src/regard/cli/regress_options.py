@@ -11,8 +11,8 @@ from pathlib import Path
 
 from regard._errors import rejected, unknown_name
 from regard.cli.messages import require
+from regard.regression.tables import check_out
 from regard.scores.distance import kernels
-from regard.tasks.tables import check_out
 
 KERNELS = (*kernels(), "constant")
 WAYS = ("loo", "learned", "scott", "silverman")

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from regard.regression.tables import Added, Coded, Column, Fitted, Prepared, Quality
 from regard.scores.distance import kernels
-from regard.tasks.tables import Added, Coded, Column, Fitted, Prepared, Quality
 
 _WAYS = {
     "loo": "chosen for the least leave-one-out error",

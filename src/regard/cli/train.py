@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 import shlex
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from regard._errors import described, rejected, unknown_name
-from regard.cli.messages import INTERRUPTED, Console, echo, explained, fail
+from regard.cli.messages import INTERRUPTED, Console, echo, fail, report_errors, sentence
 from regard.cli.translate import folder_of
+from regard.data.toml import parsed_toml, read_toml
+from regard.decoding.sequence_model import SequenceModel
 from regard.models.attending import SCORES
-from regard.tasks.experiment_options import ExperimentOptions
-from regard.tasks.experiments import Experiment
-from regard.tasks.files import OPTIONS
-from regard.tasks.kinds import task_of
-from regard.tasks.options import TrainingOptions, parsed_toml, read_toml
-from regard.tasks.sequences import SequenceModel
-from regard.tasks.starting import settled
+from regard.models.folders import OPTIONS
+from regard.translation.experiment import Experiment
+from regard.translation.options import ExperimentOptions
+from regard.translation.tasks import get_task
+from regard.translation.warm_start import inherit_options
 
 #: What ``--attention`` may say beside a score, and the settings of the recurrent model it stands for.
 SHORT: dict[str, dict[str, Any]] = {
@@ -32,7 +31,7 @@ SHORT: dict[str, dict[str, Any]] = {
 }
 #: The learning rate of a kind and preset that learn faster at another one than the option's default.
 RATES = {("recurrent", "small"): 4e-3}
-KINDS = {"rnn": "recurrent", "recurrent": "recurrent", "transformer": "transformer"}
+MODEL_NAMES = {"rnn": "recurrent", "recurrent": "recurrent", "transformer": "transformer"}
 
 
 def run(
@@ -51,9 +50,9 @@ def run(
     ``"training.steps"``; they go before what the options file says, and ``settings`` before them.
     """
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-    with explained("train"):
-        task_of(task)
-        changes = {**given, **dict(setting(each) for each in settings)}
+    with report_errors("train"):
+        get_task(task)
+        changes = {**given, **dict(parse_setting(each) for each in settings)}
         if resume and show_options:
             raise rejected("train", "--show-options", f"be left out with --resume; they are in {out / OPTIONS}", "both")
         if resume:
@@ -63,48 +62,50 @@ def run(
                     "train", "task", f"be {experiment.options.task!r}, as the run in {out} began", repr(task)
                 )
         else:
-            chosen = ExperimentOptions.from_table(tuned(table_of(task, options, changes)))
+            chosen = ExperimentOptions.from_table(with_tuned_rate(options_table(task, options, changes)))
             if show_options:
-                echo(_shown(chosen, Experiment(chosen, out).defaults()), end="")
+                echo(_shown(chosen, Experiment(chosen, out).options.unset_model_fields()), end="")
                 return
             experiment = Experiment(chosen, out, console.print)
-            experiment.check_model()
+            chosen.check_model()
         _train(console, experiment, resume)
 
 
 def _shown(options: ExperimentOptions, rest: dict[str, Any]) -> str:
-    """Return all options as TOML, those of training with what they mean."""
+    """Return all options as TOML, with what they mean."""
     import tomli_w
 
-    plain, _, training = tomli_w.dumps(options.to_table()).partition("[training]\n")
-    said = {each.name: each.metadata for each in fields(TrainingOptions)}
-    lines = []
-    for line in training.splitlines():
-        told = said[line.partition(" = ")[0]]
-        lines.append(f"{line:<32}  # {told['text']}{': ' * bool(told['known'])}{', '.join(told['known'])}".rstrip())
+    declared, section, lines = dict(options.declared()), "", []
+    for line in tomli_w.dumps(options.to_table()).splitlines():
+        section = f"{line.strip('[]')}." if line.startswith("[") else section
+        entry = declared.get(section + line.partition(" = ")[0])
+        if entry is not None:
+            known = ", ".join(entry.metadata["known"])
+            line = f"{line:<32}  # {entry.metadata['text']}{': ' * bool(known)}{known}"
+        lines.append(line)
     lines += [
         "",
         "# What else [model] may have, as it is now:",
         *(f"# {each}" for each in tomli_w.dumps(rest).splitlines()),
     ]
-    return f"{plain}[training]\n" + "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _train(console: Console, experiment: Experiment, resume: bool) -> None:
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     from regard.cli.training import TrainingDisplay
-    from regard.tasks.checkpoints import CHECKPOINTS, LAST
-    from regard.tasks.learner import TrainingError
+    from regard.training.checkpoints import CHECKPOINTS, LAST
+    from regard.training.learner import TrainingError
 
     display = TrainingDisplay(console, experiment.options.training)
     task, out = experiment.options.task, experiment.folder
     piped = " < the same pairs" if experiment.options.data.data == "-" else ""
     on = f"Go on with:  regard train {task} --out {shlex.quote(str(out))} --resume{piped}"
     try:
-        writer, ended = experiment.train(resume=resume, callbacks=[display])
+        translator, ended = experiment.train(resume=resume, callbacks=[display])
     except (TrainingError, MisconfigurationException) as error:
-        raise fail(str(error)) from None
+        raise fail(sentence(error)) from None
     except KeyboardInterrupt:  # between the steps and the end
         if not (out / CHECKPOINTS / LAST).exists():
             raise
@@ -116,7 +117,7 @@ def _train(console: Console, experiment: Experiment, resume: bool) -> None:
     why = {"steps": "all steps are done", "seconds": "the time is up", "patience": "nothing better was found"}
     best = "" if math.isnan(ended.best) else f"; best {experiment.options.training.metric} {ended.best:.4g}"
     experiment.say(f"Ended after step {ended.steps:,}: {why[ended.reason]}{best}.")
-    word, said = ("translate", '"some text"') if task == "translation" else ("pronounce", "someword")
+    word, example = ("translate", '"some text"') if task == "translation" else ("pronounce", "someword")
     if ended.guesses:
         rate = experiment.options.training.learning_rate
         experiment.say(
@@ -127,11 +128,11 @@ def _train(console: Console, experiment: Experiment, resume: bool) -> None:
         experiment.say(
             "BLEU is 0 where no four words in a row are right: --set training.metric=chrf ranks short texts."
         )
-    shown = "--alignment " * bool(writer.model.maps)
-    experiment.say(f"The model is in {out}. Now try:  regard {word} --model {shlex.quote(str(out))} {shown}{said}")
+    shown = "--alignment " * bool(translator.model.maps)
+    experiment.say(f"The model is in {out}. Now try:  regard {word} --model {shlex.quote(str(out))} {shown}{example}")
 
 
-def table_of(task: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
+def options_table(task: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
     """Return the table of options: what the file says, with the changes."""
     table: dict[str, Any] = read_toml(options) if options is not None else {}
     if table.setdefault("task", task) != task:
@@ -163,15 +164,15 @@ def table_of(task: str, options: Path | None, changes: dict[str, Any]) -> dict[s
     table["kind"] = _kind(table.get("kind", "recurrent" if model is None else model.kind))
     _attention(table)
     if model is not None:
-        table = settled(table, model) | {"start": str(folder)}
+        table = inherit_options(table, model) | {"start": str(folder)}
     training = table.setdefault("training", {})
     if not isinstance(training, dict):
         raise rejected("train", "training", "be a table of options", repr(training))
-    training.setdefault("metric", task_of(task).metric)
+    training.setdefault("metric", get_task(task).metric)
     return table
 
 
-def tuned(table: dict[str, Any]) -> dict[str, Any]:
+def with_tuned_rate(table: dict[str, Any]) -> dict[str, Any]:
     """Return a table of options with the learning rate of its preset, if that has one and nothing else is asked."""
     rate = RATES.get((table["kind"], str(table.get("preset", ExperimentOptions.preset))))
     own = {} if rate is None or table.get("start") else {"learning_rate": rate}
@@ -179,9 +180,9 @@ def tuned(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kind(name: str) -> str:
-    if name not in KINDS:
-        raise unknown_name("train", "model", str(name), KINDS)
-    return KINDS[name]
+    if name not in MODEL_NAMES:
+        raise unknown_name("train", "model", str(name), MODEL_NAMES)
+    return MODEL_NAMES[name]
 
 
 def _one_attention(where: str, given: bool, others: dict[str, Any], prefix: str) -> None:
@@ -202,7 +203,7 @@ def _attention(table: dict[str, Any]) -> None:
     transformer = table["kind"] == "transformer"
     if name in SHORT and transformer:
         raise rejected("train", "attention", "be a score for a Transformer", repr(name))
-    if name in KINDS:
+    if name in MODEL_NAMES:
         raise rejected("train", "attention", "be a score; --model says what kind of model it is in", repr(name))
     if name not in (known := {*SCORES, *(() if transformer else SHORT)}):
         raise unknown_name("train", "attention", name, known)
@@ -213,7 +214,7 @@ def _attention(table: dict[str, Any]) -> None:
             model.setdefault(field, value)
 
 
-def setting(text: str) -> tuple[str, Any]:
+def parse_setting(text: str) -> tuple[str, Any]:
     """Return the place and the value of ``NAME=VALUE``; a value that is no TOML is text."""
     name, mark, value = text.partition("=")
     if not mark or not name.strip():

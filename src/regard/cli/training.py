@@ -9,9 +9,9 @@ from lightning.pytorch import Callback, Trainer
 from rich.progress import BarColumn, Progress, TextColumn
 
 from regard.cli.messages import Console
+from regard.data.batches import Batch
 from regard.models.base import PAD
-from regard.tasks.batches import Batch
-from regard.tasks.options import TrainingOptions
+from regard.training.options import TrainingOptions
 
 #: Steps between two looks at the loss, of which about the last ten count, and the lines of a run without validation.
 _EVERY, _LINES = 5, 10
@@ -74,13 +74,13 @@ class TrainingDisplay(Callback):
         self._line(trainer, module)
 
     def on_validation_end(self, trainer: Trainer, module: Any) -> None:
-        """Print what was found."""
+        """Print the metrics."""
         if not trainer.is_global_zero or trainer.sanity_checking:
             return
-        found = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("valid_")}
-        told = "  ".join(f"{name.removeprefix('valid_')} {value:.4g}" for name, value in found.items())
-        told += f"  no better than guessing by frequency, {module.guess:.4g}" if module.guesses else ""
-        self._console.print(f"step {trainer.global_step:,}  {told}  ({self._state(trainer, module)})")
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("valid_")}
+        line = "  ".join(f"{name.removeprefix('valid_')} {value:.4g}" for name, value in metrics.items())
+        line += f"  no better than guessing by frequency, {module.guess:.4g}" if module.guesses else ""
+        self._console.print(f"step {trainer.global_step:,}  {line}  ({self._state(trainer, module)})")
 
     def on_train_end(self, trainer: Trainer, module: Any) -> None:
         """Take the bar away."""
@@ -111,8 +111,8 @@ class TrainingDisplay(Callback):
         left = used / max(trainer.global_step - self._first, 1) * max(self._options.steps - trainer.global_step, 0)
         if self._options.seconds:
             left = min(left, max(self._options.seconds - seconds, 0.0))
-        told = "" if math.isnan(self._loss) else f"loss {self._loss:.3f}, "
-        return f"{told}{self._count / used:,.0f} {self._pairs or 'tokens'}/s, {_clock(left)} left"
+        loss = "" if math.isnan(self._loss) else f"loss {self._loss:.3f}, "
+        return f"{loss}{self._count / used:,.0f} {self._pairs or 'tokens'}/s, {_clock(left)} left"
 
 
 def _clock(seconds: float) -> str:

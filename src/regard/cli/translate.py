@@ -9,15 +9,15 @@ from pathlib import Path
 
 from regard import pretrained
 from regard._errors import rejected
-from regard.cli.messages import ascii_only, echo, explained, fail, note, require_writable
+from regard.alignment.maps import alignment as aligned
+from regard.alignment.maps import record
+from regard.cli.messages import ascii_only, echo, fail, note, report_errors, require_writable
+from regard.data.pairs import read_lines
+from regard.decoding.beam_search import SearchOptions
+from regard.decoding.predictions import Prediction, PredictionOptions
+from regard.decoding.sequence_model import SequenceModel
 from regard.inspect import draw, legend, save_html, save_png
-from regard.tasks.alignments import alignment as aligned
-from regard.tasks.alignments import record
-from regard.tasks.files import CONFIG
-from regard.tasks.pairs import read_lines
-from regard.tasks.search import SearchOptions
-from regard.tasks.sequences import SequenceModel
-from regard.tasks.written import WritingOptions, Written
+from regard.models.folders import CONFIG
 
 #: Lines that are read before the first is answered, where standard input is no terminal.
 _AHEAD = 1024
@@ -26,9 +26,9 @@ _AHEAD = 1024
 def run(
     texts: Sequence[str],
     *,
-    given: Sequence[str],
+    references: Sequence[str],
     model: Path,
-    options: WritingOptions,
+    options: PredictionOptions,
     alignment: bool,
     words: bool,
     png: Path | None,
@@ -37,21 +37,21 @@ def run(
 ) -> None:
     """Write what the model makes of each text, or of each line of standard input where there is none.
 
-    What is given is told in place of what the model would write.
+    References are shown in place of what the model would write.
     """
     pictures = png is not None or html is not None
     piped = not texts or list(texts) == ["-"]
-    if piped and (pictures or given):
+    if piped and (pictures or references):
         raise fail("translate: texts must be given as arguments for --png, --html and --given.")
-    if given and len(given) != len(texts):
-        raise fail(f"translate: --given must be there for each text, {len(texts)}, got {len(given)}.")
+    if references and len(references) != len(texts):
+        raise fail(f"translate: --given must be there for each text, {len(texts)}, got {len(references)}.")
     searched = options.search != SearchOptions(length_penalty=options.search.length_penalty)
-    if given and (searched or options.precision != WritingOptions.precision or not options.replace_unknown):
+    if references and (searched or options.precision != PredictionOptions.precision or not options.replace_unknown):
         unused = "--beams, --n-best, --no-repeat, --sample, --precision and --keep-unknown"
         raise fail(f"translate: --given must come without {unused}: nothing is written.")
     if len(texts) > 1 and not any(" " in text for text in texts):
         note("regard: each argument is a text of its own; a sentence is one in quotes")
-    with explained("translate"):
+    with report_errors("translate"):
         require_writable(png, html)
         translator = load(model)
         lines: Iterable[str] = read_lines("-", "translate") if piped else texts
@@ -59,11 +59,15 @@ def run(
             note("regard: type a line, and Return; Ctrl-D ends")
         ahead = 1 if piped and sys.stdin.isatty() else _AHEAD
         kept = []
-        found = translator.align(texts, given, options) if given else translator.stream(lines, options, ahead=ahead)
-        for written in found:
-            _show(written, alignment=alignment, words=words, as_json=as_json, n_best=options.search.n_best)
+        predictions = (
+            translator.align(texts, references, options)
+            if references
+            else translator.stream(lines, options, ahead=ahead)
+        )
+        for prediction in predictions:
+            _show(prediction, alignment=alignment, words=words, as_json=as_json, n_best=options.search.n_best)
             if pictures:
-                kept.append(written)
+                kept.append(prediction)
         if alignment and not as_json and not piped:
             echo(legend(ascii_only=ascii_only()))
         _draw([each for each in kept if each.tokens], words=words, png=png, html=html)
@@ -89,27 +93,27 @@ def folder_of(folder: Path) -> Path:
     )
 
 
-def _show(written: Written, *, alignment: bool, words: bool, as_json: bool, n_best: int) -> None:
+def _show(prediction: Prediction, *, alignment: bool, words: bool, as_json: bool, n_best: int) -> None:
     if as_json:
-        echo(json.dumps(record(written), ensure_ascii=False))
+        echo(json.dumps(record(prediction), ensure_ascii=False))
         return
-    if written.note:
-        note(f"regard: {written.note}: {written.source[:60]!r}")
-    if not written.tokens and written.source.strip():
-        note(f"regard: the model wrote nothing for {written.source[:60]!r}")
-    for each in (written, *written.alternatives):
+    if prediction.note:
+        note(f"regard: {prediction.note}: {prediction.source[:60]!r}")
+    if not prediction.tokens and prediction.source.strip():
+        note(f"regard: the model wrote nothing for {prediction.source[:60]!r}")
+    for each in (prediction, *prediction.alternatives):
         echo(f"{each.normalized:.4f}\t{each.text}" if n_best > 1 else each.text)
-    if alignment and written.tokens:
-        echo(f"\n{draw(aligned(written, words=words), ascii_only=ascii_only())}\n")
+    if alignment and prediction.tokens:
+        echo(f"\n{draw(aligned(prediction, words=words), ascii_only=ascii_only())}\n")
 
 
-def _draw(written: Sequence[Written], *, words: bool, png: Path | None, html: Path | None) -> None:
-    if not written:
+def _draw(predictions: Sequence[Prediction], *, words: bool, png: Path | None, html: Path | None) -> None:
+    if not predictions:
         for path in (png, html):
             if path is not None:
                 note(f"regard: nothing was written, so there is no picture: {path}")
         return
-    drawn = [aligned(each, words=words) for each in written]
+    drawn = [aligned(each, words=words) for each in predictions]
     if png is not None:
         save_png(drawn, png)
     if html is not None:

@@ -122,12 +122,12 @@ class Output(nn.Module):
         for each in self.parameters():
             nn.init.zeros_(each)
 
-    def beside(self, embedding: nn.Embedding) -> tuple[Tensor, Tensor]:
+    def projection(self, embedding: nn.Embedding) -> tuple[Tensor, Tensor]:
         """Return W (N, width) and b (N,)."""
         return embedding.weight if self.weight is None else self.weight, self.bias
 
 
-def forced(given: Tensor, logits: Tensor, share: float) -> Tensor:
+def scheduled_sampling(given: Tensor, logits: Tensor, share: float) -> Tensor:
     """Return what is read next, (B, 1): each sequence's given symbol with probability ``share``, else the likeliest.
 
     Parameters
@@ -142,16 +142,16 @@ def forced(given: Tensor, logits: Tensor, share: float) -> Tensor:
     return torch.where(chance < share, given, logits.detach().argmax(-1))
 
 
-def checked_share(model: nn.Module, value: Any) -> float:
+def check_probability(model: nn.Module, value: Any) -> float:
     """Return the share of steps that are given the target's symbols, or raise."""
     if isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value <= 1:
         raise rejected(type(model).__name__, "teacher_forcing", "be a probability in [0, 1]", repr(value))
     return float(value)
 
 
-def checked_map(model: Any, name: str) -> int:
+def find_map(model: Any, name: str) -> int:
     """Return which of a model's attention maps has this name, or raise."""
     if name not in model.maps:
         raise unknown_name(type(model).__name__, "map", name, model.maps)
-    found: int = model.maps.index(name)
-    return found
+    index: int = model.maps.index(name)
+    return index

@@ -203,5 +203,5 @@ class Attending(nn.Module):
             one_hot = torch.eye(values.shape[1], dtype=values.dtype, device=values.device)
             values = torch.cat([values, one_hot.expand(len(values), -1, -1)], -1)
         answer = self.layer(self.query(query), keys, values, lengths, **options)
-        context, told = answer.split([self.width, answer.shape[-1] - self.width], -1)
-        return context, told if weights else None
+        context, attention = answer.split([self.width, answer.shape[-1] - self.width], -1)
+        return context, attention if weights else None

@@ -57,7 +57,7 @@ class EncoderDecoder(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def vocabulary(self) -> tuple[Tensor, Tensor]:
+    def projection(self) -> tuple[Tensor, Tensor]:
         """The weight (N, P) and the bias (N,) that make logits of features."""
 
     @abstractmethod
@@ -67,7 +67,7 @@ class EncoderDecoder(nn.Module, ABC):
         A loss needs no more: all logits of a batch at once take more memory than the rest of a model.
         """
 
-    def attended(
+    def features_and_attention(
         self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0, *, name: str
     ) -> tuple[Tensor, Tensor]:
         """Return :meth:`features`, and the weights (B, T, S) of one of :attr:`maps` that they were made with.
@@ -92,7 +92,7 @@ class EncoderDecoder(nn.Module, ABC):
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the logits (..., N) of rows (..., P)."""
-        return linear(features, *self.vocabulary)
+        return linear(features, *self.projection)
 
     @abstractmethod
     def start(self, memory: Any, beams: int) -> Rows:
@@ -134,12 +134,12 @@ class EncoderDecoder(nn.Module, ABC):
         return False
 
     @property
-    def draws(self) -> bool:
-        """Whether training makes choices without a gradient, learned by :meth:`surrogate`."""
+    def stochastic(self) -> bool:
+        """Whether attention draws where it reads, without a gradient, and learns by :meth:`surrogate`."""
         return False
 
     def surrogate(self, log_likelihood: Tensor) -> Tensor:
-        """Return what to add to the loss where the model :attr:`draws`.
+        """Return what to add to the loss where the attention is :attr:`stochastic`.
 
         Parameters
         ----------

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard._errors import rejected
 from regard.models._dropout import Dropout
-from regard.models._parts import Output, checked_map, checked_share, forced
+from regard.models._parts import Output, check_probability, find_map, scheduled_sampling
 from regard.models._products import cell_step
 from regard.models.attending import Attending
 from regard.models.base import EncoderDecoder
@@ -187,16 +187,16 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         return self._encode(source, lengths)
 
     @property
-    def vocabulary(self) -> tuple[Tensor, Tensor]:
-        return self.output.beside(self.target_embedding)
+    def projection(self) -> tuple[Tensor, Tensor]:
+        return self.output.projection(self.target_embedding)
 
     def features(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
         return self._whole(source, lengths, target, teacher_forcing)[0]
 
-    def attended(
+    def features_and_attention(
         self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0, *, name: str
     ) -> tuple[Tensor, Tensor]:
-        checked_map(self, name)
+        find_map(self, name)
         features, weights = self._whole(source, lengths, target, teacher_forcing, weights=True)
         assert weights is not None
         return features, weights
@@ -204,7 +204,7 @@ class RecurrentEncoderDecoder(EncoderDecoder):
     def _whole(
         self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float, weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        share = checked_share(self, teacher_forcing)
+        share = check_probability(self, teacher_forcing)
         if self.attending is not None and isinstance(self.attending.layer, HardAttention):
             self.attending.layer.forget()  # draws that nobody asked the surrogate of
         return self._features(self._encode(source, lengths, weights), target, share, weights)
@@ -230,29 +230,29 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         if self.attending is None or self.config.wiring == "encoder":
             return super().posterior(source, lengths, target, written, name)
         memory = self._encode(source, lengths)
-        state, found = memory.start, []
+        state, posteriors = memory.start, []
         real = torch.arange(memory.values.shape[1], device=source.device) < memory.lengths[:, None]  # (B, S)
         for t in range(target.shape[1]):
-            _, state, told = self._decode(target[:, t : t + 1], memory, state, weights=True)
-            assert told is not None
+            _, state, attention = self._decode(target[:, t : t + 1], memory, state, weights=True)
+            assert attention is not None
             hidden = state.hidden[-1][:, None].expand(-1, memory.values.shape[1], -1)  # (B, S, Q)
             features = torch.tanh(self.combine(torch.cat([hidden, memory.values], -1)))  # (B, S, P)
             logits = self.logits(features)  # (B, S, N)
             likely = logits.gather(-1, written[:, t, None, None].expand(*logits.shape[:2], 1)) - logits.logsumexp(
                 -1, True
             )
-            scores = told.squeeze(1).log() + likely.squeeze(-1)
+            scores = attention.squeeze(1).log() + likely.squeeze(-1)
             scores = scores.masked_fill(~real, -torch.inf)
             some = (scores > -torch.inf).any(-1, keepdim=True)  # a kernel may weigh no state at all
-            found.append(torch.where(some, scores.masked_fill(~some, 0.0).softmax(-1), 0.0))
-        return torch.stack(found, 1)
+            posteriors.append(torch.where(some, scores.masked_fill(~some, 0.0).softmax(-1), 0.0))
+        return torch.stack(posteriors, 1)
 
     @property
     def saturates(self) -> bool:
         return True  # features are tanhs
 
     @property
-    def draws(self) -> bool:
+    def stochastic(self) -> bool:
         return self.config.hard == "reinforce"
 
     def surrogate(self, log_likelihood: Tensor) -> Tensor:
@@ -263,7 +263,7 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         ValueError
             If the config's ``hard`` is not "reinforce".
         """
-        if self.attending is None or not self.draws:
+        if self.attending is None or not self.stochastic:
             who = f"{type(self).__name__}.surrogate"
             raise rejected(who, "config.hard", "be 'reinforce'", repr(self.config.hard))
         # In wiring "encoder" a draw serves all steps.
@@ -295,31 +295,31 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         hidden = hidden.squeeze(1).transpose(0, 1).contiguous()  # (Y, B, Q)
         cell = hidden.new_zeros(hidden.shape, dtype=wide(hidden.dtype)) if self.config.cell == "lstm" else None
         fed = hidden.new_zeros(len(source), self.combine.out_features) if self.config.input_feeding else None
-        start, states, told = State(hidden, cell, fed), self.dropout(states), None
+        start, states, attention = State(hidden, cell, fed), self.dropout(states), None
         if self.attending is None:
             return Memory(states, states, lengths, start)
         keys, values = self.attending.prepare(states)  # (B, S, ·), (B, S, V)
         if self.config.wiring == "encoder":
-            keys, told = self.attending(states, keys, values, lengths, steps, weights)  # (B, S, V), (B, S, S)
+            keys, attention = self.attending(states, keys, values, lengths, steps, weights)  # (B, S, V), (B, S, S)
             values = keys
-        return Memory(keys, values, lengths, start, told)
+        return Memory(keys, values, lengths, start, attention)
 
     def _features(
         self, memory: Memory, target: Tensor, share: float = 1.0, weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Return the features (B, T, P) of every step, and the weights (B, T, S) if they are asked for."""
         if share == 1 and self.config.wiring != "before" and not self.config.input_feeding:
-            features, _, told = self._decode(target, memory, memory.start, whole=True, weights=weights)
-            return features, told
-        state, last, found, maps = memory.start, target[:, :1], [], []
+            features, _, attention = self._decode(target, memory, memory.start, whole=True, weights=weights)
+            return features, attention
+        state, last, steps, maps = memory.start, target[:, :1], [], []
         for t in range(1, target.shape[1] + 1):
-            features, state, told = self._decode(last, memory, state, weights=weights)  # (B, 1, P), …, (B, 1, S)
-            found.append(features)
-            maps += [] if told is None else [told]
+            features, state, attention = self._decode(last, memory, state, weights=weights)  # (B, 1, P), …, (B, 1, S)
+            steps.append(features)
+            maps += [] if attention is None else [attention]
             last = target[:, t : t + 1]  # (B, 1); none after the last step
             if share < 1 and last.numel():
-                last = forced(last, self.logits(features.detach()), share)
-        return torch.cat(found, 1), torch.cat(maps, 1) if maps else None
+                last = scheduled_sampling(last, self.logits(features.detach()), share)
+        return torch.cat(steps, 1), torch.cat(maps, 1) if maps else None
 
     def _target_inputs(self, symbols: Tensor) -> Tensor:
         """Return the vectors (…, D) of symbols; one matrix for all is small, as scores want it and inputs do not."""
@@ -333,15 +333,15 @@ class RecurrentEncoderDecoder(EncoderDecoder):
 
         Returns features (B, L, P), the state after them, and the weights (B, L, S) if they are asked for.
         """
-        (B, L), context, told = symbols.shape, None, None
+        (B, L), context, attention = symbols.shape, None, None
         where = torch.arange(L, device=symbols.device) if whole else symbols.new_full((L,), state.time)  # (L,)
         rows = self.dropout(self._target_inputs(symbols))  # (B, L, D)
         if self.config.wiring == "before":
-            context, told = self._attend(state.hidden[-1].view(B, L, -1), memory, where, weights)  # (B, L, V)
+            context, attention = self._attend(state.hidden[-1].view(B, L, -1), memory, where, weights)  # (B, L, V)
         elif self.config.wiring == "encoder":
             where = torch.minimum(where, memory.lengths[:, None] - 1)  # (B, L)
             context = _rows(memory.values, where)
-            told = None if memory.weights is None else _rows(memory.weights, where)
+            attention = None if memory.weights is None else _rows(memory.weights, where)
         entering = context if state.fed is None else state.fed.view(B, L, -1)
         rows = rows if entering is None else torch.cat([rows, entering], -1)  # (B, L, D + V or P)
         if whole:
@@ -352,11 +352,11 @@ class RecurrentEncoderDecoder(EncoderDecoder):
             hidden, last, cell = self._advance(rows.flatten(0, 1), state, entered)
             hidden = hidden.view(B, L, -1)  # (B, L, Q)
         if self.config.wiring == "after" and self.attending is not None:
-            context, told = self._attend(hidden, memory, where, weights)
+            context, attention = self._attend(hidden, memory, where, weights)
         parts = [self.dropout(hidden)] if context is None else [self.dropout(hidden), context]
         features = self.dropout(torch.tanh(self.combine(torch.cat(parts, -1))))  # (B, L, P)
         fed = None if state.fed is None else features.flatten(0, 1)
-        return features, State(last, cell, fed, state.time + (L if whole else 1)), told
+        return features, State(last, cell, fed, state.time + (L if whole else 1)), attention
 
     def _attend(self, query: Tensor, memory: Memory, where: Tensor, weights: bool) -> tuple[Tensor, Tensor | None]:
         assert self.attending is not None

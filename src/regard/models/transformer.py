@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from regard import AuxRequest
 from regard._errors import rejected
 from regard.models._dropout import Dropout
-from regard.models._parts import Output, checked_map, checked_share, forced
+from regard.models._parts import Output, check_probability, find_map, scheduled_sampling
 from regard.models.attending import scorer
 from regard.models.base import EncoderDecoder
 from regard.models.transformer_config import PRESETS, TransformerConfig
@@ -179,31 +179,31 @@ class TransformerEncoderDecoder(EncoderDecoder):
         return Memory(behind, tuple(caches))
 
     @property
-    def vocabulary(self) -> tuple[Tensor, Tensor]:
-        return self.output.beside(self.target_embedding)
+    def projection(self) -> tuple[Tensor, Tensor]:
+        return self.output.projection(self.target_embedding)
 
     def features(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
-        share = checked_share(self, teacher_forcing)
+        share = check_probability(self, teacher_forcing)
         if share == 1:
             return self._write(source, lengths, target, [])
         memory = self.encode(source, lengths)
-        state, last, found = self.start(memory, 1), target[:, :1], []
+        state, last, steps = self.start(memory, 1), target[:, :1], []
         for t in range(1, target.shape[1] + 1):
             features, state = self._advance(last, memory, state)  # (B, 1, E)
-            found.append(features)
+            steps.append(features)
             last = target[:, t : t + 1]  # (B, 1); none after the last step
-            last = forced(last, self.logits(features.detach()), share) if last.numel() else last
-        return torch.cat(found, 1)
+            last = scheduled_sampling(last, self.logits(features.detach()), share) if last.numel() else last
+        return torch.cat(steps, 1)
 
-    def attended(
+    def features_and_attention(
         self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0, *, name: str
     ) -> tuple[Tensor, Tensor]:
-        layer, head = divmod(checked_map(self, name), self.config.heads)
-        if checked_share(self, teacher_forcing) < 1:
+        layer, head = divmod(find_map(self, name), self.config.heads)
+        if check_probability(self, teacher_forcing) < 1:
             raise rejected(type(self).__name__, "teacher_forcing", "be 1 where attention is guided", teacher_forcing)
-        found: list[Tensor] = []
-        features = self._write(source, lengths, target, found, (layer,))
-        return features, found[0][:, head]
+        maps: list[Tensor] = []
+        features = self._write(source, lengths, target, maps, (layer,))
+        return features, maps[0][:, head]
 
     def start(self, memory: Memory, beams: int) -> State:  # noqa: ARG002
         return State(tuple(KVCache() for _ in self.decoder))
@@ -213,9 +213,9 @@ class TransformerEncoderDecoder(EncoderDecoder):
         return self.logits(features), state
 
     def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        found: list[Tensor] = []
-        self._write(source, lengths, target, found, range(self.config.decoder_layers))
-        return torch.cat(found, 1)  # (B, layers · H, T, S)
+        maps: list[Tensor] = []
+        self._write(source, lengths, target, maps, range(self.config.decoder_layers))
+        return torch.cat(maps, 1)  # (B, layers · H, T, S)
 
     def _advance(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
         """Return the rows (B, K, E) after the symbols ``last`` (B, K), and the state after them."""
@@ -243,14 +243,14 @@ class TransformerEncoderDecoder(EncoderDecoder):
         return self.encoder_norm(x), behind
 
     def _write(
-        self, source: Tensor, lengths: Tensor, target: Tensor, maps: list[Tensor], told: Container[int] = ()
+        self, source: Tensor, lengths: Tensor, target: Tensor, maps: list[Tensor], layers: Container[int] = ()
     ) -> Tensor:
         """Return the decoder's rows (B, T, E); the weights (B, H, T, S) of layers ``told`` go to ``maps``."""
         states, behind = self._read(source, lengths)
         x = self._embed(target, self.target_embedding, self.target_positions, 0)  # (B, T, E)
         for number, layer in enumerate(self.decoder):
 
-            def read(y: Tensor, layer: nn.Module = layer, asked: bool = number in told) -> Tensor:
+            def read(y: Tensor, layer: nn.Module = layer, asked: bool = number in layers) -> Tensor:
                 request = AuxRequest(weights=True) if asked else None
                 made, aux = self._attend(layer, y, states, behind, return_aux=request)
                 if asked:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from regard._errors import unknown_name
 
 if TYPE_CHECKING:
-    from regard.tasks.sequences import SequenceModel
+    from regard.decoding.sequence_model import SequenceModel
 
 _HERE = Path(__file__).parent
 CARD = "README.md"
@@ -55,9 +55,9 @@ def load(name: str = TRANSLATOR) -> SequenceModel:
 
     Examples
     --------
-    >>> load().write(["I love you"])[0].text
+    >>> load().predict(["I love you"])[0].text
     "je t'aime"
     """
-    from regard.tasks.sequences import SequenceModel
+    from regard.decoding.sequence_model import SequenceModel
 
     return SequenceModel.load(path(name))

@@ -1,0 +1,68 @@
+"""Flags of the command line, made from the options that are declared."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import Field
+from typing import Annotated, Any
+
+import typer
+
+from regard._schema import Options
+
+
+def flagged(options: type[Options], *places: str) -> dict[str, Field[Any]]:
+    """Return the options that have a flag, by their places: all of them, or those at these places."""
+    return {
+        place: each for place, each in options.declared() if each.metadata["flag"] and (not places or place in places)
+    }
+
+
+def with_flags(options: type[Options], *places: str, unset: bool = False) -> Callable[[Any], Any]:
+    """Let a command take declared options, which reach it as one mapping ``given`` from their places to values.
+
+    Parameters
+    ----------
+    options : type of Options
+    *places : str
+        Those that it takes; all that have a flag by default.
+    unset : bool, default False
+        Give the command only those that were typed, rather than the defaults of others.
+    """
+    chosen = {_name(each): (place, each) for place, each in flagged(options, *places).items()}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.name != "given"]
+        made = [_parameter(name, each, unset) for name, (_, each) in chosen.items()]
+        required = [each for each in own if each.default is inspect.Parameter.empty]
+
+        def run(**typed: Any) -> None:
+            given = {place: typed.pop(name) for name, (place, _) in chosen.items()}
+            command(**typed, given={place: value for place, value in given.items() if value is not None or not unset})
+
+        parameters = [*required, *made, *(each for each in own if each not in required)]
+        run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+        )
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.flags = {place: name for name, (place, _) in chosen.items()}  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _name(option: Field[Any]) -> str:
+    flag: str = option.metadata["flag"].partition("/")[0]
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _parameter(name: str, option: Field[Any], unset: bool) -> inspect.Parameter:
+    declared = option.metadata
+    kind: Any = declared["kind"]
+    kind = kind | None if unset or option.default is None else kind
+    annotation = Annotated[kind, typer.Option(declared["flag"], help=declared["short"])]
+    default = None if unset else option.default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -1,0 +1,313 @@
+"""Model folders: ``config.json`` and ``model.safetensors``, written whole or not at all, and checked when read.
+
+Nothing here can run code that a file carries: JSON and safetensors hold data only, and pickles are refused unread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor, nn
+
+from regard._errors import rejected
+from regard._writing import write_together
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+#: What the folder of a training run has from its start on; the model is written at its end.
+OPTIONS = "options.toml"
+#: What pickles, and the zip files that torch wraps them in, begin with.
+_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
+#: No model here comes near this many bytes; a larger file is not read. JSON takes many times its size in memory.
+_LARGEST, _LARGEST_JSON, _LARGEST_HEADER = 1 << 30, 1 << 25, 1 << 24
+#: Parameters are smaller than this, so that products of three of them, and sums of those, are finite in float32.
+_BOUND = 1e10
+#: What safetensors calls the types that parameters are stored as.
+_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "I64": torch.int64}
+
+
+class ModelFileError(ValueError):
+    """A model folder that cannot be used; the message says which file and why."""
+
+
+def save_model(
+    folder: str | Path,
+    model: nn.Module,
+    config: Mapping[str, Any],
+    *,
+    others: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Path:
+    """Write a model's parameters, and a configuration that says how to rebuild it.
+
+    All files are written beside the old ones before the first of these is replaced, each as a whole. The configuration
+    also keeps checksums, so that a folder left half replaced by a crash is noticed when it is read.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Made if missing.
+    model : Module
+    config : mapping
+        Anything JSON can hold.
+    others : mapping, optional
+        Names of further files, and anything JSON can hold for each.
+    dtype : torch.dtype, optional
+        What the parameters are stored as; their own by default.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    ValueError
+        If a parameter is not finite, or would not be in ``dtype``, or is beyond all that can be computed with.
+    """
+    from safetensors.torch import save
+
+    tensors = {
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+    for name, tensor in tensors.items():
+        if (problem := _unusable(tensor)) is not None:
+            raise rejected("save", "model", f"have finite parameters in {tensor.dtype}", f"{problem} in {name}")
+    files = {name: _json(data) for name, data in (others or {}).items()} | {WEIGHTS: save(tensors)}
+    sums = {name: _checksum(data) for name, data in files.items()}
+    described = {**config, "sha256": sums.pop(WEIGHTS)} | ({"files": sums} if sums else {})
+    described |= {"config_sha256": _sealed(described)}
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_together({folder / name: data for name, data in {**files, CONFIG: _json(described, 1)}.items()})
+    return folder
+
+
+def load_json(folder: str | Path, name: str, config: Mapping[str, Any]) -> Any:
+    """Read one of the further files of a model folder.
+
+    Parameters
+    ----------
+    folder : str or Path
+    name : str
+    config : mapping
+        What :func:`load_config` returned.
+
+    Raises
+    ------
+    ModelFileError
+        If it is missing, unreadable, not JSON, or not the file that was saved with the configuration.
+    """
+    path, sums = Path(folder) / name, config.get("files")
+    data = _read(path)
+    if not isinstance(sums, dict) or _checksum(data) != sums.get(name):
+        raise file_error(path, f"be the file that {CONFIG} was saved with", "one with another checksum")
+    return _parsed(path, data)
+
+
+def load_config(folder: str | Path, *, kind: str, version: int) -> dict[str, Any]:
+    """Read the configuration of a model folder.
+
+    Parameters
+    ----------
+    folder : str or Path
+    kind : str
+        What its field ``format`` must say.
+    version : int
+        What its field ``version`` must say.
+
+    Raises
+    ------
+    ModelFileError
+        If it is missing, unreadable, not JSON, or of another format or version.
+    """
+    path = Path(folder) / CONFIG
+    if not path.exists() and path.with_name(OPTIONS).exists():
+        got = "a training run that has not ended, and writes its model at the end: go on with `regard train`, --resume"
+        raise file_error(path.parent, "hold a model", got)
+    config = read_json(path)
+    if not isinstance(config, dict) or config.get("format") != kind:
+        stored_format = config.get("format") if isinstance(config, dict) else config
+        raise file_error(path, f"describe a model of format {kind!r}", _brief(stored_format))
+    if config.get("version") != version:
+        raise file_error(path, f"be of version {version}", f"version {_brief(config.get('version'))}")
+    return config
+
+
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds.
+
+    Raises
+    ------
+    ModelFileError
+        If it is missing, unreadable, not JSON, or larger than any that is written here.
+    """
+    return _parsed(path, _read(path))
+
+
+def load_weights(folder: str | Path, model: nn.Module, config: Mapping[str, Any]) -> None:
+    """Fill a model with the parameters in a model folder.
+
+    Parameters
+    ----------
+    folder : str or Path
+    model : Module
+        May be on the meta device; its parameters are replaced.
+    config : mapping
+        What :func:`load_config` returned.
+
+    Raises
+    ------
+    ModelFileError
+        If the file is missing, unreadable, truncated, not safetensors, or if any parameter is missing, unknown, of
+        another shape or dtype, or not finite.
+    """
+    from safetensors.torch import load
+
+    path = Path(folder) / WEIGHTS
+    _check_shapes(path, _header(path), model.state_dict())  # before memory is taken for more than the model has
+    data = _read(path, _LARGEST)
+    with _whole(path):
+        tensors = load(data)
+    for name, tensor in tensors.items():
+        if (problem := _unusable(tensor)) is not None:
+            raise file_error(path, "hold finite numbers", f"{problem} in {name}")
+    if _checksum(data) != config.get("sha256"):
+        raise file_error(path, f"be the file that {CONFIG} was saved with", "one with another checksum")
+    if _sealed(config) != config.get("config_sha256"):
+        raise file_error(path.with_name(CONFIG), "be as it was saved", "one that was changed since")
+    model.load_state_dict(tensors, assign=True)
+
+
+def build_model(path: Path, config: type[Any], model: type[Any], described: Any) -> Any:
+    """Return the model that a configuration describes, without parameters."""
+    known = {each.name for each in fields(config)}
+    if not isinstance(described, dict) or set(described) != known:
+        raise file_error(path, f"have a field 'model' with {', '.join(sorted(known))}", "other fields")
+    try:
+        made = config(**described)
+        # Modules cost time even without parameters. A layer has some of its own.
+        layers, stored = made.encoder_layers + made.decoder_layers, len(_header(path.with_name(WEIGHTS)))
+        if layers > stored:
+            raise file_error(path, f"have at most as many layers as {WEIGHTS} has tensors, {stored}", layers)
+        with torch.device("meta"):
+            return model(made)
+    except ModelFileError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise file_error(path, "describe a model", f"this: {str(error).rstrip('.')}") from None
+
+
+def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the dtype and the shape of each tensor in a file of parameters, whose size is what these need."""
+    from safetensors import safe_open
+
+    with _opened(path, _LARGEST) as file:
+        begin = file.read(8)
+    if begin.startswith(_PICKLES):
+        raise file_error(
+            path, "be a safetensors file", "a pickle or zip file, which is never loaded because it can run code"
+        )
+    if int.from_bytes(begin, "little") > _LARGEST_HEADER:
+        expected = f"be a whole safetensors file, whose header has at most {_LARGEST_HEADER:,} bytes"
+        raise file_error(path, expected, f"{int.from_bytes(begin, 'little'):,}")
+    with _whole(path), safe_open(path, framework="pt") as tensors:
+        parts = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - it is no dict
+        return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Say that a file of parameters is damaged where safetensors does not read it."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (SafetensorError, ValueError, KeyError, RuntimeError, OSError) as error:
+        got = f"one that is cut short or something else ({_brief(error)})"
+        raise file_error(path, "be a whole safetensors file", got) from None
+
+
+def _check_shapes(
+    path: Path, stored: Mapping[str, tuple[str, tuple[int, ...]]], expected: Mapping[str, Tensor]
+) -> None:
+    for name in sorted(expected.keys() ^ stored.keys()):
+        what = "no such tensor" if name in expected else "one that this model does not have"
+        raise file_error(path, f"hold the parameters that {CONFIG} describes", f"{what}: {_brief(name)}")
+    for name, want in expected.items():
+        dtype, shape = _DTYPES.get(stored[name][0], stored[name][0]), stored[name][1]
+        if (dtype, shape) != (want.dtype, tuple(want.shape)):
+            wanted = f"hold {name} as {want.dtype} of shape {tuple(want.shape)}"
+            raise file_error(path, wanted, f"{dtype} of shape {_brief(shape)}")
+
+
+def _unusable(tensor: Tensor) -> str | None:
+    """Return what is in a tensor that cannot be computed with."""
+    if not bool(torch.isfinite(tensor).all()):
+        return "nan or inf"
+    if tensor.numel() and float(largest := tensor.abs().max()) >= _BOUND:
+        return f"{float(largest):.3g}, beyond {_BOUND:g},"
+    return None
+
+
+@contextmanager
+def _opened(path: Path, most: int) -> Iterator[BinaryIO]:
+    """Open a regular file that is not too large."""
+    if not path.parent.is_dir():
+        raise file_error(path.parent, f"be a folder with {CONFIG} and {WEIGHTS}", "no such folder")
+    try:
+        if path.exists() and not path.is_file():
+            raise file_error(path, "be a file", "a folder or device")
+        if path.stat().st_size > most:
+            raise file_error(path, f"have at most {most:,} bytes", f"{path.stat().st_size:,}")
+        with path.open("rb") as file:
+            yield file
+    except FileNotFoundError:
+        raise file_error(path, "exist", "no such file") from None
+    except OSError as error:
+        raise file_error(path, "be readable", error.strerror or type(error).__name__) from None
+
+
+def _read(path: Path, most: int = _LARGEST_JSON) -> bytes:
+    with _opened(path, most) as file:
+        return file.read(most)
+
+
+def _json(data: object, indent: int | None = None) -> bytes:
+    return (json.dumps(data, indent=indent, ensure_ascii=False) + "\n").encode()
+
+
+def _parsed(path: Path, data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise file_error(path, "be JSON", f"something else ({error})") from None
+
+
+def _checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sealed(config: Mapping[str, Any]) -> str:
+    """Return the checksum of a configuration, however its JSON is laid out."""
+    rest = {name: value for name, value in config.items() if name != "config_sha256"}
+    return _checksum(json.dumps(json.loads(json.dumps(rest)), sort_keys=True).encode())
+
+
+def _brief(value: object) -> str:
+    text = str(value) if isinstance(value, Exception) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def file_error(path: Path, expected: str, got: object) -> Exception:
+    """Return the error of a file that is not as it should be."""
+    return rejected("load", str(path), expected, got, ModelFileError)

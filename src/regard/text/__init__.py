@@ -1,0 +1,1 @@
+"""Texts as numbers and back: vocabularies, subwords, words and sentences."""

@@ -1,0 +1,1 @@
+"""Training of any model: the loop, its options, checkpoints, logs and losses."""

@@ -1,0 +1,195 @@
+"""One step of training, and what a validation finds, for Lightning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from regard.data.batches import Batch
+from regard.models.base import END, PAD, EncoderDecoder
+from regard.training.losses import alignment_loss, cross_entropy
+from regard.training.options import TrainingOptions
+
+#: A loss that is not lower than guessing by frequency by so much, in nats, says that nothing else was learned.
+_LEARNED = 0.1
+#: What a validation finds beside the loss, such as ``{"bleu": 31.2}``.
+Score = Callable[[EncoderDecoder], dict[str, float]]
+
+
+class TrainingError(RuntimeError):
+    """Training that cannot go on; the message says where to look."""
+
+
+class Stream:
+    """Training batches from the n-th on; where it begins is set when a run is resumed."""
+
+    def __init__(self, batch: Callable[[int], Batch], first: int = 0) -> None:
+        self._batch, self.first = batch, first
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield batches for ever."""
+        number = self.first
+        while True:
+            yield self._batch(number)
+            number += 1
+
+
+def _no_clock() -> float:
+    return 0.0
+
+
+class Learner(LightningModule):
+    """A model that learns to write the targets of batches.
+
+    Everything random in a step is drawn from a generator seeded by the seed and the step's number: a run that was
+    killed and goes on from a checkpoint draws what it would have drawn.
+
+    Parameters
+    ----------
+    model : EncoderDecoder
+    options : TrainingOptions
+    stream : Stream
+        Its beginning is moved when a checkpoint is loaded.
+    score : callable, optional
+        ``score(model)`` is called by every validation, in the first process, and returns what is logged beside the
+        loss.
+    guess : float, optional
+        The loss of a validation in which each symbol is guessed by its frequency alone.
+    guided : str, optional
+        The attention map that the links of batches guide.
+    """
+
+    def __init__(
+        self,
+        model: EncoderDecoder,
+        options: TrainingOptions,
+        stream: Stream,
+        score: Score | None = None,
+        guess: float = math.inf,
+        guided: str = "",
+    ) -> None:
+        super().__init__()
+        self.model, self.options, self._score = model, options, score
+        self.stream, self.guess, self.guided = stream, guess, guided
+        #: The loss of the last validation; NaN before there was one.
+        self.valid_loss = math.nan
+        #: The last batch's loss, and the seconds of training so far, where somebody holds the clock.
+        self.loss, self.seconds = math.nan, _no_clock
+        self._sums = torch.zeros(2, dtype=torch.float64)
+
+    @property
+    def guesses(self) -> bool:
+        """Whether the last validation found no more learned than how often each symbol is written."""
+        return self.valid_loss > self.guess - _LEARNED
+
+    def training_step(self, batch: Batch, number: int) -> Tensor:
+        """Return the loss of a batch: the mean cross-entropy of a symbol, in nats."""
+        accumulate = self.options.accumulate
+        done = self.global_step * accumulate + number % accumulate
+        seed = _mixed(self.options.seed, done, self.global_rank)
+        # Where there is no GPU, this takes a hundredth of the time of torch.manual_seed.
+        torch.default_generator.manual_seed(seed) if self.device.type == "cpu" else torch.manual_seed(seed)
+        loss, log_likelihood, weights = self._loss(batch, self.options.teacher_forcing, self.options.label_smoothing)
+        self.loss = float(loss.detach())
+        if self.model.stochastic:
+            loss = loss + self.model.surrogate(log_likelihood)
+        if batch.links is not None and weights is not None:
+            guide = alignment_loss(weights, batch.links)
+            loss = loss + self.options.guide * guide
+            self.loss += self.options.guide * float(guide.detach())
+        if not math.isfinite(self.loss):
+            raise TrainingError(
+                f"train: the loss must be finite, got {self.loss} at step {self.global_step + 1}: lower "
+                f"learning_rate (now {self.options.learning_rate:g}) or clip (now {self.options.clip:g}); "
+                "checkpoints from before it are kept."
+            )
+        if self.trainer.loggers:
+            self.log("loss", self.loss, batch_size=len(batch.source))
+        return loss
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the last validation."""
+        self._sums = torch.zeros(2, dtype=torch.float64)
+
+    def validation_step(self, batch: Batch, number: int) -> None:  # noqa: ARG002
+        """Add up the losses of symbols."""
+        _, log_likelihood, _ = self._loss(batch, 1.0, 0.0)
+        self._sums += torch.stack([-log_likelihood.double().sum(), (batch.target != PAD).sum().double()]).cpu()
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the loss of a symbol without smoothing, and what the task says: the same in all processes."""
+        strategy = self.trainer.strategy
+        sums = self._sums
+        if self.trainer.world_size > 1:
+            sums = cast(Tensor, strategy.reduce(sums.to(self.device), reduce_op="sum"))  # each has its own batches
+        total, count = sums.tolist()
+        self.valid_loss = total / max(count, 1.0)
+        metrics = {"valid_loss": self.valid_loss}
+        if self._score is not None:  # the models are alike: one process asks, the others wait
+            scores = self._score(self.model) if self.trainer.is_global_zero else {}
+            metrics |= {f"valid_{name}": value for name, value in strategy.broadcast(scores).items()}
+        self.log_dict(metrics, prog_bar=True)
+
+    def configure_optimizers(self) -> Any:
+        """Return AdamW with the schedule."""
+        options = self.options
+        optimizer = torch.optim.AdamW(
+            self.parameters(), lr=1.0, betas=(0.9, options.beta2), weight_decay=options.weight_decay,
+            fused=True,
+        )  # fmt: skip
+        # The rate is all in the schedule: what a checkpoint restores of the optimizer must not undo a changed option.
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self._rate(step, self.seconds()))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:  # noqa: ARG002
+        """Return the batch on a device."""
+        return batch.to(device)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Let the batches go on where the checkpoint was saved."""
+        self.stream.first = checkpoint["global_step"] * self.options.accumulate
+        if not self.options.seconds:
+            for state in checkpoint["optimizer_states"]:
+                for group in state["param_groups"]:
+                    group["lr"] = self._rate(checkpoint["global_step"], 0.0)
+
+    def _rate(self, step: int, seconds: float) -> float:
+        return self.options.learning_rate * self.options.rate(step, seconds)
+
+    def _loss(self, batch: Batch, teacher_forcing: float, smoothing: float) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the cross-entropy, how likely each symbol was, and the attention (B, T, S) if links guide it."""
+        start = torch.full_like(batch.target[:, :1], END)
+        shifted = torch.cat([start, batch.target[:, :-1]], 1)
+        given = batch.source, batch.lengths, shifted, teacher_forcing
+        # Lightning's own mixed precision converts parameters anew at every use, and allows no fused optimizer.
+        narrow = is_bfloat16(self.options.precision, self.device.type)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=narrow):
+            if batch.links is None:
+                features, weights = self.model.features(*given), None
+            else:
+                features, weights = self.model.features_and_attention(*given, name=self.guided)
+            return *cross_entropy(features, self.model.projection, batch.target, smoothing), weights
+
+
+@cache
+def is_bfloat16(precision: str, device: str = "cpu") -> bool:
+    """Return whether matrix products run in bfloat16: for "auto" where the device multiplies it in hardware."""
+    if precision != "auto":
+        return precision == "bfloat16"
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    able: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return device == "cpu" and bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+
+
+def _mixed(seed: int, number: int, rank: int) -> int:
+    """Return a seed for one batch: neighbours have nothing in common."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB + 1) % (1 << 64)
+    mixed ^= mixed >> 31
+    return mixed * 0xD6E8FEB86659FD93 % (1 << 63)

@@ -1,0 +1,123 @@
+"""Every option of training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from regard._errors import rejected
+from regard._schema import Options, option
+
+SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
+PRECISIONS = ("auto", "float32", "bfloat16")
+METRICS = ("loss", "bleu", "chrf", "wer", "per")
+#: The share of the budget in which a warm-up of so many steps is over at the latest: a short run must learn, too.
+_RISING = 0.3
+
+
+@dataclass(frozen=True)
+class TrainingOptions(Options):
+    """How to train. Every field is an option of the command line and a line of the options file.
+
+    Examples
+    --------
+    >>> TrainingOptions(steps=100).with_changes({"clip": 0.5}).clip
+    0.5
+    """
+
+    steps: int = option(20_000, "steps at most", least=1, resumable=True, flag="--steps")
+    seconds: float = option(0.0, "stop after so many seconds of training; 0 for no limit", least=0, resumable=True,
+                            flag="--seconds", short="Seconds of training at most.")  # fmt: skip
+    batch_tokens: int = option(4096, "tokens of a batch at most, padding and both sides included", least=2,
+                               flag="--batch-tokens", short="Tokens of a batch at most.")  # fmt: skip
+    accumulate: int = option(1, "batches whose gradients are added up for a step", least=1)
+    learning_rate: float = option(2e-3, "of AdamW at its peak", least=0, resumable=True, flag="--learning-rate")
+    schedule: str = option("linear", "what the rate does after the warm-up", known=SCHEDULES)
+    warmup: float = option(500.0, f"steps over which the rate rises from 0, at most {_RISING:.0%} of the budget; "
+                            "below 1 a share of it", least=0)  # fmt: skip
+    weight_decay: float = option(0.01, "of AdamW", least=0)
+    beta2: float = option(0.98, "of AdamW: how long squared gradients are remembered", least=0, below=1)
+    clip: float = option(1.0, "the largest norm of the gradient; 0 for no limit", least=0, resumable=True)
+    label_smoothing: float = option(0.1, "share of the probability that goes to other symbols", least=0, below=1)
+    teacher_forcing: float = option(1.0, "how often a step is given the right symbol before it", least=0, most=1)
+    guide: float = option(0.3, "weight of the loss that guides attention, where there are links", least=0)
+    guided: str = option(
+        "", "the map that links guide; by default a Transformer's first head in its last layer but one"
+    )
+    precision: str = option("auto", "of matrix products; auto: bfloat16 where the processor is built for it",
+                             known=PRECISIONS)  # fmt: skip
+    seed: int = option(0, "of all that is random", least=0, flag="--seed")
+    validate_every: int = option(500, "steps between validations", least=1)
+    validate_most: int = option(1000, "sequences that are translated in a validation at most", least=1)
+    metric: str = option("bleu", "what best and patience go by", known=METRICS)
+    patience: int = option(
+        0, "stop after so many validations without a better one; 0 for never", least=0, resumable=True
+    )
+    save_every: int = option(500, "steps between checkpoints to resume from", least=1, resumable=True)
+    keep: int = option(5, "best checkpoints that are kept", least=1)
+    average: int = option(1, "best checkpoints whose parameters the model is the mean of", least=1)
+    tensorboard: bool = option(False, "write a log for TensorBoard, too", resumable=True)
+    threads: int = option(0, "threads of torch; 0 for as many as there are cores", least=0, most=1024)
+    devices: int = option(1, "processes or GPUs; more than one under torchrun", least=1)
+    strategy: str = option("auto", "Lightning's, such as ddp or fsdp")
+    accelerator: str = option("auto", "Lightning's, such as cpu or gpu")
+
+    def check(self) -> None:
+        """Raise where more checkpoints are averaged than kept."""
+        if self.average > self.keep:
+            raise rejected("options", "average", f"be at most keep, which is {self.keep}", self.average)
+
+    @property
+    def minimizes(self) -> bool:
+        """Whether a smaller metric is better."""
+        return self.metric in ("loss", "wer", "per")
+
+    def changed_from(self, before: TrainingOptions) -> list[str]:
+        """Return the options that differ from those a run began with; raise for one that may not."""
+        changed = [each for each in fields(self) if getattr(self, each.name) != getattr(before, each.name)]
+        for each in changed:
+            if not each.metadata["resumable"]:
+                came = f"{getattr(self, each.name)!r}"
+                expected = f"be {getattr(before, each.name)!r}, as the run that is resumed began"
+                raise rejected("resume", each.name, expected, came)
+        return [each.name for each in changed]
+
+    def progress(self, steps: int, seconds: float) -> float:
+        """Return the share of the budget that is used: of the steps or of the seconds, whichever is further."""
+        return max(steps / self.steps, seconds / self.seconds if self.seconds else 0.0)
+
+    def rate(self, step: int, seconds: float = 0.0) -> float:
+        """Return the learning rate at a step, as a share of its peak.
+
+        Parameters
+        ----------
+        step : int
+            Counted from 0.
+        seconds : float
+            Of training so far; they count where there is a budget of seconds.
+
+        Examples
+        --------
+        >>> options = TrainingOptions(warmup=10, steps=100, schedule="inverse_sqrt")
+        >>> [round(options.rate(step), 3) for step in (0, 4, 9, 39)]
+        [0.1, 0.5, 1.0, 0.5]
+        >>> options = TrainingOptions(warmup=0.1, seconds=60, schedule="linear")
+        >>> [round(options.rate(0, seconds), 3) for seconds in (3, 6, 33, 60)]
+        [0.5, 1.0, 0.5, 0.0]
+
+        A warm-up that is longer than a short run ends where 30 % of the run are done:
+
+        >>> options = TrainingOptions(warmup=500, steps=59, schedule="constant")
+        >>> [round(options.rate(step), 3) for step in (0, 8, 17, 58)]
+        [0.056, 0.5, 1.0, 1.0]
+        """
+        done, end = step + 1, self.steps + 1  # the last step still learns
+        used = max(done / end, seconds / self.seconds if self.seconds else 0.0)
+        by_share = 0 < self.warmup < 1
+        risen = used / self.warmup if by_share else max(done / max(self.warmup, 1), used / _RISING)
+        if self.schedule == "inverse_sqrt":
+            return min(risen, risen**-0.5)
+        falling = 1 - (self.warmup if self.warmup < 1 else min(self.warmup / end, _RISING))
+        left = min(max(1 - used, 0.0) / max(falling, 1 / end), 1.0)
+        fall = {"constant": 1.0, "linear": left, "cosine": 0.5 - 0.5 * math.cos(math.pi * left)}[self.schedule]
+        return min(risen, 1.0) * fall

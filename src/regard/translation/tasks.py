@@ -1,0 +1,109 @@
+"""What a task is: how its texts become symbols, and how what a model writes is scored."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from regard._errors import in_section, unknown_name
+from regard._schema import Options, option
+from regard.data.pairs import Pairs
+from regard.text.vocabulary import SUBWORDS, SymbolVocabulary, Vocabulary
+from regard.translation.metrics import bleu, chrf, error_rates
+
+
+@dataclass(frozen=True)
+class VocabularyOptions(Options):
+    """How symbols are made of texts, for tasks that leave it open."""
+
+    kind: str = option("bpe", "bpe, unigram or characters", known=SUBWORDS, flag="--vocabulary",
+                       short="bpe, unigram or characters.")  # fmt: skip
+    size: int = option(8000, "how many subwords", flag="--vocabulary-size")
+    joint: bool = option(False, "one vocabulary for both", flag="--joint/--apart")
+    lowercase: bool = option(False, "read and write in small letters")
+    #: Provilkov 2020, arXiv 1910.13267. Texts are split several times, each time differently, and an epoch goes through
+    #: all; what is rare is learned from its parts.
+    dropout: float = option(0.0, "share of BPE's merges that are left out when training texts are split",
+                            least=0, below=1)  # fmt: skip
+
+    def check(self) -> None:
+        """Raise where an option has no effect."""
+        if self.kind == "characters":
+            self.leave_out("size", "for characters, all of which count")
+        if self.kind != "bpe":
+            self.leave_out("dropout", "but for bpe, which has merges")
+
+
+class Task(ABC):
+    """Pairs of texts to learn from, and a score."""
+
+    #: Its name on the command line, the metric that a run goes by, and all that there are.
+    name: str
+    metric: str
+    names: tuple[str, ...]
+
+    @abstractmethod
+    def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:
+        """Return what turns sources and targets into numbers, learned from the pairs."""
+
+    @abstractmethod
+    def scores(self, written: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+        """Return the scores of what was written, each against all its references; the metric among them."""
+
+
+@final
+class Translation(Task):
+    """Sentences into sentences: subwords, BLEU and chrF."""
+
+    name, metric, names = "translation", "bleu", ("bleu", "chrf")
+
+    def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:
+        from regard.text.subwords import SubwordVocabulary
+
+        kind, size, lowercase = options.kind, options.size, options.lowercase
+        # Characters are as many as there are.
+        count = None if kind == "characters" else size
+        with in_section("vocabularies"):
+            if options.joint:
+                vocabulary = SubwordVocabulary.train([*pairs.sources, *pairs.targets], kind, count, lowercase=lowercase)
+                return vocabulary, vocabulary
+            source, target = (
+                SubwordVocabulary.train(texts, kind, count, lowercase=lowercase)
+                for texts in (pairs.sources, pairs.targets)
+            )
+            return source, target
+
+    def scores(self, written: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+        listed = [list(each) for each in references]
+        return {"bleu": bleu(list(written), listed).value, "chrf": chrf(list(written), listed).value}
+
+
+@final
+class Pronunciation(Task):
+    """Words into phonemes separated by spaces: symbols, phoneme and word error rates."""
+
+    name, metric, names = "pronunciation", "wer", ("per", "wer")
+
+    def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:  # noqa: ARG002
+        return SymbolVocabulary.train(pairs.sources, lowercase=True), SymbolVocabulary.train(
+            pairs.targets, separator=" "
+        )
+
+    def scores(self, written: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+        predictions = {str(i): tuple(text.split()) for i, text in enumerate(written)}
+        right = {str(i): [tuple(text.split()) for text in each] for i, each in enumerate(references)}
+        rates = error_rates(predictions, right)
+        return {"per": rates.symbol, "wer": rates.sequence}
+
+
+#: By name.
+TASKS: Mapping[str, Task] = {task.name: task for task in (Translation(), Pronunciation())}
+
+
+def get_task(name: str) -> Task:
+    """Return the task of this name."""
+    if name not in TASKS:
+        raise unknown_name("train", "task", name, TASKS)
+    return TASKS[name]

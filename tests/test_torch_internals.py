@@ -21,7 +21,9 @@ ASKED = (
 
 
 def answers() -> set[str]:
-    return {ask.__name__ for ask in ASKED if ask()}
+    found = {ask.__name__ for ask in ASKED if ask()}
+    assert _torch.is_eager() == (not found)
+    return found
 
 
 def test_nothing_is_going_on() -> None:

@@ -16,7 +16,8 @@ from regard._aux import FIELDS, AuxRequest
 from regard._errors import described, rejected, unknown_name
 from regard._part import PLAIN, Part
 from regard._problem import Problem
-from regard._tracing import is_blind, is_eager, is_traced
+from regard._torch import is_eager
+from regard._tracing import is_blind, is_traced
 from regard.engines import Cost, Engine, cost_model
 from regard.engines.base import Runner
 from regard.masks import Dense

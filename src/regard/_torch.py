@@ -43,6 +43,17 @@ def is_jit_tracing() -> bool:
     return torch._C._get_tracing_state() is not None
 
 
+def is_eager() -> bool:
+    """Whether operations simply run: none of the above, nor a compiler. In one piece, as every call asks."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state() is not None
+    )
+
+
 def is_fake(tensor: Tensor) -> bool:
     """Whether a tensor has a shape and no values."""
     return isinstance(tensor, FakeTensor)
@@ -55,6 +66,7 @@ __all__ = [
     "in_forward_mode",
     "in_functorch",
     "is_dispatched",
+    "is_eager",
     "is_fake",
     "is_jit_tracing",
     "is_proxied",

@@ -13,17 +13,6 @@ def in_transform() -> bool:
     return _torch.in_functorch() or _torch.in_forward_mode()
 
 
-def is_eager() -> bool:
-    """Whether operations simply run: nothing traces, transforms, differentiates forward or follows them."""
-    return not (
-        torch.compiler.is_compiling()
-        or _torch.in_functorch()
-        or _torch.in_forward_mode()
-        or _torch.is_dispatched()
-        or _torch.is_jit_tracing()
-    )
-
-
 def is_blind(tensor: Tensor) -> bool:
     """Whether the tensor's values cannot be looked at."""
     if torch.compiler.is_compiling():

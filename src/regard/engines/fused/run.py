@@ -137,6 +137,8 @@ class Pass:
     def arguments(self, unit: WorkItem) -> Arguments:
         """Return what a unit of work adds to the arguments; what its mask adds is kept where it is small."""
         visible, kept = self.visible, self._added
+        if visible.mask is None and visible.added is None:
+            return Arguments.of(visible, unit, None)
         if kept is not None and id(unit) in kept:
             added = kept[id(unit)]
         else:

@@ -1,4 +1,4 @@
-"""What the models share: how a config is checked, how presets are made, and the matrix that scores the vocabulary."""
+"""Parts that models share: checks of configs, presets, and the matrix that scores the vocabulary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from regard._errors import described, rejected, unknown_name
-from regard.nn._base import parameter
 
 #: What shares the matrix of the target embedding: nothing, what scores the vocabulary, or the source embedding, too.
 TIES = ("none", "target", "all")
@@ -99,7 +98,7 @@ class Config(ABC):
 
 
 class Output(nn.Module):
-    """What makes logits ``W x + b``; W is the embedding of the symbols where that is tied (Press & Wolf 2017).
+    """Make logits ``W x + b``; W is the embedding of the symbols where that is tied (Press & Wolf 2017).
 
     Parameters
     ----------
@@ -113,8 +112,8 @@ class Output(nn.Module):
 
     def __init__(self, width: int, targets: int, tied: bool) -> None:
         super().__init__()
-        self.weight = None if tied else parameter(targets, width)
-        self.bias = parameter(targets)
+        self.weight = None if tied else nn.Parameter(torch.empty(targets, width))
+        self.bias = nn.Parameter(torch.empty(targets))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -1,4 +1,4 @@
-"""What a recurrent encoder–decoder is built from, and settings by name."""
+"""The config of a recurrent encoder–decoder, and presets by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Transformer encoder–decoder is built from, and settings by name."""
+"""The config of a Transformer encoder–decoder, and presets by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do where memory is full, said in one sentence."""
+"""Turn a failed allocation into an error of one sentence."""
 
 from __future__ import annotations
 

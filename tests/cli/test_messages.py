@@ -111,7 +111,7 @@ def test_nothing_in_a_model_a_table_or_pairs_is_obeyed(regard, hostile: Path, tm
         (["train", "translation", "--out", "x", "--set", "kind={a=1}"], "train: kind must be of type str, got"),
         (
             ["train", "translation", "--out", "x", "--set", "model.encoder=-1"],
-            "train: model.encoder must be a whole",
+            "train: model.encoder must be at least 1",
         ),
         (
             ["train", "translation", "--out", "x", "--data", "circle"],

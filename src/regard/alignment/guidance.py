@@ -79,7 +79,7 @@ class Guide:
 
 
 class Guidance:
-    """What guides attention in a run: links that a file has for its pairs, or that an aligner finds in them.
+    """The links that guide attention in a run: those of a file, or those that an aligner finds in its pairs.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ _NEAR = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if (i, j) != (0, 0)]
 
 @dataclass(frozen=True)
 class Gold:
-    """What people linked in a pair of sentences.
+    """The links that people have made in a pair of sentences.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a reader sees of attention: weights of tokens merged to words, one map or the mean of several, and as records.
+"""Attention maps for readers: weights of tokens merged to words, one map or the mean of several, and as records.
 
 Dimensions: A attention maps, T target tokens, S source tokens.
 """

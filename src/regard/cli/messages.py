@@ -1,4 +1,4 @@
-"""How the command line speaks: what went wrong in one sentence, and text that every terminal can show.
+"""Messages of the command line: errors in one sentence, and text that every terminal can show.
 
 Whatever a command prints passes here, so that nothing in a file, a model or data can give orders to a terminal.
 """

@@ -1,4 +1,4 @@
-"""What ``regard regress`` says: plain lines, or the same as a record for JSON."""
+"""The report of ``regard regress``: plain lines, or the same as a record for JSON."""
 
 from __future__ import annotations
 

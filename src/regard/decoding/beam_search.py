@@ -1,4 +1,4 @@
-"""Writing with a trained model: beam search, greedy search, and sampling, for many sources at once.
+"""Beam search, greedy search and sampling with a trained model, for many sources at once.
 
 Dimensions: B sources, S source steps, K beams.
 """
@@ -78,7 +78,7 @@ class SearchOptions(Options):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What was written for a source.
+    """A sequence that a search has written for a source.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a search keeps while it writes: beams that go on, hypotheses that ended, and how the next ones are chosen.
+"""The tensors of a search: beams, finished hypotheses, and the candidates that continue them.
 
 Dimensions: B sources, K beams, C candidates, N target vocabulary, t symbols so far with the start mark, P hypotheses.
 """

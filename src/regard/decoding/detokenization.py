@@ -1,4 +1,4 @@
-"""What a search found for lines, as what was written for them: text, words and alignment.
+"""Turn the hypotheses of a search into predictions: text, words and alignment.
 
 Dimensions: A attention maps, T target tokens, S source tokens.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Line:
-    """A line as the model reads it, with what a search found for it."""
+    """A line as the model reads it, with the hypotheses of a search."""
 
     text: str
     numbers: list[int]
@@ -32,7 +32,7 @@ class Line:
 
 
 def detokenize(model: SequenceModel, batch: Sequence[Line], options: PredictionOptions) -> Iterator[Prediction]:
-    """Yield what was written for some lines."""
+    """Yield the predictions for some lines."""
     wanted = [
         (line.numbers, each.numbers)
         for line in batch
@@ -56,7 +56,7 @@ def detokenize(model: SequenceModel, batch: Sequence[Line], options: PredictionO
 def _prediction(
     model: SequenceModel, line: Line, hypothesis: Hypothesis, alignment: Tensor | None, options: PredictionOptions
 ) -> Prediction:
-    """Return what was written, with the alignment (A, T, S) if it was asked for."""
+    """Return a prediction, with the alignment (A, T, S) if it was asked for."""
     text, words, aligning = model.target.decode(hypothesis.numbers), None, model.aligning
     if options.replace_unknown and alignment is not None and UNKNOWN in hypothesis.numbers:
         words = model.target.words(hypothesis.numbers)

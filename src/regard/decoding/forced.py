@@ -1,4 +1,4 @@
-"""Targets that are given to a model: how likely it finds them, and what it attends to in writing them.
+"""Forced decoding: scores of given targets, and the attention with which they are written.
 
 Dimensions: A attention maps, T target tokens, S source tokens.
 """

@@ -1,4 +1,4 @@
-"""What is asked of a model that writes, and what it wrote.
+"""Predictions for lines of text, and the options that they are made with.
 
 Dimensions: A attention maps, T target tokens, S source tokens.
 """
@@ -42,7 +42,7 @@ class PredictionOptions(Options):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model wrote for a line.
+    """A prediction for a line: text, tokens, scores and alignment.
 
     Attributes
     ----------

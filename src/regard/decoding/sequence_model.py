@@ -1,4 +1,4 @@
-"""A trained model with what it reads and writes: saved, loaded, and put to lines of text.
+"""A trained model with its vocabularies: saved, loaded, and put to lines of text.
 
 Dimensions: A attention maps, T target tokens, S source tokens.
 """

@@ -1,4 +1,4 @@
-"""Words that a vocabulary cannot spell: what stands for them in a text that was written.
+"""Replace words that a vocabulary cannot spell, by the source words that were attended to.
 
 Dimensions: T target tokens, S source tokens.
 """

@@ -1,36 +1,40 @@
-"""What the models share: how a config is checked, how presets are made, and the matrix that scores the vocabulary."""
+"""Parts that models share: checks of configs, presets, and the matrix that scores the vocabulary."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from regard._errors import described, rejected, unknown_name
-from regard.nn._base import parameter
+from regard._errors import rejected, unknown_name
+from regard._schema import Options, option
 
 #: What shares the matrix of the target embedding: nothing, what scores the vocabulary, or the source embedding, too.
 TIES = ("none", "target", "all")
 #: No width or length is larger, and no model deeper.
-_LARGEST, _DEEPEST = 1 << 16, 100
+LARGEST, DEEPEST = 1 << 16, 100
+
+
+def size(default: Any, text: str, most: int = LARGEST) -> Any:
+    """Declare a width, a length or a number of layers."""
+    return option(default, text, kind=int, least=1, most=most)
+
+
+def share(default: float, text: str) -> Any:
+    """Declare a share in [0, 1)."""
+    return option(default, text, least=0, below=1)
 
 
 @dataclass(frozen=True)
-class Config(ABC):
-    """The sizes of the vocabularies, and the checks that every config has in common.
+class Config(Options, ABC):
+    """The sizes of the vocabularies that are read and written, padding and end mark included."""
 
-    Attributes
-    ----------
-    sources, targets : int
-        Size of the vocabularies that are read and written, padding and end mark included.
-    """
-
-    sources: int
-    targets: int
+    sources: int = size(MISSING, "size of the vocabulary that is read")
+    targets: int = size(MISSING, "size of the vocabulary that is written")
 
     @classmethod
     @abstractmethod
@@ -39,59 +43,16 @@ class Config(ABC):
 
     @classmethod
     def preset(cls, name: str, sources: int, targets: int, **changes: Any) -> Self:
-        """Return the config of this name for two vocabularies.
-
-        Parameters
-        ----------
-        name : str
-            One of :meth:`presets`.
-        sources, targets : int
-        **changes
-            Other fields, in place of the preset's.
-        """
+        """Return the config of this name for two vocabularies, with other fields in place of the preset's."""
         known = cls.presets()
         if name not in known:
             raise unknown_name(cls.__name__, "preset", str(name), known)
         return cls(sources, targets, **{**known[name], **changes})
 
-    def whole(self, *names: str, most: int = _LARGEST) -> None:
-        """Raise unless these fields are whole numbers from 1 on, and not absurdly large."""
-        for name in names:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise self.refused(name, f"be a whole number from 1 to {most}", repr(value))
-
-    def layers(self, *names: str) -> None:
-        """Raise unless these fields are numbers of layers."""
-        self.whole(*names, most=_DEEPEST)
-
-    def share(self, *names: str) -> None:
-        """Raise unless these fields are numbers in [0, 1)."""
-        for name in names:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value < 1:
-                raise self.refused(name, "be a number in [0, 1)", repr(value))
-
-    def ties(self, tied: str) -> None:
-        """Raise unless this is one of :data:`TIES` that the vocabularies allow."""
-        self.one_of("tied", TIES)
+    def check_tied(self, tied: str) -> None:
+        """Raise unless the vocabularies allow to tie the embeddings so."""
         if tied == "all" and self.sources != self.targets:
             raise self.refused("targets", f"be sources {self.sources} where tied is 'all'", self.targets)
-
-    def flag(self, *names: str) -> None:
-        """Raise unless these fields are bools."""
-        for name in names:
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise self.refused(name, "be a bool", described(value))
-
-    def one_of(self, name: str, known: Sequence[str]) -> None:
-        """Raise unless a field is one of these names."""
-        value = getattr(self, name)
-        if not isinstance(value, str):
-            raise self.refused(name, f"be one of {', '.join(map(repr, known))}", described(value))
-        if value not in known:
-            raise unknown_name(type(self).__name__, name, value, known)
 
     def refused(self, name: str, expected: str, got: object) -> Exception:
         """Return the error to raise for a field."""
@@ -99,7 +60,7 @@ class Config(ABC):
 
 
 class Output(nn.Module):
-    """What makes logits ``W x + b``; W is the embedding of the symbols where that is tied (Press & Wolf 2017).
+    """Make logits ``W x + b``; W is the embedding of the symbols where that is tied (Press & Wolf 2017).
 
     Parameters
     ----------
@@ -113,8 +74,8 @@ class Output(nn.Module):
 
     def __init__(self, width: int, targets: int, tied: bool) -> None:
         super().__init__()
-        self.weight = None if tied else parameter(targets, width)
-        self.bias = parameter(targets)
+        self.weight = None if tied else nn.Parameter(torch.empty(targets, width))
+        self.bias = nn.Parameter(torch.empty(targets))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

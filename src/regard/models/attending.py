@@ -21,7 +21,6 @@ from regard.nn import (
     LocationAttention,
     ScoredAttention,
 )
-from regard.nn._base import parameter
 from regard.scores.distance import kernels
 
 #: The kernels of a distance. A boxcar is none of them: no gradient reaches what it compares.
@@ -44,7 +43,7 @@ class TanhAttention(ScoredAttention):
 
     def __init__(self, features: int) -> None:
         super().__init__()
-        self.w_v = parameter(features)
+        self.w_v = nn.Parameter(torch.empty(features))
         self.reset_parameters()
 
     def score(self) -> scores.Score:
@@ -95,7 +94,7 @@ def scorer(name: str, width: int, longest: int) -> ScoredAttention:
 
 
 class Attending(nn.Module):
-    """What a recurrent model attends with: projections of states, made once, and a score of queries against them.
+    """The attention of a recurrent model: projections of states, made once, and a score of queries against them.
 
     ======================  =====================================  =========================
     score                   query and key                          compared by

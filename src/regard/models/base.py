@@ -1,4 +1,4 @@
-"""What every model can do that reads one sequence and writes another.
+"""The interface of models that read one sequence and write another.
 
 Dimensions: B batch, S source steps, T target steps, K beams, N target vocabulary, P width of the features that logits
 are made of, A attention maps.
@@ -9,9 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Protocol, Self
 
+import torch.nn.functional as F
 from torch import Tensor, nn
-
-from regard.models._products import linear
 
 #: The number of padding, and the number that marks where a sequence ends (and, to a decoder, where it begins).
 PAD, END = 0, 1
@@ -92,7 +91,7 @@ class EncoderDecoder(nn.Module, ABC):
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the logits (..., N) of rows (..., P)."""
-        return linear(features, *self.projection)
+        return F.linear(features, *self.projection)
 
     @abstractmethod
     def start(self, memory: Any, beams: int) -> Rows:

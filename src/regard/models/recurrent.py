@@ -14,9 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._errors import rejected
-from regard.models._dropout import Dropout
 from regard.models._parts import Output, check_probability, find_map, scheduled_sampling
-from regard.models._products import cell_step
 from regard.models.attending import Attending
 from regard.models.base import EncoderDecoder
 from regard.models.recurrent_config import PRESETS, RecurrentConfig
@@ -41,15 +39,12 @@ class State:
         The features of the last step.
     time : int
         How many steps have been made.
-    alike : Tensor (R,), or None
-        Rows with the same number are equal: what a search selects more than once, for beams of one parent.
     """
 
     hidden: Tensor
     cell: Tensor | None
     fed: Tensor | None
     time: int = 0
-    alike: Tensor | None = None
 
     def select(self, rows: Tensor) -> State:
         """Return these rows in this order."""
@@ -59,13 +54,12 @@ class State:
             None if cell is None else cell.index_select(1, rows),
             None if fed is None else fed.index_select(0, rows),
             self.time,
-            rows,
         )
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What the encoder made of B sources, computed once and attended at every step.
+    """The encoder's output for B sources, computed once and attended at every step.
 
     Attributes
     ----------
@@ -145,7 +139,7 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         self.decoder = cell(D + enters, Q, Y, batch_first=True, dropout=between)
         self.combine = nn.Linear(Q + V, P)
         self.output = Output(P, config.targets, config.tied != "none")
-        self.dropout = Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -348,8 +342,7 @@ class RecurrentEncoderDecoder(EncoderDecoder):
             hidden, end = self.decoder(rows, state.hidden if state.cell is None else (state.hidden, state.cell))
             last, cell = (end, None) if state.cell is None else end  # (Y, B, Q)
         else:
-            entered = symbols.flatten() if entering is None and not self.dropout.training else None
-            hidden, last, cell = self._advance(rows.flatten(0, 1), state, entered)
+            hidden, last, cell = self._advance(rows.flatten(0, 1), state)
             hidden = hidden.view(B, L, -1)  # (B, L, Q)
         if self.config.wiring == "after" and self.attending is not None:
             context, attention = self._attend(hidden, memory, where, weights)
@@ -362,16 +355,14 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         assert self.attending is not None
         return self.attending(query, memory.keys, memory.values, memory.lengths, where, weights)
 
-    def _advance(self, rows: Tensor, state: State, alike: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the last layer's hidden state (R, Q) one step after, and all layers' hidden and cell (Y, R, Q).
-
-        Rows with the same number in ``alike`` (R,) are equal.
-        """
+    def _advance(self, rows: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the last layer's hidden state (R, Q) one step after, and all layers' hidden and cell (Y, R, Q)."""
         made: list[tuple[Tensor, ...]] = []
         states = zip(*(part.unbind() for part in (state.hidden, state.cell) if part is not None))
         for number, (weights, before) in enumerate(zip(self.decoder.all_weights, states)):
             rows = self.dropout(rows) if number else rows  # (R, ·)
-            made.append(cell_step(rows, before, weights, (None if number else alike, state.alike)))
+            lstm = len(before) == 2
+            made.append(torch.lstm_cell(rows, before, *weights) if lstm else (torch.gru_cell(rows, *before, *weights),))
             rows = made[-1][0]
         hidden, *cells = (torch.stack(parts) for parts in zip(*made))
         return rows, hidden, cells[0] if cells else None

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from regard import AuxRequest
 from regard._errors import rejected
-from regard.models._dropout import Dropout
 from regard.models._parts import Output, check_probability, find_map, scheduled_sampling
 from regard.models.attending import scorer
 from regard.models.base import EncoderDecoder
@@ -38,7 +37,7 @@ __all__ = ["PRESETS", "Memory", "State", "TransformerConfig", "TransformerEncode
 
 @dataclass(frozen=True)
 class Memory:
-    """What the encoder made of B sources.
+    """The encoder's output for B sources.
 
     Attributes
     ----------
@@ -119,7 +118,7 @@ class TransformerEncoderDecoder(EncoderDecoder):
         self.encoder_norm = nn.LayerNorm(E) if config.norm == "pre" else nn.Identity()
         self.decoder_norm = nn.LayerNorm(E) if config.norm == "pre" else nn.Identity()
         self.output = Output(E, config.targets, config.tied != "none")
-        self.dropout = Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
         self.reset_parameters()
 
     def _positions(self) -> nn.Module | None:
@@ -144,10 +143,9 @@ class TransformerEncoderDecoder(EncoderDecoder):
             normalizer=config.normalizer,
             rotary=Rotary(head) if config.positions == "rotary" else None,
         )
-        for name, child in list(layer.named_children()):
-            if isinstance(child, nn.Dropout):
-                layer.add_module(name, Dropout(config.activation_dropout if name == "dropout" else child.p))
-            elif isinstance(child, MultiheadAttention):
+        layer.dropout = nn.Dropout(config.activation_dropout)
+        for child in layer.children():
+            if isinstance(child, MultiheadAttention):
                 child.dropout = config.attention_dropout
         return layer
 

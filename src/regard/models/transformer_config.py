@@ -1,12 +1,13 @@
-"""What a Transformer encoder–decoder is built from, and settings by name."""
+"""The config of a Transformer encoder–decoder, and presets by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from regard.models._parts import Config
+from regard._schema import option
+from regard.models._parts import DEEPEST, TIES, Config, share, size
 from regard.models.attending import SCORES
 
 NORMS, POSITIONS = ("post", "pre"), ("sinusoidal", "learned", "rotary")
@@ -15,71 +16,40 @@ ACTIVATIONS, NORMALIZERS = ("relu", "gelu"), ("softmax", "sparsemax", "entmax15"
 
 @dataclass(frozen=True)
 class TransformerConfig(Config):
-    """Everything that a :class:`~regard.models.TransformerEncoderDecoder` is built from.
+    """Everything that a :class:`~regard.models.TransformerEncoderDecoder` is built from."""
 
-    Attributes
-    ----------
-    sources, targets : int
-        Size of the vocabularies that are read and written, padding and end mark included.
-    width, heads, feedforward : int
-        Width E of the rows, number of heads, which divides it, and width of the hidden layer between attentions.
-    kv_heads : int or None
-        Heads of keys and values, which divide the others (Shazeer 2019, Ainslie 2023); None is as many.
-    encoder_layers, decoder_layers : int
-    dropout : float
-        Share zeroed in training of embeddings and of what each block adds, in [0, 1), as in Vaswani 2017.
-    attention_dropout, activation_dropout : float
-        Share zeroed in training of attention weights, and of the features between a block's two layers, in [0, 1).
-    activation : {"relu", "gelu"}
-    norm : {"post", "pre"}
-        Whether sums are normalized (Vaswani 2017), or what enters a block (Xiong 2020, arXiv 2002.04745).
-    score : str
-        How queries and keys compare within a head, one of :data:`regard.models.attending.SCORES`.
-    normalizer : {"softmax", "sparsemax", "entmax15", "entmax", "sigmoid"}
-    positions : {"sinusoidal", "learned", "rotary"}
-        What tells positions: waves or learned rows that are added to the embeddings, or turned queries and keys.
-    longest : int
-        How many positions "learned" ones and the score "location" know.
-    tied : {"none", "target", "all"}
-        Whether the target embedding also scores the vocabulary (Press & Wolf 2017, arXiv 1608.05859); and whether it
-        is the source embedding, too, which takes one vocabulary for both.
-    """
+    function: ClassVar[str] = "TransformerConfig"
+    width: int = size(512, "width E of the rows")
+    heads: int = size(8, "number of heads, which divides the width")
+    #: Shazeer 2019, Ainslie 2023.
+    kv_heads: int | None = size(None, "heads of keys and values, which divide the others; as many by default")
+    encoder_layers: int = size(6, "layers of the encoder", DEEPEST)
+    decoder_layers: int = size(6, "layers of the decoder", DEEPEST)
+    feedforward: int = size(2048, "width of the hidden layer between attentions")
+    dropout: float = share(0.1, "share zeroed of embeddings and of what each block adds (Vaswani 2017)")
+    attention_dropout: float = share(0.0, "share zeroed of attention weights")
+    activation_dropout: float = share(0.0, "share zeroed of the features between a block's two layers")
+    activation: str = option("relu", "of the hidden layer", known=ACTIVATIONS)
+    #: Sums (Vaswani 2017), or what enters a block (Xiong 2020, arXiv 2002.04745).
+    norm: str = option("post", "what is normalized", known=NORMS)
+    score: str = option("scaled_dot", "how queries and keys compare within a head", known=SCORES)
+    normalizer: str = option("softmax", "of the scores", known=NORMALIZERS)
+    #: Waves or learned rows that are added to the embeddings, or turned queries and keys.
+    positions: str = option("sinusoidal", "what tells positions", known=POSITIONS)
+    longest: int = size(1024, "positions that learned ones and the score 'location' know")
+    #: Press & Wolf 2017, arXiv 1608.05859; with "all" it is the source embedding, too, of one vocabulary for both.
+    tied: str = option("target", "whether the target embedding also scores the vocabulary", known=TIES)
 
-    width: int = 512
-    heads: int = 8
-    kv_heads: int | None = None
-    encoder_layers: int = 6
-    decoder_layers: int = 6
-    feedforward: int = 2048
-    dropout: float = 0.1
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
-    activation: str = "relu"
-    norm: str = "post"
-    score: str = "scaled_dot"
-    normalizer: str = "softmax"
-    positions: str = "sinusoidal"
-    longest: int = 1024
-    tied: str = "target"
-
-    def __post_init__(self) -> None:
-        self.whole("sources", "targets", "width", "heads", "feedforward", "longest")
-        self.layers("encoder_layers", "decoder_layers")
-        self.share("dropout", "attention_dropout", "activation_dropout")
-        for name, known in {"activation": ACTIVATIONS, "norm": NORMS, "score": SCORES}.items():
-            self.one_of(name, known)
-        for name, known in {"normalizer": NORMALIZERS, "positions": POSITIONS}.items():
-            self.one_of(name, known)
+    def check(self) -> None:
+        """Raise where fields contradict each other."""
+        self.check_tied(self.tied)
         if self.width % self.heads:
             raise self.refused("heads", f"divide width {self.width}", self.heads)
-        if self.kv_heads is not None:
-            self.whole("kv_heads")
-            if self.heads % self.kv_heads:
-                raise self.refused("kv_heads", f"divide heads {self.heads}", self.kv_heads)
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise self.refused("kv_heads", f"divide heads {self.heads}", self.kv_heads)
         if self.positions == "rotary" and self.width // self.heads % 2:
             got = f"{self.width} over {self.heads}"
             raise self.refused("width", "be an even number for each head where positions is 'rotary'", got)
-        self.ties(self.tied)
 
     @classmethod
     def presets(cls) -> Mapping[str, Mapping[str, Any]]:

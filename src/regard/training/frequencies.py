@@ -1,4 +1,4 @@
-"""How often each symbol is written: where training begins, and the loss of a model that knows nothing else."""
+"""Frequencies of target symbols: the output bias that training begins with, and the loss of guessing by them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step of training, and what a validation finds, for Lightning."""
+"""One step of training, and validation, as a module of Lightning."""
 
 from __future__ import annotations
 

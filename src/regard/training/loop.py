@@ -1,4 +1,4 @@
-"""A training run: until when, what interrupts it, and what is said where it cannot go on."""
+"""The training loop: fit a model until its budget is used up, nothing improves, or somebody interrupts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""As many threads for torch as a run asks for, or a sentence where the machine cannot start them."""
+"""Set the number of torch's threads, or say that the machine cannot start so many."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _FIRST = 5
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """What became of one of them.
+    """The quality, size, speed and memory of one of the runs that are compared.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""How far what a model writes is from what is right: BLEU and chrF by sacreBLEU, and error rates by edit distance."""
+"""Metrics: BLEU and chrF by sacreBLEU, and error rates by edit distance."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def edit_distance(ours: Sequence[object], theirs: Sequence[object]) -> int:
 
 @dataclass(frozen=True)
 class ErrorRates:
-    """What share of the symbols, and of the whole sequences, is wrong.
+    """The shares of symbols, and of whole sequences, that are wrong.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a run is asked for: data, vocabularies, model and training, from and to a table of TOML."""
+"""The options of a run: data, vocabularies, model and training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task is: how its texts become symbols, and how what a model writes is scored."""
+"""The registry of tasks: how the texts of each become symbols, and by which metrics it is scored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training that begins with a model: its parameters, its vocabularies, and the options that these settle."""
+"""Warm start: begin training with the parameters and the vocabularies of a model, and the options that these settle."""
 
 from __future__ import annotations
 

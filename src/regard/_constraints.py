@@ -1,7 +1,7 @@
 """What an argument must be: small constraints, each with its sentence, declared where the argument is used.
 
-They are for arguments what ``_parameter_constraints`` are in scikit-learn. A constraint is called with the function (or
-the layer) whose argument it is, the argument's name and the value; it returns the value, or raises the one error.
+They are for arguments what ``_parameter_constraints`` are in scikit-learn. A constraint is called with the name of the
+function (or with the layer) whose argument it is, the argument's name and the value.
 """
 
 from __future__ import annotations
@@ -28,19 +28,12 @@ class Constraint(ABC):
     expected: str
 
     def __call__(self, owner: object, argument: str, value: Any) -> Any:
-        """Return the value; raise TypeError where it is of another kind, ValueError where it is another value.
-
-        Parameters
-        ----------
-        owner : str or object
-            The name of the function whose argument it is, or the object whose method that is.
-        argument : str
-        value : object
-        """
+        """Return the value; raise TypeError where it is of another kind, ValueError where it is another value."""
         is_kind = self.is_kind(value)
         if is_kind and self.allows(value):
             return self.settled(value)
-        raise self.error(name_of(owner), argument, value, ValueError if is_kind else TypeError)
+        function = owner if isinstance(owner, str) else type(owner).__name__
+        raise self.error(function, argument, value, ValueError if is_kind else TypeError)
 
     def error(self, function: str, argument: str, value: Any, kind: type[Exception]) -> Exception:
         """Return the error for a value that is wrong."""
@@ -85,15 +78,9 @@ class Integer(Constraint):
 
 
 class Interval(Constraint):
-    """A finite number between two bounds.
+    """A finite number between two bounds, which belong to it as the brackets ``closed`` say: ``"[]"``, ``"(]"``, ...
 
-    Parameters
-    ----------
-    low, high : float
-    closed : str
-        Which of the bounds belong to it: ``"[]"``, ``"[)"``, ``"(]"`` or ``"()"``.
-    noun, note : str
-        What the number is called, and what else may be said.
+    ``noun`` is what the number is called, ``note`` what else may be said.
     """
 
     def __init__(self, low: float, high: float, closed: str, noun: str = "number", note: str = "") -> None:
@@ -139,14 +126,7 @@ class Options(Constraint):
 
 
 class TensorOf(Constraint):
-    """A tensor of floats, or of integers, in one of some shapes.
-
-    Parameters
-    ----------
-    shapes : tuple of str and int
-        The name of a size that is free, or the size that a dimension must have.
-    integer : bool
-    """
+    """A tensor of floats, or of integers, in one of some shapes: of sizes, and of names of sizes that are free."""
 
     def __init__(self, *shapes: tuple[str | int, ...], integer: bool = False) -> None:
         self.shapes, self.integer = shapes, integer
@@ -171,21 +151,14 @@ class TensorOf(Constraint):
                         described(value), kind)  # fmt: skip
 
 
-def name_of(owner: object) -> str:
-    """Return what errors call a function or a layer."""
-    return owner if isinstance(owner, str) else type(owner).__name__
-
-
 def floats(owner: object, argument: str, value: Any, *sizes: str | int) -> Tensor:
     """Return a float tensor of one shape, as :class:`TensorOf` takes it, or raise."""
-    found: Tensor = TensorOf(sizes)(owner, argument, value)
-    return found
+    return TensorOf(sizes)(owner, argument, value)
 
 
 def lengths(owner: object, argument: str, value: Any, batch: int) -> Tensor:
     """Return an integer tensor (B,) of one length for each sequence, or raise."""
-    found: Tensor = TensorOf((batch,), integer=True)(owner, argument, value)
-    return found
+    return TensorOf((batch,), integer=True)(owner, argument, value)
 
 
 flag = Flag()

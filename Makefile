@@ -7,7 +7,7 @@ BENCH_READY := $(VENV)/.ready-bench
 NOTEBOOK_READY := $(VENV)/.ready-notebook
 DEMO_SECONDS ?= 170
 
-.PHONY: demo demo-training test lint costs bench regression pretrained translation joeynmt kills short-runs alignment fuzz demo-time docs gallery notebook campaign clean
+.PHONY: demo demo-training test test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment fuzz demo-time docs gallery notebook campaign clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -25,6 +25,10 @@ demo-training: $(READY)
 # Two processes of one thread each; scikit-learn's check of other array libraries runs only where SciPy was told of them.
 test: $(READY)
 	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n 2
+
+# A few cases of each test, for a change under way.
+test-quick: $(READY)
+	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n 2 --quick
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -9,6 +9,9 @@ import pytest
 
 from regard import _plan
 
+#: Doctests are not sought here: two files of this name cannot both be modules.
+collect_ignore = ["conftest.py"]
+
 #: Cases of one test that the quick tier runs, the first and the last of them among these.
 FEW = 2
 

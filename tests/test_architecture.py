@@ -139,10 +139,10 @@ def test_parts_know_nothing_of_each_other() -> None:
 
 #: Private names that cross packages still, by the module that uses them: the list may only become shorter.
 CROSSING = {
-    "regard.engines.fused.store": {"TYPES"},
+    "regard.engines.fused.kernel_cache": {"TYPES"},
     "regard.models.recurrent": {"cleared"},
     "regard.models.transformer": {"_feed_forward", "_step", "cleared"},
-    "regard.nn.positions": {"as_int", "int_tensor"},
+    "regard.nn.positional_encodings": {"as_int", "int_tensor"},
     "regard.nn.relative_positions": {"_Bias", "as_int", "lookup"},
 }
 

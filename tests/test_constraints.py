@@ -44,7 +44,9 @@ WRONG: list[tuple[Constraint, Any, type[Exception], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("constraint", "value", "settled"), RIGHT, ids=str)
+@pytest.mark.parametrize(
+    ("constraint", "value", "settled"), RIGHT, ids=[f"{type(row[0]).__name__}-{row[1]!r}" for row in RIGHT]
+)
 def test_what_is_right_comes_back(constraint: Constraint, value: Any, settled: Any) -> None:
     found = constraint("f", "x", value)
     assert found == settled

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +18,8 @@ from regard import masks
 from regard.normalizers import Entmax
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.scores.base import TABLE as SCORES
+
+pytestmark = pytest.mark.slow
 
 Calls = Mapping[str, Callable[..., Tensor]]
 

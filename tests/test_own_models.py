@@ -20,6 +20,8 @@ import regard
 from regard import engines, masks
 from regard.nn import MultiheadAttention, TransformerEncoderLayer
 
+pytestmark = pytest.mark.slow
+
 DYNAMIC = torch.export.Dim.DYNAMIC
 WINDOW = 4
 

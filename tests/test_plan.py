@@ -197,6 +197,24 @@ def test_a_registered_engine_is_taken_into_account() -> None:
         del regard.engines.TABLE["twin"]
 
 
+def test_a_name_stands_for_what_is_registered_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = regard.attention(Q, K, V, score="gaussian")
+    monkeypatch.setitem(scores.base.TABLE, "gaussian", scores.Laplacian)
+    assert torch.equal(regard.attention(Q, K, V, score="gaussian"), regard.attention(Q, K, V, score="laplacian"))
+    assert not torch.equal(regard.attention(Q, K, V, score="gaussian"), first)
+
+
+@EVERY
+def test_a_plan_made_in_inference_mode_serves_other_calls(name: str) -> None:
+    query = Q.clone().requires_grad_()
+    with torch.inference_mode():
+        first = call(name, query=query)
+    with torch.no_grad():
+        assert torch.equal(call(name, query=query), first)
+    call(name, query=query).sum().backward()
+    assert query.grad is not None and bool(query.grad.isfinite().all())
+
+
 def test_other_tile_sizes_are_planned_anew() -> None:
     regard.attention(Q, K, V, is_causal=True, engine="streaming")
     with tiny_tiles():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,9 @@ from regard.engines.base import Runner
 from regard.masks import Dense
 from regard.masks.base import Extent, Mask
 from regard.normalizers import Normalizer, Softmax
+from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.scores import ScaledDot, Score
+from regard.scores.base import TABLE as SCORES
 
 #: The engine that is torch's own attention.
 TORCHS = "sdpa"
@@ -32,6 +34,7 @@ KEPT = 256
 #: The types of which an argument that is a number, or nothing, may be for its value to be the key of a plan.
 _NUMBERS = frozenset((int, float, type(None)))
 _TENSORS = frozenset((Tensor, Parameter))
+_NO_NAMES: dict[Any, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,8 @@ def _without_tensors(part: Any) -> Any:
 # The plans that are kept
 
 
+# Free of locks, which a fork could leave held: each step on the dictionary is atomic by itself.
 _plans: dict[Hashable, Plan] = {}
-_lock = threading.Lock()
 
 
 def structure(
@@ -157,10 +160,10 @@ def structure(
             return None
     if type(is_causal) is not bool or type(enable_gqa) is not bool:
         return None
-    parts = []
-    for part in (attn_mask, score, normalizer):
-        if type(part) in PLAIN:
-            parts.append(part)
+    parts: list[Any] = []
+    for part, table in ((attn_mask, _NO_NAMES), (score, SCORES), (normalizer, NORMALIZERS)):
+        if type(part) in PLAIN:  # a name stands for what is registered under it now
+            parts.append(table.get(part, part))
             continue
         if type(part) in _TENSORS:
             found: Any = _tensor_structure(part)
@@ -192,16 +195,15 @@ def keep(key: Hashable | None, plan: Plan, problem: Problem) -> None:
     """Keep a plan for later calls of the structure, unless it was chosen by the contents of a mask."""
     if key is None or (plan.mask is None and problem.mask is not None and cost_model.looks_at_mask(problem)):
         return
-    with _lock:
-        while len(_plans) >= KEPT:
-            del _plans[next(iter(_plans))]
-        _plans[key] = plan
+    _plans[key] = plan
+    while len(_plans) > KEPT:
+        with suppress(RuntimeError, StopIteration):  # another thread was there first
+            _plans.pop(next(iter(_plans)), None)
 
 
 def forget() -> None:
     """Drop all plans: what they were made by has changed."""
-    with _lock:
-        _plans.clear()
+    _plans.clear()
 
 
 engines.on_change(forget)

@@ -3,9 +3,12 @@
 import gzip
 import json
 
+import pytest
 from benchmarks import alignment
 
 from regard.alignment.aligners import lexical
+
+pytestmark = pytest.mark.slow
 
 WORDS = {"I": "je", "see": "vois", "the": "le", "dog": "chien", "cat": "chat", "and": "et", "a": "un", "man": "homme"}
 

@@ -10,6 +10,8 @@ import pytest
 from benchmarks import bandwidths, readme
 from benchmarks.bandwidths import Margin, Search
 
+pytestmark = pytest.mark.slow
+
 
 def test_brute_force_leaves_each_point_out() -> None:
     X, y = np.array([[0.0], [1.0], [3.0]]), np.array([0.0, 1.0, 5.0])

@@ -17,6 +17,8 @@ from benchmarks.measure import Limits, Timing, interleaved, loops_for, ratio
 from benchmarks.registry import CASES, Case, Contender, Goal, MissingError, Point, register
 from benchmarks.work import Work
 
+pytestmark = pytest.mark.slow
+
 LIMITS = Limits(1e9, 1e9)
 MIB = 2**20
 

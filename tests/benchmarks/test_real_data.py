@@ -13,6 +13,8 @@ import pytest
 from benchmarks import readme, real_data, real_report
 from benchmarks.real_data import Data
 
+pytestmark = pytest.mark.slow
+
 
 class Constant:
     """Predicts one value, after a while."""

@@ -9,6 +9,8 @@ import pytest
 from benchmarks import translation
 from benchmarks.translation import TOKENIZED, Trial, markdown, measure
 
+pytestmark = pytest.mark.slow
+
 SMALL = (
     "--data {0}/train.tsv --valid {0}/test.tsv --steps 2 --vocabulary-size 40 --set model.width=16 --set model.heads=2 "
     "--set model.feedforward=16 --set model.encoder_layers=1 --set model.decoder_layers=1"

@@ -11,6 +11,8 @@ from regard.decoding.sequence_model import SequenceModel
 from regard.translation.comparison import compare
 from regard.translation.options import ExperimentOptions
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     "--preset", "small", "--steps", "12", "--set", "vocabularies.kind=characters", "--set", "training.batch_tokens=400",
     "--set", "training.validate_every=6", "--set", "data.held_out=10", "--set", "model.dropout=0.0",

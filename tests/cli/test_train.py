@@ -27,6 +27,8 @@ from regard.models import folders as files
 from regard.training.learner import Learner
 from regard.translation.metrics import bleu
 
+pytestmark = pytest.mark.slow
+
 WORDS = {"one": "un", "two": "deux", "red": "rouge", "blue": "bleu", "cat": "chat", "dog": "chien", "sees": "voit"}
 
 

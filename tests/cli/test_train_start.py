@@ -17,6 +17,8 @@ from regard.text.subwords import SubwordVocabulary
 from regard.text.vocabulary import SymbolVocabulary
 from regard.translation.warm_start import copy_parameters
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["a red dog", "a blue cat", "the dog sees the cat", "the cat sees a red dog", "a cat and a dog"]
 FEW = ["--steps", "4", "--set", "training.precision=float32", "--set", "training.save_every=2"]
 

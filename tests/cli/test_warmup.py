@@ -13,6 +13,8 @@ import torch
 from regard.engines.fused.compiler import KERNELS
 from regard.engines.fused.warmup import Target, compile_ahead
 
+pytestmark = pytest.mark.slow
+
 #: The smallest kernel.
 SMALL = "additive.prepare"
 #: The command, in a process that was started in the background too.

@@ -16,6 +16,8 @@ from regard.testing.campaign import Plan, main, run
 from regard.testing.guarded_memory import guarded, guarded_kernels
 from regard.testing.workers import Failure, answers
 
+pytestmark = pytest.mark.slow
+
 QUICK = Plan(3, ("budget", "determinism"), ("streaming",))
 
 

@@ -26,6 +26,8 @@ pytest.importorskip("numba")
 HELPERS = """
 import numba
 
+pytestmark = pytest.mark.slow
+
 @numba.njit(error_model="numpy")
 def scaled(x, factor, n):
     return x * factor / n

@@ -22,6 +22,8 @@ import regard
 from regard import AuxRequest, masks, scores
 from regard.engines.fused import pool
 
+pytestmark = pytest.mark.slow
+
 CALLS: dict[str, dict[str, Any]] = {
     "additive": {"score": scores.Additive(normal(8))},
     "causal": {"score": scores.Additive(normal(8)), "is_causal": True},

@@ -12,6 +12,8 @@ import torch
 from examples import __main__ as gallery
 from examples import kernel_regression, kernels, worked_examples
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 mpl.use("agg")
 

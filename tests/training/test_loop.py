@@ -24,6 +24,8 @@ from regard.training.learner import TrainingError, is_bfloat16
 from regard.training.loop import train
 from regard.training.options import TrainingOptions
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def heard():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -109,22 +110,27 @@ class Sdpa(Engine):
         fixed = problem.mask is None or not problem.mask.tensors()
         steps = _Steps.of(problem) if fixed else None
         wants_grad, few = problem.wants_grad, problem.extent.L <= FEW
+        attend = _run_as_given if _is_as_given(problem) else _run
 
         def run(problem: Problem) -> Outcome:
             own = _Steps.of(problem) if steps is None else steps
             if not own.hides:
-                return _run(problem, own)
-            # torch's kernel can lose visible keys, without a NaN to show for it, where a masked key's score is NaN.
-            careful = dense.needs_care(problem) if wants_grad else not few and not dense.is_finite(problem.key)
+                return attend(problem, own)
+            if wants_grad:
+                careful = dense.needs_care(problem)
+            else:
+                # torch's kernel can lose visible keys, without a NaN to show for it, where a masked key's score is NaN.
+                # A key that some query sees shows there.
+                careful = not few and not own.shows_every_key and not dense.is_finite(problem.key)
             if not careful:
                 at_once = few and not wants_grad and not problem.dropout_p
-                outcome = dense.attend_few(problem) if at_once else _run(problem, own)
+                outcome = dense.attend_few(problem) if at_once else attend(problem, own)
                 # A masked value that leaked shows as NaN (0·NaN): looking there costs less than reading the values.
                 if wants_grad or dense.is_finite(outcome.output) or not bool(outcome.output.isnan().any()):
                     return outcome
-            return (
-                dense.attend_by_rows(problem) if nonfinite.is_visible(problem) else _run(nonfinite.zeroed(problem), own)
-            )
+            if nonfinite.is_visible(problem):
+                return dense.attend_by_rows(problem)
+            return _run(nonfinite.zeroed(problem), own)
 
         return run
 
@@ -137,6 +143,8 @@ class _Steps:
     ----------
     hides : bool
         Whether a mask is still to be taken into account.
+    shows_every_key : bool
+        Whether each key is known to be seen by a query of every sequence and head.
     causal : bool
         Whether it is the kernel's own causal mask.
     keys : slice, or None
@@ -149,6 +157,7 @@ class _Steps:
     """
 
     hides: bool = False
+    shows_every_key: bool = False
     causal: bool = False
     keys: slice | None = None
     added: Tensor | None = None
@@ -165,7 +174,7 @@ class _Steps:
             return _MATRIX
         if _is_causal(problem):
             keys = slice(extent.L) if extent.L < extent.S else None  # later keys are seen by no query
-            return cls(hides=True, causal=True, keys=keys)
+            return cls(hides=True, shows_every_key=True, causal=True, keys=keys)
         fixed = not mask.tensors()
         keys = _shared_keys(problem) if fixed and not mask.has_bias else None
         if keys is not None:
@@ -173,8 +182,14 @@ class _Steps:
         if FEW < extent.L <= MATRIX // extent.S:
             added = _matrix_of(problem, mask)
             if added.shape[:2].numel() * extent.L * extent.S <= (MATRIX if fixed else MATRICES):
-                empty = (added == -torch.inf).all(-1)
-                return cls(hides=True, added=added.contiguous(), empty=empty if bool(empty.any()) else None)
+                hidden = added == -torch.inf
+                empty, unseen = hidden.all(-1), hidden.all(-2).any()
+                return cls(
+                    hides=True,
+                    shows_every_key=not bool(unseen),
+                    added=added.contiguous(),
+                    empty=empty if bool(empty.any()) else None,
+                )
         return cls(hides=True, blocks=query_blocks.query_blocks(mask, extent))
 
 
@@ -198,6 +213,36 @@ def _matrix_of(problem: Problem, mask: Mask) -> Tensor:
 
 def _is_causal(problem: Problem) -> bool:
     return problem.mask is not None and problem.mask.is_plain_causal(problem.extent)
+
+
+def _is_as_given(problem: Problem) -> bool:
+    """Whether torch's kernel takes query, key and value as they are, and answers as is wanted."""
+    query, key, value = problem.query, problem.key, problem.value
+    return (
+        type(problem.score).project is Score.project
+        and type(problem.score).as_dot is DotLike.as_dot
+        and query.shape[-1] == key.shape[-1] == value.shape[-1] > 0
+        and query.shape[1] == key.shape[1]
+        and query.dtype == problem.compute_dtype
+        and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
+        and problem.scale > 0
+        and not problem.dropout_p
+        and query.device.type == "cpu"
+    )
+
+
+def _run_as_given(problem: Problem, steps: _Steps) -> Outcome:
+    """Run with nothing to do before the kernel or after it, where a mask needs nothing either."""
+    if steps.keys is not None or steps.blocks is not None:
+        return _run(problem, steps)
+    query, mask = problem.query, problem.mask
+    added = _matrix(mask, query.dtype) if isinstance(mask, masks.Dense) else steps.added
+    output, lse = flash_attention(
+        query, problem.key, problem.value, 0.0, steps.causal, attn_mask=added, scale=problem.scale
+    )
+    if steps is _MATRIX:
+        return Outcome(output)
+    return Outcome(output, lse if steps.empty is None else lse.masked_fill(steps.empty, -torch.inf))
 
 
 def _run(problem: Problem, steps: _Steps) -> Outcome:
@@ -262,8 +307,16 @@ def _dispatch(
 
 def _matrix(mask: masks.Dense, dtype: torch.dtype) -> Tensor:
     """Return what a dense mask adds to the scores, with four dimensions."""
-    values = mask.values[(None,) * (4 - mask.values.dim())]
-    return values.to(dtype) if mask.has_bias else values.new_zeros((), dtype=dtype).where(values, -torch.inf)
+    values = mask.values
+    values = values if values.dim() == 4 else values[(None,) * (4 - values.dim())]
+    if values.dtype != torch.bool:
+        return values.to(dtype)
+    return torch.where(values, _constant(0.0, dtype, values.device), _constant(-torch.inf, dtype, values.device))
+
+
+@lru_cache(64)
+def _constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(number, dtype=dtype, device=device)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -185,11 +185,6 @@ class NotMask(Mask):
         return torch.zeros((), dtype=torch.bool, device=kv_idx.device) if seen is None else ~seen
 
     @property
-    def is_structural(self) -> bool:
-        """Whether the mask is."""
-        return self.mask.is_structural
-
-    @property
     def bounds_are_exact(self) -> bool:
         """Whether the mask's are."""
         return self.mask.bounds_are_exact
@@ -228,11 +223,6 @@ class Everything(Mask):
     def hides(self) -> bool:
         """Never."""
         return False
-
-    @property
-    def is_structural(self) -> bool:
-        """Always."""
-        return True
 
     @property
     def bounds_are_exact(self) -> bool:

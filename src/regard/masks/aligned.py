@@ -79,11 +79,6 @@ class Aligned(Mask):
             return q_idx + self.offset.reshape(-1, 1, 1, 1)
         return q_idx + self._shift if self._shift else q_idx
 
-    @property
-    def is_structural(self) -> bool:
-        """Whether the offset is not a tensor."""
-        return not isinstance(self.offset, Tensor)
-
     def sizes(self) -> Sizes:
         """Return B of an offset per sequence."""
         B = self.offset.shape[0] if isinstance(self.offset, Tensor) and self.offset.dim() else None

@@ -118,7 +118,7 @@ class Mask(Part, ABC):
     @property
     def is_structural(self) -> bool:
         """Whether :meth:`tiles` reads no tensor's data, so that it works on meta tensors and under torch.compile."""
-        return False
+        return not self.hides or not self.tensors()
 
     @property
     def bounds_are_exact(self) -> bool:

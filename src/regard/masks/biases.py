@@ -129,10 +129,6 @@ class _Bias(Aligned):
         return False
 
     @property
-    def is_structural(self) -> bool:
-        return True  # every tile is full, whatever the tensors hold
-
-    @property
     def bounds_are_exact(self) -> bool:
         return True
 

@@ -147,11 +147,6 @@ class FirstKeys(Mask):
         return self
 
     @property
-    def is_structural(self) -> bool:
-        """Whether n is an int."""
-        return not isinstance(self.n, Tensor)
-
-    @property
     def bounds_are_exact(self) -> bool:
         """Always."""
         return True

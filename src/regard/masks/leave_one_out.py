@@ -79,11 +79,6 @@ class LeaveOneOut(Mask):
         return self
 
     @property
-    def is_structural(self) -> bool:
-        """Whether each query's own key has its number."""
-        return self.own is None
-
-    @property
     def bounds_are_exact(self) -> bool:
         """Always."""
         return True

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+from array import array
 from collections.abc import Mapping
-from copy import copy
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ _DTYPES = {
 
 
 _ZEROS = dict.fromkeys(FIELDS, 0)
-_Numbers = ctypes.c_int64 * len(FIELDS)
 
 
 class KernelCall:
@@ -57,17 +56,18 @@ class KernelCall:
         self.real = ctypes.c_double() if dtype == torch.float64 else ctypes.c_float()
         self.shapes = SHAPES[name.partition(".")[2]]
         self.counts = {
-            array: math.prod([sizes[size] for size in shape])
-            for array, shape in self.shapes.items()
+            name: math.prod([sizes[size] for size in shape])
+            for name, shape in self.shapes.items()
             if sizes.keys() >= set(shape)
         }
-        self.arrays = {array: tensor for array, tensor in arrays.items() if tensor is not None}
+        self.arrays = {name: tensor for name, tensor in arrays.items() if tensor is not None}
         known = {size: n for size, n in sizes.items() if size in FIELDS}
         self.numbers = {**_ZEROS, **known, **numbers, **self.addresses(self.arrays)}
 
     def given(self, arrays: Mapping[str, Tensor | None], real: float) -> KernelCall:
         """Return the call with further arrays, and its one real argument."""
-        call = copy(self)
+        call = object.__new__(KernelCall)
+        call.__dict__.update(self.__dict__)
         call.real = type(self.real)(real)
         given = {name: tensor for name, tensor in arrays.items() if tensor is not None}
         call.numbers = {**self.numbers, **self.addresses(given)}
@@ -82,8 +82,8 @@ class KernelCall:
 
     def execute(self, numbers: Mapping[str, int]) -> None:
         """Run the kernel with these arguments and no other."""
-        array = _Numbers(*numbers.values())
-        self.function(ctypes.addressof(array), ctypes.addressof(self.real))
+        integers = array("q", numbers.values())
+        self.function(integers.buffer_info()[0], ctypes.addressof(self.real))
 
     def addresses(self, arrays: Mapping[str, Tensor], sizes: Mapping[str, int] | None = None) -> dict[str, int]:
         """Return where the arrays are; raise RuntimeError if one is not what the kernel takes it for."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from regard._torch import flash_attention, in_forward_mode
 from regard._tracing import is_exported_to_onnx, is_traced
 from regard.engines import dense, nonfinite, query_blocks
 from regard.engines.base import Cost, Engine, Outcome, Runner
+from regard.engines.kernel_mask import FEW, GIVEN, KernelMask, indices, is_causal, matrix, wide_dtype
 from regard.engines.tiles import Span, spans
 from regard.masks.base import Mask
 from regard.normalizers import Softmax
@@ -25,14 +25,8 @@ from regard.scores.dot_like import DotLike
 
 #: Queries whose mask is a matrix at one time where calls are traced.
 TRACED_STRIP = 512
-#: Queries so few that their scores are made at once: keys are read once, and what is masked is cut out of them.
-FEW = 4
 #: Pairs of one head that a single streaming tile would hold.
 SMALL = 256 * 256
-#: Pairs of a mask that is a matrix for the kernel; one without tensors is kept for later calls.
-MATRIX = 128 * 128
-#: Numbers of a mask with tensors that is made a matrix in each call, over all sequences and heads.
-MATRICES = 64 * MATRIX
 
 
 class Sdpa(Engine):
@@ -60,7 +54,7 @@ class Sdpa(Engine):
             return refusal
         if in_forward_mode():
             return "torch's kernels have no forward-mode derivative (engines 'streaming' and 'reference' have)"
-        if mask is None or _is_causal(problem):
+        if mask is None or is_causal(problem):
             return None
         if torch.is_grad_enabled() and any(t.requires_grad for t in mask.tensors()):
             return "torch's kernels give no gradient to a bias"
@@ -108,12 +102,12 @@ class Sdpa(Engine):
         if is_traced(problem.query):
             return _traced
         fixed = problem.mask is None or not problem.mask.tensors()
-        steps = _Steps.of(problem) if fixed else None
+        kernel_mask = KernelMask.of(problem) if fixed else None
         wants_grad, few = problem.wants_grad, problem.extent.L <= FEW
         attend = _run_as_given if _is_as_given(problem) else _run
 
         def run(problem: Problem) -> Outcome:
-            own = _Steps.of(problem) if steps is None else steps
+            own = KernelMask.of(problem) if kernel_mask is None else kernel_mask
             if not own.hides:
                 return attend(problem, own)
             if wants_grad:
@@ -135,86 +129,6 @@ class Sdpa(Engine):
         return run
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """What a mask means to torch's kernel.
-
-    Attributes
-    ----------
-    hides : bool
-        Whether a mask is still to be taken into account.
-    shows_every_key : bool
-        Whether each key is known to be seen by a query of every sequence and head.
-    causal : bool
-        Whether it is the kernel's own causal mask.
-    keys : slice, or None
-        The keys that are read; None is all.
-    added : Tensor (1 or B, 1 or H, L, S), or None
-        What is added to the scores.
-    empty : Tensor (1 or B, 1 or H, L), or None
-        Where a row of ``added`` sees nothing; None where none does.
-    blocks : list of QueryBlock, or None
-    """
-
-    hides: bool = False
-    shows_every_key: bool = False
-    causal: bool = False
-    keys: slice | None = None
-    added: Tensor | None = None
-    empty: Tensor | None = None
-    blocks: list[query_blocks.QueryBlock] | None = None
-
-    @classmethod
-    def of(cls, problem: Problem) -> _Steps:
-        """Return the steps for a problem's mask."""
-        mask, extent = problem.mask, problem.extent
-        if mask is None:
-            return cls()
-        if isinstance(mask, masks.Dense):
-            return _MATRIX
-        if _is_causal(problem):
-            keys = slice(extent.L) if extent.L < extent.S else None  # later keys are seen by no query
-            return cls(hides=True, shows_every_key=True, causal=True, keys=keys)
-        fixed = not mask.tensors()
-        keys = _shared_keys(problem) if fixed and not mask.has_bias else None
-        if keys is not None:
-            return cls(keys=keys)
-        if FEW < extent.L <= MATRIX // extent.S:
-            added = _matrix_of(problem, mask)
-            if added.shape[:2].numel() * extent.L * extent.S <= (MATRIX if fixed else MATRICES):
-                hidden = added == -torch.inf
-                empty, unseen = hidden.all(-1), hidden.all(-2).any()
-                return cls(
-                    hides=True,
-                    shows_every_key=not bool(unseen),
-                    added=added.contiguous(),
-                    empty=empty if bool(empty.any()) else None,
-                )
-        return cls(hides=True, blocks=query_blocks.query_blocks(mask, extent))
-
-
-_MATRIX = _Steps(hides=True)
-
-
-def _shared_keys(problem: Problem) -> slice | None:
-    """Return the keys that every query sees, where these are all that any query sees, and more than one."""
-    if problem.intervals is None:
-        return None
-    (first, last), (least, most) = ((int(edge.min()), int(edge.max())) for edge in problem.intervals)
-    return slice(first, most) if first == last and least == most and most - first > 1 else None
-
-
-def _matrix_of(problem: Problem, mask: Mask) -> Tensor:
-    """Return what a mask adds to the scores, −inf where it hides, as the kernel reads it."""
-    extent = problem.extent
-    index = _indices(problem, Span(0, extent.L), Span(0, extent.S))
-    return mask.matrix(*index, _wide(problem.query.dtype)).detach()
-
-
-def _is_causal(problem: Problem) -> bool:
-    return problem.mask is not None and problem.mask.is_plain_causal(problem.extent)
-
-
 def _is_as_given(problem: Problem) -> bool:
     """Whether torch's kernel takes query, key and value as they are, and answers as is wanted."""
     query, key, value = problem.query, problem.key, problem.value
@@ -231,21 +145,21 @@ def _is_as_given(problem: Problem) -> bool:
     )
 
 
-def _run_as_given(problem: Problem, steps: _Steps) -> Outcome:
+def _run_as_given(problem: Problem, kernel_mask: KernelMask) -> Outcome:
     """Run with nothing to do before the kernel or after it, where a mask needs nothing either."""
-    if steps.keys is not None or steps.blocks is not None:
-        return _run(problem, steps)
+    if kernel_mask.keys is not None or kernel_mask.blocks is not None:
+        return _run(problem, kernel_mask)
     query, mask = problem.query, problem.mask
-    added = _matrix(mask, query.dtype) if isinstance(mask, masks.Dense) else steps.added
+    added = matrix(mask, query.dtype) if isinstance(mask, masks.Dense) else kernel_mask.added
     output, lse = flash_attention(
-        query, problem.key, problem.value, 0.0, steps.causal, attn_mask=added, scale=problem.scale
+        query, problem.key, problem.value, 0.0, kernel_mask.causal, attn_mask=added, scale=problem.scale
     )
-    if steps is _MATRIX:
+    if kernel_mask is GIVEN:
         return Outcome(output)
-    return Outcome(output, lse if steps.empty is None else lse.masked_fill(steps.empty, -torch.inf))
+    return Outcome(output, lse if kernel_mask.empty is None else lse.masked_fill(kernel_mask.empty, -torch.inf))
 
 
-def _run(problem: Problem, steps: _Steps) -> Outcome:
+def _run(problem: Problem, kernel_mask: KernelMask) -> Outcome:
     """Run on finite inputs (or without a mask, where nothing can leak)."""
     dtype = problem.query.dtype
     form = _form(problem)
@@ -255,7 +169,7 @@ def _run(problem: Problem, steps: _Steps) -> Outcome:
     width = max(query.shape[-1], V)
     if not query.shape[-1] == key.shape[-1] == V:
         query, key, value = (pad(t, (0, width - t.shape[-1])) for t in (query, key, value))
-    output, lse = _dispatch(problem, steps, query, key, value)
+    output, lse = _dispatch(problem, kernel_mask, query, key, value)
     if lse is not None and form.offset is not None:
         lse = lse + problem.scale * form.offset
     if dtype not in (torch.float32, torch.float64) or form.query.dtype != dtype:
@@ -275,53 +189,34 @@ def _form(problem: Problem) -> DotForm:
 
 
 def _dispatch(
-    problem: Problem, steps: _Steps, query: Tensor, key: Tensor, value: Tensor
+    problem: Problem, kernel_mask: KernelMask, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     mask = problem.mask
     query, scale = _scaled(query, problem.scale)
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     H, G = query.shape[1], key.shape[1]
-    if steps.keys is not None:
-        key, value = key[:, :, steps.keys], value[:, :, steps.keys]
-    if not steps.hides:
+    if kernel_mask.keys is not None:
+        key, value = key[:, :, kernel_mask.keys], value[:, :, kernel_mask.keys]
+    if not kernel_mask.hides:
         return _folded(query, key, value, scale, None, problem.dropout_p)
     if isinstance(mask, masks.Dense):
         same = not mask.has_bias or mask.values.dtype == query.dtype
-        added = _matrix(mask, query.dtype if same else _wide(query.dtype))
+        added = matrix(mask, query.dtype if same else wide_dtype(query.dtype))
         if G != H and added.shape[1] == added.shape[2] == 1:
             return _folded(query, key, value, scale, added, problem.dropout_p)[0], None
         key, value = _expanded(H, key, value)
         return _kernel(query, key, value, scale, added, False, problem.dropout_p)[0], None
     key, value = _expanded(H, key, value)
-    if steps.blocks is None:
+    if kernel_mask.blocks is None:
         # Features may be wider than the inputs.
-        wide = None if steps.added is None else steps.added.to(_wide(query.dtype))
-        output, lse = _kernel(query, key, value, scale, wide, steps.causal, problem.dropout_p)
-        if lse is not None and steps.empty is not None:
-            lse = lse.masked_fill(steps.empty, -torch.inf)
+        made = None if kernel_mask.added is None else kernel_mask.added.to(wide_dtype(query.dtype))
+        output, lse = _kernel(query, key, value, scale, made, kernel_mask.causal, problem.dropout_p)
+        if lse is not None and kernel_mask.empty is not None:
+            lse = lse.masked_fill(kernel_mask.empty, -torch.inf)
         return output, lse
     assert mask is not None
-    plan = query_blocks.BlockedRun(mask, problem.extent, steps.blocks, scale)
+    plan = query_blocks.BlockedRun(mask, problem.extent, kernel_mask.blocks, scale)
     return query_blocks.BlockedAttention.apply(plan, query, key, value, *mask.tensors())
-
-
-def _matrix(mask: masks.Dense, dtype: torch.dtype) -> Tensor:
-    """Return what a dense mask adds to the scores, with four dimensions."""
-    values = mask.values
-    values = values if values.dim() == 4 else values[(None,) * (4 - values.dim())]
-    if values.dtype != torch.bool:
-        return values.to(dtype)
-    return torch.where(values, _constant(0.0, dtype, values.device), _constant(-torch.inf, dtype, values.device))
-
-
-@lru_cache(64)
-def _constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(number, dtype=dtype, device=device)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which torch's kernels add to scores of these features: float32 for narrower ones."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _scaled(query: Tensor, scale: float) -> tuple[Tensor, float]:
@@ -355,7 +250,7 @@ def _kernel(
 def _traced(problem: Problem) -> Outcome:
     """Run where values cannot be looked at: torch's function, the mask as a matrix for a strip of queries at a time."""
     mask, extent = problem.mask, problem.extent
-    if mask is None or _is_causal(problem):
+    if mask is None or is_causal(problem):
         if mask is not None:
             problem = replace(problem, key=problem.key[:, :, : extent.L], value=problem.value[:, :, : extent.L])
         return Outcome(_plain(problem, None, mask is not None))
@@ -391,7 +286,7 @@ def _any_row(problem: Problem, mask: Mask, rows: list[Span]) -> Tensor:
     extent, seen = problem.extent, None
     B, G, S = extent.B, problem.key.shape[1], extent.S
     for span in rows:
-        visible = mask.visible(*_indices(problem, span, Span(0, S)))
+        visible = mask.visible(*indices(problem, span, Span(0, S)))
         if visible is None:
             return torch.ones((), dtype=torch.bool, device=problem.query.device)
         some = visible.expand(torch.broadcast_shapes((B, extent.H, 1, S), visible.shape)).any(-2)
@@ -402,7 +297,7 @@ def _any_row(problem: Problem, mask: Mask, rows: list[Span]) -> Tensor:
 
 def _added(problem: Problem, mask: Mask, rows: Span, cols: Span) -> Tensor | None:
     """Return the mask, or what it adds, as a matrix of these rows and columns."""
-    index = _indices(problem, rows, cols)
+    index = indices(problem, rows, cols)
     visible, bias = mask.visible(*index), mask.bias(*index)
     added = None if bias is None else bias.to(problem.compute_dtype)
     if visible is not None:
@@ -410,20 +305,12 @@ def _added(problem: Problem, mask: Mask, rows: Span, cols: Span) -> Tensor | Non
     return added.unsqueeze(0) if added is not None and added.dim() < 2 else added
 
 
-def _indices(problem: Problem, rows: Span, cols: Span) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    device, extent = problem.query.device, problem.extent
-    b = torch.arange(extent.B, device=device).view(-1, 1, 1, 1)
-    h = torch.arange(extent.H, device=device).view(-1, 1, 1)
-    q_idx = torch.arange(rows.start, rows.stop, device=device).unsqueeze(1)
-    return b, h, q_idx, torch.arange(cols.start, cols.stop, device=device)
-
-
 def _plain(problem: Problem, added: Tensor | None, causal: bool) -> Tensor:
     dtype = problem.query.dtype
     form = _form(problem)
     key, value = _expanded(form.query.shape[1], form.key, problem.value.to(form.query.dtype))
     if added is not None and added.is_floating_point():
-        added = added.to(_wide(form.query.dtype) if added.device.type == "cpu" else form.query.dtype)
+        added = added.to(wide_dtype(form.query.dtype) if added.device.type == "cpu" else form.query.dtype)
     query, scale = _scaled(form.query, problem.scale)
     output = torch_attention(query, key, value, added, problem.dropout_p, causal, scale=scale)
     return output.to(dtype)

@@ -1,0 +1,132 @@
+"""A mask as torch's fused CPU kernel takes it: nothing, its own causal mask, a matrix, or blocks of queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from regard import masks
+from regard._problem import Problem
+from regard.engines import query_blocks
+from regard.engines.tiles import Span
+from regard.masks.base import Mask
+
+#: Queries so few that their scores are made at once: keys are read once, and what is masked is cut out of them.
+FEW = 4
+#: Pairs of a mask that is a matrix for the kernel; one without tensors is kept for later calls.
+MATRIX = 128 * 128
+#: Numbers of a mask with tensors that is made a matrix in each call, over all sequences and heads.
+MATRICES = 64 * MATRIX
+
+
+@dataclass(frozen=True)
+class KernelMask:
+    """What a mask means to torch's kernel.
+
+    Attributes
+    ----------
+    hides : bool
+        Whether a mask is still to be taken into account.
+    shows_every_key : bool
+        Whether each key is known to be seen by a query of every sequence and head.
+    causal : bool
+        Whether it is the kernel's own causal mask.
+    keys : slice, or None
+        The keys that are read; None is all.
+    added : Tensor (1 or B, 1 or H, L, S), or None
+        What is added to the scores.
+    empty : Tensor (1 or B, 1 or H, L), or None
+        Where a row of ``added`` sees nothing; None where none does.
+    blocks : list of QueryBlock, or None
+    """
+
+    hides: bool = False
+    shows_every_key: bool = False
+    causal: bool = False
+    keys: slice | None = None
+    added: Tensor | None = None
+    empty: Tensor | None = None
+    blocks: list[query_blocks.QueryBlock] | None = None
+
+    @classmethod
+    def of(cls, problem: Problem) -> KernelMask:
+        """Return what a problem's mask means."""
+        mask, extent = problem.mask, problem.extent
+        if mask is None:
+            return cls()
+        if isinstance(mask, masks.Dense):
+            return GIVEN
+        if is_causal(problem):
+            keys = slice(extent.L) if extent.L < extent.S else None  # later keys are seen by no query
+            return cls(hides=True, shows_every_key=True, causal=True, keys=keys)
+        fixed = not mask.tensors()
+        keys = _shared_keys(problem) if fixed and not mask.has_bias else None
+        if keys is not None:
+            return cls(keys=keys)
+        if FEW < extent.L <= MATRIX // extent.S:
+            added = _matrix_of(problem, mask)
+            if added.shape[:2].numel() * extent.L * extent.S <= (MATRIX if fixed else MATRICES):
+                hidden = added == -torch.inf
+                empty, unseen = hidden.all(-1), hidden.all(-2).any()
+                return cls(
+                    hides=True,
+                    shows_every_key=not bool(unseen),
+                    added=added.contiguous(),
+                    empty=empty if bool(empty.any()) else None,
+                )
+        return cls(hides=True, blocks=query_blocks.query_blocks(mask, extent))
+
+
+#: A matrix that the caller wrote out.
+GIVEN = KernelMask(hides=True)
+
+
+def _shared_keys(problem: Problem) -> slice | None:
+    """Return the keys that every query sees, where these are all that any query sees, and more than one."""
+    if problem.intervals is None:
+        return None
+    (first, last), (least, most) = ((int(edge.min()), int(edge.max())) for edge in problem.intervals)
+    return slice(first, most) if first == last and least == most and most - first > 1 else None
+
+
+def _matrix_of(problem: Problem, mask: Mask) -> Tensor:
+    """Return what a mask adds to the scores, −inf where it hides, as the kernel reads it."""
+    extent = problem.extent
+    index = indices(problem, Span(0, extent.L), Span(0, extent.S))
+    return mask.matrix(*index, wide_dtype(problem.query.dtype)).detach()
+
+
+def is_causal(problem: Problem) -> bool:
+    """Whether a mask is the kernel's own causal one."""
+    return problem.mask is not None and problem.mask.is_plain_causal(problem.extent)
+
+
+def matrix(mask: masks.Dense, dtype: torch.dtype) -> Tensor:
+    """Return what a dense mask adds to the scores, with four dimensions."""
+    values = mask.values
+    values = values if values.dim() == 4 else values[(None,) * (4 - values.dim())]
+    if values.dtype != torch.bool:
+        return values.to(dtype)
+    return torch.where(values, _constant(0.0, dtype, values.device), _constant(-torch.inf, dtype, values.device))
+
+
+@lru_cache(64)
+def _constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(number, dtype=dtype, device=device)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which torch's kernels add to scores of these features: float32 for narrower ones."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def indices(problem: Problem, rows: Span, cols: Span) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return b (B, 1, 1, 1), h (H, 1, 1), q_idx (l, 1) and kv_idx (s,), as masks take them."""
+    device, extent = problem.query.device, problem.extent
+    b = torch.arange(extent.B, device=device).view(-1, 1, 1, 1)
+    h = torch.arange(extent.H, device=device).view(-1, 1, 1)
+    q_idx = torch.arange(rows.start, rows.stop, device=device).unsqueeze(1)
+    return b, h, q_idx, torch.arange(cols.start, cols.stop, device=device)

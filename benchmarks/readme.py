@@ -47,6 +47,7 @@ from benchmarks.machine import ROOT
 from benchmarks.real_report import contents as of_real_data
 from benchmarks.report import seconds
 from benchmarks.translation import summary
+from regard import engines, masks, normalizers, scores
 
 RESULTS = ROOT / "benchmarks" / "results"
 #: What `python -m benchmarks.bandwidths` writes.
@@ -125,6 +126,37 @@ def machine(found: dict[str, Any]) -> str:
     return f"{facts['CPU']}, {facts['cores']} cores; {facts['date']}."
 
 
+#: What stands behind the names of a part in the README, and before those of engines.
+FURTHER = {
+    "score": "your own `Score`; a FlexAttention `score_mod`",
+    "mask": "composed with `&`, `\\|`, `~`; a `mask_mod`, a `BlockMask`, a tensor",
+    "engine": "`auto` chooses by a cost model fitted on measurements",
+}
+
+
+def choices() -> str:
+    """Return the table of the four parts, with what each can be."""
+    names = {
+        "score": ", ".join(_called(name, part) for name, part in scores.base.TABLE.items()),
+        "mask": ", ".join(
+            f"`{name}`" for name in masks.__all__ if name.islower() and name not in ("as_mask", "everything")
+        ),
+        "normalizer": ", ".join(_called(name, part) for name, part in normalizers.base.TABLE.items()),
+        "engine": ", ".join(f"`{name}`" for name in engines.TABLE),
+    }
+    rows = [f"| {part} | {'; '.join(filter(None, (each, FURTHER.get(part))))} |" for part, each in names.items()]
+    return "\n".join(["| part | choices |", "| --- | --- |", *rows])
+
+
+def _called(name: str, part: type) -> str:
+    """Return a part's name, or its class where it needs arguments."""
+    try:
+        part()
+    except TypeError:
+        return f"`{part.__name__}`"
+    return f"`{name}`"
+
+
 def speeds(found: dict[str, Any], cases: str = "") -> str:
     """Return the table of all goals, of cases whose names begin so."""
     lines = [machine(found), "", "| what | asked | measured |", "| --- | --- | ---: |"]
@@ -184,6 +216,7 @@ def contents(found: dict[str, Any], printed: Path) -> dict[str, Callable[[], str
     """Return what can be filled in, by the name of its mark."""
     made: dict[str, Callable[[], str]] = {
         "bench": lambda: speeds(found),
+        "choices": choices,
         "headline": lambda: headline(found),
         "growth": lambda: growth(found),
         "machine": lambda: machine(found),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import regard
 from benchmarks.cases.contenders import by_regard, by_torch, seeded
-from benchmarks.registry import Call, Case, Contender, Goal, Point, register
+from benchmarks.registry import Call, Case, Contender, Goal, MissingError, Point, register
 from benchmarks.work import Formula, Work
 from regard import masks, scores
 from regard.engines.fused.kernel_call import KernelCall
@@ -75,7 +75,9 @@ def options(work: Work) -> dict[str, Any]:
 
 
 def _torchs(work: Work) -> dict[str, Any]:
-    """Return what is nearest to it in torch."""
+    """Return what is the same in torch."""
+    if work.kernel in FORMULAS:
+        raise MissingError(f"torch has no {work.kernel} score")
     if work.kernel in (BAND, "bool matrix"):
         return {"attn_mask": work.dense()}
     return {"is_causal": True} if work.kernel in CAUSAL else {"enable_gqa": True}
@@ -83,6 +85,8 @@ def _torchs(work: Work) -> dict[str, Any]:
 
 def _kernels(work: Work) -> Call:
     """Return a call's compiled kernels, run again with the arguments of that call."""
+    if work.kernel not in FORMULAS:
+        raise MissingError("it is torch's kernel that runs")
     ran: list[tuple[KernelCall, dict[str, int]]] = []
     execute = KernelCall.execute
 

@@ -23,10 +23,10 @@ from regard.engines.fused.kernel_cache import Code, Entry
 
 pytest.importorskip("numba")
 
+pytestmark = pytest.mark.slow
+
 HELPERS = """
 import numba
-
-pytestmark = pytest.mark.slow
 
 @numba.njit(error_model="numpy")
 def scaled(x, factor, n):
@@ -438,7 +438,11 @@ def test_a_fork_during_a_load_waits(kernels: Kernels) -> None:
     thread.start()
     child = os.fork()
     if child == 0:
-        os._exit(0 if dot(again(kernels)) == DOT else 1)
+        code = 1
+        try:
+            code = 0 if dot(again(kernels)) == DOT else 1
+        finally:  # never on into what the parent runs
+            os._exit(code)
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert dot(kernels) == DOT

@@ -1,4 +1,4 @@
-"""What a call can tell beside its output: the request and the answer."""
+"""Request and return fields beside the output of a call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regard._errors import described, rejected
 
 @dataclass(frozen=True)
 class AuxRequest:
-    """What :func:`regard.attention` should return beside the output. Asking never changes the output by one bit.
+    """The fields that :func:`regard.attention` returns with the output. Asking never changes the output by one bit.
 
     Attributes
     ----------

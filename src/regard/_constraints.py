@@ -22,7 +22,7 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Constraint(ABC):
-    """What a value must be."""
+    """A condition on a value, and its sentence."""
 
     #: What stands behind "must".
     expected: str

@@ -1,4 +1,4 @@
-"""What scores, masks and normalizers share: the tensors inside them can be listed and replaced."""
+"""The base of scores, masks and normalizers: the tensors inside them can be listed and replaced."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ engines.on_change(forget)
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call would do; it prints.
+    """The engine that a call would run on, and the reasons; it prints.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What the command ``regard`` needs before torch is imported; a library that is imported does nothing of it."""
+"""Prepare the process for the command ``regard`` before torch is imported; an import of the library does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is used of torch that torch does not promise to keep, each with its reason.
+"""Gather the private names of torch that are used, each with its reason.
 
 Nowhere else in the package is a private name of torch's used; tests/test_torch_internals.py notices when one changes.
 """

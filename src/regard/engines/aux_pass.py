@@ -1,4 +1,4 @@
-"""What a call can tell beside its output, in a second pass that never materializes L×S unless asked to."""
+"""Compute aux fields in a second pass that never materializes L×S unless asked to."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from regard._problem import Problem
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """What a run yields: the output (B, H, L, V), and what else it has at hand anyway.
+    """The output (B, H, L, V) of a run, and what else it has at hand anyway.
 
     Attributes
     ----------

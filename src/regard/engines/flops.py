@@ -1,4 +1,4 @@
-"""What torch's FLOP counter counts of kernels that are one operator to it: ours, and torch's own on the CPU."""
+"""Register kernels that are one operator, ours and torch's own on the CPU, with torch's FLOP counter."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MATRICES = 64 * MATRIX
 
 @dataclass(frozen=True)
 class KernelMask:
-    """What a mask means to torch's kernel.
+    """A mask in the form that torch's kernel takes.
 
     Attributes
     ----------

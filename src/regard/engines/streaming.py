@@ -183,7 +183,7 @@ def _swept(tiles: Tiles, row: int, dropout: Dropout) -> tuple[Tensor, Statistic]
 
 @dataclass(frozen=True)
 class _Spec:
-    """What the custom function needs beside tensors; ``tiles`` is rebuilt around the saved ones."""
+    """The arguments of the custom function that are no tensors; ``tiles`` is rebuilt around the saved ones."""
 
     tiles: Tiles
     dropout_p: float

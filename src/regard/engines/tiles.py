@@ -162,7 +162,7 @@ class Tiles:
 
     @property
     def states(self) -> list[list[int]] | None:
-        """What each tile is to the mask."""
+        """The state of each tile."""
         return self.grid.states
 
     def visible_cols(self, row: int) -> Iterator[tuple[int, Span]]:

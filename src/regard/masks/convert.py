@@ -1,4 +1,4 @@
-"""What may stand where a mask is wanted: a Mask, a mask_mod, a BlockMask, a tensor, torch's CausalBias."""
+"""Convert what may stand where a mask is wanted: a Mask, a mask_mod, a BlockMask, a tensor, torch's CausalBias."""
 
 from __future__ import annotations
 

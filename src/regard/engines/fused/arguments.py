@@ -13,7 +13,7 @@ from regard.masks.base import Extent
 
 @dataclass(frozen=True)
 class Arguments:
-    """What one unit of work adds to the arguments of its kernel: arrays, numbers, and sizes of these arrays."""
+    """The arguments that belong to one item of work: arrays, numbers, and sizes of these arrays."""
 
     arrays: dict[str, Tensor]
     numbers: dict[str, int]

@@ -10,19 +10,19 @@ from torch import Tensor
 
 from regard.engines.fused import run
 from regard.engines.fused.families import Rows, is_direct, rows_of
-from regard.engines.fused.run import Found, Passes, Wants
+from regard.engines.fused.run import ForwardRequest, ForwardResult, Passes
 from regard.engines.fused.visible_keys import VisibleKeys
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What of a call is not differentiated.
+    """The arguments of a call that are not differentiated.
 
     Attributes
     ----------
     family, kind, scale, inverse : as :func:`rows_of` takes them
     visible : VisibleKeys
-    wants : Wants
+    wants : ForwardRequest
     passes : dict
         What was prepared for earlier calls with the same visible.
     """
@@ -31,7 +31,7 @@ class Setting:
     kind: int
     scale: float
     visible: VisibleKeys
-    wants: Wants
+    wants: ForwardRequest
     inverse: tuple[Tensor, Tensor] | None = None
     passes: Passes = field(default_factory=dict)
 
@@ -48,7 +48,7 @@ class Setting:
 class Fused(torch.autograd.Function):
     """Fused attention of query (B, H, L, C), key (B, G, S, C) and value (B, G, S, V), float32 or float64.
 
-    It returns the output, and the statistics of :class:`Found`, which are not differentiable.
+    It returns the output, and the statistics of :class:`ForwardResult`, which are not differentiable.
     """
 
     @staticmethod
@@ -71,17 +71,19 @@ class Fused(torch.autograd.Function):
         if visible.mask is not None:
             visible = replace(visible, mask=visible.mask.with_tensors(tensors))
         rows: Rows = ctx.rows
-        pulled = run.backward(rows, value, visible, Found(output, peak, total), grad, tensors, wanted, setting.passes)
+        pulled = run.backward(
+            rows, value, visible, ForwardResult(output, peak, total), grad, tensors, wanted, setting.passes
+        )
         d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], setting.scale)
         masks = [g if want else None for g, want in zip(pulled.added, wanted)]
         return None, d_query, d_key, pulled.value, d_weight, *masks
 
 
-def _optional(found: Found) -> tuple[Tensor | None, ...]:
+def _optional(found: ForwardResult) -> tuple[Tensor | None, ...]:
     return found.top, found.entropy, found.received, found.best, found.best_key
 
 
-def attend(setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Found:
+def attend(setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> ForwardResult:
     """Run the kernels; the output is differentiable."""
     given = [query, key, value, weight]
     if setting.visible.mask is not None:
@@ -94,4 +96,4 @@ def attend(setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: 
     asked = (wants.top, wants.entropy, wants.received, bool(wants.k), bool(wants.k))
     remaining = iter(rest)
     top, entropy, received, best, best_key = (next(remaining) if wanted else None for wanted in asked)
-    return Found(output, peak, total, top, entropy, received, best, best_key, setting.is_direct)
+    return ForwardResult(output, peak, total, top, entropy, received, best, best_key, setting.is_direct)

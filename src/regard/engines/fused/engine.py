@@ -20,7 +20,7 @@ from regard.engines.fused.differentiable import Setting
 from regard.engines.fused.families import KINDS, family_of, inverse_of, is_direct
 from regard.engines.fused.kernels.fields import COMPACT
 from regard.engines.fused.operators import Traced, fused_forward
-from regard.engines.fused.run import Found, Wants
+from regard.engines.fused.run import ForwardRequest, ForwardResult
 from regard.engines.fused.visible_keys import VisibleKeys
 from regard.engines.tiles import spans
 from regard.masks.intervals import reached
@@ -83,7 +83,7 @@ class Fused(Engine):
             return dense.attend_nothing
         if is_traced(problem.query) or (request is None and is_watched()):
             return _traced
-        fixed = _Fixed.of(problem, request)
+        fixed = _Prepared.of(problem, request)
         masked, differentiated = problem.mask is not None, problem.wants_grad
 
         def attend(problem: Problem) -> Outcome:
@@ -110,8 +110,8 @@ def _is_direct(problem: Problem) -> bool:
 
 
 @dataclass(frozen=True)
-class _Fixed:
-    """What of a problem no later call of its structure changes; None where the score or the mask holds tensors.
+class _Prepared:
+    """The part of a problem that later calls of its structure share; None where the score or the mask holds tensors.
 
     Attributes
     ----------
@@ -122,14 +122,14 @@ class _Fixed:
 
     setting: Setting | None
     weight: Tensor | None
-    wants: Wants
+    wants: ForwardRequest
 
     @classmethod
-    def of(cls, problem: Problem, request: AuxRequest | None) -> _Fixed:
-        wants, score, mask = Wants(), problem.score, problem.mask
+    def of(cls, problem: Problem, request: AuxRequest | None) -> _Prepared:
+        wants, score, mask = ForwardRequest(), problem.score, problem.mask
         if request is not None:
             k = min(request.topk, problem.extent.S)
-            wants = Wants(request.max and not _is_direct(problem), request.entropy, request.received, k)
+            wants = ForwardRequest(request.max and not _is_direct(problem), request.entropy, request.received, k)
         family, kind = family_of(score), KINDS.get(type(score), 0)
         assert family is not None
         weight = inverse = None
@@ -176,7 +176,7 @@ def _weight(score: Score, query: Tensor) -> Tensor:
     return query.new_empty(H, 0)
 
 
-def _attend(problem: Problem, fixed: _Fixed, told: bool) -> Outcome:
+def _attend(problem: Problem, fixed: _Prepared, told: bool) -> Outcome:
     rows, setting = _Projected.of(problem, fixed.weight), fixed.setting
     if setting is None:
         family = family_of(problem.score)
@@ -190,7 +190,7 @@ def _attend(problem: Problem, fixed: _Fixed, told: bool) -> Outcome:
     return _outcome(problem, found) if told else Outcome(found.output.to(problem.query.dtype))
 
 
-def _attend_in_order(setting: Setting, rows: _Projected) -> Found:
+def _attend_in_order(setting: Setting, rows: _Projected) -> ForwardResult:
     """Run on points whose neighbours stand together: of compact kernels, most tiles are then out of reach."""
     width = rows.weight[0].detach()
     q_order, k_order = morton.morton_order(rows.query / width, rows.key / width)
@@ -252,7 +252,7 @@ def _lse(peak: Tensor, total: Tensor) -> Tensor:
     return torch.where(empty, -torch.inf, peak + torch.where(empty, 1.0, total).log())
 
 
-def _outcome(problem: Problem, found: Found) -> Outcome:
+def _outcome(problem: Problem, found: ForwardResult) -> Outcome:
     """Return what was found in terms of log-weights."""
     empty = found.total == 0
     log_total = torch.where(empty, 1.0, found.total).log()

@@ -1,4 +1,4 @@
-"""What the kernels compare: for each family of scores, the arrays made once for every row."""
+"""Prepare, for each family of scores, the arrays that the kernels compare."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _powers(rows: Tensor, width: int, as_they_come: bool) -> tuple[Tensor, Tenso
 
 @dataclass(frozen=True)
 class Gradients:
-    """What the backward kernels sum up: for rows (B, H, L, C), keys as the kernels lay them out, and weights."""
+    """Sums of the backward kernels: for rows (B, H, L, C), keys as the kernels lay them out, and weights."""
 
     query: Tensor
     key: Tensor

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.engines.fused import run
 from regard.engines.fused.families import rows_of
-from regard.engines.fused.run import Found, Wants
+from regard.engines.fused.run import ForwardRequest, ForwardResult
 from regard.engines.fused.visible_keys import VisibleKeys
 from regard.masks.base import Extent
 
@@ -39,10 +39,10 @@ def _forward(
     kind: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return output (B, H, L, V), and peak and total (B, H, L) of :class:`Found`."""
+    """Return output (B, H, L, V), and peak and total (B, H, L) of :class:`ForwardResult`."""
     visible = _sight(query, key, start, stop, added)
     rows = rows_of(family, query, key, weight, scale, kind, visible.plain)
-    found = run.forward(rows, value.contiguous(), visible, Wants(), {})
+    found = run.forward(rows, value.contiguous(), visible, ForwardRequest(), {})
     return found.output, found.peak, found.total
 
 
@@ -71,7 +71,7 @@ def _backward(
     """Return the gradients to query, key, value, weight and added (empty where it is not wanted)."""
     visible = _sight(query, key, start, stop, added)
     rows = rows_of(family, query, key, weight, scale, kind, visible.plain)
-    found = Found(output.contiguous(), peak.contiguous(), total.contiguous())
+    found = ForwardResult(output.contiguous(), peak.contiguous(), total.contiguous())
     pulled = run.backward(rows, value.contiguous(), visible, found, grad, [], [wants_added], {})
     d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], scale)
     d_added = pulled.added[0] if wants_added else value.new_empty(0)

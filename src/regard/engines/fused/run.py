@@ -30,8 +30,8 @@ FEW_VALUES = 12
 
 
 @dataclass(frozen=True)
-class Wants:
-    """What a forward pass should tell beside the output.
+class ForwardRequest:
+    """The statistics that a forward pass should return with the output.
 
     Attributes
     ----------
@@ -48,8 +48,8 @@ class Wants:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a forward pass yields; what was not asked for is None.
+class ForwardResult:
+    """The results of a forward pass; None for what was not asked for.
 
     Weights are ``exp(score − peak) / total``, or ``kernel weight / total`` for rows that are direct.
 
@@ -158,12 +158,12 @@ class Pass:
 Passes = dict[tuple[Any, ...], Pass]
 
 
-def forward(rows: Rows, value: Tensor, visible: VisibleKeys, wants: Wants, kept: Passes) -> Found:
+def forward(rows: Rows, value: Tensor, visible: VisibleKeys, wants: ForwardRequest, kept: Passes) -> ForwardResult:
     """Run the forward kernel over all of a problem; value (B, G, S, V) contiguous, in the rows' dtype."""
     extent = visible.extent
     B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
     new = value.new_empty
-    found = Found(
+    found = ForwardResult(
         new(B, H, L, V),
         new(B, H, L),
         new(B, H, L),
@@ -204,8 +204,8 @@ def _run_unit(call: KernelCall, share: Partition, scratch: int, common: dict[str
 
 
 @dataclass(frozen=True)
-class Pulled:
-    """What a backward pass yields.
+class BackwardResult:
+    """The results of a backward pass.
 
     Attributes
     ----------
@@ -225,12 +225,12 @@ def backward(
     rows: Rows,
     value: Tensor,
     visible: VisibleKeys,
-    found: Found,
+    found: ForwardResult,
     grad: Tensor,
     mask_tensors: list[Tensor],
     wanted: list[bool],
     kept: Passes,
-) -> Pulled:
+) -> BackwardResult:
     """Run the backward kernel; ``mask_tensors`` are those of the mask, of which ``wanted`` get gradients."""
     extent = visible.extent
     B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
@@ -276,12 +276,12 @@ def backward(
     if d_added is not None:
         masks = [d_added]
     d_key, d_weight = totals["d_key"].view(B, G, *key_shape), totals["d_weight"].view(B, H, 2 * C)
-    return Pulled(Gradients(d_query, d_key, d_weight), totals["d_value"].view(B, G, S, V), masks)
+    return BackwardResult(Gradients(d_query, d_key, d_weight), totals["d_value"].view(B, G, S, V), masks)
 
 
 @dataclass
 class _Sums:
-    """What a share of the backward pass adds up: by the kernel's argument, and by the number of a mask's tensor.
+    """The sums of one partition of the backward pass: by the kernel's argument, and by the number of a mask's tensor.
 
     ``totals`` are the parts of all gradients that it adds to, ``parts`` where it does so; these are sums of its own
     where another share adds to the same.

@@ -1,4 +1,4 @@
-"""What a mask means to the kernels: an interval of keys for each row, or for each block of rows the tiles it sees."""
+"""Turn a mask into what the kernels read: an interval of keys for each row, or the tiles that each block sees."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WorkItem:
 
 @dataclass(frozen=True)
 class VisibleKeys:
-    """What the queries of a problem see.
+    """The keys that the queries of a problem see.
 
     Attributes
     ----------

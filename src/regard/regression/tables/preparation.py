@@ -1,4 +1,4 @@
-"""What a table has to learn a target from: which columns, which rows, and what is left out and why."""
+"""Choose the columns and rows of a table to learn a target from, and say what is left out and why."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MANY, _FILLED = 100, 0.5
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is learned from.
+    """The columns and rows that are learned from.
 
     Attributes
     ----------

@@ -120,7 +120,9 @@ class Sdpa(Engine):
                 at_once = few and not wants_grad and not problem.dropout_p
                 outcome = dense.attend_few(problem) if at_once else attend(problem, own)
                 # A masked value that leaked shows as NaN (0·NaN): looking there costs less than reading the values.
-                if wants_grad or dense.is_finite(outcome.output) or not bool(outcome.output.isnan().any()):
+                # The last row of a causal mask sees all of them.
+                read = outcome.output[:, :, -1] if own.causal else outcome.output
+                if wants_grad or dense.is_finite(read) or not bool(outcome.output.isnan().any()):
                     return outcome
             if nonfinite.is_visible(problem):
                 return dense.attend_by_rows(problem)

@@ -24,7 +24,7 @@ from regard.scores.dot_like import DotLike
 #: The additive score: beyond features of this size, four denominators overflow.
 LARGE = {torch.float32: 5.4, torch.float64: 44.0}
 #: Numbers that one task prepares at least.
-PREPARED = 1 << 14
+PREPARED = 1 << 17
 #: The number by which the kernels know a score of a distance; that of the Gaussian for all other scores.
 KINDS: dict[type[Score], int] = {kernels()[name]: kind for kind, name in enumerate(RADIAL)}
 
@@ -126,7 +126,11 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
         _powers(query, width, True),
         _powers(key, width, False),
     )
-    pool.run([*tasks_q, *tasks_k])
+    if len(tasks_q) == len(tasks_k) == 1:  # done before another thread has begun
+        tasks_q[0]()
+        tasks_k[0]()
+    else:
+        pool.run([*tasks_q, *tasks_k])
     extra = (0, width - query.shape[-1])
     # Divided by a power of two, which rounds nothing: the kernels take weights up to 1.
     largest = float(torch.linalg.vector_norm(weight.detach(), math.inf)) if weight.numel() else 1.0

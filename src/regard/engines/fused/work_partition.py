@@ -16,6 +16,8 @@ from regard.engines.fused.visible_keys import VisibleKeys, WorkItem
 SHARES, FEW_SHARES = 8, 2
 #: Pairs times features and values that a share should have: less is done before another thread has taken it.
 SHARE = 1 << 21
+#: The same of a whole forward pass, and of a backward pass, up to which one thread is done before several have begun.
+ALONE, ALONE_BACKWARD = 10 << 20, 4 << 20
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,9 @@ def partitions(visible: VisibleKeys, groups: int, width: int, backward: bool = F
     """
     extent, threads = visible.extent, torch.get_num_threads()
     few = backward and extent.B * groups < threads * SHARES
-    most = extent.B * extent.H * extent.L * extent.S * width // SHARE
-    count = min(threads * (FEW_SHARES if few else SHARES), max(threads, most)) if threads > 1 else 1
+    work = extent.B * extent.H * extent.L * extent.S * width
+    alone = threads == 1 or work < (ALONE_BACKWARD if backward else ALONE)
+    count = 1 if alone else min(threads * (FEW_SHARES if few else SHARES), max(threads, work // SHARE))
     H, blocks = extent.H, -(-extent.L // BLOCK)
 
     def share(units: list[WorkItem], heads: range) -> Partition:

@@ -223,7 +223,8 @@ def contents(found: dict[str, Any], printed: Path) -> dict[str, Callable[[], str
         "catalogue": lambda: regard.catalogue().markdown(("name", "formula", "source"), level=4),
         "demo": lambda: demo(printed),
     }
-    for name, (case, target) in _goals(found).items():
+    # Small calls have a report of their own where they were measured since.
+    for name, (case, target) in (_goals(found) | _goals(newest("small") or found)).items():
         goal = target["goal"]
         other = _against(case, target)
         made[name] = lambda case=case, target=target: value(case, target)

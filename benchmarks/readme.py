@@ -200,8 +200,9 @@ def _asked(case: dict[str, Any], goal: dict[str, Any]) -> str:
 
 
 def growth(found: dict[str, Any]) -> str:
-    """Return the pictures of how costs grow."""
-    pictures = [(case["title"], case["picture"]) for case in found["cases"].values() if case["picture"]]
+    """Return the pictures of how costs grow, of cases with more than two sizes."""
+    drawn = [case for case in found["cases"].values() if len({point["size"] for point in case["points"]}) > 2]
+    pictures = [(case["title"], case["picture"]) for case in drawn if case["picture"]]
     return "\n\n".join(f"![{title}](benchmarks/results/{name})" for title, name in pictures)
 
 

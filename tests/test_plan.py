@@ -197,6 +197,19 @@ def test_a_registered_engine_is_taken_into_account() -> None:
         del regard.engines.TABLE["twin"]
 
 
+def test_an_engine_defines_run_or_prepare() -> None:
+    class Nothing(regard.engines.Engine):
+        name = "nothing"
+
+        def refusal(self, problem: Any) -> None:
+            return None
+
+        grows = cost = refusal  # type: ignore[assignment]
+
+    with pytest.raises(NotImplementedError, match=r"^Nothing must define run or prepare$"):
+        regard.attention(Q, K, V, is_causal=True, engine=Nothing())
+
+
 def test_a_name_stands_for_what_is_registered_now(monkeypatch: pytest.MonkeyPatch) -> None:
     first = regard.attention(Q, K, V, score="gaussian")
     monkeypatch.setitem(scores.base.TABLE, "gaussian", scores.Laplacian)

@@ -98,6 +98,8 @@ class Engine(ABC):
         :meth:`run`. What is returned keeps no tensor of the problem. With a request it tells what it has at hand, and
         its output is the same to the bit.
         """
+        if type(self).run is Engine.run:
+            raise NotImplementedError(f"{type(self).__name__} must define run or prepare")
         return self.run
 
     def fields(self, problem: Problem) -> frozenset[str]:  # noqa: ARG002

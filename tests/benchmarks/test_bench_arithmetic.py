@@ -328,14 +328,16 @@ def test_an_axis_has_units(value: float, text: str) -> None:
     assert plot.measure(value, plot.SECOND) == text
 
 
-def reported() -> dict:
-    case = case_of(goals=(Goal("fast", "speed", 2, 6), Goal("small", "memory", 9e9, 6)), regard=right, gone=absent)
+def reported(*sizes: int) -> dict:
+    points = tuple(Point(size) for size in (6, *sizes))
+    goals = (Goal("fast", "speed", 2, 6), Goal("small", "memory", 9e9, 6))
+    case = case_of(points, goals, regard=right, gone=absent)
     facts = {"CPU": "made up", "cores": "2", "date": "today"}
     return json.loads(json.dumps(report.raw([run(case)], facts, {"made-up": "made-up.png"})))
 
 
 def test_the_readme_is_filled_within_lines_and_over_lines() -> None:
-    found = reported()
+    found = reported(12, 24)
     made = readme.contents(found, Path("none"))
     text = "a <!-- fast -->0<!-- /fast --> b <!-- other -->\n<!-- growth -->\n<!-- /growth -->\nend"
     once = readme.filled(text, made)
@@ -347,6 +349,11 @@ def test_the_readme_is_filled_within_lines_and_over_lines() -> None:
     assert "s" in made["fast:time"]() and "fast:against" in made
     with pytest.raises(ValueError, match="unknown"):
         readme.filled("<!-- unknown --><!-- /unknown -->", made)
+
+
+def test_growth_is_drawn_where_there_are_sizes_to_grow_over() -> None:
+    assert readme.growth(reported()) == "" == readme.growth(reported(12))
+    assert readme.growth(reported(12, 24)) == "![A case](benchmarks/results/made-up.png)"
 
 
 def test_the_headline_tells_both_times_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from regard.nn.decomposable import DecomposableAttention
 from regard.nn.dnc import DifferentiableNeuralComputer, DNCReadHead, DNCState, DNCWriteHead
 from regard.nn.encoder_decoder import Transformer
 from regard.nn.fast_weights import FastWeights, fast_weights
+from regard.nn.feed_forward import FeedForward
 from regard.nn.intra import IntraAttention, IntraState
 from regard.nn.kernel import KernelAttention
 from regard.nn.kv_cache import KVCache
@@ -23,8 +24,9 @@ from regard.nn.multihead import MultiheadAttention
 from regard.nn.non_local import NonLocalBlock, SelfAttention2d
 from regard.nn.ntm import NeuralTuringMachine, NTMReadHead, NTMState, NTMWriteHead
 from regard.nn.positional import FactorizedPositionalAttention, PositionalAttention
-from regard.nn.positional_encodings import LearnedPositions, Rotary, SinusoidalPositions
+from regard.nn.positional_encodings import LearnedPositions, SinusoidalPositions
 from regard.nn.relative_positions import AlibiBias, RelativeBias, RelativePositions
+from regard.nn.rotary import Rotary, RotaryScaling
 from regard.nn.scored import (
     AdditiveAttention,
     ConcatAttention,
@@ -33,6 +35,7 @@ from regard.nn.scored import (
     GeneralAttention,
     LocationAttention,
 )
+from regard.nn.self_attention import SelfAttention
 from regard.nn.set_transformer import ISAB, MAB, PMA, SAB
 from regard.nn.stochastic_attention import HardAttention
 from regard.nn.transformer import (
@@ -63,6 +66,7 @@ __all__ = [
     "DotProductAttention",
     "FactorizedPositionalAttention",
     "FastWeights",
+    "FeedForward",
     "GeneralAttention",
     "HardAttention",
     "IntraAttention",
@@ -86,7 +90,9 @@ __all__ = [
     "RelativeBias",
     "RelativePositions",
     "Rotary",
+    "RotaryScaling",
     "ScoredAttention",
+    "SelfAttention",
     "SelfAttention2d",
     "SinusoidalPositions",
     "SpatialAttention",

@@ -1,13 +1,12 @@
-"""Positions that go into the rows: sinusoidal and learned ones are added to them, rotary ones turn queries and keys.
+"""Positions that are added to the rows: sinusoidal and learned ones; :mod:`regard.nn.rotary` turns queries and keys.
 
-All three are called alike, ``layer(x, offset=0)``: row i of ``x`` stands at position i + offset, where the offset is an
+All are called alike, ``layer(x, offset=0)``: row i of ``x`` stands at position i + offset, where the offset is an
 int, or an integer tensor () or (B,), one per sequence. When decoding with a cache it is the cache's length. Positions
 that go into the scores instead are in :mod:`regard.nn.relative_positions`.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard._catalogue import mechanism
-from regard._constraints import Integer, Interval, flag, floats, positive, probability, size
+from regard._constraints import Integer, positive, probability, size
 from regard._errors import rejected, shape
 from regard._tracing import is_blind
 from regard.masks._checks import as_int, int_tensor
@@ -101,7 +100,7 @@ class SinusoidalPositions(nn.Module):
         """
         x = sequences(self, "x", x, self.embed_dim)
         where = placed(self, x.shape[1], offset, x.shape[0], x.device)
-        added = (x + self._waves(where).to(wide(x.dtype))).to(x.dtype)
+        added = (x + self.waves(where).to(wide(x.dtype))).to(x.dtype)
         return F.dropout(added, self.dropout, self.training)
 
     def encoding(
@@ -125,9 +124,9 @@ class SinusoidalPositions(nn.Module):
         length = Integer(0)(self, "length", length)
         if device is None and isinstance(offset, Tensor):
             device = offset.device
-        return self._waves(placed(self, length, offset, None, device)).to(dtype or torch.get_default_dtype())
+        return self.waves(placed(self, length, offset, None, device)).to(dtype or torch.get_default_dtype())
 
-    def _waves(self, positions: Tensor) -> Tensor:
+    def waves(self, positions: Tensor) -> Tensor:
         turned = angles(positions, self.embed_dim, self.base)
         return torch.stack((turned.sin(), turned.cos()), -1).flatten(-2)[..., : self.embed_dim]
 
@@ -225,87 +224,3 @@ class LearnedPositions(nn.Module):
         """Return the sizes, and the dropout if there is one."""
         settings = [f"dropout={self.dropout}"] if self.dropout else []
         return ", ".join([f"{self.max_length}, {self.embed_dim}", *settings])
-
-
-@mechanism(
-    formula="(a, b)_i ↦ (a cos pθ_i − b sin pθ_i, a sin pθ_i + b cos pθ_i), θ_i = b^(−2i/R)",
-    sources=("su2021",),
-    cost="O(L·E)",
-)
-class Rotary(nn.Module):
-    """Turn pairs of columns of queries and keys by angles that grow with position (Su 2021, arXiv 2104.09864).
-
-    Pair i of the row at position p is turned by ``p · base^(−2i/R)``, R columns in all. The dot product of a query at m
-    and a key at n then depends on the two and on m − n alone. Apply it to both, not to values. Nothing is learned.
-
-    Parameters
-    ----------
-    head_dim : int
-        Width D of a head.
-    base : float, default 10000.0
-        Wavelengths grow from 2π towards 2π · base, in positions.
-    interleaved : bool, default False
-        Which columns are pairs: (0, 1), (2, 3) and so on, as in the paper, GPT-J and the LLaMA release; without it,
-        i and i + R/2, as in GPT-NeoX and the LLaMA of Hugging Face. One is the other with columns permuted.
-    fraction : float, default 1.0
-        The share R / D of columns that are turned, the first ones; the others pass as they are. R, rounded down, must
-        be even.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from regard.nn import Rotary
-    >>> rotary = Rotary(2)
-    >>> rotary(torch.tensor([1.0, 0.0]).expand(1, 1, 3, 2))[0, 0]
-    tensor([[ 1.0000,  0.0000],
-            [ 0.5403,  0.8415],
-            [-0.4161,  0.9093]])
-    """
-
-    def __init__(
-        self, head_dim: int, base: float = 10000.0, *, interleaved: bool = False, fraction: float = 1.0
-    ) -> None:
-        super().__init__()
-        self.head_dim = size(self, "head_dim", head_dim)
-        self.base = positive(self, "base", base)
-        flag(self, "interleaved", interleaved)
-        self.interleaved, self.fraction = interleaved, Interval(0, 1, "(]")(self, "fraction", fraction)
-        self.turned = math.floor(self.head_dim * self.fraction + 1e-9)
-        if self.turned % 2 or not self.turned:
-            name = "head_dim" if self.fraction == 1 else "head_dim · fraction"
-            raise rejected("Rotary", name, "be even and at least 2", self.turned)
-
-    def forward(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
-        """Return queries, or keys, turned.
-
-        Parameters
-        ----------
-        x : Tensor (B, H, L, D)
-        offset : int or Tensor () or (B,), default 0
-            The position of row 0.
-
-        Returns
-        -------
-        Tensor (B, H, L, D)
-            In the dtype of ``x``; angles are float64, the turning at least float32.
-        """
-        x = floats(self, "x", x, "B", "H", "L", self.head_dim)
-        turn = angles(placed(self, x.shape[2], offset, x.shape[0], x.device), self.turned, self.base)
-        turn = turn.unsqueeze(1) if turn.dim() == 3 else turn
-        cos, sin = (part.to(wide(x.dtype)) for part in (turn.cos(), turn.sin()))
-        front, rest = x[..., : self.turned].to(wide(x.dtype)), x[..., self.turned :]
-        a, b = front.unflatten(-1, (-1, 2)).unbind(-1) if self.interleaved else front.chunk(2, -1)
-        pair = a * cos - b * sin, a * sin + b * cos
-        front = torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)
-        return torch.cat((front.to(x.dtype), rest), -1)
-
-    def reset_parameters(self) -> None:
-        """Do nothing: there are none."""
-
-    def extra_repr(self) -> str:
-        """Return the width, and what is not the default."""
-        settings = [f"base={self.base:g}"] if self.base != 10000 else []
-        settings += ["interleaved=True"] if self.interleaved else []
-        return ", ".join(
-            [f"{self.head_dim}", *settings, *([f"fraction={self.fraction:g}"] if self.fraction != 1 else [])]
-        )

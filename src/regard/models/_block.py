@@ -1,0 +1,131 @@
+"""The block that language models are stacks of: self-attention and a feed-forward network, each added to its input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard._aux import Aux, AuxRequest
+from regard._errors import rejected
+from regard._tracing import is_blind
+from regard.masks import MaskLike
+from regard.models.attending import scorer
+from regard.models.language_config import LanguageConfig
+from regard.nn import FeedForward, KVCache, Rotary, SelfAttention, SinusoidalPositions
+from regard.nn.rotary import Rotation
+
+#: The standard deviation that matrices and embeddings are drawn with (Radford 2019).
+STD = 0.02
+
+
+class Block(nn.Module):
+    """``x ← x + A(N(x))``, ``x ← x + F(N(x))``; or, norms last, ``x ← N(x + A(x))``, ``x ← N(x + F(x))``.
+
+    Parameters
+    ----------
+    config : LanguageConfig
+    norm_first : bool
+    """
+
+    def __init__(self, config: LanguageConfig, norm_first: bool) -> None:
+        super().__init__()
+        self.norm_first = norm_first
+        self.attention = SelfAttention(
+            config.width,
+            config.heads,
+            num_kv_heads=config.groups,
+            head_dim=config.head,
+            bias=config.bias if config.qkv_bias is None else config.qkv_bias,
+            out_bias=config.bias if config.out_bias is None else config.out_bias,
+            dropout=config.attention_dropout,
+            # None is the scaled dot product, too, in torch's own kernel where that can be had.
+            score=None if config.score == "scaled_dot" else scorer(config.score, config.head, config.longest),
+            normalizer=config.normalizer,
+            rotary=rotary(config),
+        )
+        self.feed_forward = FeedForward(
+            config.width, config.hidden, config.activation, gated=config.gated, bias=config.bias
+        )
+        self.attention_norm, self.feed_forward_norm = norm(config), norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: MaskLike | None,
+        rotation: Rotation | None,
+        cache: KVCache | None = None,
+        return_aux: AuxRequest | None = None,
+    ) -> tuple[Tensor, Aux | None]:
+        """Return rows (B, L, E) of rows (B, L, E), and what was asked of the attention."""
+        read = self.attention_norm(x) if self.norm_first else x
+        added: Any = self.attention(read, mask, rotation=rotation, cache=cache, return_aux=return_aux)
+        added, aux = (added, None) if return_aux is None else added
+        x = x + self.dropout(added)
+        if not self.norm_first:
+            x = self.attention_norm(x)
+            return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))), aux
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x))), aux
+
+
+class PositionEmbedding(nn.Module):
+    """Adds what tells positions to the embeddings of tokens; nothing where that is told within attention.
+
+    Parameters
+    ----------
+    config : LanguageConfig
+    first : int, default 0
+        The row of the first position among learned ones.
+    width : int, optional
+        Of the rows; the config's by default.
+    """
+
+    def __init__(self, config: LanguageConfig, first: int = 0, width: int | None = None) -> None:
+        super().__init__()
+        E = config.width if width is None else width
+        self.first, self.longest = first, config.longest
+        self.learned = nn.Embedding(first + config.longest, E) if config.positions == "learned" else None
+        self.waves = SinusoidalPositions(E) if config.positions == "sinusoidal" else None
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return rows (B, L, E) with what tells their positions (L,) or (B, L) added."""
+        if self.waves is not None:
+            return x + self.waves.waves(positions).to(x.dtype)
+        if self.learned is None:
+            return x
+        if not is_blind(positions) and positions.numel() and int(positions.max()) >= self.longest:
+            expected = f"stand below {self.longest:,}, as many positions as the model has learned"
+            raise rejected("positions", "tokens", expected, int(positions.max()))
+        return x + self.learned(positions + self.first if self.first else positions)
+
+
+def rotary(config: LanguageConfig) -> Rotary | None:
+    """Return what turns queries and keys, if that is how positions are told."""
+    if config.positions != "rotary":
+        return None
+    return Rotary(config.head, config.rotary_base, fraction=config.rotary_fraction, scaling=config.scaling)
+
+
+def norm(config: LanguageConfig) -> nn.Module:
+    """Return a normalization of rows (..., E)."""
+    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    return kind(config.width, eps=config.norm_eps)
+
+
+def draw(model: nn.Module, blocks: Iterable[Block]) -> None:
+    """Draw the parameters of a model: matrices and embeddings with standard deviation 0.02, biases 0, norms 1.
+
+    What ends a block is drawn smaller by the square root of how many are added up (Radford 2019).
+    """
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm | SelfAttention):
+            module.reset_parameters()
+        elif isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=STD)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+    ends = [end for block in blocks for end in (block.attention.out, block.feed_forward.down)]
+    for end in ends:
+        nn.init.normal_(end.weight, std=STD / len(ends) ** 0.5)

@@ -1,0 +1,206 @@
+"""The decoder-only language model: each token is predicted from those before it (Radford 2019; Touvron 2023).
+
+Dimensions: B batch, L tokens of a call, S keys (those in a cache and L new ones), E width, H heads, N vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard import masks
+from regard._aux import Aux, AuxRequest
+from regard._errors import rejected, shape
+from regard._schema import option
+from regard.masks import Mask, MaskLike
+from regard.models._block import Block, PositionEmbedding, draw, norm, rotary
+from regard.models._parts import size
+from regard.models.language_config import LanguageConfig
+from regard.nn import KVCache
+
+__all__ = ["PRESETS", "DecoderLM", "DecoderLMConfig"]
+
+
+@dataclass(frozen=True)
+class DecoderLMConfig(LanguageConfig):
+    """Everything that a :class:`~regard.models.DecoderLM` is built from."""
+
+    function = "DecoderLMConfig"
+    #: Beltagy 2020, arXiv 2004.05150; Jiang 2023, arXiv 2310.06825.
+    window: int | None = size(None, "tokens that each one sees, itself included; all by default", 1 << 24)
+    #: Xiao 2023, arXiv 2309.17453.
+    sinks: int = option(0, "first tokens that each one sees beside its window", least=0)
+
+    def check(self) -> None:
+        super().check()
+        if self.sinks and self.window is None:
+            raise self.refused("sinks", "be 0 without a window", self.sinks)
+
+    @classmethod
+    def presets(cls) -> Mapping[str, Mapping[str, Any]]:
+        return PRESETS
+
+
+_GPT2: dict[str, Any] = {"vocabulary": 50257, "activation": "gelu_tanh", "longest": 1024}
+_LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "rms", "activation": "silu", "gated": True, "bias": False}
+_LLAMA |= {"tied": False, "vocabulary": 32000, "longest": 4096}
+#: Settings by name; those of papers have the papers' sizes.
+PRESETS: dict[str, dict[str, Any]] = {
+    "gpt2": _GPT2 | {"width": 768, "layers": 12, "heads": 12},
+    "gpt2-medium": _GPT2 | {"width": 1024, "layers": 24, "heads": 16},
+    "gpt2-large": _GPT2 | {"width": 1280, "layers": 36, "heads": 20},
+    "gpt2-xl": _GPT2 | {"width": 1600, "layers": 48, "heads": 25},
+    "megatron-lm": _GPT2 | {"width": 3072, "layers": 72, "heads": 32},
+    "turing-nlg": _GPT2 | {"width": 4256, "layers": 78, "heads": 28},
+    "gpt3": _GPT2 | {"width": 12288, "layers": 96, "heads": 96, "longest": 2048},
+    "llama-7b": _LLAMA | {"width": 4096, "layers": 32, "heads": 32, "feedforward": 11008},
+    "mistral-7b": _LLAMA
+    | {"width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "feedforward": 14336}
+    | {"window": 4096, "longest": 32768},
+}
+
+
+class DecoderLM(nn.Module):
+    """A stack of causal self-attention and feed-forward blocks that scores every next token.
+
+    ::
+
+        x = embedding + position
+        x ← x + MHA(N(x), N(x≤t))        x ← x + FFN(N(x))        as many times as there are layers
+        logits = W N(x)
+
+    Of the shapes of GPT-2 (learned positions, layer norms, GELU) and of Llama (rotary positions, norms of root mean
+    squares, SwiGLU, grouped queries), as the config says, with any score and normalizer.
+
+    Parameters
+    ----------
+    config : DecoderLMConfig
+
+    Examples
+    --------
+    >>> config = DecoderLMConfig(50, width=16, layers=2, heads=4, kv_heads=2, positions="rotary")
+    >>> model, tokens = DecoderLM(config).eval(), torch.tensor([[3, 1, 4, 1, 5]])
+    >>> caches = model.caches()
+    >>> first, rest = model(tokens[:, :3], caches=caches), model(tokens[:, 3:], caches=caches)
+    >>> torch.allclose(torch.cat([first, rest], 1), model(tokens), atol=1e-5)
+    True
+    """
+
+    config: DecoderLMConfig
+
+    def __init__(self, config: DecoderLMConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.positions = PositionEmbedding(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks: Sequence[Block] = nn.ModuleList([Block(config, norm_first=True) for _ in range(config.layers)])  # type: ignore[assignment]
+        self.norm = norm(config)
+        self.output = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
+        self.rotary = rotary(config)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, as GPT-2 did."""
+        draw(self, self.blocks)
+
+    @property
+    def projection(self) -> tuple[Tensor, Tensor | None]:
+        """The weight (N, E) that makes logits of features, and no bias."""
+        return (self.embedding if self.output is None else self.output).weight, None
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        mask: MaskLike | None = None,
+        positions: Tensor | None = None,
+        caches: Sequence[KVCache] | None = None,
+    ) -> Tensor:
+        """Return the logits (B, L, N) of every next token.
+
+        Parameters
+        ----------
+        tokens : Tensor (B, L) of int
+        mask : Tensor (B, 1, L, S) of bool, Mask or callable, optional
+            What else is hidden, beside what comes later; True shows. Packed documents give ``masks.document(ids)``.
+        positions : Tensor (L,) or (B, L) of int, optional
+            Where the tokens stand; by default behind those in the caches.
+        caches : sequence of KVCache, optional
+            Those of :meth:`caches`; the keys and values of these tokens are appended.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If an argument is wrong, or there are more tokens than learned positions.
+        """
+        return self.logits(self.features(tokens, mask=mask, positions=positions, caches=caches))
+
+    def features(
+        self,
+        tokens: Tensor,
+        *,
+        mask: MaskLike | None = None,
+        positions: Tensor | None = None,
+        caches: Sequence[KVCache] | None = None,
+        told: list[Aux] | None = None,
+        return_aux: AuxRequest | None = None,
+    ) -> Tensor:
+        """Return the rows (B, L, E) that logits are made of; arguments as :meth:`forward`'s.
+
+        Parameters
+        ----------
+        return_aux : AuxRequest, optional
+            What to tell of each layer's attention, in turn, to the list ``told``.
+        """
+        self._check(tokens, caches)
+        before = 0 if caches is None else len(caches[0])
+        at = torch.arange(before, before + tokens.shape[1], device=tokens.device) if positions is None else positions
+        x = self.dropout(self.positions(self.embedding(tokens), at))
+        rotation = None if self.rotary is None else self.rotary.rotation(at, x.dtype)
+        mask = self._mask(tokens.shape[1], before, mask)
+        for i, block in enumerate(self.blocks):
+            x, aux = block(x, mask, rotation, None if caches is None else caches[i], return_aux)
+            if told is not None and aux is not None:
+                told.append(aux)
+        return self.norm(x)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return the logits (..., N) of rows (..., E)."""
+        return F.linear(features, *self.projection)
+
+    def caches(self, capacity: int | None = None) -> list[KVCache]:
+        """Return an empty cache for each layer, with room for so many tokens if that is given."""
+        return [KVCache(capacity) for _ in self.blocks]
+
+    def _mask(self, length: int, before: int, mask: MaskLike | None) -> Mask | None:
+        """Return the mask of ``length`` tokens behind ``before`` others: what comes later, and what is too far."""
+        config = self.config
+        align = "lower_right" if before else None
+        made: list[Mask] = [] if mask is None else [masks.as_mask(mask)]
+        if config.positions == "alibi":
+            made.append(masks.alibi(config.heads, align=align))
+        if length > 1:
+            made.append(masks.causal(align=align))
+        if config.window is not None and before + length > config.window:
+            window = masks.window(config.window - 1, 0, align=align)
+            made.append(window | masks.sinks(config.sinks) if config.sinks else window)
+        if not made:
+            return None
+        joined = made[0]
+        for each in made[1:]:
+            joined = joined & each
+        return joined
+
+    def _check(self, tokens: Tensor, caches: Sequence[KVCache] | None) -> None:
+        if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point():
+            got = shape(tokens) if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise rejected("DecoderLM", "tokens", "be an integer tensor (B, L)", got)
+        if caches is not None and len(caches) != len(self.blocks):
+            expected = f"hold one KVCache for each of {len(self.blocks)} layers"
+            raise rejected("DecoderLM", "caches", expected, len(caches))

@@ -1,0 +1,205 @@
+"""Self-attention as language models have it: grouped queries, rotary positions, a cache, any score and normalizer."""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from regard._attention import attention
+from regard._aux import Aux, AuxRequest
+from regard._catalogue import mechanism
+from regard._constraints import floats, probability, size
+from regard._errors import rejected
+from regard.engines import EngineLike
+from regard.masks import MaskLike
+from regard.nn._parts import PartLayer, current, unusual
+from regard.nn._scored import ScoredAttention
+from regard.nn.kv_cache import KVCache
+from regard.nn.rotary import Rotary, Rotation
+from regard.normalizers import NormalizerLike
+from regard.scores import ScoreLike
+
+
+@mechanism(
+    formula="concat_h softmax(R(X W_Qʰ) R(X W_Kᵍ)ᵀ / √D) X W_Vᵍ · W_O",
+    sources=("vaswani2017", "ainslie2023", "su2021"),
+    learned="W_QKV ((H + 2·G)·D, E), W_O (E, H·D), biases",
+    cost="O(L·E² + L²·E)",
+)
+class SelfAttention(PartLayer):
+    """Multi-head self-attention of language models: one product makes queries, keys and values.
+
+    Head h of width D is ``softmax(R(X W_Qʰ) R(X W_Kᵍ)ᵀ / √D) X W_Vᵍ``, where R turns rows by their positions if there
+    is a rotary encoding (Vaswani 2017, arXiv 1706.03762; Su 2021, arXiv 2104.09864), and head h reads the keys of group
+    ``g = h // (H/G)`` (Ainslie 2023, arXiv 2305.13245). Masks mean what they mean to :func:`regard.attention`: True
+    shows. :class:`MultiheadAttention` is for what torch's module does: other keys than queries, its masks and names.
+
+    Parameters
+    ----------
+    embed_dim, num_heads : int
+        E and H.
+    num_kv_heads : int, optional
+        G, which divides H; H by default.
+    head_dim : int, optional
+        D; E/H by default.
+    bias : bool, default True
+        Whether the projections to queries, keys and values have one.
+    out_bias : bool, optional
+        Whether the projection of the heads' outputs has one; as ``bias`` by default.
+    dropout : float, default 0.0
+        Probability of dropping a weight, in training.
+    score : str, Score, callable or ScoredAttention, optional
+        As :func:`regard.attention` takes it, for rows of width D.
+    normalizer : str or Normalizer, default "softmax"
+    rotary : Rotary, optional
+        Turns queries and keys.
+    engine : str or Engine, default "auto"
+    device, dtype : optional
+        Of the parameters.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If an argument is wrong, in one sentence.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard import masks
+    >>> from regard.nn import KVCache, Rotary, SelfAttention
+    >>> layer = SelfAttention(16, 4, num_kv_heads=2, rotary=Rotary(4)).eval()
+    >>> x, cache = torch.randn(3, 5, 16), KVCache()
+    >>> whole = layer(x, masks.causal() & masks.window(2, 0))
+    >>> steps = [layer(t, masks.window(2, 0, align="lower_right"), cache=cache) for t in x.split(1, 1)]
+    >>> torch.allclose(torch.cat(steps, 1), whole, atol=1e-5)
+    True
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = True,
+        out_bias: bool | None = None,
+        dropout: float = 0.0,
+        score: ScoreLike | ScoredAttention | None = None,
+        normalizer: NormalizerLike = "softmax",
+        rotary: Rotary | None = None,
+        engine: EngineLike = "auto",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        E, H = size(self, "embed_dim", embed_dim), size(self, "num_heads", num_heads)
+        self.num_kv_heads = H if num_kv_heads is None else size(self, "num_kv_heads", num_kv_heads)
+        if H % self.num_kv_heads:
+            raise rejected("SelfAttention", "num_kv_heads", f"divide num_heads {H}", num_kv_heads)
+        if head_dim is None and E % H:
+            raise rejected("SelfAttention", "num_heads", f"divide embed_dim {E}", H)
+        self.embed_dim, self.num_heads = E, H
+        self.head_dim = E // H if head_dim is None else size(self, "head_dim", head_dim)
+        self.dropout = probability(self, "dropout", dropout)
+        self.score, self.normalizer, self.rotary, self.engine = score, normalizer, rotary, engine
+        where = {"device": device, "dtype": dtype}
+        self.qkv = nn.Linear(E, (H + 2 * self.num_kv_heads) * self.head_dim, bias=bias, **where)
+        self.out = nn.Linear(H * self.head_dim, E, bias=bias if out_bias is None else out_bias, **where)
+        self.reset_parameters()
+
+    @overload
+    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., cache: KVCache | None = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
+    @overload
+    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., cache: KVCache | None = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+    def forward(
+        self,
+        x: Tensor,
+        attn_mask: MaskLike | None = None,
+        *,
+        is_causal: bool = False,
+        rotation: Rotation | None = None,
+        cache: KVCache | None = None,
+        return_aux: AuxRequest | None = None,
+    ) -> Tensor | tuple[Tensor, Aux]:
+        """Return rows (B, L, E), and what else is asked for.
+
+        Parameters
+        ----------
+        x : Tensor (B, L, E)
+        attn_mask : Tensor, Mask or callable, optional
+            As :func:`regard.attention` takes it, over L queries and the S keys of the cache and of ``x``.
+        is_causal : bool, default False
+            Also hide keys after the query; both are counted from the start.
+        rotation : tuple of Tensor, optional
+            :meth:`Rotary.rotation` of the rows' positions; by default they follow those in the cache.
+        cache : KVCache, optional
+            Holds the keys and values of earlier steps; those of ``x`` are appended.
+        return_aux : AuxRequest, optional
+            What to return beside the output, head by head.
+        """
+        x = floats(self, "x", x, "B", "L", self.embed_dim)
+        q, k, v = self.projected(x)
+        before = 0 if cache is None else len(cache)
+        if self.rotary is not None:
+            if rotation is None:
+                steps = torch.arange(before, before + x.shape[1], device=x.device)
+                rotation = self.rotary.rotation(steps, q.dtype)
+            q, k = self.rotary.turn(q, rotation), self.rotary.turn(k, rotation)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        try:
+            output = self._attend(q, k, v, attn_mask, is_causal, return_aux)
+        except BaseException:
+            if cache is not None:  # a call that failed has not been: it may be tried again
+                cache.truncate(before)
+            raise
+        if return_aux is None:
+            return self.out(output.transpose(1, 2).flatten(2))
+        return self.out(output[0].transpose(1, 2).flatten(2)), output[1]
+
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (B, H, L, D), keys and values (B, G, L, D) of rows (B, L, E)."""
+        B, L, _ = x.shape
+        heads = self.qkv(x).view(B, L, -1, self.head_dim).transpose(1, 2)
+        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
+        return q, k, v
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None
+    ) -> Any:
+        """Return the heads' outputs (B, H, L, D), and what else is asked for."""
+        score = current(self.score.score() if isinstance(self.score, ScoredAttention) else self.score)
+        return attention(
+            q,
+            k,
+            v,
+            mask,
+            self.dropout if self.training else 0.0,
+            is_causal,
+            enable_gqa=self.num_kv_heads != self.num_heads,
+            score=score,
+            normalizer=current(self.normalizer),
+            engine=self.engine,
+            return_aux=request,
+        )
+
+    def reset_parameters(self) -> None:
+        """Draw the matrices anew by Glorot's rule; biases are 0."""
+        for layer in (self.qkv, self.out):
+            nn.init.xavier_uniform_(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        if isinstance(self.score, ScoredAttention):
+            self.score.reset_parameters()
+
+    def extra_repr(self) -> str:
+        """Return the sizes, and what is not the default."""
+        settings = [f"embed_dim={self.embed_dim}", f"num_heads={self.num_heads}"]
+        usual: dict[str, Any] = {"num_kv_heads": self.num_heads, "head_dim": self.embed_dim // self.num_heads}
+        usual |= {"dropout": 0.0, "score": None, "normalizer": "softmax", "engine": "auto"}
+        return ", ".join(
+            [*settings, *(each for name, default in usual.items() for each in unusual(self, name, default))]
+        )

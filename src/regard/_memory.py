@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -23,3 +24,12 @@ def _is_memory(error: Exception) -> bool:
     text = str(error).lower()
     known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     return known or "can't allocate memory" in text or "out of memory" in text
+
+
+def available_memory() -> int | None:
+    """Return how many bytes of memory can be had without swapping; None where the system does not say."""
+    try:
+        with Path("/proc/meminfo").open() as file:
+            return next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return None

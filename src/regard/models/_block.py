@@ -108,16 +108,16 @@ def rotary(config: LanguageConfig) -> Rotary | None:
     return Rotary(config.head, config.rotary_base, fraction=config.rotary_fraction, scaling=config.scaling)
 
 
-def norm(config: LanguageConfig) -> nn.Module:
-    """Return a normalization of rows (..., E)."""
+def norm(config: LanguageConfig, width: int | None = None) -> nn.Module:
+    """Return a normalization of rows (..., E), or of this width."""
     kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
-    return kind(config.width, eps=config.norm_eps)
+    return kind(config.width if width is None else width, eps=config.norm_eps)
 
 
-def draw(model: nn.Module, blocks: Iterable[Block]) -> None:
+def draw(model: nn.Module, blocks: Iterable[Block], layers: int) -> None:
     """Draw the parameters of a model: matrices and embeddings with standard deviation 0.02, biases 0, norms 1.
 
-    What ends a block is drawn smaller by the square root of how many are added up (Radford 2019).
+    What ends a block is drawn smaller by the square root of how many of them ``layers`` add up (Radford 2019).
     """
     for module in model.modules():
         if isinstance(module, nn.LayerNorm | nn.RMSNorm | SelfAttention):
@@ -126,6 +126,6 @@ def draw(model: nn.Module, blocks: Iterable[Block]) -> None:
             nn.init.normal_(module.weight, std=STD)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
-    ends = [end for block in blocks for end in (block.attention.out, block.feed_forward.down)]
-    for end in ends:
-        nn.init.normal_(end.weight, std=STD / len(ends) ** 0.5)
+    for block in blocks:
+        for end in (block.attention.out, block.feed_forward.down):
+            nn.init.normal_(end.weight, std=STD / (2 * layers) ** 0.5)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import torch
@@ -107,7 +109,7 @@ class DecoderLM(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew, as GPT-2 did."""
-        draw(self, self.blocks)
+        draw(self, self.blocks, self.config.layers)
 
     @property
     def projection(self) -> tuple[Tensor, Tensor | None]:
@@ -190,12 +192,7 @@ class DecoderLM(nn.Module):
         if config.window is not None and before + length > config.window:
             window = masks.window(config.window - 1, 0, align=align)
             made.append(window | masks.sinks(config.sinks) if config.sinks else window)
-        if not made:
-            return None
-        joined = made[0]
-        for each in made[1:]:
-            joined = joined & each
-        return joined
+        return reduce(and_, made) if made else None
 
     def _check(self, tokens: Tensor, caches: Sequence[KVCache] | None) -> None:
         if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point():

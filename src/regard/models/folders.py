@@ -25,11 +25,11 @@ OPTIONS = "options.toml"
 #: What pickles, and the zip files that torch wraps them in, begin with.
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
 #: No model here comes near this many bytes; a larger file is not read. JSON takes many times its size in memory.
-_LARGEST, _LARGEST_JSON, _LARGEST_HEADER = 1 << 30, 1 << 25, 1 << 24
+_LARGEST, _LARGEST_JSON, _LARGEST_HEADER = 1 << 36, 1 << 25, 1 << 24
 #: Parameters are smaller than this, so that products of three of them, and sums of those, are finite in float32.
 _BOUND = 1e10
 #: What safetensors calls the types that parameters are stored as.
-_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "I64": torch.int64}
+DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "I64": torch.int64}
 
 
 class ModelFileError(ValueError):
@@ -82,13 +82,13 @@ def save_model(
     for name, tensor in tensors.items():
         if (problem := _unusable(tensor)) is not None:
             raise rejected("save", "model", f"have finite parameters in {tensor.dtype}", f"{problem} in {name}")
-    files = {name: _json(data) for name, data in (others or {}).items()} | {WEIGHTS: save(tensors)}
+    files = {name: json_bytes(data) for name, data in (others or {}).items()} | {WEIGHTS: save(tensors)}
     sums = {name: _checksum(data) for name, data in files.items()}
     described = {**config, "sha256": sums.pop(WEIGHTS)} | ({"files": sums} if sums else {})
     described |= {"config_sha256": _sealed(described)}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_together({folder / name: data for name, data in {**files, CONFIG: _json(described, 1)}.items()})
+    write_together({folder / name: data for name, data in {**files, CONFIG: json_bytes(described, 1)}.items()})
     return folder
 
 
@@ -137,9 +137,9 @@ def load_config(folder: str | Path, *, kind: str, version: int) -> dict[str, Any
     config = read_json(path)
     if not isinstance(config, dict) or config.get("format") != kind:
         stored_format = config.get("format") if isinstance(config, dict) else config
-        raise file_error(path, f"describe a model of format {kind!r}", _brief(stored_format))
+        raise file_error(path, f"describe a model of format {kind!r}", brief(stored_format))
     if config.get("version") != version:
-        raise file_error(path, f"be of version {version}", f"version {_brief(config.get('version'))}")
+        raise file_error(path, f"be of version {version}", f"version {brief(config.get('version'))}")
     return config
 
 
@@ -174,9 +174,9 @@ def load_weights(folder: str | Path, model: nn.Module, config: Mapping[str, Any]
     from safetensors.torch import load
 
     path = Path(folder) / WEIGHTS
-    _check_shapes(path, _header(path), model.state_dict())  # before memory is taken for more than the model has
+    _check_shapes(path, read_header(path), model.state_dict())  # before memory is taken for more than the model has
     data = _read(path, _LARGEST)
-    with _whole(path):
+    with reading_safetensors(path):
         tensors = load(data)
     for name, tensor in tensors.items():
         if (problem := _unusable(tensor)) is not None:
@@ -196,7 +196,7 @@ def build_model(path: Path, config: type[Any], model: type[Any], described: Any)
     try:
         made = config(**described)
         # Modules cost time even without parameters. A layer has some of its own.
-        layers, stored = made.encoder_layers + made.decoder_layers, len(_header(path.with_name(WEIGHTS)))
+        layers, stored = made.encoder_layers + made.decoder_layers, len(read_header(path.with_name(WEIGHTS)))
         if layers > stored:
             raise file_error(path, f"have at most as many layers as {WEIGHTS} has tensors, {stored}", layers)
         with torch.device("meta"):
@@ -207,11 +207,11 @@ def build_model(path: Path, config: type[Any], model: type[Any], described: Any)
         raise file_error(path, "describe a model", f"this: {str(error).rstrip('.')}") from None
 
 
-def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+def read_header(path: Path, most: int = _LARGEST) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the dtype and the shape of each tensor in a file of parameters, whose size is what these need."""
     from safetensors import safe_open
 
-    with _opened(path, _LARGEST) as file:
+    with _opened(path, most) as file:
         begin = file.read(8)
     if begin.startswith(_PICKLES):
         raise file_error(
@@ -220,20 +220,20 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     if int.from_bytes(begin, "little") > _LARGEST_HEADER:
         expected = f"be a whole safetensors file, whose header has at most {_LARGEST_HEADER:,} bytes"
         raise file_error(path, expected, f"{int.from_bytes(begin, 'little'):,}")
-    with _whole(path), safe_open(path, framework="pt") as tensors:
+    with reading_safetensors(path), safe_open(path, framework="pt") as tensors:
         parts = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - it is no dict
         return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[None]:
+def reading_safetensors(path: Path) -> Iterator[None]:
     """Say that a file of parameters is damaged where safetensors does not read it."""
     from safetensors import SafetensorError
 
     try:
         yield
     except (SafetensorError, ValueError, KeyError, RuntimeError, OSError) as error:
-        got = f"one that is cut short or something else ({_brief(error)})"
+        got = f"one that is cut short or something else ({brief(error)})"
         raise file_error(path, "be a whole safetensors file", got) from None
 
 
@@ -242,12 +242,12 @@ def _check_shapes(
 ) -> None:
     for name in sorted(expected.keys() ^ stored.keys()):
         what = "no such tensor" if name in expected else "one that this model does not have"
-        raise file_error(path, f"hold the parameters that {CONFIG} describes", f"{what}: {_brief(name)}")
+        raise file_error(path, f"hold the parameters that {CONFIG} describes", f"{what}: {brief(name)}")
     for name, want in expected.items():
-        dtype, shape = _DTYPES.get(stored[name][0], stored[name][0]), stored[name][1]
+        dtype, shape = DTYPES.get(stored[name][0], stored[name][0]), stored[name][1]
         if (dtype, shape) != (want.dtype, tuple(want.shape)):
             wanted = f"hold {name} as {want.dtype} of shape {tuple(want.shape)}"
-            raise file_error(path, wanted, f"{dtype} of shape {_brief(shape)}")
+            raise file_error(path, wanted, f"{dtype} of shape {brief(shape)}")
 
 
 def _unusable(tensor: Tensor) -> str | None:
@@ -279,10 +279,11 @@ def _opened(path: Path, most: int) -> Iterator[BinaryIO]:
 
 def _read(path: Path, most: int = _LARGEST_JSON) -> bytes:
     with _opened(path, most) as file:
-        return file.read(most)
+        return file.read(min(most, path.stat().st_size))  # as much memory is taken as it is told
 
 
-def _json(data: object, indent: int | None = None) -> bytes:
+def json_bytes(data: object, indent: int | None = None) -> bytes:
+    """Return data as a JSON file holds it."""
     return (json.dumps(data, indent=indent, ensure_ascii=False) + "\n").encode()
 
 
@@ -303,7 +304,8 @@ def _sealed(config: Mapping[str, Any]) -> str:
     return _checksum(json.dumps(json.loads(json.dumps(rest)), sort_keys=True).encode())
 
 
-def _brief(value: object) -> str:
+def brief(value: object) -> str:
+    """Return a value as an error message shows it: at most 60 characters."""
     text = str(value) if isinstance(value, Exception) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -8,9 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard import masks
 from regard.nn.encoder_decoder import Transformer
+from regard.nn.feed_forward import FeedForward
 from regard.nn.multihead import MultiheadAttention
+from regard.nn.rotary import Rotary
 from regard.nn.scored import GeneralAttention
+from regard.nn.self_attention import SelfAttention
 from regard.nn.transformer import (
     TransformerDecoder,
     TransformerDecoderLayer,
@@ -197,4 +201,70 @@ sample(
     lambda **where: Transformer(8, 2, 2, 1, 12, 0.0, batch_first=True, norm_first=True, **where),
     lambda new: ((new(2, 5, 8), new(2, 4, 8)), {"tgt_is_causal": True}),
     _both_formula,
+)
+
+
+def _turned(rows: Array) -> Array:
+    """Return rows (B, L, D) turned by rotary positions of base 100: column i with i + D/2."""
+    half = rows.shape[-1] // 2
+    angles = np.arange(rows.shape[1])[:, None] * 100.0 ** (-np.arange(half) / half)
+    a, b = rows[..., :half], rows[..., half:]
+    return np.concatenate([a * np.cos(angles) - b * np.sin(angles), a * np.sin(angles) + b * np.cos(angles)], -1)
+
+
+def _self_attended(layer: Any, x: Tensor, attn_mask: Any = None) -> Array:
+    """Return self-attention of (B, L, E), head by head; a causal mask if there is one."""
+    D, H, G = layer.head_dim, layer.num_heads, layer.num_kv_heads
+    rows = array(x) @ array(layer.qkv.weight).T + (0 if layer.qkv.bias is None else array(layer.qkv.bias))
+    pieces = [rows[..., i * D : (i + 1) * D] for i in range(H + 2 * G)]
+    turn = (lambda part: part) if layer.rotary is None else _turned
+    visible = np.ones((1, x.shape[1], x.shape[1]), bool) if attn_mask is None else _causal(x.shape[1])
+    heads = []
+    for h in range(H):
+        key, value = pieces[H + h // (H // G)], pieces[H + G + h // (H // G)]
+        scores = np.einsum("bld,bsd->bls", turn(pieces[h]), turn(key)) / np.sqrt(D)
+        heads.append(softmax(scores, visible) @ value)
+    bias = 0 if layer.out.bias is None else array(layer.out.bias)
+    return np.concatenate(heads, -1) @ array(layer.out.weight).T + bias
+
+
+sample(
+    "SelfAttention",
+    lambda **where: SelfAttention(12, 3, **where),
+    lambda new: ((new(2, 5, 12),), {}),
+    _self_attended,
+)
+sample(
+    "SelfAttention",
+    lambda **where: SelfAttention(
+        12, 4, num_kv_heads=2, head_dim=6, bias=False, out_bias=True, rotary=Rotary(6, 100.0), **where
+    ),
+    lambda new: ((new(2, 5, 12), masks.causal()), {}),
+    _self_attended,
+    variant="rotary",
+)
+
+
+def _fed_forward(layer: Any, x: Tensor) -> Array:
+    def linear(part: Any, rows: Array) -> Array:
+        return rows @ array(part.weight).T + (0 if part.bias is None else array(part.bias))
+
+    rise = {"relu": lambda a: np.maximum(a, 0), "silu": lambda a: a / (1 + np.exp(-a))}[layer.activation]
+    up = linear(layer.up, array(x))
+    hidden = rise(up) if layer.gate is None else rise(linear(layer.gate, array(x))) * up
+    return linear(layer.down, hidden)
+
+
+sample(
+    "FeedForward",
+    lambda **where: FeedForward(6, 9, "relu", **where),
+    lambda new: ((new(2, 5, 6),), {}),
+    _fed_forward,
+)
+sample(
+    "FeedForward",
+    lambda **where: FeedForward(6, 9, "silu", gated=True, bias=False, **where),
+    lambda new: ((new(2, 5, 6),), {}),
+    _fed_forward,
+    variant="gated",
 )

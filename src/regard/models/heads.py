@@ -1,0 +1,159 @@
+"""Heads on language models: labels of sequences, of tokens, and of pairs of sequences.
+
+Dimensions: B batch, L tokens, E width, C labels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard._constraints import probability
+from regard._errors import rejected
+from regard.models.decoder_lm import DecoderLM
+from regard.models.encoder_lm import EncoderLM
+
+#: What a head may stand on.
+LanguageModel = EncoderLM | DecoderLM
+
+
+class Head(nn.Module, ABC):
+    """A language model, and a matrix that makes scores of labels of its rows.
+
+    Parameters
+    ----------
+    model : EncoderLM or DecoderLM
+    labels : sequence of str
+        Their names, at least two and all different.
+    dropout : float, default 0.1
+        Probability of dropping a feature before the matrix, in training.
+    """
+
+    def __init__(self, model: LanguageModel, labels: Sequence[str], dropout: float = 0.1) -> None:
+        super().__init__()
+        self.labels = tuple(labels)
+        if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
+            raise rejected(type(self).__name__, "labels", "be at least two, all different", list(labels)[:5])
+        self.model = model
+        self.dropout = nn.Dropout(probability(self, "dropout", dropout))
+        self.output = nn.Linear(self.parts * model.config.width, len(self.labels))
+        self.reset_parameters()
+
+    #: How many rows of the model stand side by side in what is scored.
+    parts = 1
+
+    def reset_parameters(self) -> None:
+        """Draw the head's matrix anew with standard deviation 0.02; the model stays as it is."""
+        nn.init.normal_(self.output.weight, std=0.02)
+        nn.init.zeros_(self.output.bias)
+
+    @abstractmethod
+    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, **inputs: Any) -> Tensor:
+        """Return the logits of the labels.
+
+        Parameters
+        ----------
+        tokens : Tensor (B, L) of int
+        keep : Tensor (B, L) of bool, optional
+            Which tokens are real; the others are padding.
+        **inputs
+            What else the model takes, such as ``segments``.
+        """
+
+    def rows(self, tokens: Tensor, keep: Tensor | None, **inputs: Any) -> Tensor:
+        """Return the model's rows (B, L, E)."""
+        if isinstance(self.model, EncoderLM):
+            return self.model(tokens, keep=keep, **inputs)
+        return self.model.features(tokens, **inputs)
+
+    def sequence(self, tokens: Tensor, keep: Tensor | None, **inputs: Any) -> Tensor:
+        """Return one row (B, E) for each sequence: pooled, or the last real one of a model that reads forward.
+
+        A model that reads forward never sees padding behind a sequence; before it there must be none.
+        """
+        rows = self.rows(tokens, keep, **inputs)
+        if isinstance(self.model, EncoderLM):
+            return self.model.pool(rows)
+        if keep is None:
+            return rows[:, -1]
+        last = (keep * torch.arange(1, keep.shape[1] + 1, device=keep.device)).amax(1) - 1
+        return rows[torch.arange(len(rows), device=rows.device), last.clamp(min=0)]
+
+    def extra_repr(self) -> str:
+        """Return the labels, or how many there are."""
+        return f"labels={list(self.labels)}" if len(self.labels) <= 5 else f"{len(self.labels)} labels"
+
+
+class SequenceClassifier(Head):
+    """Score labels of whole sequences: of one text, or of two that stand one behind the other.
+
+    Examples
+    --------
+    >>> from regard.models import EncoderLM, EncoderLMConfig, SequenceClassifier
+    >>> model = SequenceClassifier(EncoderLM(EncoderLMConfig(50, width=16)), ["bad", "good"])
+    >>> model(torch.tensor([[3, 1, 4]])).shape
+    torch.Size([1, 2])
+    """
+
+    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, **inputs: Any) -> Tensor:
+        """Return the logits (B, C)."""
+        return self.output(self.dropout(self.sequence(tokens, keep, **inputs)))
+
+
+class TokenClassifier(Head):
+    """Score labels of each token.
+
+    Examples
+    --------
+    >>> from regard.models import EncoderLM, EncoderLMConfig, TokenClassifier
+    >>> model = TokenClassifier(EncoderLM(EncoderLMConfig(50, width=16)), ["other", "name"])
+    >>> model(torch.tensor([[3, 1, 4]])).shape
+    torch.Size([1, 3, 2])
+    """
+
+    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, **inputs: Any) -> Tensor:
+        """Return the logits (B, L, C); those of padding mean nothing."""
+        return self.output(self.dropout(self.rows(tokens, keep, **inputs)))
+
+
+class PairClassifier(Head):
+    """Score labels of two sequences that are read apart: u and v, with |u − v| (Reimers 2019, arXiv 1908.10084).
+
+    Each sequence is the mean of its rows, so that one that was read can be compared with many.
+
+    Examples
+    --------
+    >>> from regard.models import EncoderLM, EncoderLMConfig, PairClassifier
+    >>> model = PairClassifier(EncoderLM(EncoderLMConfig(50, width=16)), ["other", "same"])
+    >>> model(torch.tensor([[3, 1, 4]]), torch.tensor([[1, 5]])).shape
+    torch.Size([1, 2])
+    """
+
+    parts = 3
+
+    def forward(
+        self,
+        tokens: Tensor,
+        others: Tensor | None = None,
+        *,
+        keep: Tensor | None = None,
+        keep_others: Tensor | None = None,
+        **inputs: Any,
+    ) -> Tensor:
+        """Return the logits (B, C) of pairs of ``tokens`` (B, L) and ``others`` (B, M)."""
+        if others is None:
+            raise rejected("PairClassifier", "others", "be given: the second sequence of each pair", None)
+        u, v = self.embed(tokens, keep, **inputs), self.embed(others, keep_others, **inputs)
+        return self.output(self.dropout(torch.cat([u, v, (u - v).abs()], -1)))
+
+    def embed(self, tokens: Tensor, keep: Tensor | None = None, **inputs: Any) -> Tensor:
+        """Return the mean row (B, E) of each sequence's real tokens."""
+        rows = self.rows(tokens, keep, **inputs)
+        if keep is None:
+            return rows.mean(1)
+        share = keep.to(rows.dtype).unsqueeze(-1)
+        return (rows * share).sum(1) / share.sum(1).clamp(min=1)

@@ -1,0 +1,1 @@
+"""Folders as Hugging Face's transformers writes them: config.json and safetensors, read into our models and written."""

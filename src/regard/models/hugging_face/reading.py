@@ -1,0 +1,227 @@
+"""Read a Hugging Face folder: what it claims is checked before memory is taken, and nothing in it can run code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard._memory import available_memory, fitting
+from regard.models.folders import (
+    CONFIG,
+    DTYPES,
+    WEIGHTS,
+    ModelFileError,
+    brief,
+    file_error,
+    read_header,
+    read_json,
+    reading_safetensors,
+)
+from regard.models.heads import Head, LanguageModel, SequenceClassifier, TokenClassifier
+from regard.models.hugging_face.bert import ALBERT, BERT, ROBERTA
+from regard.models.hugging_face.gpt2 import GPT2
+from regard.models.hugging_face.llama import LLAMA
+from regard.models.hugging_face.rules import Described, Family, Rule, same
+
+INDEX = "model.safetensors.index.json"
+FAMILIES = (GPT2, LLAMA, BERT, ROBERTA, ALBERT)
+#: The heads that are read, by the end of the name of an architecture, and what else is read as the bare model.
+HEADS: dict[str, type[Head]] = {
+    "ForSequenceClassification": SequenceClassifier,
+    "ForTokenClassification": TokenClassifier,
+}
+_MODELS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForPreTraining", "Model")
+#: No file of parameters is larger, in bytes; its header says what is in it before anything is read.
+_LARGEST = 1 << 40
+#: Where a tensor lies: its file, its dtype and its shape.
+_Place = tuple[Path, str, tuple[int, ...]]
+
+
+def read_folder(folder: Path, dtype: torch.dtype | None = None) -> LanguageModel | Head:
+    """Return the model in a folder, in evaluation mode.
+
+    Parameters
+    ----------
+    folder : Path
+    dtype : torch.dtype, optional
+        Of the parameters; as they are stored by default.
+
+    Raises
+    ------
+    ModelFileError
+        If it is not such a folder, is of another architecture, or tensors are missing, unknown or of another shape.
+    """
+    path = folder / CONFIG
+    described = read_json(path)
+    if not isinstance(described, dict):
+        raise file_error(path, "describe a model", brief(described))
+    family = _family(path, described)
+    architecture = _architecture(path, described)
+    places = _places(folder)
+    prefix = family.trunk if any(name.startswith(family.trunk) for name in places) else ""
+    names = {name.removeprefix(prefix) if name.startswith(prefix) else f"/{name}" for name in places}
+    if not prefix:
+        names = set(places)
+    config = _config(path, family, described, names)
+    if config.layers > len(places):
+        expected = f"have at most as many layers as there are tensors, {len(places)}"
+        raise file_error(path, expected, config.layers)
+    rules = list(family.rules(config))
+    with torch.device("meta"):
+        model: nn.Module = family.model(config)
+        if architecture in HEADS:
+            model = HEADS[architecture](model, _labels(path, described))  # type: ignore[arg-type]
+            rules = head_rules(family, rules, architecture)
+    rules = [replace(rule, theirs=tuple(whole_name(name, prefix) for name in rule.theirs)) for rule in rules]
+    _check(folder, family, model, rules, places)
+    _fill(folder, model, rules, places, dtype)
+    return model.eval()  # type: ignore[return-value]
+
+
+def head_rules(family: Family, rules: list[Rule], architecture: str) -> list[Rule]:
+    """Return the rules of a classifier: those of its model, and of what stands on it."""
+    inner = [replace(rule, ours=f"model.{rule.ours}") for rule in rules]
+    if family is ROBERTA and architecture == "ForSequenceClassification":
+        inner = [rule for rule in inner if not rule.ours.startswith("model.pooler.")]
+        return [*inner, *same({"model.pooler": "/classifier.dense", "output": "/classifier.out_proj"})]
+    return [*inner, *same({"output": "/classifier"})]
+
+
+def whole_name(name: str, prefix: str) -> str:
+    """Return the name of a tensor in a file."""
+    return name[1:] if name.startswith("/") else f"{prefix}{name}"
+
+
+def _family(path: Path, described: Described) -> Family:
+    kind = described.get("model_type")
+    for family in FAMILIES:
+        if kind in family.types:
+            return family
+    known = ", ".join(sorted(name for family in FAMILIES for name in family.types))
+    raise file_error(path, f"have one of the model_types {known}", brief(kind))
+
+
+def _architecture(path: Path, described: Described) -> str:
+    """Return the end of the architecture's name."""
+    for end in ("auto_map", "quantization_config"):
+        if described.get(end):
+            raise file_error(path, f"be without {end}", brief(described[end]))
+    given = described.get("architectures") or ["Model"]
+    name = str(given[0]) if isinstance(given, list) else str(given)
+    for end in (*HEADS, *_MODELS):
+        if name.endswith(end):
+            if end in HEADS and described["model_type"] in (*GPT2.types, *LLAMA.types):
+                break
+            return end
+    raise file_error(path, f"have an architecture that ends in {', '.join((*_MODELS, *HEADS))}", brief(name))
+
+
+def _config(path: Path, family: Family, described: Described, names: set[str]) -> Any:
+    try:
+        return family.read(described, names)
+    except KeyError as error:
+        raise file_error(path, f"have a field {error.args[0]!r}", "none") from None
+    except (ValueError, TypeError) as error:
+        raise file_error(path, "describe a model that can be built here", str(error).rstrip(".")) from None
+
+
+def _labels(path: Path, described: Described) -> list[str]:
+    labels = described.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    if not isinstance(labels, dict) or set(labels) != {str(i) for i in range(len(labels))}:
+        raise file_error(path, "have id2label that numbers its labels from 0", brief(labels))
+    return [str(labels[str(i)]) for i in range(len(labels))]
+
+
+def _places(folder: Path) -> dict[str, _Place]:
+    """Return where each tensor lies: in one file, or in the shards of an index."""
+    if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
+        if not (folder / WEIGHTS).exists() and any(folder.glob("pytorch_model*.bin")):
+            got = "pickles, which are never loaded because they can run code; save the model as safetensors"
+            raise file_error(folder, f"hold {WEIGHTS}", got)
+        return {name: (folder / WEIGHTS, *place) for name, place in _header(folder / WEIGHTS).items()}
+    index = read_json(folder / INDEX)
+    table = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
+        raise file_error(folder / INDEX, "have a weight_map of names and files", brief(index))
+    found: dict[str, _Place] = {}
+    for name in sorted(set(table.values())):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise file_error(folder / INDEX, "name safetensors files of its own folder", brief(name))
+        found |= {tensor: (folder / name, *place) for tensor, place in _header(folder / name).items()}
+    if found.keys() != table.keys():
+        odd = sorted(found.keys() ^ table.keys())[0]
+        raise file_error(folder / INDEX, "list the tensors that its files hold", f"another list: {brief(odd)}")
+    return found
+
+
+def _header(path: Path) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+    return read_header(path, _LARGEST)
+
+
+def _check(folder: Path, family: Family, model: nn.Module, rules: list[Rule], places: Mapping[str, _Place]) -> None:
+    """Raise where tensors are missing, unknown, of another shape, or more than memory holds."""
+    parameters = model.state_dict()
+    covered = {rule.ours for rule in rules}
+    assert not parameters.keys() - covered, sorted(parameters.keys() - covered)
+    needed = {name for rule in rules if rule.ours in parameters for name in rule.theirs}
+    tied = {name for rule in rules for name in rule.theirs}
+    if missing := sorted(needed - places.keys()):
+        raise file_error(folder, f"hold the {len(needed):,} tensors that {CONFIG} describes", f"no {brief(missing[0])}")
+    extra = sorted(name for name in places.keys() - tied if not name.endswith(family.ignored))
+    if extra:
+        raise file_error(folder, f"hold only tensors that {CONFIG} describes", brief(extra[0]))
+    for rule in rules:
+        for name, part in zip(rule.theirs, rule.split(parameters[rule.ours]) if rule.ours in parameters else ()):
+            path, stored, shape = places[name]
+            if shape != tuple(part.shape) or stored not in DTYPES or not DTYPES[stored].is_floating_point:
+                raise file_error(path, f"hold {name} of floats and shape {tuple(part.shape)}", f"{stored} of {shape}")
+    free, most = available_memory(), sum(4 * tensor.numel() for tensor in parameters.values())
+    if free is not None and most > free:
+        raise file_error(folder, f"fit into the {free / 1e9:.1f} GB of memory that are free", f"{most / 1e9:.1f} GB")
+
+
+def _fill(
+    folder: Path, model: nn.Module, rules: list[Rule], places: Mapping[str, _Place], dtype: torch.dtype | None
+) -> None:
+    """Give a model on the meta device its parameters, tensor by tensor."""
+    parameters = model.state_dict()
+    with fitting(f"load: {folder} must fit into memory, got an allocation that failed.", ModelFileError):
+        with _opened(places) as tensor:
+            made = {
+                rule.ours: rule.join([tensor(name) for name in rule.theirs]).to(dtype).contiguous()
+                for rule in rules
+                if rule.ours in parameters
+            }
+        model.load_state_dict(made, assign=True)
+
+
+@contextmanager
+def _opened(places: Mapping[str, _Place]) -> Iterator[Callable[[str], Tensor]]:
+    """Yield what reads a tensor by its name; files are opened when they are needed, and closed together."""
+    from safetensors import safe_open
+
+    files: dict[Path, Any] = {}
+    with ExitStack() as stack:
+
+        def tensor(name: str) -> Tensor:
+            path = places[name][0]
+            with reading_safetensors(path):
+                if path not in files:
+                    files[path] = stack.enter_context(safe_open(path, framework="pt"))
+                return files[path].get_tensor(name)
+
+        yield tensor
+
+
+def theirs_of(model: nn.Module, rules: list[Rule]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a folder, by name, of a model's parameters."""
+    for name, parameter in model.state_dict().items():
+        rule = next(rule for rule in rules if rule.ours == name)
+        for theirs, part in zip(rule.theirs, rule.split(parameter)):
+            yield theirs, part.detach().cpu().contiguous()

@@ -21,6 +21,7 @@ from regard.models.base import END, EncoderDecoder
 from regard.training.learner import Learner, Stream
 from regard.training.loop import train
 from regard.training.losses import cross_entropy
+from regard.training.objectives import WriteTargets
 from regard.training.options import TrainingOptions
 
 
@@ -113,7 +114,7 @@ def main() -> None:
     if job["task"] == "train":
         never = 1_000_000_000
         given = options(steps=never, save_every=never, validate_every=never, precision=job["precision"], metric="loss")
-        learner = Learner(model, given, Stream(repeated(batches)))
+        learner = Learner(model, given, Stream(repeated(batches)), WriteTargets.of(given))
         train(learner, [], given, Path(job["folder"]), callbacks=[Rounds(turns, len(batches))])
     with np.load(job["weights"]) as file:
         model.load_state_dict({name: torch.from_numpy(file[name]) for name in file.files})

@@ -21,6 +21,7 @@ from regard.text.ragged import Ragged
 from regard.text.subwords import SubwordVocabulary
 from regard.training.learner import Learner, Stream
 from regard.training.loop import train
+from regard.training.objectives import WriteTargets
 
 #: Numbers of the joint vocabulary, and tokens of a batch, both sides and padding included.
 SYMBOLS, TOKENS = 8000, 4096
@@ -115,7 +116,7 @@ def learned(path: Path, shape: str, data: Data, steps: int, say: Callable[[str],
     torch.manual_seed(0)
     model = built(shape, data.size, copied=True)
     given = options(schedule="linear", warmup=0.1, learning_rate=2e-3, steps=steps)
-    learner = Learner(model, given, Stream(data.batches.batch))
+    learner = Learner(model, given, Stream(data.batches.batch), WriteTargets.of(given))
     ended = train(learner, [], given, None)
     about = {"steps": ended.steps, "loss": round(learner.loss, 2), "threads": torch.get_num_threads()}
     say(f"{shape}: learned for {ended.seconds:.0f} s, {about}")

@@ -19,6 +19,7 @@ from regard.models.base import END, EncoderDecoder
 from regard.training import interrupts
 from regard.training.learner import Learner, Stream
 from regard.training.loop import train
+from regard.training.objectives import WriteTargets
 from regard.training.options import TrainingOptions
 
 SYMBOLS, LENGTH = 12, 5
@@ -80,7 +81,7 @@ OPTIONS = TrainingOptions(
 
 def learner(options: TrainingOptions = OPTIONS, score=None, make=batch) -> Learner:
     torch.manual_seed(options.seed)
-    return Learner(Copier(), options, Stream(make), score)
+    return Learner(Copier(), options, Stream(make), WriteTargets.of(options), score)
 
 
 def begun(target: Callable[..., None], *arguments: object) -> BaseProcess:
@@ -126,7 +127,8 @@ def apart(folder: str, processes: int, rank: int, port: int, seconds: float = 0.
         asked.append(1)
         return {"bleu": float(model.output.bias.detach().sum()) + rank}
 
-    learning = Learner(Copier(dropout=0.0), options, Stream(lambda number: batch(number * processes + rank)), score)
+    stream = Stream(lambda number: batch(number * processes + rank))
+    learning = Learner(Copier(dropout=0.0), options, stream, WriteTargets.of(options), score)
     ended = train(learning, VALID[rank::processes], options, folder)
     told = {name: float(value) for name, value in learning.trainer.callback_metrics.items() if "valid" in name}
     found = {"told": told, "asked": len(asked), "reason": ended.reason, "steps": ended.steps}

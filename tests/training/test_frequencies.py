@@ -15,6 +15,7 @@ from regard.text.ragged import Ragged
 from regard.training.frequencies import Frequencies
 from regard.training.learner import Learner, Stream
 from regard.training.loop import train
+from regard.training.objectives import WriteTargets
 from regard.training.options import TrainingOptions
 
 SYMBOLS, PAIRS = 2000, 3000
@@ -44,7 +45,7 @@ def test_a_model_that_saturates_begins_at_that_loss() -> None:
     sizes = {"embedding": 8, "encoder": 8, "decoder": 8, "features": 8}
     model = RecurrentEncoderDecoder(RecurrentConfig(SYMBOLS, SYMBOLS, **sizes))
     frequencies.set_bias(model)
-    learner = Learner(model, TrainingOptions(precision="float32"), Stream(lambda _: None))
+    learner = Learner(model, TrainingOptions(precision="float32"), Stream(lambda _: None), WriteTargets())
     for number, batch in enumerate(Batches(sources, targets, size=1000).once()):
         learner.validation_step(batch, number)
     total, count = learner._sums.tolist()
@@ -67,7 +68,9 @@ def test_a_short_warm_up_learns_more_than_frequencies() -> None:
         model = RecurrentEncoderDecoder(RecurrentConfig(SYMBOLS, SYMBOLS, **sizes))
         if begun:
             frequencies.set_bias(model)
-        learner = Learner(model, options, Stream(batches.batch), guess=frequencies.loss(targets))
+        learner = Learner(
+            model, options, Stream(batches.batch), WriteTargets.of(options), guess=frequencies.loss(targets)
+        )
         guessing.append(train(learner, [batches.batch(0)], options, None).guesses)
         losses.append(learner.valid_loss)
     assert guessing == [False, True]

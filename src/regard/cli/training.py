@@ -9,8 +9,7 @@ from lightning.pytorch import Callback, Trainer
 from rich.progress import BarColumn, Progress, TextColumn
 
 from regard.cli.messages import Console
-from regard.data.batches import Batch
-from regard.models.base import PAD
+from regard.training.objectives import Examples
 from regard.training.options import TrainingOptions
 
 #: Steps between two looks at the loss, of which about the last ten count, and the lines of a run without validation.
@@ -58,12 +57,11 @@ class TrainingDisplay(Callback):
         trainer: Trainer,
         module: Any,
         outputs: Any,  # noqa: ARG002
-        batch: Batch,
+        batch: Examples,
         number: int,  # noqa: ARG002
     ) -> None:
         """Count; move the bar."""
-        tokens = 0 if self._pairs else int(batch.lengths.sum()) + int((batch.target != PAD).sum())
-        self._count += len(batch.source) if self._pairs else tokens
+        self._count += batch.examples if self._pairs else batch.tokens
         if trainer.global_step % _EVERY == 0:
             self._loss = module.loss if math.isnan(self._loss) else self._loss + 0.1 * (module.loss - self._loss)
             if self._bars is not None:

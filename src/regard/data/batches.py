@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import rejected
-from regard.models.base import END
+from regard.models.base import END, PAD
 from regard.text.ragged import Ragged
 
 #: The most padding, as a share of real symbols, and the most pairs fewer in a batch, for which batches are mixed.
@@ -60,6 +60,16 @@ class Batch:
     target: Tensor
     rows: Tensor | None = None
     links: Tensor | None = None
+
+    @property
+    def examples(self) -> int:
+        """How many pairs there are."""
+        return len(self.source)
+
+    @property
+    def tokens(self) -> int:
+        """How many symbols are read and written, without padding."""
+        return int(self.lengths.sum()) + int((self.target != PAD).sum())
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return the batch on another device."""

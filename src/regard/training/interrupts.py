@@ -13,7 +13,7 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
-from regard.data.batches import Batch
+from regard.training.objectives import Examples
 from regard.training.options import TrainingOptions
 
 
@@ -60,9 +60,9 @@ class Stopping(Callback):
         """Stop the clock."""
         self._ended = time.monotonic()
 
-    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Batch, number: int) -> None:  # noqa: ARG002
+    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Examples, number: int) -> None:  # noqa: ARG002
         """Look at the clock."""
-        self.pairs += len(batch.source)
+        self.pairs += batch.examples
         if (number + 1) % trainer.accumulate_grad_batches:
             return
         at_end = trainer.global_step >= self.steps

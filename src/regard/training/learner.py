@@ -9,17 +9,15 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.data.batches import Batch
-from regard.models.base import END, PAD, EncoderDecoder
-from regard.training.losses import alignment_loss, cross_entropy
+from regard.training.objectives import Examples, Objective
 from regard.training.options import TrainingOptions
 
 #: A loss that is not lower than guessing by frequency by so much, in nats, says that nothing else was learned.
 _LEARNED = 0.1
 #: What a validation finds beside the loss, such as ``{"bleu": 31.2}``.
-Score = Callable[[EncoderDecoder], dict[str, float]]
+Score = Callable[[nn.Module], dict[str, float]]
 
 
 class TrainingError(RuntimeError):
@@ -29,10 +27,10 @@ class TrainingError(RuntimeError):
 class Stream:
     """Training batches from the n-th on; where it begins is set when a run is resumed."""
 
-    def __init__(self, batch: Callable[[int], Batch], first: int = 0) -> None:
+    def __init__(self, batch: Callable[[int], Examples], first: int = 0) -> None:
         self._batch, self.first = batch, first
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Examples]:
         """Yield batches for ever."""
         number = self.first
         while True:
@@ -45,38 +43,37 @@ def _no_clock() -> float:
 
 
 class Learner(LightningModule):
-    """A model that learns to write the targets of batches.
+    """A model that learns from batches what an objective says.
 
     Everything random in a step is drawn from a generator seeded by the seed and the step's number: a run that was
     killed and goes on from a checkpoint draws what it would have drawn.
 
     Parameters
     ----------
-    model : EncoderDecoder
+    model : Module
     options : TrainingOptions
     stream : Stream
         Its beginning is moved when a checkpoint is loaded.
+    objective : Objective
     score : callable, optional
         ``score(model)`` is called by every validation, in the first process, and returns what is logged beside the
         loss.
     guess : float, optional
         The loss of a validation in which each symbol is guessed by its frequency alone.
-    guided : str, optional
-        The attention map that the links of batches guide.
     """
 
     def __init__(
         self,
-        model: EncoderDecoder,
+        model: nn.Module,
         options: TrainingOptions,
         stream: Stream,
+        objective: Objective,
         score: Score | None = None,
         guess: float = math.inf,
-        guided: str = "",
     ) -> None:
         super().__init__()
         self.model, self.options, self._score = model, options, score
-        self.stream, self.guess, self.guided = stream, guess, guided
+        self.stream, self.objective, self.guess = stream, objective, guess
         #: The loss of the last validation; NaN before there was one.
         self.valid_loss = math.nan
         #: The last batch's loss, and the seconds of training so far, where somebody holds the clock.
@@ -88,21 +85,16 @@ class Learner(LightningModule):
         """Whether the last validation found no more learned than how often each symbol is written."""
         return self.valid_loss > self.guess - _LEARNED
 
-    def training_step(self, batch: Batch, number: int) -> Tensor:
-        """Return the loss of a batch: the mean cross-entropy of a symbol, in nats."""
+    def training_step(self, batch: Examples, number: int) -> Tensor:
+        """Return the loss of a batch."""
         accumulate = self.options.accumulate
         done = self.global_step * accumulate + number % accumulate
         seed = _mixed(self.options.seed, done, self.global_rank)
         # Where there is no GPU, this takes a hundredth of the time of torch.manual_seed.
         torch.default_generator.manual_seed(seed) if self.device.type == "cpu" else torch.manual_seed(seed)
-        loss, log_likelihood, weights = self._loss(batch, self.options.teacher_forcing, self.options.label_smoothing)
-        self.loss = float(loss.detach())
-        if self.model.stochastic:
-            loss = loss + self.model.surrogate(log_likelihood)
-        if batch.links is not None and weights is not None:
-            guide = alignment_loss(weights, batch.links)
-            loss = loss + self.options.guide * guide
-            self.loss += self.options.guide * float(guide.detach())
+        with self._autocast():
+            loss = self.objective.loss(self.model, batch)
+        self.loss = loss.shown
         if not math.isfinite(self.loss):
             raise TrainingError(
                 f"train: the loss must be finite, got {self.loss} at step {self.global_step + 1}: lower "
@@ -110,17 +102,17 @@ class Learner(LightningModule):
                 "checkpoints from before it are kept."
             )
         if self.trainer.loggers:
-            self.log("loss", self.loss, batch_size=len(batch.source))
-        return loss
+            self.log("loss", self.loss, batch_size=batch.examples)
+        return loss.value
 
     def on_validation_epoch_start(self) -> None:
         """Forget the last validation."""
         self._sums = torch.zeros(2, dtype=torch.float64)
 
-    def validation_step(self, batch: Batch, number: int) -> None:  # noqa: ARG002
+    def validation_step(self, batch: Examples, number: int) -> None:  # noqa: ARG002
         """Add up the losses of symbols."""
-        _, log_likelihood, _ = self._loss(batch, 1.0, 0.0)
-        self._sums += torch.stack([-log_likelihood.double().sum(), (batch.target != PAD).sum().double()]).cpu()
+        with self._autocast():
+            self._sums += self.objective.validation(self.model, batch).cpu()
 
     def on_validation_epoch_end(self) -> None:
         """Log the loss of a symbol without smoothing, and what the task says: the same in all processes."""
@@ -137,17 +129,19 @@ class Learner(LightningModule):
         self.log_dict(metrics, prog_bar=True)
 
     def configure_optimizers(self) -> Any:
-        """Return AdamW with the schedule."""
+        """Return AdamW with the schedule; matrices decay, and vectors do not: norms and biases have nowhere to go."""
         options = self.options
+        matrices = [each for each in self.parameters() if each.dim() > 1]
+        vectors = [each for each in self.parameters() if each.dim() < 2]
+        groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(
-            self.parameters(), lr=1.0, betas=(0.9, options.beta2), weight_decay=options.weight_decay,
-            fused=True,
-        )  # fmt: skip
+            [group for group in groups if group["params"]], lr=1.0, betas=(0.9, options.beta2), fused=True
+        )
         # The rate is all in the schedule: what a checkpoint restores of the optimizer must not undo a changed option.
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self._rate(step, self.seconds()))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:  # noqa: ARG002
+    def transfer_batch_to_device(self, batch: Examples, device: torch.device, dataloader_idx: int) -> Examples:  # noqa: ARG002
         """Return the batch on a device."""
         return batch.to(device)
 
@@ -162,19 +156,10 @@ class Learner(LightningModule):
     def _rate(self, step: int, seconds: float) -> float:
         return self.options.learning_rate * self.options.rate(step, seconds)
 
-    def _loss(self, batch: Batch, teacher_forcing: float, smoothing: float) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the cross-entropy, how likely each symbol was, and the attention (B, T, S) if links guide it."""
-        start = torch.full_like(batch.target[:, :1], END)
-        shifted = torch.cat([start, batch.target[:, :-1]], 1)
-        given = batch.source, batch.lengths, shifted, teacher_forcing
+    def _autocast(self) -> torch.autocast:
         # Lightning's own mixed precision converts parameters anew at every use, and allows no fused optimizer.
         narrow = is_bfloat16(self.options.precision, self.device.type)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=narrow):
-            if batch.links is None:
-                features, weights = self.model.features(*given), None
-            else:
-                features, weights = self.model.features_and_attention(*given, name=self.guided)
-            return *cross_entropy(features, self.model.projection, batch.target, smoothing), weights
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=narrow)
 
 
 @cache

@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader
 
 from regard._errors import rejected, unknown_name
 from regard._memory import fitting
-from regard.data.batches import Batch
 from regard.training.checkpoints import BEST, CHECKPOINTS, LAST, AtomicCheckpoints, Best, Last, load_best_average
 from regard.training.interrupts import Stopping, interruptible
 from regard.training.learner import Learner, TrainingError
 from regard.training.logs import Log
+from regard.training.objectives import Examples
 from regard.training.options import TrainingOptions
 
 LOG = "log"
@@ -59,7 +59,7 @@ class TrainingResult:
 
 def train(
     learner: Learner,
-    valid: Sequence[Batch],
+    valid: Sequence[Examples],
     options: TrainingOptions,
     folder: str | Path | None,
     *,
@@ -74,7 +74,7 @@ def train(
     Parameters
     ----------
     learner : Learner
-    valid : sequence of Batch
+    valid : sequence of batches
         Walked through by every validation; empty for none.
     options : TrainingOptions
     folder : str, Path or None

@@ -21,7 +21,6 @@ from regard.data.pairs import Pairs, read_pairs, split
 from regard.decoding.beam_search import SearchOptions
 from regard.decoding.predictions import Prediction, PredictionOptions, report_truncated
 from regard.decoding.sequence_model import SequenceModel
-from regard.models import EncoderDecoder
 from regard.models.registry import MODELS
 from regard.text.ragged import Ragged
 from regard.text.sentences import PARAGRAPHS, sentences
@@ -103,6 +102,7 @@ class Experiment:
         from regard.training.interrupts import unbroken
         from regard.training.learner import Learner, Stream, TrainingError, is_bfloat16
         from regard.training.loop import check_devices, train
+        from regard.training.objectives import WriteTargets
 
         training = self.options.training
         check_devices(training)
@@ -142,7 +142,9 @@ class Experiment:
         if start is None:
             frequencies.set_bias(model)
         guess = frequencies.loss(checks[1])
-        learner = Learner(model, training, Stream(batches.batch), self._score(sequence_model, valid), guess, guided)
+        objective = WriteTargets.of(training, guided)
+        score = self._score(sequence_model, valid)
+        learner = Learner(model, training, Stream(batches.batch), objective, score, guess)
         ended = train(learner, list(once.once()), training, self.folder, resume=resume, callbacks=callbacks)
         if ended.reason != "interrupt" and rank == 0:
             sequence_model.model.eval()
@@ -270,7 +272,7 @@ class Experiment:
             files.write(record, self.options)
         return source, target
 
-    def _score(self, sequence_model: SequenceModel, valid: Pairs) -> Callable[[EncoderDecoder], dict[str, float]]:
+    def _score(self, sequence_model: SequenceModel, valid: Pairs) -> Callable[[Any], dict[str, float]]:
         """Return what a validation asks beside the loss: greedy search for some of the held-out sources."""
         references = dict(list(valid.references().items())[: self.options.training.validate_most])
         options = PredictionOptions(SearchOptions(beams=1))

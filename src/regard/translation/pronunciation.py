@@ -97,13 +97,13 @@ class Pronouncer:
         """
         from regard.training.learner import Learner, Stream
         from regard.training.loop import train
+        from regard.training.objectives import WriteTargets
 
         sources, targets = self.model.source.encode_all(pairs.sources), self.model.target.encode_all(pairs.targets)
         batches = Batches(sources, targets, size=PAIRS, seed=options.seed)
         try:
-            return train(
-                Learner(self.model.model, options, Stream(batches.batch)), (), options, None, callbacks=callbacks
-            )
+            learner = Learner(self.model.model, options, Stream(batches.batch), WriteTargets.of(options))
+            return train(learner, (), options, None, callbacks=callbacks)
         finally:
             self.model.model.eval()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 from regard._errors import described, in_section, rejected, unknown_name
@@ -47,8 +47,8 @@ def option(
     bounds = {"least": least, "above": above, "most": most, "below": below}
     rest = {"text": text, "known": known, "flag": flag, "short": short or f"{text[:1].upper()}{text[1:]}."}
     metadata = {"kind": kind or type(default), "resumable": resumable, **bounds, **rest}
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=metadata)
+    if isinstance(default, dict | list):
+        return field(default_factory=type(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -120,6 +120,17 @@ class Options:
             elif each.metadata:
                 yield f"{prefix}{each.name}", each
 
+    def to_table(self) -> dict[str, Any]:
+        """Return a table of TOML."""
+        return asdict(self)
+
+    def flat(self) -> dict[str, Any]:
+        """Return all options by their places, such as ``training.clip``."""
+        flat: dict[str, Any] = {}
+        for name, value in self.to_table().items():
+            flat |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
+        return flat
+
     def leave_out(self, name: str, where: str) -> None:
         """Raise where an option is given that would have no effect."""
         default = next(each.default for each in fields(self) if each.name == name)
@@ -135,8 +146,10 @@ def _checked(function: str, option: Field[Any], value: Any) -> Any:
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        expected = "be a table of options" if kind is dict else f"be of type {kind.__name__}"
+        expected = {dict: "be a table of options", list: "be a list of texts"}.get(kind, f"be of type {kind.__name__}")
         raise rejected(function, option.name, expected, described(value), TypeError)
+    if kind is list and not all(isinstance(each, str) for each in value):
+        raise rejected(function, option.name, "be a list of texts", described(value), TypeError)
     if known and value not in known:
         raise unknown_name(function, option.name, value, known)
     if kind in (int, float) and not _within(value, declared):

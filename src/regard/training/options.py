@@ -15,6 +15,12 @@ METRICS = ("loss", "bleu", "chrf", "wer", "per")
 _RISING = 0.3
 
 
+class RunOptions(Options):
+    """What a run of any task is asked for: every kind has a section of options of training."""
+
+    training: TrainingOptions
+
+
 @dataclass(frozen=True)
 class TrainingOptions(Options):
     """How to train. Every field is an option of the command line and a line of the options file.

@@ -18,7 +18,7 @@ from regard._errors import rejected
 from regard._writing import write_atomically
 from regard.translation.experiment import Experiment
 from regard.translation.options import ExperimentOptions
-from regard.translation.run_folder import RunFolder
+from regard.translation.run_folder import PairRunFolder
 
 RESULTS = "compared.json"
 #: Batches that do not count, as kernels are compiled or loaded there.
@@ -91,7 +91,7 @@ def compare(
     for name, options in variants.items():
         # What is wrong with the last is said before the first is trained.
         Experiment(options, folder / name)
-        RunFolder(folder / name).check_new()
+        PairRunFolder(folder / name).check_new()
     results: list[ComparedRun] = []
     reported: set[str] = set()
     for name, options in variants.items():

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from regard._errors import RegardWarning, in_section, rejected
+from regard._errors import RegardWarning, rejected
 from regard.alignment.attention import best_map
 from regard.alignment.guidance import Guidance
 from regard.data.batches import Batches
@@ -26,9 +24,17 @@ from regard.text.ragged import Ragged
 from regard.text.sentences import PARAGRAPHS, sentences
 from regard.text.vocabulary import Vocabulary
 from regard.training.frequencies import Frequencies
-from regard.training.threads import set_threads
+from regard.training.run import (
+    check_processes,
+    conditions,
+    from_first,
+    place,
+    restore_conditions,
+    resumed_options,
+    save_unbroken,
+)
 from regard.translation.options import DataOptions, ExperimentOptions
-from regard.translation.run_folder import RunFolder
+from regard.translation.run_folder import PairRunFolder
 from regard.translation.tasks import Task, get_task
 from regard.translation.warm_start import copy_parameters
 
@@ -57,7 +63,7 @@ class Experiment:
     def __init__(self, options: ExperimentOptions, folder: str | Path, say: Callable[[str], None] = print) -> None:
         self.options = options.with_absolute_paths()  # a run is resumed from anywhere
         self.folder = Path(folder)
-        self.say = _once(say)
+        self.say = from_first(say)
         self._said: set[str] = set()
         self.task: Task = get_task(options.task)
         config = options.model_config(8, 8)  # what is wrong with it is said before anything is read
@@ -67,25 +73,12 @@ class Experiment:
         if options.training.metric not in ("loss", *self.task.names):
             expected = f"be loss or one of {', '.join(self.task.names)} for {options.task}"
             raise rejected("train", "training.metric", expected, repr(options.training.metric))
-        _, world = _place()
-        if world != options.training.devices:
-            expected = f"be {world}, as many as torchrun has started" if world > 1 else "be 1 without torchrun"
-            raise rejected("train", "training.devices", expected, options.training.devices)
+        check_processes(options.training)
 
     @classmethod
     def resumed(cls, folder: str | Path, changes: dict[str, Any], say: Callable[[str], None] = print) -> Experiment:
-        """Return the run in a folder, to go on; ``changes`` are options of training that may differ now.
-
-        What may change may also be changed in the folder's options file.
-        """
-        before, edited = RunFolder(Path(folder)).read_options()
-        say = _once(say)
-        with in_section("training"):
-            training = edited.training.with_changes(changes)
-            changed = training.changed_from(before.training)
-        for name in changed:
-            say(f"{name} is now {getattr(training, name)}, was {getattr(before.training, name)}")
-        return cls(replace(before, training=training), folder, say)
+        """Return the run in a folder, to go on; ``changes`` are options of training that may differ now."""
+        return cls(resumed_options(PairRunFolder(Path(folder)), changes, from_first(say)), folder, say)
 
     def train(
         self, *, resume: bool = False, callbacks: Iterable[Callback] = ()
@@ -99,21 +92,18 @@ class Experiment:
         TrainingError
             If training cannot go on.
         """
-        from regard.training.interrupts import unbroken
-        from regard.training.learner import Learner, Stream, TrainingError, is_bfloat16
+        from regard.training.learner import Learner, Stream
         from regard.training.loop import check_devices, train
         from regard.training.objectives import WriteTargets
 
         training = self.options.training
         check_devices(training)
-        files = RunFolder(self.folder)
+        files = PairRunFolder(self.folder)
         files.check_resumable() if resume else files.check_new(", or be resumed (--resume)")
-        if training.threads:
-            set_threads(training.threads)
+        here = conditions(training)
         learn, valid = self._pairs(resume)
         self._valid = valid
         start = SequenceModel.load(self.options.start) if self.options.start and not resume else None
-        here = {"threads": torch.get_num_threads(), "bfloat16": is_bfloat16(training.precision)}
         if resume:
             source, target = self._resumed(files, learn, valid, here)
         else:
@@ -127,7 +117,7 @@ class Experiment:
         self.say(
             f"{self.options.kind} model, {count:,} parameters, vocabularies of {len(source):,} and {len(target):,}"
         )
-        rank, world = _place()
+        rank, world = place()
         sequence_model = SequenceModel(model, source, target, self._about(learn))
         numbers, rows = self._numbers(learn, sequence_model, sampled=True)
         checks, _ = self._numbers(valid, sequence_model, sampled=False)
@@ -160,14 +150,7 @@ class Experiment:
                 "threads": torch.get_num_threads(),
                 "best": ended.best if math.isfinite(ended.best) else None,
             }
-            try:
-                with unbroken():
-                    sequence_model.save(self.folder)
-            except OSError as error:
-                raise TrainingError(
-                    f"train: {self.folder} must take the model, got {error.strerror or error}; the training is done, "
-                    "and its checkpoints are whole: mend that, and get the model with --resume."
-                ) from error
+            save_unbroken(lambda: sequence_model.save(self.folder), self.folder)
         return sequence_model, ended
 
     def _numbers(
@@ -231,7 +214,7 @@ class Experiment:
         return learn, valid
 
     def _resumed(
-        self, files: RunFolder, learn: Pairs, valid: Pairs, here: dict[str, Any]
+        self, files: PairRunFolder, learn: Pairs, valid: Pairs, here: dict[str, Any]
     ) -> tuple[Vocabulary, Vocabulary]:
         """Return the vocabularies that the run began with, and make this process as those were that it began in."""
         begun = files.read_record()
@@ -239,19 +222,13 @@ class Experiment:
             if begun.get(name) != mark:
                 raise rejected("resume", name, "be the pairs that the run began with", "others")
         self._guidance.find(learn, begun.get("links", ""))
-        # The order of sums, and so their last bits, goes by the number of threads.
-        if begun["threads"] != here["threads"]:
-            self.say(f"threads: {begun['threads']}, as the run began")
-            set_threads(begun["threads"])
-        if begun["bfloat16"] != here["bfloat16"]:
-            was, now = ("bfloat16" if narrow else "float32" for narrow in (begun["bfloat16"], here["bfloat16"]))
-            self.say(f"matrix products were in {was} where the run began and are in {now} here: the bits will differ")
-        if _place()[0] == 0:
+        restore_conditions(begun, here, self.say)
+        if place()[0] == 0:
             files.write(begun, self.options)  # what was changed stays changed when the run is resumed again
         return files.read_vocabularies()
 
     def _begun(
-        self, files: RunFolder, learn: Pairs, valid: Pairs, here: dict[str, Any], start: SequenceModel | None
+        self, files: PairRunFolder, learn: Pairs, valid: Pairs, here: dict[str, Any], start: SequenceModel | None
     ) -> tuple[Vocabulary, Vocabulary]:
         """Return vocabularies that are learned, or those of a model, and write what the run begins with."""
         with warnings.catch_warnings(record=True) as caught:
@@ -263,7 +240,7 @@ class Experiment:
             )
         for each in caught:
             self.say(str(each.message).partition(": ")[2])
-        first = _place()[0] == 0
+        first = place()[0] == 0
         if first:
             files.write_vocabularies(source, target)
         mark = self._guidance.find(learn, keep=first)
@@ -291,13 +268,3 @@ class Experiment:
         """Return what the model's folder tells of it, from the start on: validations go by it, too."""
         several = sum(len(sentences(text)) > 1 for text in learn.sources) >= _SEVERAL * len(learn)
         return {"task": self.options.task} | ({"lines": PARAGRAPHS} if several else {})
-
-
-def _once(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Return what says it in one process alone."""
-    return say if _place()[0] == 0 else lambda _: None
-
-
-def _place() -> tuple[int, int]:
-    """Return this process's number and how many there are, as torchrun says."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

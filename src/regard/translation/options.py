@@ -11,7 +11,7 @@ from regard._schema import Options, option, section
 from regard.alignment.aligners import ALIGNERS
 from regard.models import RecurrentConfig
 from regard.models.registry import MODELS
-from regard.training.options import TrainingOptions
+from regard.training.options import RunOptions, TrainingOptions
 from regard.translation.tasks import TASKS, VocabularyOptions
 
 #: The options of data that name files.
@@ -60,7 +60,7 @@ class DataOptions(Options):
 
 
 @dataclass(frozen=True)
-class ExperimentOptions(Options):
+class ExperimentOptions(RunOptions):
     """Everything that a run is asked for."""
 
     task: str = option("translation", "translation or pronunciation", known=TASKS)
@@ -90,17 +90,6 @@ class ExperimentOptions(Options):
             for name in ("kind", "size", "joint", "dropout"):
                 with in_section("vocabularies"):
                     self.vocabularies.leave_out(name, where)
-
-    def to_table(self) -> dict[str, Any]:
-        """Return a table of TOML."""
-        return asdict(self)
-
-    def flat(self) -> dict[str, Any]:
-        """Return all options by their places, such as ``training.clip``."""
-        flat: dict[str, Any] = {}
-        for name, value in self.to_table().items():
-            flat |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
-        return flat
 
     def with_absolute_paths(self) -> Self:
         """Return the options with the files' names from the root on."""

@@ -1,25 +1,20 @@
-"""The folder of a run: the options and the vocabularies that it began with, so that it can be resumed from anywhere."""
+"""The folder of a run on pairs: what any run has, and the vocabularies."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-from regard._errors import rejected
 from regard._writing import write_atomically
-from regard.data.toml import read_toml
-from regard.models.folders import CONFIG, OPTIONS, ModelFileError, read_json
 from regard.text.vocabulary import Vocabulary
+from regard.training.run_folder import RunFolder
 from regard.translation.options import ExperimentOptions
 
-#: Beside the checkpoints, the log, the model and the options that a person may edit.
-RECORD, SOURCE, TARGET = "run.json", "source.json", "target.json"
-_RECORDED = ("data", "valid", "threads", "bfloat16", "options")
+SOURCE, TARGET = "source.json", "target.json"
 
 
-class RunFolder:
-    """The files of a run.
+class PairRunFolder(RunFolder[ExperimentOptions]):
+    """The files of a run on pairs.
 
     Parameters
     ----------
@@ -27,55 +22,12 @@ class RunFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        from regard.training.checkpoints import CHECKPOINTS, LAST
-
-        self.path = path
-        self.has_checkpoint = (path / CHECKPOINTS / LAST).exists()
-
-    def check_new(self, otherwise: str = "") -> None:
-        """Raise ValueError if it is a file, or holds what training would overwrite: a run, or a model."""
-        if self.path.is_file():
-            raise rejected("train", "out", "be a new folder", f"a file, {self.path}")
-        if self.has_checkpoint:
-            raise rejected("train", "out", f"be a new folder{otherwise}", f"{self.path}, which has a run")
-        if (self.path / CONFIG).exists():
-            raise rejected("train", "out", "be a new folder", f"{self.path}, which has a model")
-
-    def check_resumable(self) -> None:
-        """Raise ValueError if there is no checkpoint."""
-        if not self.has_checkpoint:
-            expected = "have been saved once to be resumed; begin anew"
-            raise rejected("resume", str(self.path), expected, "no checkpoints/last.ckpt in it")
-
-    def read_options(self) -> tuple[ExperimentOptions, ExperimentOptions]:
-        """Return the options that the run began with, and those that its folder has now.
-
-        Raises
-        ------
-        ValueError
-            If there is no run, or options other than those of training were edited.
-        """
-        if not (self.path / OPTIONS).exists():
-            raise rejected("resume", str(self.path), "be the folder of a run", f"no {OPTIONS} in it")
-        before = ExperimentOptions.from_table(self.read_record()["options"])
-        edited = ExperimentOptions.from_table(read_toml(self.path / OPTIONS))
-        had, has = before.flat(), edited.flat()
-        for name in sorted(had.keys() | has.keys()):
-            if had.get(name) != has.get(name) and not name.startswith("training."):
-                expected = f"be {had.get(name)!r}, as the run that is resumed began"
-                raise rejected("resume", f"{name} in {self.path / OPTIONS}", expected, repr(has.get(name)))
-        return before, edited
-
-    def read_record(self) -> dict[str, Any]:
-        """Return what the run began with: options, checksums of its data, threads and precision."""
-        record = self._read(RECORD)
-        if not record.keys() >= set(_RECORDED):
-            raise self._damaged(RECORD)
-        return record
+        super().__init__(path, ExperimentOptions)
 
     def read_vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
         """Return the vocabularies that the run began with."""
-        source, target = (Vocabulary.from_json(self._read(name), str(self.path / name)) for name in (SOURCE, TARGET))
+        read = (Vocabulary.from_json(self.read_table(name), str(self.path / name)) for name in (SOURCE, TARGET))
+        source, target = read
         return source, target
 
     def write_vocabularies(self, source: Vocabulary, target: Vocabulary) -> None:
@@ -83,25 +35,3 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         for name, vocabulary in ((SOURCE, source), (TARGET, target)):
             write_atomically(self.path / name, json.dumps(vocabulary.to_json(), ensure_ascii=False).encode())
-
-    def write(self, record: dict[str, Any], options: ExperimentOptions) -> None:
-        """Write the record, and the options as a person may edit them."""
-        import tomli_w
-
-        table = options.to_table()
-        write_atomically(self.path / RECORD, json.dumps({**record, "options": table}, indent=1).encode())
-        # Last: a folder that has it is a run's.
-        write_atomically(self.path / OPTIONS, tomli_w.dumps(table).encode())
-
-    def _read(self, name: str) -> dict[str, Any]:
-        try:
-            data = read_json(self.path / name)
-        except ModelFileError:
-            data = None
-        if not isinstance(data, dict):
-            raise self._damaged(name)
-        return data
-
-    def _damaged(self, name: str) -> Exception:
-        expected = "be the file that the run began with"
-        return rejected("resume", str(self.path / name), expected, "one that is damaged")

@@ -217,7 +217,7 @@ class Tokenizer:
         parts: list[np.ndarray] = [np.zeros(0, np.int32)]
         lengths: list[int] = [0]
         count = 0
-        for block in _blocks(texts):
+        for block in text_blocks(texts):
             try:
                 encodings = engine.encode_batch_fast(block, add_special_tokens=specials)
             except TypeError:
@@ -360,8 +360,8 @@ class Tokenizer:
 _BYTES = {letter: byte for byte, letter in enumerate(byte_letters())}
 
 
-def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield texts, some at a time."""
+def text_blocks(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield texts, as many at a time as are encoded at once."""
     block: list[str] = []
     size = 0
     for text in texts:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data import documents
@@ -53,6 +53,7 @@ def test_standard_input(monkeypatch: Any) -> None:
     assert list(read_documents("-", per="line")) == ["x", "y é"]
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(text=st.text(st.sampled_from("ab é\n🌹\r")), longest=st.integers(1, 9), piece=st.integers(1, 7))
 def test_nothing_is_lost_where_documents_are_cut(tmp_path_factory: Any, text: str, longest: int, piece: int) -> None:
     path = tmp_path_factory.mktemp("cut") / "a.txt"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data.packing import IGNORE_INDEX, NO_DOCUMENT, LanguageBatch, LanguageBatches, PackedBatches, StreamBatches
@@ -64,6 +64,7 @@ LENGTHS = st.lists(st.integers(0, 30), max_size=30).filter(lambda lengths: max(l
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     lengths=LENGTHS,
     length=st.integers(1, 20),
@@ -150,6 +151,7 @@ def test_a_window_has_context() -> None:
         assert int((batch.documents != NO_DOCUMENT).sum()) == 24  # the last window is full, too
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=200), length=st.integers(50, 60))
 def test_best_fit(lengths: list[int], length: int) -> None:
     sizes = np.array(lengths)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -43,6 +43,7 @@ ANY = st.text() | st.text(st.sampled_from(" \n\t\r'sd0123aé\u0301\u2028\x00\x1f
 
 
 @pytest.mark.parametrize("kind", ["bpe", "bytes"])
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(text=ANY)
 @example("<|endoftext|> <|pad|>")
 @example("".join(map(chr, range(0x300))))
@@ -59,6 +60,7 @@ def test_every_text_comes_back(kind: str, text: str) -> None:
         assert numbers == list(text.encode())
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(text=ANY)
 def test_characters_come_back_where_they_are_known(text: str) -> None:
     tokenizer, known = TOKENIZERS["characters"], set("".join(TEXTS))
@@ -67,6 +69,7 @@ def test_characters_come_back_where_they_are_known(text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(numbers=st.lists(st.integers(0, 500), max_size=40))
 def test_a_stream_of_any_numbers_is_their_text(kind: str, numbers: list[int]) -> None:
     tokenizer = TOKENIZERS[kind]
@@ -75,6 +78,7 @@ def test_a_stream_of_any_numbers_is_their_text(kind: str, numbers: list[int]) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(text=ANY)
 def test_a_stream_shows_no_half_character(kind: str, text: str) -> None:
     tokenizer = TOKENIZERS[kind]
@@ -94,6 +98,7 @@ def pair(request: Any, tmp_path_factory: Any) -> tuple[Tokenizer, Any, Any]:
     return tokenizer, PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")), folder
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(text=ANY.filter(lambda text: "<|" not in text), specials=st.booleans())
 def test_transformers_gives_the_same_numbers(pair: tuple[Tokenizer, Any, Any], text: str, specials: bool) -> None:
     ours, theirs, _ = pair

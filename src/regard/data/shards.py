@@ -23,7 +23,7 @@ _FORMAT, _VERSION = "regard.shards", 1
 _SHARD = 1 << 28
 #: Bytes of a manifest; bytes of tokens whose checksum is looked at where nothing else is asked; bytes hashed at once.
 _LARGEST, _VERIFIED, _HASHED = 1 << 24, 1 << 28, 1 << 24
-_DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+_DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
 class TokenShards:

@@ -61,7 +61,7 @@ class TrainingDisplay(Callback):
         number: int,  # noqa: ARG002
     ) -> None:
         """Count; move the bar."""
-        self._count += batch.examples if self._pairs else batch.tokens
+        self._count += batch.examples if self._pairs else batch.count
         if trainer.global_step % _EVERY == 0:
             self._loss = module.loss if math.isnan(self._loss) else self._loss + 0.1 * (module.loss - self._loss)
             if self._bars is not None:

@@ -67,7 +67,7 @@ class Batch:
         return len(self.source)
 
     @property
-    def tokens(self) -> int:
+    def count(self) -> int:
         """How many symbols are read and written, without padding."""
         return int(self.lengths.sum()) + int((self.target != PAD).sum())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import gzip
 import io
@@ -19,6 +20,7 @@ from typing import BinaryIO
 from regard._errors import RegardWarning, rejected
 
 _GZIP = b"\x1f\x8b"
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 #: What reading a gzip file raises that is cut short or damaged.
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 #: Milliseconds that a named pipe may be silent before the reader is told what is waited for.
@@ -92,6 +94,32 @@ def read_bytes(path: str | Path, function: str, most: int) -> bytes:
             function, display_name(path), f"have at most {most:,} bytes (unpacked, if it is compressed)", "more"
         )
     return data
+
+
+def not_text(
+    function: str, name: str, number: int, raw: bytes, error: UnicodeDecodeError | None = None, before: int = 0
+) -> Exception:
+    """Return the error of a line that is not text in UTF-8.
+
+    Parameters
+    ----------
+    function, name : str
+        What the error begins with, and what it calls the file.
+    number : int
+        Of the line, counted from 1.
+    raw : bytes
+        The line, or a part of it.
+    error : UnicodeDecodeError, optional
+        Of decoding it.
+    before : int, default 0
+        How many bytes of the line were before this part.
+    """
+    if number == 1 and raw.startswith(_UTF16):
+        return rejected(function, name, "be text in UTF-8", "UTF-16 (save it in UTF-8)")
+    if b"\0" in raw or error is None:
+        return rejected(function, name, "be text in UTF-8", f"a binary file (zero bytes in line {number})")
+    byte = f"byte 0x{raw[error.start]:02x} at column {before + error.start + 1} (save it in UTF-8)"
+    return rejected(function, f"{name}, line {number}", "be text in UTF-8", byte)
 
 
 def _standard_input() -> io.BufferedReader:

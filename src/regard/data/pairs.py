@@ -10,10 +10,9 @@ from itertools import count, zip_longest
 from pathlib import Path
 
 from regard._errors import rejected
-from regard.data.files import DAMAGED, display_name, open_file
+from regard.data.files import DAMAGED, display_name, not_text, open_file
 from regard.text.normalization import normalize
 
-_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 #: Bytes of a line; a file of gigabytes without a line feed is no text.
 _LONGEST_LINE = 1 << 20
 _EMPTY = "left out, a side is empty"
@@ -317,19 +316,10 @@ def read_lines(path: str | Path, function: str = "read_pairs") -> Iterator[str]:
             try:
                 line = raw.decode()
             except UnicodeDecodeError as error:
-                raise _not_text(function, name, number, raw, error) from None
+                raise not_text(function, name, number, raw, error) from None
             if "\0" in line:
-                raise _not_text(function, name, number, raw)
+                raise not_text(function, name, number, raw)
             yield line
-
-
-def _not_text(function: str, name: str, number: int, raw: bytes, error: UnicodeDecodeError | None = None) -> Exception:
-    if number == 1 and raw.startswith(_UTF16):
-        return rejected(function, name, "be text in UTF-8", "UTF-16 (save it in UTF-8)")
-    if b"\0" in raw or error is None:
-        return rejected(function, name, "be text in UTF-8", f"a binary file (zero bytes in line {number})")
-    byte = f"byte 0x{raw[error.start]:02x} at column {error.start + 1} (save it in UTF-8)"
-    return rejected(function, f"{name}, line {number}", "be text in UTF-8", byte)
 
 
 def _brief(text: str) -> str:

@@ -24,7 +24,12 @@ _GRAIN = 32
 
 
 def cross_entropy(
-    features: Tensor, projection: tuple[Tensor, Tensor], target: Tensor, smoothing: float = 0.0
+    features: Tensor,
+    projection: tuple[Tensor, Tensor | None],
+    target: Tensor,
+    smoothing: float = 0.0,
+    *,
+    ignore_index: int = PAD,
 ) -> tuple[Tensor, Tensor]:
     """Return the mean cross-entropy of the symbols that are no padding, and how likely each symbol was.
 
@@ -36,12 +41,14 @@ def cross_entropy(
     Parameters
     ----------
     features : Tensor (B, T, P)
-    projection : Tensor (N, P), Tensor (N,)
+    projection : Tensor (N, P), Tensor (N,) or None
         W and b.
     target : Tensor (B, T)
-        Of the numbers of symbols; :data:`~regard.models.base.PAD` is padding.
+        Of the numbers of symbols.
     smoothing : float, default 0
         In [0, 1).
+    ignore_index : int, default 0
+        The target of what is not to be predicted: padding.
 
     Returns
     -------
@@ -75,7 +82,7 @@ def cross_entropy(
         raise rejected("cross_entropy", "features", expected, tuple(features.shape))
     if not 0 <= smoothing < 1:
         raise rejected("cross_entropy", "smoothing", "be in [0, 1)", smoothing)
-    real = (target != PAD).flatten().nonzero()[:, 0]  # (R,)
+    real = (target != ignore_index).flatten().nonzero()[:, 0]  # (R,)
     rows, symbols = features.flatten(0, 1).index_select(0, real), target.flatten()[real]
     kind = features.device.type
     lower = torch.is_autocast_enabled(kind) and features.dtype != torch.float64  # which autocast leaves as it is
@@ -121,24 +128,27 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, symbols: Tensor, smoothing: float, dtype: torch.dtype,
-        needed: bool,
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, symbols: Tensor, smoothing: float,
+        dtype: torch.dtype, needed: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Return the mean loss () of rows (R, P), and log p (R,) of their symbols."""
         wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
         count, N = max(len(rows), 1), len(weight)
-        matrix, shift, padding = weight.to(dtype), bias.to(wide), -len(rows) % _GRAIN
+        matrix, padding = weight.to(dtype), -len(rows) % _GRAIN
+        shift = None if bias is None else bias.to(wide)
         used, symbols = F.pad(rows.to(dtype), (0, 0, 0, padding)), F.pad(symbols, (0, padding))
         log_likelihood = rows.new_empty(len(rows), dtype=wide)
         mean = rows.new_zeros((), dtype=wide)  # of all log p
         if needed:
-            to_rows, to_weight, to_bias = torch.empty_like(rows), torch.zeros_like(weight), torch.zeros_like(shift)
+            to_rows, to_weight = torch.empty_like(rows), torch.zeros_like(weight)
+            to_bias = None if shift is None else torch.zeros_like(shift)
         step = max(_LOGITS.get(rows.device.type, _LOGITS_ELSEWHERE) // N // _GRAIN, 1) * _GRAIN
         with torch.autocast(rows.device.type, enabled=False):
             for first in range(0, len(rows), step):
                 some, real = slice(first, first + step), min(len(rows) - first, step)
                 at = symbols[some, None]  # (C, 1) of the chunk's C rows
-                logits = F.linear(used[some], matrix).to(wide).add_(shift)  # (C, N)
+                logits = F.linear(used[some], matrix).to(wide)  # (C, N)
+                logits = logits if shift is None else logits.add_(shift)
                 top = logits.amax(1, keepdim=True)
                 picked = logits.gather(1, at)
                 average = logits.mean(1, keepdim=True) if smoothing else picked
@@ -154,12 +164,15 @@ class _Chunked(torch.autograd.Function):
                         shares.sub_(smoothing / N / count)
                     shares.scatter_add_(1, at, torch.full_like(top, -(1 - smoothing) / count))
                     shares[real:] = 0
-                    to_bias += shares.sum(0)
+                    if to_bias is not None:
+                        to_bias += shares.sum(0)
                     slopes = shares.to(dtype)
                     to_rows[some] = (slopes @ matrix)[:real]
                     to_weight += slopes.t() @ used[some]
         if needed:
-            ctx.save_for_backward(to_rows, to_weight, to_bias.to(bias.dtype))
+            ctx.save_for_backward(
+                to_rows, to_weight, None if to_bias is None or bias is None else to_bias.to(bias.dtype)
+            )
         ctx.mark_non_differentiable(log_likelihood)
         loss = log_likelihood.sum()
         if smoothing:  # else an impossible symbol would make it 0 · ∞
@@ -172,5 +185,5 @@ class _Chunked(torch.autograd.Function):
         if torch.is_grad_enabled():
             expected = "be False, as the gradient is taken on the way forward and has none itself"
             raise rejected("cross_entropy", "create_graph", expected, True, RuntimeError)
-        rows, weight, bias = (saved * slope for saved in ctx.saved_tensors)
+        rows, weight, bias = (None if saved is None else saved * slope for saved in ctx.saved_tensors)
         return rows, weight, bias, None, None, None, None

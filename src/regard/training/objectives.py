@@ -23,7 +23,7 @@ class Examples(Protocol):
         """How many examples there are."""
 
     @property
-    def tokens(self) -> int:
+    def count(self) -> int:
         """How many tokens there are, without padding."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:

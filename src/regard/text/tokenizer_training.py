@@ -1,0 +1,198 @@
+"""Tokenizers learned from texts: byte-level byte-pair encoding, single bytes, single characters."""
+
+from __future__ import annotations
+
+import heapq
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from regard._errors import RegardWarning, described, rejected, unknown_name
+
+KINDS = ("bpe", "bytes", "characters")
+#: What special tokens are called in a tokenizer that is learned here. One token stands between documents.
+NAMES = {
+    "end": "<|endoftext|>",
+    "pad": "<|pad|>",
+    "begin": "<|begin|>",
+    "mask": "<|mask|>",
+    "cls": "<|cls|>",
+    "sep": "<|sep|>",
+}
+#: What stands for a character that was not among those seen.
+UNKNOWN_TEXT = "\ufffd"
+#: How many numbers there are where nothing else is asked.
+_SIZE = 8000
+#: No token goes beyond one of these: GPT-2's words, but with the marks that belong to letters (vowels of Devanagari are
+#: marks), and at most three digits of a number.
+_PARTS = Regex(
+    r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}\p{M}]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
+)  # fmt: skip
+
+
+def byte_letters() -> list[str]:
+    """Return the letter that stands for each byte in files of byte-level tokenizers (Radford 2019): printable ones.
+
+    Examples
+    --------
+    >>> letters = byte_letters()
+    >>> letters[ord("a")], letters[ord(" ")], len(set(letters))
+    ('a', 'Ġ', 256)
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def learned(
+    texts: Iterable[str], size: int | None, kind: str, lowercase: bool, specials: Sequence[str]
+) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """Return what :meth:`Tokenizer.learn` is made of: the engine, and the text of each special token."""
+    function = "Tokenizer.learn"
+    if kind not in KINDS:
+        raise unknown_name(function, "kind", kind, KINDS)
+    for name in specials:
+        if name not in NAMES:
+            raise unknown_name(function, "specials", name, NAMES)
+    if len({"cls", "sep"} & set(specials)) == 1:
+        raise rejected(function, "specials", "have both or neither of 'cls' and 'sep'", tuple(specials))
+    names = {name: text for name, text in NAMES.items() if name in specials}
+    lower = normalizers.Lowercase() if lowercase else None
+    engine = _MAKERS[kind](_checked(texts, function), size, len(names), lower)
+    if lower is not None:
+        engine.normalizer = lower
+    engine.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in names.values()])
+    if "end" in names:  # a document begins where the one before it ended
+        names.setdefault("begin", names["end"])
+    if (template := _template(names, engine)) is not None:
+        engine.post_processor = template
+    if kind == "characters":
+        names["unknown"] = UNKNOWN_TEXT
+    return engine, names
+
+
+def _checked(texts: Iterable[str], function: str) -> Iterator[str]:
+    if isinstance(texts, str):
+        raise rejected(function, "texts", "be several texts, such as [text]", "one str", TypeError)
+    for number, text in enumerate(texts):
+        yield checked_text(text, function, f"text {number}")
+
+
+def checked_text(text: object, function: str, name: str) -> str:
+    """Return a text that can be written in UTF-8.
+
+    Raises
+    ------
+    TypeError
+        If it is no str.
+    ValueError
+        If it has half a surrogate pair.
+    """
+    if not isinstance(text, str):
+        raise rejected(function, name, "be a str", described(text), TypeError)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"half a surrogate pair, U+{ord(text[error.start]):04X}, at character {error.start}"
+        raise rejected(function, name, "be text that UTF-8 can hold", half) from None
+    return text
+
+
+def _byte_pairs(
+    texts: Iterable[str], size: int | None, special: int, lower: normalizers.Normalizer | None
+) -> tokenizers.Tokenizer:
+    asked, least = _SIZE if size is None else size, 256 + special
+    _check_size(asked, least, f"be at least {least}, for 256 bytes and {special} special tokens")
+    engine = tokenizers.Tokenizer(models.BPE())
+    if lower is not None:
+        engine.normalizer = lower
+    engine.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(_PARTS, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    engine.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=asked - special, min_frequency=2, initial_alphabet=sorted(byte_letters()), show_progress=False
+    )
+    counted = _Counted(texts)
+    engine.train_from_iterator(counted, trainer)
+    if not counted.characters:
+        raise rejected("Tokenizer.learn", "texts", "have a text that is not empty", "none")
+    if size is not None and engine.get_vocab_size() + special < size:
+        reached = f"{size:,} tokens are more than these texts support: {engine.get_vocab_size() + special:,}."
+        warnings.warn(f"Tokenizer.learn: {reached}", RegardWarning, stacklevel=4)
+    return engine
+
+
+class _Counted:
+    """Texts, and how many characters of them went by."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts, self.characters = texts, 0
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self._texts:
+            self.characters += len(text)
+            yield text
+
+
+def _bytes(
+    texts: Iterable[str],  # noqa: ARG001 - bytes are there before texts
+    size: int | None,
+    special: int,
+    lower: normalizers.Normalizer | None,  # noqa: ARG001
+) -> tokenizers.Tokenizer:
+    _check_size(size, 256 + special, f"be at least {256 + special}, or None, for bytes and special tokens")
+    numbers = {letter: byte for byte, letter in enumerate(byte_letters())}
+    engine = tokenizers.Tokenizer(models.BPE(vocab=numbers, merges=[]))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    engine.decoder = decoders.ByteLevel()
+    return engine
+
+
+def _characters(
+    texts: Iterable[str], size: int | None, special: int, lower: normalizers.Normalizer | None
+) -> tokenizers.Tokenizer:
+    least = special + 2
+    _check_size(size, least, f"be at least {least}, for a character, the unknown one and special tokens")
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text if lower is None else lower.normalize_str(text))
+    counts.pop(UNKNOWN_TEXT, None)
+    if not counts:
+        raise rejected("Tokenizer.learn", "texts", "have a text that is not empty", "none")
+    most = len(counts) if size is None else size - special - 1
+    kept = sorted(heapq.nsmallest(most, counts, key=lambda letter: (-counts[letter], letter)))
+    numbers = {letter: number for number, letter in enumerate([*kept, UNKNOWN_TEXT])}
+    engine = tokenizers.Tokenizer(models.BPE(vocab=numbers, merges=[], unk_token=UNKNOWN_TEXT))
+    engine.decoder = decoders.Fuse()
+    return engine
+
+
+def _check_size(size: int | None, least: int, expected: str) -> None:
+    if size is not None and (not isinstance(size, int) or size < least):
+        raise rejected("Tokenizer.learn", "size", expected, described(size))
+
+
+def _template(names: dict[str, str], engine: tokenizers.Tokenizer) -> processors.TemplateProcessing | None:
+    """Return what is put around a text on request: cls and sep, or begin."""
+    used: tuple[str, ...]
+    if "cls" in names:
+        cls, sep = names["cls"], names["sep"]
+        single, pair, used = f"{cls} $A {sep}", f"{cls} $A {sep} $B:1 {sep}:1", (cls, sep)
+    elif "begin" in names:
+        begin = names["begin"]
+        single, pair, used = f"{begin} $A", f"{begin} $A {begin}:1 $B:1", (begin,)
+    else:
+        return None
+    numbered = [(text, engine.token_to_id(text)) for text in used]
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=numbered)
+
+
+_MAKERS: dict[str, Callable[..., tokenizers.Tokenizer]] = {
+    "bpe": _byte_pairs,
+    "bytes": _bytes,
+    "characters": _characters,
+}

@@ -52,6 +52,12 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+def redeclared(options: type[Options], name: str, default: Any) -> Any:
+    """Declare an option of other options again, with another default."""
+    declared = next(each for each in fields(options) if each.name == name)
+    return field(default=default, metadata=declared.metadata)
+
+
 def section(kind: type[Options], text: str) -> Any:
     """Declare options of their own kind, a table of TOML."""
     return field(default_factory=kind, metadata={"section": kind, "text": text})

@@ -15,6 +15,7 @@ import typer
 from regard.cli.flags import with_flags
 from regard.cli.messages import Command, Commands, echo, fail, report_errors
 from regard.decoding.predictions import PredictionOptions
+from regard.language.options import LanguageOptions
 from regard.scores.distance import kernels
 from regard.translation.options import ExperimentOptions
 
@@ -135,17 +136,49 @@ def pronounce(
     run(words, model=model, alignment=alignment, png=png, html=html, as_json=as_json)
 
 
-@_command(
-    epilog="--attention may be additive, dot, scaled_dot, general, concat, location, cosine, local, hard, none, "
+train = typer.Typer(cls=Commands, help="Train a model on data of your own.", no_args_is_help=True)
+app.add_typer(train, name="train")
+_ATTENTION = (
+    "--attention may be additive, dot, scaled_dot, general, concat, location, cosine, local, hard, none, "
     f"{', '.join(name for name, kernel in kernels().items() if kernel.smooth)} or constant. "
     "--show-options prints all options."
 )
-@with_flags(ExperimentOptions, unset=True)
-def train(
-    task: Annotated[str, typer.Argument(help="translation or pronunciation.")],
+
+
+def _train_on_pairs(task: str, text: str) -> None:
+    """Define the command that trains a model of a task on pairs."""
+
+    @train.command(task, cls=Command, epilog=_ATTENTION, help=text)
+    @with_flags(ExperimentOptions, unset=True)
+    def command(
+        out: Annotated[Path, typer.Option(help="Folder of the run.")],
+        given: dict[str, Any],
+        attention: Annotated[str | None, typer.Option(help="additive, dot, local, ...")] = None,
+        options: Annotated[Path | None, typer.Option(help="A TOML file of options.")] = None,
+        settings: Annotated[
+            list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any, as training.clip=0.5.")
+        ] = None,
+        show_options: Annotated[bool, typer.Option("--show-options", help="Print all options as TOML.")] = False,
+        resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    ) -> None:
+        from regard.cli.train import run
+
+        given = given if attention is None else given | {"attention": attention}
+        run(
+            task, out=out, resume=resume, options=options, given=given, settings=settings or [],
+            show_options=show_options,
+        )  # fmt: skip
+
+
+_train_on_pairs("translation", "Learn to translate from pairs of sentences.")
+_train_on_pairs("pronunciation", "Learn to pronounce from words and their phonemes.")
+
+
+@train.command("language-model", cls=Command, epilog="--show-options prints all options.")
+@with_flags(LanguageOptions, unset=True)
+def train_language_model(
     out: Annotated[Path, typer.Option(help="Folder of the run.")],
     given: dict[str, Any],
-    attention: Annotated[str | None, typer.Option(help="additive, dot, local, ...")] = None,
     options: Annotated[Path | None, typer.Option(help="A TOML file of options.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any, as training.clip=0.5.")
@@ -153,13 +186,11 @@ def train(
     show_options: Annotated[bool, typer.Option("--show-options", help="Print all options as TOML.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
 ) -> None:
-    """Train a model on pairs, such as sentences and their translations."""
-    from regard.cli.train import run
+    """Learn language from text: the next token, or with --masked hidden ones."""
+    from regard.cli.train_language_model import run
 
-    given = given if attention is None else given | {"attention": attention}
     run(
-        task, out=out, resume=resume, options=options, given=given, settings=settings or [],
-        show_options=show_options,
+        out=out, resume=resume, options=options, given=given, settings=settings or [], show_options=show_options
     )  # fmt: skip
 
 

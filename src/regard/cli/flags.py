@@ -61,7 +61,7 @@ def _name(option: Field[Any]) -> str:
 
 def _parameter(name: str, option: Field[Any], unset: bool) -> inspect.Parameter:
     declared = option.metadata
-    kind: Any = declared["kind"]
+    kind: Any = list[str] if declared["kind"] is list else declared["kind"]
     kind = kind | None if unset or option.default is None else kind
     annotation = Annotated[kind, typer.Option(declared["flag"], help=declared["short"])]
     default = None if unset else option.default

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import shlex
-import tomllib
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from regard._errors import described, rejected, unknown_name
-from regard.cli.messages import INTERRUPTED, Console, echo, fail, report_errors, sentence
+from regard.cli.messages import Console, echo, report_errors
+from regard.cli.runs import carry_out, change_options, parse_setting, read_options, shown_options, training_changes
 from regard.cli.translate import folder_of
-from regard.data.toml import parsed_toml, read_toml
 from regard.decoding.sequence_model import SequenceModel
 from regard.models.attending import SCORES
 from regard.models.folders import OPTIONS
@@ -56,7 +52,7 @@ def run(
         if resume and show_options:
             raise rejected("train", "--show-options", f"be left out with --resume; they are in {out / OPTIONS}", "both")
         if resume:
-            experiment = Experiment.resumed(out, _training_alone(changes, options), console.print)
+            experiment = Experiment.resumed(out, training_changes(changes, options), console.print)
             if experiment.options.task != task:
                 raise rejected(
                     "train", "task", f"be {experiment.options.task!r}, as the run in {out} began", repr(task)
@@ -64,79 +60,29 @@ def run(
         else:
             chosen = ExperimentOptions.from_table(with_tuned_rate(options_table(task, options, changes)))
             if show_options:
-                echo(_shown(chosen, Experiment(chosen, out).options.unset_model_fields()), end="")
+                echo(shown_options(chosen, Experiment(chosen, out).options.unset_model_fields()), end="")
                 return
             experiment = Experiment(chosen, out, console.print)
             chosen.check_model()
         _train(console, experiment, resume)
 
 
-def _shown(options: ExperimentOptions, rest: dict[str, Any]) -> str:
-    """Return all options as TOML, with what they mean."""
-    import tomli_w
-
-    declared, section, lines = dict(options.declared()), "", []
-    for line in tomli_w.dumps(options.to_table()).splitlines():
-        section = f"{line.strip('[]')}." if line.startswith("[") else section
-        entry = declared.get(section + line.partition(" = ")[0])
-        if entry is not None:
-            known = ", ".join(entry.metadata["known"])
-            line = f"{line:<32}  # {entry.metadata['text']}{': ' * bool(known)}{known}"
-        lines.append(line)
-    lines += [
-        "",
-        "# What else [model] may have, as it is now:",
-        *(f"# {each}" for each in tomli_w.dumps(rest).splitlines()),
-    ]
-    return "\n".join(lines) + "\n"
-
-
 def _train(console: Console, experiment: Experiment, resume: bool) -> None:
-    from lightning.fabric.utilities.exceptions import MisconfigurationException
-
-    from regard.cli.training import TrainingDisplay
-    from regard.training.checkpoints import CHECKPOINTS, LAST
-    from regard.training.learner import TrainingError
-
-    display = TrainingDisplay(console, experiment.options.training)
     task, out = experiment.options.task, experiment.folder
     piped = " < the same pairs" if experiment.options.data.data == "-" else ""
-    on = f"Go on with:  regard train {task} --out {shlex.quote(str(out))} --resume{piped}"
-    try:
-        translator, ended = experiment.train(resume=resume, callbacks=[display])
-    except (TrainingError, MisconfigurationException) as error:
-        raise fail(sentence(error)) from None
-    except KeyboardInterrupt:  # between the steps and the end
-        if not (out / CHECKPOINTS / LAST).exists():
-            raise
-        experiment.say(f"Stopped. {on}")
-        raise typer.Exit(INTERRUPTED) from None
-    if ended.reason == "interrupt":
-        experiment.say(f"Stopped after step {ended.steps:,}; the model is written at the end. {on}")
-        raise typer.Exit(INTERRUPTED)
-    why = {"steps": "all steps are done", "seconds": "the time is up", "patience": "nothing better was found"}
-    best = "" if math.isnan(ended.best) else f"; best {experiment.options.training.metric} {ended.best:.4g}"
-    experiment.say(f"Ended after step {ended.steps:,}: {why[ended.reason]}{best}.")
-    word, example = ("translate", '"some text"') if task == "translation" else ("pronounce", "someword")
-    if ended.guesses:
-        rate = experiment.options.training.learning_rate
-        experiment.say(
-            "It has learned no more than how often each symbol is written. Go on with --resume and more --steps or "
-            f"--seconds; if that changes nothing, begin anew with a lower --learning-rate (now {rate:g})."
-        )
-    elif ended.best == 0 and experiment.options.training.metric == "bleu":
+    translator, ended = carry_out(console, experiment, task, resume, piped=piped)
+    if ended.best == 0 and not ended.guesses and experiment.options.training.metric == "bleu":
         experiment.say(
             "BLEU is 0 where no four words in a row are right: --set training.metric=chrf ranks short texts."
         )
+    word, example = ("translate", '"some text"') if task == "translation" else ("pronounce", "someword")
     shown = "--alignment " * bool(translator.model.maps)
     experiment.say(f"The model is in {out}. Now try:  regard {word} --model {shlex.quote(str(out))} {shown}{example}")
 
 
 def options_table(task: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
     """Return the table of options: what the file says, with the changes."""
-    table: dict[str, Any] = read_toml(options) if options is not None else {}
-    if table.setdefault("task", task) != task:
-        raise rejected("train", f"task in {options}", f"be {task!r}, as the command says", repr(table["task"]))
+    table = read_options(task, options)
     own = table.get("model")
     _one_attention(f"in {options}", "attention" in table, own if isinstance(own, dict) else {}, "model.")
     _one_attention("with --attention", "attention" in changes, changes, "")
@@ -145,16 +91,7 @@ def options_table(task: str, options: Path | None, changes: dict[str, Any]) -> d
     if "attention" in changes and isinstance(own, dict):
         for name in ("attention", "score", "scope", "hard"):  # what a short name in the file stood for
             own.pop(name, None)
-    for place, value in changes.items():
-        *sections, name = place.split(".")
-        if len(sections) > 1:
-            raise rejected("train", "--set", "be NAME=VALUE or SECTION.NAME=VALUE, such as training.clip=0.5", place)
-        inner = table
-        for section in sections:
-            inner = inner.setdefault(section, {})
-            if not isinstance(inner, dict):
-                raise rejected("train", f"{section} in {options}", "be a table", repr(inner))
-        inner[name] = value
+    change_options(table, changes, options)
     for name in ("kind", "preset", "attention", "start"):
         if not isinstance(table.get(name, ""), str):
             raise rejected("train", name, "be of type str", described(table[name]), TypeError)
@@ -212,25 +149,3 @@ def _attention(table: dict[str, Any]) -> None:
     else:
         for field, value in SHORT.get(name, {"attention": name}).items():
             model.setdefault(field, value)
-
-
-def parse_setting(text: str) -> tuple[str, Any]:
-    """Return the place and the value of ``NAME=VALUE``; a value that is no TOML is text."""
-    name, mark, value = text.partition("=")
-    if not mark or not name.strip():
-        raise rejected("train", "--set", "be NAME=VALUE, such as training.clip=0.5", repr(text))
-    try:
-        return name.strip(), parsed_toml(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return name.strip(), value.strip()
-
-
-def _training_alone(changes: dict[str, Any], options: Path | None) -> dict[str, Any]:
-    """Return the changes as options of training, or raise where something else is to change."""
-    if options is not None:
-        raise rejected("train", "--options", f"be left out with --resume, which has its own in {OPTIONS}", str(options))
-    others = [place for place in changes if not place.startswith("training.")]
-    if others:
-        expected = "be left out with --resume: the run goes on as it began"
-        raise rejected("train", others[0], expected, changes[others[0]])
-    return {place.removeprefix("training."): value for place, value in changes.items()}

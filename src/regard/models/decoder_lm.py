@@ -51,8 +51,13 @@ class DecoderLMConfig(LanguageConfig):
 _GPT2: dict[str, Any] = {"vocabulary": 50257, "activation": "gelu_tanh", "longest": 1024}
 _LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "rms", "activation": "silu", "gated": True, "bias": False}
 _LLAMA |= {"tied": False, "vocabulary": 32000, "longest": 4096}
+_MODERN: dict[str, Any] = {"vocabulary": 8000, "positions": "rotary", "norm": "rms", "activation": "silu"}
+_MODERN |= {"gated": True, "bias": False}
 #: Settings by name; those of papers have the papers' sizes.
 PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": _MODERN | {"width": 128, "layers": 4, "heads": 4},
+    "small": _MODERN | {"width": 256, "layers": 6, "heads": 4},
+    "base": _MODERN | {"width": 384, "layers": 6, "heads": 6, "dropout": 0.1},
     "gpt2": _GPT2 | {"width": 768, "layers": 12, "heads": 12},
     "gpt2-medium": _GPT2 | {"width": 1024, "layers": 24, "heads": 16},
     "gpt2-large": _GPT2 | {"width": 1280, "layers": 36, "heads": 20},

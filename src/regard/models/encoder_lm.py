@@ -58,8 +58,13 @@ _BERT: dict[str, Any] = {"vocabulary": 30522, "longest": 512, "norm_eps": 1e-12,
 _BERT |= {"attention_dropout": 0.1}
 _ROBERTA = _BERT | {"vocabulary": 50265, "segments": 1, "norm_eps": 1e-5, "first_position": 2, "skip_padding": True}
 _ALBERT = _BERT | {"vocabulary": 30000, "embedding_width": 128, "shared": True, "activation": "gelu_tanh"}
+_OWN: dict[str, Any] = {"vocabulary": 8000, "positions": "rotary", "norm": "rms", "norm_first": True}
+_OWN |= {"activation": "silu", "gated": True, "bias": False, "segments": 2, "pooled": False, "dropout": 0.1}
 #: Settings by name; those of papers have the papers' sizes (BERT's small ones: Turc 2019, arXiv 1908.08962).
 PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": _OWN | {"width": 128, "layers": 4, "heads": 4},
+    "small": _OWN | {"width": 256, "layers": 6, "heads": 4},
+    "base": _OWN | {"width": 384, "layers": 6, "heads": 6},
     "bert-tiny": _BERT | {"width": 128, "layers": 2, "heads": 2},
     "bert-mini": _BERT | {"width": 256, "layers": 4, "heads": 4},
     "bert-small": _BERT | {"width": 512, "layers": 4, "heads": 8},

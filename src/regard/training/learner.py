@@ -123,6 +123,7 @@ class Learner(LightningModule):
         total, count = sums.tolist()
         self.valid_loss = total / max(count, 1.0)
         metrics = {"valid_loss": self.valid_loss}
+        metrics |= {f"valid_{name}": value for name, value in self.objective.metrics(self.valid_loss).items()}
         if self._score is not None:  # the models are alike: one process asks, the others wait
             scores = self._score(self.model) if self.trainer.is_global_zero else {}
             metrics |= {f"valid_{name}": value for name, value in strategy.broadcast(scores).items()}

@@ -57,6 +57,10 @@ class Objective(ABC):
     def validation(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the sum of the costs of a batch's symbols, and their count, (2,) of float64, without a gradient."""
 
+    def metrics(self, loss: float) -> dict[str, float]:  # noqa: ARG002
+        """Return what else a validation tells, of its mean cost of a symbol."""
+        return {}
+
 
 class WriteTargets(Objective):
     """Write the targets of sources: cross-entropy, smoothed, and of attention with links where a batch has any.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -74,6 +75,12 @@ class RunFolder(Generic[_O]):
         if not record.keys() >= set(_RECORDED):
             raise self._damaged(RECORD)
         return record
+
+    def wait_for_record(self) -> dict[str, Any]:
+        """Return what the run begins with, when the first process has written it; torchrun ends those that wait."""
+        while not (self.path / OPTIONS).exists():
+            time.sleep(0.05)
+        return self.read_record()
 
     def write(self, record: dict[str, Any], options: _O) -> None:
         """Write the record, and the options as a person may edit them."""

@@ -1,0 +1,137 @@
+"""What the commands that train share: options from a file, from flags and from ``--set``, and a run carried out."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import typer
+
+from regard._errors import rejected
+from regard.cli.messages import INTERRUPTED, Console, fail, sentence
+from regard.data.toml import parsed_toml, read_toml
+from regard.models.folders import OPTIONS
+from regard.training.options import RunOptions
+
+
+class Run(Protocol):
+    """A run in a folder, of whatever task."""
+
+    folder: Path
+    say: Callable[[str], None]
+
+    @property
+    def options(self) -> RunOptions:
+        """What it is asked for."""
+
+    def train(self, *, resume: bool = ..., callbacks: Any = ...) -> tuple[Any, Any]:
+        """Train, and return the model and how training ended."""
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Return the place and the value of ``NAME=VALUE``; a value that is no TOML is text."""
+    name, mark, value = text.partition("=")
+    if not mark or not name.strip():
+        raise rejected("train", "--set", "be NAME=VALUE, such as training.clip=0.5", repr(text))
+    try:
+        return name.strip(), parsed_toml(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name.strip(), value.strip()
+
+
+def read_options(task: str, options: Path | None) -> dict[str, Any]:
+    """Return the table of an options file, whose task must be this one; an empty table without a file."""
+    table: dict[str, Any] = read_toml(options) if options is not None else {}
+    if table.setdefault("task", task) != task:
+        raise rejected("train", f"task in {options}", f"be {task!r}, as the command says", repr(table["task"]))
+    return table
+
+
+def change_options(table: dict[str, Any], changes: dict[str, Any], options: Path | None) -> None:
+    """Put values into a table of options at places such as ``training.clip``."""
+    for where, value in changes.items():
+        *sections, name = where.split(".")
+        if len(sections) > 1:
+            raise rejected("train", "--set", "be NAME=VALUE or SECTION.NAME=VALUE, such as training.clip=0.5", where)
+        inner = table
+        for section in sections:
+            inner = inner.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise rejected("train", f"{section} in {options}", "be a table", repr(inner))
+        inner[name] = value
+
+
+def training_changes(changes: dict[str, Any], options: Path | None) -> dict[str, Any]:
+    """Return the changes as options of training, or raise where something else is to change in a run that goes on."""
+    if options is not None:
+        raise rejected("train", "--options", f"be left out with --resume, which has its own in {OPTIONS}", str(options))
+    others = [where for where in changes if not where.startswith("training.")]
+    if others:
+        expected = "be left out with --resume: the run goes on as it began"
+        raise rejected("train", others[0], expected, changes[others[0]])
+    return {where.removeprefix("training."): value for where, value in changes.items()}
+
+
+def shown_options(options: RunOptions, rest: dict[str, Any]) -> str:
+    """Return all options as TOML, with what they mean; ``rest`` are the fields of the model that are not set."""
+    import tomli_w
+
+    declared, section, lines = dict(options.declared()), "", []
+    for line in tomli_w.dumps(options.to_table()).splitlines():
+        section = f"{line.strip('[]')}." if line.startswith("[") else section
+        entry = declared.get(section + line.partition(" = ")[0])
+        if entry is not None:
+            known = ", ".join(entry.metadata["known"])
+            line = f"{line:<32}  # {entry.metadata['text']}{': ' * bool(known)}{known}"
+        lines.append(line)
+    rested = [f"# {each}" for each in tomli_w.dumps(rest).splitlines()]
+    return "\n".join([*lines, "", "# What else [model] may have, as it is now:", *rested]) + "\n"
+
+
+def carry_out(console: Console, run: Run, task: str, resume: bool, *, piped: str = "") -> tuple[Any, Any]:
+    """Train with a display, and return the model and how training ended; say how to go on where it was interrupted.
+
+    Parameters
+    ----------
+    console : Console
+    run : Run
+    task : str
+        As the command line calls it.
+    resume : bool
+    piped : str, optional
+        What must stand behind the command that goes on.
+    """
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    from regard.cli.training import TrainingDisplay
+    from regard.training.checkpoints import CHECKPOINTS, LAST
+    from regard.training.learner import TrainingError
+
+    training = run.options.training
+    on = f"Go on with:  regard train {task} --out {shlex.quote(str(run.folder))} --resume{piped}"
+    try:
+        model, ended = run.train(resume=resume, callbacks=[TrainingDisplay(console, training)])
+    except (TrainingError, MisconfigurationException) as error:
+        raise fail(sentence(error)) from None
+    except KeyboardInterrupt:  # between the steps and the end
+        if not (run.folder / CHECKPOINTS / LAST).exists():
+            raise
+        run.say(f"Stopped. {on}")
+        raise typer.Exit(INTERRUPTED) from None
+    if ended.reason == "interrupt":
+        run.say(f"Stopped after step {ended.steps:,}; the model is written at the end. {on}")
+        raise typer.Exit(INTERRUPTED)
+    why = {"steps": "all steps are done", "seconds": "the time is up", "patience": "nothing better was found"}
+    best = "" if math.isnan(ended.best) else f"; best {training.metric} {ended.best:.4g}"
+    run.say(f"Ended after step {ended.steps:,}: {why[ended.reason]}{best}.")
+    if ended.guesses:
+        run.say(
+            "It has learned no more than how often each symbol is written. Go on with --resume and more --steps or "
+            f"--seconds; if that changes nothing, begin anew with a lower --learning-rate (now "
+            f"{training.learning_rate:g})."
+        )
+    return model, ended

@@ -1,0 +1,1 @@
+"""Language models: pretrained on text, fine-tuned on labels, evaluated."""

@@ -1,0 +1,107 @@
+"""What language models learn: the next token, or tokens that are masked.
+
+Dimensions: B rows, T tokens of a row, R targets, E width, N vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from regard import masks
+from regard.data.corruption import mask_tokens
+from regard.data.packing import IGNORE_INDEX, NO_DOCUMENT, LanguageBatch
+from regard.models import DecoderLM, EncoderLM
+from regard.text.tokenizer import Tokenizer
+from regard.training.losses import cross_entropy
+from regard.training.objectives import Loss, Objective
+
+
+class NextTokens(Objective):
+    """Predict every token from those before it in its document.
+
+    Parameters
+    ----------
+    separate : bool
+        Whether rows have several documents, which do not see each other.
+    smoothing : float, default 0.0
+        The share of the probability that goes to other tokens.
+    bytes_per_token : float, default NaN
+        Of the text to validate with.
+    """
+
+    def __init__(self, separate: bool, smoothing: float = 0.0, bytes_per_token: float = math.nan) -> None:
+        self.separate, self.smoothing, self.bytes_per_token = separate, smoothing, bytes_per_token
+
+    def loss(self, model: nn.Module, batch: LanguageBatch) -> Loss:
+        value, _ = self._cost(model, batch, self.smoothing)
+        return Loss(value, float(value.detach()))
+
+    def validation(self, model: nn.Module, batch: LanguageBatch) -> Tensor:
+        _, log_likelihood = self._cost(model, batch, 0.0)
+        return torch.stack([-log_likelihood.double().sum(), (batch.targets != IGNORE_INDEX).sum().double()])
+
+    def metrics(self, loss: float) -> dict[str, float]:
+        told = {"perplexity": math.exp(min(loss, 700.0))}
+        if not math.isnan(self.bytes_per_token):
+            told["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
+        return told
+
+    def _cost(self, model: nn.Module, batch: LanguageBatch, smoothing: float) -> tuple[Tensor, Tensor]:
+        assert isinstance(model, DecoderLM)
+        mask = masks.document(batch.documents) if self.separate else None
+        features = model.features(batch.tokens, mask=mask, positions=batch.positions if self.separate else None)
+        return cross_entropy(features, model.projection, batch.targets, smoothing, ignore_index=IGNORE_INDEX)
+
+
+class MaskedTokens(Objective):
+    """Name tokens that are masked, from all others of their document (Devlin 2019, arXiv 1810.04805).
+
+    Which are masked is drawn anew in each step from torch's generator; in validation they are always the same.
+
+    Parameters
+    ----------
+    tokenizer : Tokenizer
+        With a number for the mask.
+    share : float, default 0.15
+        Of the tokens.
+    whole_words : bool, default False
+    """
+
+    def __init__(self, tokenizer: Tokenizer, share: float = 0.15, whole_words: bool = False) -> None:
+        assert tokenizer.mask is not None
+        self.mask, self.vocabulary, self.share = tokenizer.mask, len(tokenizer), share
+        self.specials = sorted(set(tokenizer.roles().values()))
+        self.word_starts = torch.from_numpy(tokenizer.word_starts) if whole_words else None
+
+    def loss(self, model: nn.Module, batch: LanguageBatch) -> Loss:
+        generator = torch.Generator(batch.tokens.device)
+        generator.manual_seed(int(torch.randint(2**62, ())))
+        _, value = self._cost(model, batch, generator)
+        return Loss(value, float(value.detach()))
+
+    def validation(self, model: nn.Module, batch: LanguageBatch) -> Tensor:
+        generator = torch.Generator(batch.tokens.device)
+        generator.manual_seed(int(batch.tokens.sum()))
+        log_likelihood, _ = self._cost(model, batch, generator)
+        return torch.stack([-log_likelihood.double().sum(), log_likelihood.new_tensor(log_likelihood.numel()).double()])
+
+    def metrics(self, loss: float) -> dict[str, float]:
+        return {"perplexity": math.exp(min(loss, 700.0))}
+
+    def _cost(self, model: nn.Module, batch: LanguageBatch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return how likely each masked token was, (R,), and the mean cost."""
+        assert isinstance(model, EncoderLM)
+        tokens, targets = mask_tokens(
+            batch.tokens, self.mask, self.vocabulary, generator, share=self.share, specials=self.specials,
+            real=batch.documents != NO_DOCUMENT, word_starts=self.word_starts,
+        )  # fmt: skip
+        rows = model(tokens, mask=masks.document(batch.documents), positions=batch.positions)
+        masked = targets != IGNORE_INDEX
+        features = model.masked_features(rows[masked]).unsqueeze(0)  # (1, R, W): no others are needed
+        value, log_likelihood = cross_entropy(
+            features, model.projection, targets[masked].unsqueeze(0), ignore_index=IGNORE_INDEX
+        )
+        return log_likelihood[0], value

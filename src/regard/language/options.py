@@ -1,0 +1,152 @@
+"""The options of a run that learns language from text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+from regard._errors import in_section, rejected, unknown_name
+from regard._schema import Options, option, redeclared, section
+from regard.data.documents import UNITS
+from regard.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig
+from regard.training.options import RunOptions, TrainingOptions
+
+#: What a model of language may be, with its config.
+KINDS: dict[str, tuple[type[Any], type[Any]]] = {
+    "decoder": (DecoderLMConfig, DecoderLM),
+    "encoder": (EncoderLMConfig, EncoderLM),
+}
+TOKENIZERS = ("bpe", "bytes", "characters")
+ROWS = ("auto", "packed", "stream")
+
+
+@dataclass(frozen=True)
+class TextOptions(Options):
+    """Where the text comes from, and how rows are made of it."""
+
+    data: list[str] = option([], "files and folders of text, JSON lines or either in gzip; - is standard input",
+                             flag="--data", short="Files and folders; - stdin.")  # fmt: skip
+    valid: list[str] = option([], "those to validate with; by default some are held out", flag="--valid",
+                              short="Those to validate with.")  # fmt: skip
+    held_out: float = option(0.1, "share of the documents that is held out, of a single document its end", above=0,
+                             below=1)  # fmt: skip
+    per: str = option("file", "what a document is in a file of text", known=UNITS, flag="--per",
+                      short="A document: file, line, paragraph.")  # fmt: skip
+    field: str = option("text", "where the text stands in a line of JSON")
+    length: int = option(256, "tokens of a row", least=2, most=1 << 20, flag="--length", short="Tokens of a row.")
+    rows: str = option("auto", "packed: documents side by side that do not see each other; stream: one after the "
+                       "other; auto: a stream where documents are longer than rows", known=ROWS)  # fmt: skip
+    masked_share: float = option(0.15, "share of the tokens that is masked", above=0, below=1)
+    whole_words: bool = option(False, "mask whole words")
+
+    def check(self) -> None:
+        """Raise where options contradict each other, or one has no effect."""
+        if "-" in self.data and "-" in self.valid:
+            raise rejected("options", "valid", "be a file where standard input is something else", "- as data is")
+        if self.valid:
+            self.leave_out("held_out", "where valid is given")
+
+
+@dataclass(frozen=True)
+class TokenizerOptions(Options):
+    """How text is split into tokens."""
+
+    kind: str = option("bpe", "bpe, bytes, characters, or the folder of a tokenizer", flag="--tokenizer",
+                       short="bpe, bytes, characters, or a folder.")  # fmt: skip
+    size: int = option(8000, "tokens of bpe, special ones included", least=260, most=1 << 20, flag="--vocabulary-size",
+                       short="Tokens of bpe.")  # fmt: skip
+    lowercase: bool = option(False, "read texts in lower case")
+
+    def check(self) -> None:
+        """Raise where options contradict each other."""
+        if self.kind not in TOKENIZERS and not Path(self.kind).is_dir():
+            raise unknown_name("options", "tokenizer", self.kind, {*TOKENIZERS, "a folder"})
+        if self.kind != "bpe":
+            self.leave_out("size", "where the tokenizer is not bpe")
+
+
+@dataclass(frozen=True)
+class LanguageTrainingOptions(TrainingOptions):
+    """How to train, with what suits models of language."""
+
+    learning_rate: float = redeclared(TrainingOptions, "learning_rate", 1e-3)
+    batch_tokens: int = redeclared(TrainingOptions, "batch_tokens", 8192)
+    schedule: str = redeclared(TrainingOptions, "schedule", "cosine")
+    warmup: float = redeclared(TrainingOptions, "warmup", 0.03)
+    weight_decay: float = redeclared(TrainingOptions, "weight_decay", 0.1)
+    label_smoothing: float = redeclared(TrainingOptions, "label_smoothing", 0.0)
+    metric: str = redeclared(TrainingOptions, "metric", "loss")
+    keep: int = redeclared(TrainingOptions, "keep", 1)
+
+
+@dataclass(frozen=True)
+class LanguageOptions(RunOptions):
+    """Everything that a run is asked for."""
+
+    task: str = option("language-model", "language-model", known=("language-model",))
+    data: TextOptions = section(TextOptions, "where the text comes from")
+    tokenizer: TokenizerOptions = section(TokenizerOptions, "how text is split")
+    masked: bool = option(False, "learn to name masked tokens, rather than the next one", flag="--masked",
+                          short="Learn masked tokens, not the next.")  # fmt: skip
+    preset: str = option("small", "the sizes of the model", flag="--preset", short="Sizes: tiny, small, base, ...")
+    model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
+    training: LanguageTrainingOptions = section(LanguageTrainingOptions, "how to train")
+    start: str = option("", "the folder of a model, with its tokenizer, that the run begins with", flag="--start",
+                        short="A model to begin with.")  # fmt: skip
+
+    def check(self) -> None:
+        """Raise where options contradict each other, or one has no effect."""
+        with in_section("training"):
+            for name in ("teacher_forcing", "guide", "guided", "validate_most"):
+                self.training.leave_out(name, "for a language model")
+            if self.masked:
+                self.training.leave_out("label_smoothing", "where tokens are masked")
+            if self.training.metric != "loss":
+                raise rejected("options", "metric", "be 'loss' for a language model", repr(self.training.metric))
+            if self.training.batch_tokens < self.data.length:
+                expected = f"be at least data.length, which is {self.data.length}"
+                raise rejected("options", "batch_tokens", expected, self.training.batch_tokens)
+        if not self.masked:
+            with in_section("data"):
+                self.data.leave_out("masked_share", "unless tokens are masked")
+                self.data.leave_out("whole_words", "unless tokens are masked")
+        elif self.data.rows == "stream":
+            raise rejected("options", "data.rows", "be 'packed' where tokens are masked", "'stream'")
+        if self.start:
+            for name in ("preset", "model"):
+                if getattr(self, name) != getattr(LanguageOptions(), name):
+                    raise rejected("options", name, "be left out with start, which has its own", getattr(self, name))
+            if self.tokenizer != TokenizerOptions():
+                raise rejected("options", "tokenizer", "be left out with start, which has its own", "others")
+
+    @property
+    def kind(self) -> str:
+        """What the model is: decoder or encoder."""
+        return "encoder" if self.masked else "decoder"
+
+    def with_absolute_paths(self) -> Self:
+        """Return the options with the files' names from the root on."""
+        data = replace(self.data, data=[*map(_absolute, self.data.data)], valid=[*map(_absolute, self.data.valid)])
+        kind = self.tokenizer.kind
+        tokenizer = self.tokenizer if kind in TOKENIZERS else replace(self.tokenizer, kind=_absolute(kind))
+        return replace(self, start=_absolute(self.start), data=data, tokenizer=tokenizer)
+
+    def model_config(self, vocabulary: int) -> Any:
+        """Return the model's config for a vocabulary of this size, or raise where an option is wrong."""
+        config, _ = KINDS[self.kind]
+        known = {each.name for each in fields(config)} - {"vocabulary"}
+        for name in self.model:
+            if name not in known:
+                raise unknown_name(config.__name__, f"model.{name}", name, known)
+        own = {"longest": self.data.length} | self.model
+        with in_section("model"):
+            made = config.preset(self.preset, **{"vocabulary": vocabulary, **own})
+        if made.positions == "learned" and made.longest < self.data.length:
+            expected = f"be at least data.length, which is {self.data.length}"
+            raise rejected("options", "model.longest", expected, made.longest)
+        return made
+
+
+def _absolute(name: str) -> str:
+    return str(Path(name).absolute()) if name not in ("", "-") else name

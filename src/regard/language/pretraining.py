@@ -1,0 +1,252 @@
+"""From text to a language model in a folder, where everything that a run was asked for is kept, to go on with it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from regard._errors import RegardWarning, rejected
+from regard.data.documents import read_documents
+from regard.data.packing import LanguageBatches, PackedBatches, StreamBatches
+from regard.data.shards import TokenShards, write_shards
+from regard.language.objectives import MaskedTokens, NextTokens
+from regard.language.options import KINDS, TOKENIZERS, LanguageOptions
+from regard.models import DecoderLM, EncoderLM, load, save
+from regard.text.tokenizer import Tokenizer
+from regard.training.run import (
+    check_processes,
+    conditions,
+    from_first,
+    place,
+    restore_conditions,
+    resumed_options,
+    save_unbroken,
+)
+from regard.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+
+    from regard.training.loop import TrainingResult
+    from regard.training.objectives import Objective
+
+#: Where a run keeps its tokens: what is to learn from, and what to validate with.
+LEARN, VALID = "tokens/learn", "tokens/valid"
+#: Characters that a tokenizer is learned from at most.
+_CHARACTERS = 1 << 28
+#: Rows are cut from one stream where documents are longer than so many rows, on average.
+_LONG = 2.0
+#: Tokens whose frequencies say what guessing costs.
+_COUNTED = 10_000_000
+
+
+class Pretraining:
+    """A run in a folder.
+
+    Parameters
+    ----------
+    options : LanguageOptions
+    folder : str or Path
+    say : callable
+        Called with every line that a user should read.
+    """
+
+    def __init__(self, options: LanguageOptions, folder: str | Path, say: Callable[[str], None] = print) -> None:
+        self.options = options.with_absolute_paths()  # a run is resumed from anywhere
+        self.folder = Path(folder)
+        self.say = from_first(say)
+        if not options.start:
+            options.model_config(1000)  # what is wrong with it is said before anything is read
+        check_processes(options.training)
+
+    @classmethod
+    def resumed(cls, folder: str | Path, changes: dict[str, Any], say: Callable[[str], None] = print) -> Pretraining:
+        """Return the run in a folder, to go on; ``changes`` are options of training that may differ now."""
+        files = RunFolder(Path(folder), LanguageOptions)
+        return cls(resumed_options(files, changes, from_first(say)), folder, say)
+
+    def train(
+        self, *, resume: bool = False, callbacks: Iterable[Callback] = ()
+    ) -> tuple[DecoderLM | EncoderLM, TrainingResult]:
+        """Read the text, train, and save the model and its tokenizer to the folder.
+
+        Raises
+        ------
+        ValueError
+            If a file or an option is wrong, the folder holds another run, or its tokens were changed.
+        TrainingError
+            If training cannot go on.
+        """
+        from regard.training.learner import Learner, Stream
+        from regard.training.loop import check_devices, train
+
+        training = self.options.training
+        check_devices(training)
+        files = RunFolder(self.folder, LanguageOptions)
+        files.check_resumable() if resume else files.check_new(", or be resumed (--resume)")
+        here = conditions(training)
+        if resume:
+            begun = files.read_record()
+            restore_conditions(begun, here, self.say)
+        else:
+            begun = self._begun(files, here) if place()[0] == 0 else files.wait_for_record()
+        tokenizer = Tokenizer.load(self.folder)
+        learn, valid = TokenShards.open(self.folder / LEARN), TokenShards.open(self.folder / VALID)
+        torch.manual_seed(training.seed)
+        model = self._model(tokenizer)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        self.say(f"{self.options.kind}, {count:,} parameters, vocabulary of {len(tokenizer):,}")
+        batches, checks = self._batches(learn, tokenizer), self._batches(valid, tokenizer)
+        self.say(f"an epoch has {batches.per_epoch:,} batches; {batches.padding:.1%} of their places are padding")
+        objective = self._objective(batches, tokenizer, begun["bytes"] / max(valid.tokens, 1))
+        guess = _guess(learn, valid) if not self.options.masked else math.inf
+        learner = Learner(model, training, Stream(batches.batch), objective, guess=guess)
+        ended = train(learner, list(checks.once()), training, self.folder, resume=resume, callbacks=callbacks)
+        if ended.reason != "interrupt" and place()[0] == 0:
+            save_unbroken(lambda: save(model.eval(), self.folder), self.folder)
+        return model, ended
+
+    def _model(self, tokenizer: Tokenizer) -> DecoderLM | EncoderLM:
+        if self.options.start:
+            model = load(self.options.start, dtype=torch.float32)
+            kind = KINDS[self.options.kind][1]
+            if not isinstance(model, kind):
+                got = f"{type(model).__name__} in {self.options.start}"
+                raise rejected("train", "start", f"be the folder of a {self.options.kind}", got)
+            if model.config.vocabulary < len(tokenizer):
+                expected = f"have a vocabulary of the tokenizer's {len(tokenizer):,}"
+                raise rejected("train", "start", expected, f"{model.config.vocabulary:,}")
+            return model.train()
+        return KINDS[self.options.kind][1](self.options.model_config(len(tokenizer)))
+
+    def _batches(self, shards: TokenShards, tokenizer: Tokenizer) -> LanguageBatches:
+        data, training = self.options.data, self.options.training
+        rank, world = place()
+        rows = data.rows
+        if rows == "auto":
+            long = shards.tokens / len(shards) > _LONG * data.length
+            rows = "stream" if long and not self.options.masked else "packed"
+        kind = StreamBatches if rows == "stream" else PackedBatches
+        return kind(
+            shards, length=data.length, rows=training.batch_tokens // data.length, seed=training.seed, rank=rank,
+            world=world, pad=tokenizer.pad or 0,
+        )  # fmt: skip
+
+    def _objective(self, batches: LanguageBatches, tokenizer: Tokenizer, bytes_per_token: float) -> Objective:
+        if self.options.masked:
+            return MaskedTokens(tokenizer, self.options.data.masked_share, self.options.data.whole_words)
+        return NextTokens(batches.separate, self.options.training.label_smoothing, bytes_per_token)
+
+    def _begun(self, files: RunFolder[LanguageOptions], here: dict[str, Any]) -> dict[str, Any]:
+        """Write what the run begins with: tokenizer, tokens, options and checksums; return the record."""
+        data = self.options.data
+        if not data.data:
+            raise rejected("train", "data", "be given: files of text", "none")
+        documents = _repeatable(lambda: self._documents(data.data), data.data)
+        learn, valid = (documents, None) if data.valid else _held_out(documents, data.held_out)
+        if valid is None:
+            valid = _repeatable(lambda: self._documents(data.valid), data.valid)
+        tokenizer = self._tokenizer(learn)
+        if self.options.masked and (tokenizer.mask is None or tokenizer.pad is None):
+            raise rejected("train", "tokenizer", "have a mask and padding where tokens are masked", repr(tokenizer))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(self.folder)
+        size = 0
+
+        def counted(texts: Iterable[str]) -> Iterator[str]:
+            nonlocal size
+            for text in texts:
+                size += len(text.encode())
+                yield text
+
+        shards = write_shards(learn(), tokenizer, self.folder / LEARN)
+        checks = write_shards(counted(valid()), tokenizer, self.folder / VALID)
+        for name, each in (("to learn from", shards), ("to validate with", checks)):
+            self.say(f"{name}: {each.tokens:,} tokens in {len(each):,} documents")
+        record = {"data": self._checksum(LEARN), "valid": self._checksum(VALID), "bytes": size, **here}
+        files.write(record, self.options)
+        return record
+
+    def _checksum(self, name: str) -> str:
+        from regard.data.shards import MANIFEST
+        from regard.models.folders import read_json
+
+        return str(read_json(self.folder / name / MANIFEST)["sha256"])
+
+    def _documents(self, paths: list[str]) -> Iterator[str]:
+        return read_documents(paths, per=self.options.data.per, field=self.options.data.field, function="train")
+
+    def _tokenizer(self, documents: Callable[[], Iterator[str]]) -> Tokenizer:
+        """Return the tokenizer of a model to begin with, or of a folder, or one that is learned."""
+        options = self.options.tokenizer
+        if self.options.start:
+            return Tokenizer.load(self.options.start)
+        if options.kind not in TOKENIZERS:
+            return Tokenizer.load(options.kind)
+        specials = ("end", "pad", "mask", "cls", "sep") if self.options.masked else ("end", "pad")
+        size = options.size if options.kind == "bpe" else None
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", RegardWarning)
+            made = Tokenizer.learn(
+                _first(documents(), _CHARACTERS), size, options.kind, options.lowercase, specials=specials
+            )
+        for each in caught:
+            self.say(str(each.message).partition(": ")[2])
+        return made
+
+
+def _repeatable(read: Callable[[], Iterator[str]], paths: list[str]) -> Callable[[], Iterator[str]]:
+    """Return what reads documents each time that it is called; those of standard input are kept."""
+    if "-" not in paths:
+        return read
+    kept = list(read())
+    return lambda: iter(kept)
+
+
+def _held_out(
+    documents: Callable[[], Iterator[str]], share: float
+) -> tuple[Callable[[], Iterator[str]], Callable[[], Iterator[str]]]:
+    """Return documents to learn from and to validate with: every so many-th; of a single one its end."""
+    first = list(islice(documents(), 2))
+    if len(first) < 2:
+        cut = int(len(first[0]) * (1 - share))
+        return (lambda: iter([first[0][:cut]])), (lambda: iter([first[0][cut:]]))
+    step = max(2, round(1 / share))
+    return (
+        lambda: (text for i, text in enumerate(documents()) if (i + 1) % step),
+        # Of few documents, the last one.
+        lambda: _non_empty((text for i, text in enumerate(documents()) if not (i + 1) % step), documents),
+    )
+
+
+def _non_empty(chosen: Iterator[str], documents: Callable[[], Iterator[str]]) -> Iterator[str]:
+    first = next(chosen, None)
+    if first is None:
+        *_, first = documents()
+    return chain([first], chosen)
+
+
+def _first(texts: Iterator[str], characters: int) -> Iterator[str]:
+    """Yield texts until there were so many characters."""
+    for text in texts:
+        yield text[:characters]
+        characters -= len(text)
+        if characters <= 0:
+            return
+
+
+def _guess(learn: TokenShards, valid: TokenShards) -> float:
+    """Return the mean cross-entropy of a token to validate with, guessed by its frequency alone, in nats."""
+    counts = [
+        np.bincount(each.gather(np.arange(min(each.tokens, _COUNTED))), minlength=learn.vocabulary).astype(np.float64)
+        for each in (learn, valid)
+    ]
+    shares = (counts[0] + 1) / (counts[0] + 1).sum()
+    return float(-(counts[1] @ np.log(shares)) / counts[1].sum())

@@ -23,7 +23,7 @@ LAYERS = [
     ("testing", "__main__"),
     ("cli",),
     ("pretrained",),
-    ("translation",),
+    ("language", "translation"),
     ("alignment",),
     ("inspect",),
     ("decoding",),

@@ -176,7 +176,7 @@ def test_folders_and_texts_that_do_not_fit(lines: Path, tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\x00\x01" * 100)
     with pytest.raises(ValueError, match="binary"):
         Pretraining(options(tmp_path / "binary"), tmp_path / "none", quiet).train()
-    with pytest.raises(ValueError, match="be a whole tokenizer|tokenizer.json"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
         run = replace(options(lines), tokenizer=TokenizerOptions(kind=str(tmp_path)))
         Pretraining(run, tmp_path / "none", quiet).train()
     Pretraining(options(lines, training={"steps": 1, "batch_tokens": 64}), tmp_path / "out", quiet).train()

@@ -5,8 +5,8 @@
 The other is written as nanoGPT is: layers of torch, ``scaled_dot_product_attention``, cross-entropy of all logits, no
 ``compile``. Both have one set of parameters (GPT-2's shape: 6 layers of width 384 with 6 heads, a vocabulary of 8,000),
 and take a step of AdamW on 16 rows of 256 tokens, then on 4 rows of 1,024 in which documents are packed: there plain
-torch has a mask that is a matrix of bool. That losses and gradients agree is checked before anything is timed. They take turns;
-what is told is the median of the ratios of neighbouring turns. The loop around a step, of Lightning, is timed alone.
+torch has a mask that is a matrix of bool. That losses and gradients agree is checked before anything is timed. They
+take turns; what is told is the median of the ratios of neighbouring turns. The loop around a step, of Lightning, is timed alone.
 """
 
 from __future__ import annotations
@@ -109,6 +109,14 @@ def batches(packed: bool) -> Any:
     lengths = drawn.integers(20, 400, 2000) if packed else [400_000]
     shards = TokenShards.of([drawn.integers(0, CONFIG.vocabulary, n).tolist() for n in lengths], CONFIG.vocabulary)
     return (PackedBatches if packed else StreamBatches)(shards, length=length, rows=rows)
+
+
+def cost(model: nn.Module, packed: bool) -> Callable[[LanguageBatch], Tensor]:
+    """Return what a batch costs a model of either kind."""
+    objective = NextTokens(packed)
+    if isinstance(model, DecoderLM):
+        return lambda batch: objective.loss(model, batch).value
+    return lambda batch: model(batch, packed)
 
 
 def step(

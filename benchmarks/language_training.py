@@ -6,7 +6,7 @@ The other is written as nanoGPT is: layers of torch, ``scaled_dot_product_attent
 ``compile``. Both have one set of parameters (GPT-2's shape: 6 layers of width 384 with 6 heads, a vocabulary of 8,000),
 and take a step of AdamW on 16 rows of 256 tokens, then on 4 rows of 1,024 in which documents are packed: there plain
 torch has a mask that is a matrix of bool. That losses and gradients agree is checked before anything is timed. They
-take turns; what is told is the median of the ratios of neighbouring turns. The loop around a step, of Lightning, is timed alone.
+take turns; what is told is the median of the ratios of neighbouring turns. The loop around a step is timed alone.
 """
 
 from __future__ import annotations

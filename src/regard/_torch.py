@@ -14,7 +14,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as OutProjec
 
 #: The kernel behind ``F.scaled_dot_product_attention`` on the CPU, which alone tells the log-sum-exp, and its backward
 #: pass, which takes the log-sum-exp of a whole row: (query, key, value, dropout_p, is_causal, *, attn_mask, scale).
-flash_attention: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+flash_attention: Any = torch._scaled_dot_product_flash_attention_for_cpu  # called in less time than its torch.ops twin
 flash_attention_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -26,8 +27,7 @@ def needs_care(problem: Problem) -> bool:
 def is_finite(tensor: Tensor) -> bool:
     """Whether a tensor holds no NaN and no infinity; rarely, for huge values, False without need."""
     # A sum is finite where its terms are, unless it overflows: then the careful path is taken without need.
-    total = tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).item()
-    return -torch.inf < total < torch.inf
+    return math.isfinite(tensor.detach().sum(dtype=torch.float32 if tensor.itemsize < 4 else None).item())
 
 
 def whole(problem: Problem) -> Tiles:

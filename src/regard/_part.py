@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -23,7 +23,13 @@ class Part:
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor inside, in attribute order, those of inner parts included."""
-        return _tensors_in(vars(self).values())
+        found: list[Tensor] = []
+        for value in vars(self).values():
+            if isinstance(value, Tensor):
+                found.append(value)
+            elif isinstance(value, (Part, tuple)):
+                found += _tensors_in(value)
+        return found
 
     def named_tensors(self) -> list[tuple[str, Tensor]]:
         """Return the same tensors with their names; ``inner.weight`` is that of a part that is the attribute inner."""
@@ -64,16 +70,12 @@ class Part:
         return f"{type(self).__name__}({inside})"
 
 
-def _tensors_in(values: Iterable[Any]) -> list[Tensor]:
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, Part):
-            found += value.tensors()
-        elif type(value) is tuple:
-            found += _tensors_in(value)
-    return found
+def _tensors_in(value: Any) -> list[Tensor]:
+    if isinstance(value, Part):
+        return value.tensors()
+    if isinstance(value, tuple):
+        return [tensor for item in value for tensor in _tensors_in(item)]
+    return [value] if isinstance(value, Tensor) else []
 
 
 def _collect(name: str, value: Any, found: list[tuple[str, Tensor]]) -> None:

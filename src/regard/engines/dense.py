@@ -40,8 +40,8 @@ def attend(problem: Problem, tiles: Tiles | None = None) -> Outcome:
 
     ``tiles`` are the problem as a single tile, where that was made before.
     """
-    B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
-    dtype = problem.query.dtype
+    extent, dtype = problem.extent, problem.query.dtype
+    B, H, L, S = extent.B, extent.H, extent.L, extent.S
     if 0 in (B, H, L, S):
         empty = problem.query.new_zeros(B, H, L, S, dtype=problem.compute_dtype)
         output = problem.query.new_zeros(B, H, L, problem.value.shape[-1])

@@ -132,11 +132,7 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
     width = -(-query.shape[-1] // 4) * 4
     powers_q, classes_q, tasks_q = _powers(query, width, True)
     powers_k, classes_k, tasks_k = _powers(key, width, False)
-    if len(tasks_q) == len(tasks_k) == 1:  # done before another thread has begun
-        tasks_q[0]()
-        tasks_k[0]()
-    else:
-        pool.run([*tasks_q, *tasks_k])
+    pool.run([*tasks_q, *tasks_k])
     # Divided by a power of two, which rounds nothing: the kernels take weights up to 1.
     weights = weight.detach().numpy()
     largest = float(np.abs(weights).max(initial=0.0))
@@ -164,7 +160,7 @@ def _preparation(rows: int, length: int, C: int, width: int, dtype: torch.dtype,
 
 
 def _powers(rows: Tensor, width: int, as_they_come: bool) -> tuple[Tensor, Tensor, list[pool.Task]]:
-    """Return room for e^{2x} of the features (lanes, unless as they come) and for rows' classes, and what fills it."""
+    """Return e^{2x} of the features (lanes, unless as they come), rows' classes, and what is still to fill them."""
     B, H, N, C = rows.shape
     powers = rows.new_empty((B, H, N, width) if as_they_come else (B, H, width, N))
     classes = torch.empty(B, H, N, dtype=torch.uint8, device="cpu")
@@ -178,6 +174,9 @@ def _powers(rows: Tensor, width: int, as_they_come: bool) -> tuple[Tensor, Tenso
         at = {"scratch": scratch.data_ptr(), "first": items * i // count, "last": items * (i + 1) // count}
         call(arrays, at)
 
+    if count == 1:  # done before another thread has begun
+        task(0)
+        return powers, classes, []
     return powers, classes, [partial(task, i) for i in range(count)]
 
 

@@ -174,20 +174,21 @@ def forward(rows: Rows, value: Tensor, visible: VisibleKeys, wants: ForwardReque
     found = ForwardResult(**arrays, direct=rows.is_direct)
     made = Pass.of(kept, "forward", rows, value, visible, wants.k)
     call = made.given(rows, value, arrays)
-    received = [value.new_zeros(len(share.heads), S) if wants.received else None for share in made.partitions]
+    received: dict[int, Tensor] = {}
 
-    def task(share: Partition, sum_: Tensor | None) -> None:
-        common = {} if sum_ is None else {"received": sum_}
+    def task(i: int) -> None:
+        share, common = made.partitions[i], {}
+        if wants.received:
+            common["received"] = received[i] = value.new_zeros(len(share.heads), S)
         with made.memory.lent() as scratch:
             for unit in share.units:
                 _run_unit(call, scratch, common, made.arguments(share, unit))
 
-    pool.run([partial(task, *each) for each in zip(made.partitions, received)])
+    pool.run([partial(task, i) for i in range(len(made.partitions))])
     if wants.received:
         found.received = value.new_zeros(B * H, S)
-        for share, sum_ in zip(made.partitions, received):
-            assert sum_ is not None
-            found.received[share.heads[0] : share.heads[-1] + 1] += sum_
+        for i, share in enumerate(made.partitions):
+            found.received[share.heads[0] : share.heads[-1] + 1] += received[i]
     return found
 
 

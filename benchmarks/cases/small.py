@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +15,7 @@ from benchmarks.registry import Call, Case, Contender, Goal, MissingError, Point
 from benchmarks.work import Formula, Work
 from regard import masks, scores
 from regard.engines.fused.kernel_call import KernelCall
+from regard.engines.fused.kernels.fields import F
 
 HEADS, KEY_HEADS, WIDTH, LEFT = 8, 2, 64, 16
 LENGTH, CACHE = 64, 256
@@ -87,25 +89,25 @@ def _kernels(work: Work) -> Call:
     """Return a call's compiled kernels, run again with the arguments of that call."""
     if work.kernel not in FORMULAS:
         raise MissingError("it is torch's kernel that runs")
-    ran: list[tuple[KernelCall, dict[str, int]]] = []
-    execute = KernelCall.execute
+    ran: list[tuple[KernelCall, array[int], dict[str, Tensor]]] = []
+    run = KernelCall.__call__
 
-    def watched(call: KernelCall, numbers: dict[str, int]) -> None:
-        ran.append((call, numbers))
-        execute(call, numbers)
+    def watched(call: KernelCall, arrays: dict[str, Tensor], numbers: dict[str, int], sizes: Any = None) -> None:
+        ran.append((call, call.filled(arrays, numbers, sizes), arrays))  # which must live as long
+        run(call, arrays, numbers, sizes)
 
-    with patch.object(KernelCall, "execute", watched):
+    with patch.object(KernelCall, "__call__", watched):
         regard.attention(work.query, work.key, work.value, engine="fused", **options(work))
     output = ran[-1][0].arrays["output"]
     # The scratch memory of that call may be lent again: kernels take memory of their own here.
-    size = max(call.sizes["scratch_numbers"] for call, _ in ran) + 16
+    size = max(call.sizes["scratch_numbers"] for call, *_ in ran) + 16
     scratch = torch.empty(size, dtype=output.dtype)
-    address = -(-scratch.data_ptr() // 64) * 64
-    calls = [(call, {**numbers, "scratch": address}) for call, numbers in ran]
+    for _, arguments, _ in ran:
+        arguments[F.scratch] = -(-scratch.data_ptr() // 64) * 64
 
-    def again(_: Tensor = scratch) -> dict[str, Tensor]:  # which must live as long
-        for call, numbers in calls:
-            execute(call, numbers)
+    def again(_: Tensor = scratch) -> dict[str, Tensor]:
+        for call, arguments, _ in ran:
+            call.execute(arguments)
         return {"output": output}
 
     return again

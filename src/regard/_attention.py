@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import overload
 
 import torch
@@ -134,13 +133,17 @@ def attention(
         _plan.keep(structure, plan, problem)
     else:
         problem = plan.problem(query, key, value, attn_mask, is_causal, enable_gqa, score, normalizer)
-    with _autocast.suspended(query.device.type) if plan.autocast else nullcontext():
+    if plan.autocast:
+        with _autocast.suspended(query.device.type):
+            outcome = plan.run(problem)
+    else:
         outcome = plan.run(problem)
-        output = outcome.output if plan.as_given else problem.restore(outcome.output)
-        if output.requires_grad and not plan.engine.twice_differentiable:
-            output = _told_about_derivatives(output, plan.engine.name)
-        if return_aux is None:
-            return output
+    output = outcome.output if plan.as_given else problem.restore(outcome.output)
+    if output.requires_grad and not plan.engine.twice_differentiable:
+        output = _told_about_derivatives(output, plan.engine.name)
+    if return_aux is None:
+        return output
+    with _autocast.suspended(query.device.type):
         return output, aux_pass.aux_fields(problem, outcome, return_aux, plan.observer)
 
 

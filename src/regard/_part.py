@@ -23,7 +23,13 @@ class Part:
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor inside, in attribute order, those of inner parts included."""
-        return [tensor for _, tensor in self.named_tensors()]
+        found: list[Tensor] = []
+        for value in vars(self).values():
+            if isinstance(value, Tensor):
+                found.append(value)
+            elif isinstance(value, (Part, tuple)):
+                found += _tensors_in(value)
+        return found
 
     def named_tensors(self) -> list[tuple[str, Tensor]]:
         """Return the same tensors with their names; ``inner.weight`` is that of a part that is the attribute inner."""
@@ -42,9 +48,10 @@ class Part:
 
     def cast(self, dtype: torch.dtype) -> Self:
         """Return the part with floating-point tensors of this dtype, linked to its own by autograd."""
-        if all(tensor.dtype == dtype or not tensor.is_floating_point() for tensor in self.tensors()):
-            return self
-        return self.map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+        for tensor in self.tensors():
+            if tensor.dtype != dtype and tensor.is_floating_point():
+                return self.map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+        return self
 
     def with_tensors(self, tensors: list[Tensor]) -> Self:
         """Return a copy whose tensors are these, in the order of :meth:`tensors`."""
@@ -61,6 +68,14 @@ class Part:
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={brief(value)}" for name, value in vars(self).items() if not name.startswith("_"))
         return f"{type(self).__name__}({inside})"
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    if isinstance(value, Part):
+        return value.tensors()
+    if isinstance(value, tuple):
+        return [tensor for item in value for tensor in _tensors_in(item)]
+    return [value] if isinstance(value, Tensor) else []
 
 
 def _collect(name: str, value: Any, found: list[tuple[str, Tensor]]) -> None:

@@ -16,7 +16,7 @@ from regard._aux import FIELDS, AuxRequest
 from regard._errors import described, rejected, unknown_name
 from regard._part import PLAIN, Part
 from regard._problem import Problem
-from regard._torch import is_eager
+from regard._torch import is_autocast_enabled, is_eager
 from regard._tracing import is_blind, is_traced
 from regard.engines import Cost, Engine, cost_model
 from regard.engines.base import Runner
@@ -152,7 +152,7 @@ def structure(
         return None
     ends = []
     for tensor in (query, key, value):
-        if type(tensor) not in _TENSORS or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        if type(tensor) not in _TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
             return None
         ends.append((tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad))
     for number in (dropout_p, scale, softcap):
@@ -174,8 +174,9 @@ def structure(
         parts.append(found)
     if not isinstance(engine, (str, Engine)) or not (request is None or type(request) is AuxRequest):
         return None
-    device = query.device.type
-    autocast = torch.get_autocast_dtype(device) if _autocast.is_active(device) else None
+    autocast = None
+    if is_autocast_enabled() and _autocast.is_active(query.device.type):
+        autocast = torch.get_autocast_dtype(query.device.type)
     return (
         *ends, *parts, dropout_p, is_causal, scale, enable_gqa, softcap, engine, request,
         torch.is_grad_enabled(), autocast, torch.get_num_threads(),

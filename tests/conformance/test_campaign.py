@@ -113,9 +113,13 @@ def test_a_kernel_that_reads_past_its_arrays_dies_on_guarded_memory():
     code = """if True:
         import torch, regard
         from regard.engines.fused.kernel_call import KernelCall
+        from regard.engines.fused.kernels.fields import F
         from regard.testing.guarded_memory import guarded_kernels
         execute = KernelCall.execute
-        KernelCall.execute = lambda call, numbers: execute(call, {**numbers, "S": numbers["S"] + 16})
+        def beyond(call, arguments):
+            arguments[F.S] += 16
+            execute(call, arguments)
+        KernelCall.execute = beyond
         q = torch.randn(1, 1, 8, 4)
         with guarded_kernels():
             regard.attention(q, q, q, score="gaussian", engine="fused")

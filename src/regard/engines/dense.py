@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -26,8 +27,7 @@ def needs_care(problem: Problem) -> bool:
 def is_finite(tensor: Tensor) -> bool:
     """Whether a tensor holds no NaN and no infinity; rarely, for huge values, False without need."""
     # A sum is finite where its terms are, unless it overflows: then the careful path is taken without need.
-    total = tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).item()
-    return -torch.inf < total < torch.inf
+    return math.isfinite(tensor.detach().sum(dtype=torch.float32 if tensor.itemsize < 4 else None).item())
 
 
 def whole(problem: Problem) -> Tiles:
@@ -40,8 +40,8 @@ def attend(problem: Problem, tiles: Tiles | None = None) -> Outcome:
 
     ``tiles`` are the problem as a single tile, where that was made before.
     """
-    B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
-    dtype = problem.query.dtype
+    extent, dtype = problem.extent, problem.query.dtype
+    B, H, L, S = extent.B, extent.H, extent.L, extent.S
     if 0 in (B, H, L, S):
         empty = problem.query.new_zeros(B, H, L, S, dtype=problem.compute_dtype)
         output = problem.query.new_zeros(B, H, L, problem.value.shape[-1])

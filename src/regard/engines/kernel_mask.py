@@ -65,7 +65,7 @@ class KernelMask:
         fixed = not mask.tensors()
         keys = _shared_keys(problem) if fixed and not mask.has_bias else None
         if keys is not None:
-            return cls(keys=keys)
+            return cls(keys=None if keys == slice(0, extent.S) else keys)
         if FEW < extent.L <= MATRIX // extent.S:
             added = _matrix_of(problem, mask)
             if added.shape[:2].numel() * extent.L * extent.S <= (MATRIX if fixed else MATRICES):
@@ -82,6 +82,8 @@ class KernelMask:
 
 #: A matrix that the caller wrote out.
 GIVEN = KernelMask(hides=True)
+#: One that is cut out of scores made at once, where nothing of a masked key is left.
+AT_ONCE = KernelMask(hides=True, shows_every_key=True)
 
 
 def _shared_keys(problem: Problem) -> slice | None:

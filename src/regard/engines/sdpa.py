@@ -16,7 +16,7 @@ from regard._torch import flash_attention, in_forward_mode
 from regard._tracing import is_exported_to_onnx, is_traced
 from regard.engines import dense, nonfinite, query_blocks
 from regard.engines.base import Cost, Engine, Outcome, Runner
-from regard.engines.kernel_mask import FEW, GIVEN, KernelMask, indices, is_causal, matrix, wide_dtype
+from regard.engines.kernel_mask import AT_ONCE, FEW, GIVEN, KernelMask, indices, is_causal, matrix, wide_dtype
 from regard.engines.tiles import Span, spans
 from regard.masks.base import Mask
 from regard.normalizers import Softmax
@@ -101,10 +101,13 @@ class Sdpa(Engine):
             return dense.attend_nothing
         if is_traced(problem.query):
             return _traced
-        fixed = problem.mask is None or not problem.mask.tensors()
+        mask, wants_grad = problem.mask, problem.wants_grad
+        fixed = mask is None or isinstance(mask, masks.Dense) or not mask.tensors()
         kernel_mask = KernelMask.of(problem) if fixed else None
-        wants_grad, few = problem.wants_grad, problem.extent.L <= FEW
-        attend = _run_as_given if _is_as_given(problem) else _run
+        attend = _run_as_given if _is_as_given(problem, kernel_mask) else _run
+        few = problem.extent.L <= FEW and not wants_grad and not problem.dropout_p
+        if few and (kernel_mask is None or kernel_mask.hides):
+            kernel_mask, attend = AT_ONCE, _run_at_once
 
         def run(problem: Problem) -> Outcome:
             own = KernelMask.of(problem) if kernel_mask is None else kernel_mask
@@ -115,30 +118,30 @@ class Sdpa(Engine):
             else:
                 # torch's kernel can lose visible keys, without a NaN to show for it, where a masked key's score is NaN.
                 # A key that some query sees shows there.
-                careful = not few and not own.shows_every_key and not dense.is_finite(problem.key)
+                careful = not own.shows_every_key and not dense.is_finite(problem.key)
             if not careful:
-                at_once = few and not wants_grad and not problem.dropout_p
-                outcome = dense.attend_few(problem) if at_once else attend(problem, own)
+                outcome = attend(problem, own)
                 # A masked value that leaked shows as NaN (0·NaN): looking there costs less than reading the values.
-                # The last row of a causal mask sees all of them.
-                read = outcome.output[:, :, -1] if own.causal else outcome.output
+                # The last row reads all of them, unless it is one of a block of queries.
+                read = outcome.output if own.blocks is not None else outcome.output.select(2, -1)
                 if wants_grad or dense.is_finite(read) or not bool(outcome.output.isnan().any()):
                     return outcome
             if nonfinite.is_visible(problem):
                 return dense.attend_by_rows(problem)
-            return _run(nonfinite.zeroed(problem), own)
+            return attend(nonfinite.zeroed(problem), own)
 
         return run
 
 
-def _is_as_given(problem: Problem) -> bool:
+def _is_as_given(problem: Problem, kernel_mask: KernelMask | None) -> bool:
     """Whether torch's kernel takes query, key and value as they are, and answers as is wanted."""
     query, key, value = problem.query, problem.key, problem.value
+    foldable = kernel_mask is not None and not kernel_mask.hides
     return (
         type(problem.score).project is Score.project
         and type(problem.score).as_dot is DotLike.as_dot
         and query.shape[-1] == key.shape[-1] == value.shape[-1] > 0
-        and query.shape[1] == key.shape[1]
+        and (query.shape[1] == key.shape[1] or foldable)
         and query.dtype == problem.compute_dtype
         and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
         and problem.scale > 0
@@ -147,15 +150,21 @@ def _is_as_given(problem: Problem) -> bool:
     )
 
 
+def _run_at_once(problem: Problem, kernel_mask: KernelMask) -> Outcome:  # noqa: ARG001
+    return dense.attend_few(problem)
+
+
 def _run_as_given(problem: Problem, kernel_mask: KernelMask) -> Outcome:
     """Run with nothing to do before the kernel or after it, where a mask needs nothing either."""
-    if kernel_mask.keys is not None or kernel_mask.blocks is not None:
+    if kernel_mask.blocks is not None:
         return _run(problem, kernel_mask)
-    query, mask = problem.query, problem.mask
+    query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
+    if kernel_mask.keys is not None:
+        key, value = key[:, :, kernel_mask.keys], value[:, :, kernel_mask.keys]
+    if query.shape[1] != key.shape[1]:
+        return Outcome(*_folded(query, key, value, problem.scale, None, 0.0))
     added = matrix(mask, query.dtype) if isinstance(mask, masks.Dense) else kernel_mask.added
-    output, lse = flash_attention(
-        query, problem.key, problem.value, 0.0, kernel_mask.causal, attn_mask=added, scale=problem.scale
-    )
+    output, lse = flash_attention(query, key, value, 0.0, kernel_mask.causal, attn_mask=added, scale=problem.scale)
     if kernel_mask is GIVEN:
         return Outcome(output)
     return Outcome(output, lse if kernel_mask.empty is None else lse.masked_fill(kernel_mask.empty, -torch.inf))

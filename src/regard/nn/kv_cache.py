@@ -64,10 +64,10 @@ class KVCache:
         length = self._length + key.shape[2]
         if self.capacity is not None and length > self.capacity:
             raise rejected("KVCache", "key", f"fit into its capacity of {self.capacity} steps", f"step {length}")
-        self._key = self._written("key", self._key, key, length)
-        self._value = self._written("value", self._value, value, length)
+        keys = self._key = self._written("key", self._key, key, length)
+        values = self._value = self._written("value", self._value, value, length)
         self._length = length
-        return self.key, self.value
+        return keys.narrow(2, 0, length), values.narrow(2, 0, length)
 
     @property
     def key(self) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from unittest.mock import patch
 from torch import Tensor
 
 from regard.engines.fused.kernel_call import KernelCall
+from regard.engines.fused.kernels.fields import FIELDS
 
 _PAGE = mmap.PAGESIZE
 #: Bytes of NaN in every type of float, and −1 in every type of int.
@@ -77,33 +79,27 @@ def guarded_kernels() -> Iterator[None]:
     torch.Size([1, 1, 10, 3])
     """
     lock = threading.Lock()
-    check = KernelCall.addresses
-
-    def addresses(
-        call: KernelCall, arrays: Mapping[str, Tensor], sizes: Mapping[str, int] | None = None
-    ) -> dict[str, int]:
-        return dict.fromkeys(check(call, arrays, sizes), 0)  # checked as ever, and addressed when the kernel runs
 
     def run(
         call: KernelCall,
-        arrays: Mapping[str, Tensor],
+        arrays: Mapping[str, Tensor | None],
         numbers: Mapping[str, int],
         sizes: Mapping[str, int] | None = None,
     ) -> None:
-        addresses(call, arrays, sizes)
-        given = {**call.arrays, **arrays}
-        filled = {**call.numbers, **numbers}
+        arguments = call.filled(arrays, numbers, sizes)  # checked as ever
+        given = {name: tensor for name, tensor in {**call.arrays, **arrays}.items() if tensor is not None}
+        filled = dict(zip(FIELDS, arguments))
         with lock, ExitStack() as stack:
             for name, tensor in given.items():
                 size = tensor.numel() * tensor.element_size()
                 filled[name] = stack.enter_context(guarded(size))
                 ctypes.memmove(filled[name], tensor.data_ptr(), size)
             _guard_scratch(stack, filled, call.sizes["scratch_numbers"], call.dtype.itemsize)
-            call.execute(filled)
+            call.execute(array("q", filled.values()))
             for name, tensor in given.items():
                 ctypes.memmove(tensor.data_ptr(), filled[name], tensor.numel() * tensor.element_size())
 
-    with patch.object(KernelCall, "addresses", addresses), patch.object(KernelCall, "__call__", run):
+    with patch.object(KernelCall, "__call__", run):
         yield
 
 

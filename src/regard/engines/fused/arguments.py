@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.engines.fused.kernels.fields import BLOCK
 from regard.engines.fused.visible_keys import VisibleKeys, WorkItem
+from regard.engines.fused.work_partition import Partition
 from regard.masks.base import Extent
 
 
@@ -20,12 +21,15 @@ class Arguments:
     sizes: dict[str, int]
 
     @classmethod
-    def of(cls, visible: VisibleKeys, unit: WorkItem, added: Tensor | None) -> Arguments:
+    def of(cls, visible: VisibleKeys, share: Partition, unit: WorkItem, added: Tensor | None) -> Arguments:
         """Return where the unit is, and where the kernels find what is added to its scores: ``added``, contiguous."""
-        extent, found = visible.extent, cls({}, {"first": unit.first, "last": unit.last}, {})
+        first, last, heads, kv_heads = unit.first, unit.last, share.heads, share.kv_heads
+        numbers = {"first": first, "last": last, "head_first": heads[0], "kv_first": kv_heads[0]}
+        extent = visible.extent
+        found = cls({}, numbers, {"share_heads": len(heads), "share_kv_heads": len(kv_heads)})
         whole = extent.B * extent.H * (-(-extent.L // BLOCK) if unit.segments is None else 1)
-        if not 0 <= unit.first <= unit.last <= whole:
-            raise RuntimeError(f"a unit of work must be among {whole} blocks, got {unit.first} to {unit.last}.")
+        if not 0 <= first <= last <= whole:
+            raise RuntimeError(f"a unit of work must be among {whole} blocks, got {first} to {last}.")
         if unit.segments is not None:
             found.arrays["segments"] = unit.segments
             found.numbers.update(block=unit.block, segment_count=len(unit.segments))

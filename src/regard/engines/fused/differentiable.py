@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -35,14 +37,14 @@ class Setting:
     inverse: tuple[Tensor, Tensor] | None = None
     passes: Passes = field(default_factory=dict)
 
-    @property
+    @cached_property
     def is_direct(self) -> bool:
         """Whether the kernels find weights instead of scores."""
         return is_direct(self.kind, self.scale, self.visible.plain)
 
     def rows(self, query: Tensor, key: Tensor, weight: Tensor) -> Rows:
         """Return what the kernels compare."""
-        return rows_of(self.family, query, key, weight, self.scale, self.kind, self.visible.plain, self.inverse)
+        return rows_of(self.family, query, key, weight, self.scale, self.kind, self.is_direct, self.inverse)
 
 
 class Fused(torch.autograd.Function):
@@ -79,6 +81,9 @@ class Fused(torch.autograd.Function):
         return None, d_query, d_key, pulled.value, d_weight, *masks
 
 
+_requires_grad = attrgetter("requires_grad")
+
+
 def _optional(found: ForwardResult) -> tuple[Tensor | None, ...]:
     return found.top, found.entropy, found.received, found.best, found.best_key
 
@@ -88,7 +93,7 @@ def attend(setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: 
     given = [query, key, value, weight]
     if setting.visible.mask is not None:
         given += setting.visible.mask.tensors()
-    if not (torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in given]):
+    if not torch.is_grad_enabled() or not any(map(_requires_grad, given)):
         rows = setting.rows(query, key, weight)
         return run.forward(rows, value.contiguous(), setting.visible, setting.wants, setting.passes)
     output, peak, total, *rest = Fused.apply(setting, *given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,21 +84,20 @@ class Fused(Engine):
             return dense.attend_nothing
         if is_traced(problem.query) or (request is None and is_watched()):
             return _traced
-        fixed = _Prepared.of(problem, request)
-        masked, differentiated = problem.mask is not None, problem.wants_grad
-
-        def attend(problem: Problem) -> Outcome:
-            return _attend(problem, fixed, request is not None)
+        attend = partial(_attend, _Prepared.of(problem, request), request is not None)
+        if problem.mask is None:
+            return attend
+        differentiated = problem.wants_grad
 
         def careful(problem: Problem) -> Outcome:
             return dense.attend_by_rows(problem) if nonfinite.is_visible(problem) else attend(nonfinite.zeroed(problem))
 
         def run(problem: Problem) -> Outcome:
-            if masked and differentiated and dense.needs_care(problem):
+            if differentiated and dense.needs_care(problem):
                 return careful(problem)
             outcome = attend(problem)
             # A masked value that leaked shows as NaN (0·NaN): looking there costs less than reading the values.
-            leaks = masked and not dense.is_finite(outcome.output) and bool(outcome.output.isnan().any())
+            leaks = not dense.is_finite(outcome.output) and bool(outcome.output.isnan().any())
             return careful(problem) if leaks else outcome
 
         return run
@@ -141,7 +141,7 @@ class _Prepared:
         return cls(Setting(family, kind, problem.scale, VisibleKeys.of(problem), wants, inverse), weight, wants)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class _Projected:
     """A problem's rows as its score compares them, in the compute dtype; weight (H, C)."""
 
@@ -176,7 +176,7 @@ def _weight(score: Score, query: Tensor) -> Tensor:
     return query.new_empty(H, 0)
 
 
-def _attend(problem: Problem, fixed: _Prepared, told: bool) -> Outcome:
+def _attend(fixed: _Prepared, told: bool, problem: Problem) -> Outcome:
     rows, setting = _Projected.of(problem, fixed.weight), fixed.setting
     if setting is None:
         family = family_of(problem.score)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,8 @@ from regard.scores.dot_like import DotLike
 LARGE = {torch.float32: 5.4, torch.float64: 44.0}
 #: Numbers that one task prepares at least.
 PREPARED = 1 << 17
+#: Numbers that NumPy brings into another order in less time than torch.
+FEW = 1 << 15
 #: The number by which the kernels know a score of a distance; that of the Gaussian for all other scores.
 KINDS: dict[type[Score], int] = {kernels()[name]: kind for kind, name in enumerate(RADIAL)}
 
@@ -40,7 +41,7 @@ def family_of(score: Score) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Rows:
     """Compared rows as the kernels read them.
 
@@ -91,23 +92,30 @@ def rows_of(
     weight: Tensor,
     scale: float,
     kind: int,
-    plain: bool,
+    direct: bool,
     inverse: tuple[Tensor, Tensor] | None = None,
 ) -> Rows:
     """Return what the kernels compare, made from projected rows (B, H, L, C) and (B, G, S, C).
 
     ``weight`` (H, C) is w_v of the additive score, or the widths of a distance, whose ``inverse`` may be known.
-    ``plain`` says that nothing is added to the scores.
+    ``direct`` says that a compact kernel's weights are found without their logarithms.
     """
     if family == "dot":
-        arrays = {"query": query.contiguous(), "key": key.mT.contiguous(), "key_raw": key.contiguous()}
+        arrays = {"query": query.contiguous(), "key": lanes(key), "key_raw": key.contiguous()}
         return Rows(family, query.shape[-1], arrays, {}, scale)
     if family == "radial":
         whole, rest = inverse_of(weight) if inverse is None else inverse
-        arrays = {"query": query.contiguous(), "key": key.mT.contiguous(), "weight": whole, "weight_rest": rest}
-        numbers = {"kind": kind, "direct": int(is_direct(kind, scale, plain)), "weight_head": query.shape[-1]}
+        arrays = {"query": query.contiguous(), "key": lanes(key), "weight": whole, "weight_rest": rest}
+        numbers = {"kind": kind, "direct": int(direct), "weight_head": query.shape[-1]}
         return Rows(family, query.shape[-1], arrays, numbers, scale)
-    return _additive(query, key, weight * scale)
+    return _additive(query, key, weight if scale == 1.0 else weight * scale)
+
+
+def lanes(rows: Tensor) -> Tensor:
+    """Return rows (B, G, S, C) as (B, G, C, S), contiguous."""
+    if rows.numel() > FEW:
+        return rows.mT.contiguous()
+    return torch.from_numpy(np.ascontiguousarray(rows.detach().numpy().swapaxes(-1, -2)))
 
 
 def inverse_of(width: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,23 +130,17 @@ def inverse_of(width: Tensor) -> tuple[Tensor, Tensor]:
 def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
     query, key = query.contiguous(), key.contiguous()
     width = -(-query.shape[-1] // 4) * 4
-    (powers_q, classes_q, tasks_q), (powers_k, classes_k, tasks_k) = (
-        _powers(query, width, True),
-        _powers(key, width, False),
-    )
-    if len(tasks_q) == len(tasks_k) == 1:  # done before another thread has begun
-        tasks_q[0]()
-        tasks_k[0]()
-    else:
-        pool.run([*tasks_q, *tasks_k])
-    extra = (0, width - query.shape[-1])
+    powers_q, classes_q, tasks_q = _powers(query, width, True)
+    powers_k, classes_k, tasks_k = _powers(key, width, False)
+    pool.run([*tasks_q, *tasks_k])
     # Divided by a power of two, which rounds nothing: the kernels take weights up to 1.
-    largest = float(torch.linalg.vector_norm(weight.detach(), math.inf)) if weight.numel() else 1.0
+    weights = weight.detach().numpy()
+    largest = float(np.abs(weights).max(initial=0.0))
     unit = 2.0 ** min(max(math.frexp(largest)[1], -100), 126)
-    scaled = weight / unit
+    scaled, extra = torch.from_numpy(weights / unit), (0, width - query.shape[-1])
     arrays = {"query": powers_q, "key": powers_k, "weight": (pad(scaled, extra) if extra[1] else scaled).contiguous()}
-    (low_q, high_q), (low_k, high_k) = ((int(n) for n in classes.aminmax()) for classes in (classes_q, classes_k))
-    has_small, has_raw = max(low_q, low_k) == 0, max(high_q, high_k) == 2
+    classes = classes_q.numpy().tobytes() + classes_k.numpy().tobytes()
+    has_small, has_raw = 0 in classes, 2 in classes
     if has_small or has_raw:
         arrays |= {"query_class": classes_q, "key_class": classes_k}
     if has_small:
@@ -154,25 +156,28 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
 def _preparation(rows: int, length: int, C: int, width: int, dtype: torch.dtype, as_they_come: bool) -> KernelCall:
     """Return the kernel that prepares rows of these sizes."""
     sizes = {"B": rows, "C": C, "V": width, "S": length, "scratch_numbers": PAD * width}
-    return KernelCall("additive.prepare", dtype, sizes, {}, {"direct": int(as_they_come)})
+    return KernelCall("additive.prepare", dtype, sizes, {}, {"direct": int(as_they_come)}).given({}, LARGE[dtype])
 
 
 def _powers(rows: Tensor, width: int, as_they_come: bool) -> tuple[Tensor, Tensor, list[pool.Task]]:
-    """Return room for e^{2x} of the features (lanes, unless as they come) and for rows' classes, and what fills it."""
+    """Return e^{2x} of the features (lanes, unless as they come), rows' classes, and what is still to fill them."""
     B, H, N, C = rows.shape
     powers = rows.new_empty((B, H, N, width) if as_they_come else (B, H, width, N))
     classes = torch.empty(B, H, N, dtype=torch.uint8, device="cpu")
+    call = _preparation(B * H, N, C, width, rows.dtype, as_they_come)
     arrays = {"query": rows, "output": powers, "query_class": classes}
-    call = _preparation(B * H, N, C, width, rows.dtype, as_they_come).given(arrays, LARGE[rows.dtype])
     items, threads = B * H * -(-N // PAD), torch.get_num_threads()
     count = min(2 * threads if threads > 1 else 1, -(-items * PAD * width // PREPARED))
-    cuts = [items * i // max(count, 1) for i in range(count + 1)]
 
-    def task(first: int, last: int) -> None:
-        scratch = torch.empty(PAD * width, dtype=rows.dtype, device="cpu")
-        call({}, {"scratch": scratch.data_ptr(), "first": first, "last": last})
+    def task(i: int) -> None:
+        scratch = rows.new_empty(PAD * width)
+        at = {"scratch": scratch.data_ptr(), "first": items * i // count, "last": items * (i + 1) // count}
+        call(arrays, at)
 
-    return powers, classes, [partial(task, *span) for span in pairwise(cuts)]
+    if count == 1:  # done before another thread has begun
+        task(0)
+        return powers, classes, []
+    return powers, classes, [partial(task, i) for i in range(count)]
 
 
 @dataclass(frozen=True)

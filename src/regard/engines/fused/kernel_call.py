@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.engines.fused import compiler
-from regard.engines.fused.kernels.fields import FIELDS, SHAPES
+from regard.engines.fused.kernels.fields import FIELDS, SHAPES, F
 
 #: The types of arrays that do not hold the compute dtype.
 _DTYPES = {
@@ -24,7 +24,8 @@ _DTYPES = {
 }
 
 
-_ZEROS = dict.fromkeys(FIELDS, 0)
+#: The place of each argument by its name.
+PLACES = dict(zip(FIELDS, F))
 
 
 class KernelCall:
@@ -55,50 +56,58 @@ class KernelCall:
         self.name, self.dtype, self.sizes = name, dtype, sizes
         self.real = ctypes.c_double() if dtype == torch.float64 else ctypes.c_float()
         self.shapes = SHAPES[name.partition(".")[2]]
+        known = sizes.keys()
         self.counts = {
-            name: math.prod([sizes[size] for size in shape])
-            for name, shape in self.shapes.items()
-            if sizes.keys() >= set(shape)
+            name: math.prod([sizes[size] for size in shape]) for name, shape in self.shapes.items() if known >= {*shape}
         }
-        self.arrays = {name: tensor for name, tensor in arrays.items() if tensor is not None}
-        known = {size: n for size, n in sizes.items() if size in FIELDS}
-        self.numbers = {**_ZEROS, **known, **numbers, **self.addresses(self.arrays)}
+        self.arrays: Mapping[str, Tensor | None] = arrays
+        self.arguments = array("q", bytes(8 * len(FIELDS)))
+        self.arguments = self.filled(arrays, {**{size: n for size, n in sizes.items() if size in PLACES}, **numbers})
 
     def given(self, arrays: Mapping[str, Tensor | None], real: float) -> KernelCall:
         """Return the call with further arrays, and its one real argument."""
         call = object.__new__(KernelCall)
         call.__dict__.update(self.__dict__)
         call.real = type(self.real)(real)
-        given = {name: tensor for name, tensor in arrays.items() if tensor is not None}
-        call.numbers = {**self.numbers, **self.addresses(given)}
-        call.arrays = {**self.arrays, **given}  # they live as long as the call
+        call.arguments = self.filled(arrays, {})
+        call.arrays = {**self.arrays, **arrays}  # they live as long as the call
         return call
 
     def __call__(
-        self, arrays: Mapping[str, Tensor], numbers: Mapping[str, int], sizes: Mapping[str, int] | None = None
+        self,
+        arrays: Mapping[str, Tensor | None],
+        numbers: Mapping[str, int],
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
         """Run the kernel with further arguments; ``sizes`` are those that belong to these arrays alone."""
-        self.execute({**self.numbers, **numbers, **self.addresses(arrays, sizes)})
+        self.execute(self.filled(arrays, numbers, sizes))
 
-    def execute(self, numbers: Mapping[str, int]) -> None:
+    def execute(self, arguments: array[int]) -> None:
         """Run the kernel with these arguments and no other."""
-        integers = array("q", numbers.values())
-        self.function(integers.buffer_info()[0], ctypes.addressof(self.real))
+        self.function(arguments.buffer_info()[0], ctypes.addressof(self.real))
 
-    def addresses(self, arrays: Mapping[str, Tensor], sizes: Mapping[str, int] | None = None) -> dict[str, int]:
-        """Return where the arrays are; raise RuntimeError if one is not what the kernel takes it for."""
-        found = {}
+    def filled(
+        self,
+        arrays: Mapping[str, Tensor | None],
+        numbers: Mapping[str, int],
+        sizes: Mapping[str, int] | None = None,
+    ) -> array[int]:
+        """Return all arguments, in their places; raise RuntimeError if an array is not what the kernel takes it for."""
+        arguments = self.arguments[:]
+        for name, number in numbers.items():
+            arguments[PLACES[name]] = number
         for name, tensor in arrays.items():
-            expected = self.counts.get(name)
+            if tensor is None:
+                continue
+            expected, dtype = self.counts.get(name), _DTYPES.get(name, self.dtype)
             if expected is None:
                 known = {**self.sizes, **(sizes or {})}
                 expected = math.prod([known[size] for size in self.shapes[name]])
-            dtype = _DTYPES.get(name, self.dtype)
             if not (tensor.numel() == expected and tensor.dtype == dtype and tensor.is_contiguous() and tensor.is_cpu):
                 raise RuntimeError(
                     f"kernel {self.name}: array {name!r} must be contiguous, on the CPU, of {expected} numbers of type "
                     f"{dtype} ({' × '.join(self.shapes[name])}), "
                     f"got {tuple(tensor.shape)}, strides {tensor.stride()}, {tensor.dtype}, {tensor.device}."
                 )
-            found[name] = tensor.data_ptr()
-        return found
+            arguments[PLACES[name]] = tensor.data_ptr()
+        return arguments

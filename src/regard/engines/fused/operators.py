@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.engines.fused import run
-from regard.engines.fused.families import rows_of
+from regard.engines.fused.families import is_direct, rows_of
 from regard.engines.fused.run import ForwardRequest, ForwardResult
 from regard.engines.fused.visible_keys import VisibleKeys
 from regard.masks.base import Extent
@@ -41,7 +41,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return output (B, H, L, V), and peak and total (B, H, L) of :class:`ForwardResult`."""
     visible = _sight(query, key, start, stop, added)
-    rows = rows_of(family, query, key, weight, scale, kind, visible.plain)
+    rows = rows_of(family, query, key, weight, scale, kind, is_direct(kind, scale, visible.plain))
     found = run.forward(rows, value.contiguous(), visible, ForwardRequest(), {})
     return found.output, found.peak, found.total
 
@@ -70,7 +70,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients to query, key, value, weight and added (empty where it is not wanted)."""
     visible = _sight(query, key, start, stop, added)
-    rows = rows_of(family, query, key, weight, scale, kind, visible.plain)
+    rows = rows_of(family, query, key, weight, scale, kind, is_direct(kind, scale, visible.plain))
     found = ForwardResult(output.contiguous(), peak.contiguous(), total.contiguous())
     pulled = run.backward(rows, value.contiguous(), visible, found, grad, [], [wants_added], {})
     d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], scale)

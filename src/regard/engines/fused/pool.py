@@ -41,6 +41,9 @@ def run(tasks: Sequence[Task]) -> None:
     An error or a keyboard interrupt lets the tasks that have begun come to their end, since they write to memory
     that is about to be freed, and begins no other.
     """
+    if len(tasks) == 1:
+        tasks[0]()
+        return
     remaining = list(reversed(tasks))
     errors: list[BaseException] = []
 

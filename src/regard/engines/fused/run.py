@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class ForwardRequest:
     k: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class ForwardResult:
     """The results of a forward pass; None for what was not asked for.
 
@@ -123,7 +123,7 @@ class Pass:
         self.partitions = partitions(visible, value.shape[1], rows.width + V, backward)
         self.near = visible.everything and rows.is_compact
         self.visible = visible
-        self._added: dict[int, Tensor | None] | None = {} if visible.is_small_and_fixed else None
+        self._kept: dict[int, Arguments] | None = {} if visible.is_small_and_fixed else None
 
     @classmethod
     def of(cls, kept: Passes, name: str, rows: Rows, value: Tensor, visible: VisibleKeys, K: int = 0) -> Pass:
@@ -134,21 +134,21 @@ class Pass:
             found = kept[key] = cls(name, rows, value, visible, K)
         return found
 
-    def arguments(self, unit: WorkItem) -> Arguments:
-        """Return what a unit of work adds to the arguments; what its mask adds is kept where it is small."""
-        visible, kept = self.visible, self._added
-        if visible.mask is None and visible.added is None:
-            return Arguments.of(visible, unit, None)
+    def arguments(self, share: Partition, unit: WorkItem) -> Arguments:
+        """Return what a unit of work adds to the arguments; kept where that is small and always the same."""
+        kept = self._kept
         if kept is not None and id(unit) in kept:
-            added = kept[id(unit)]
-        else:
-            added = visible.added if visible.added is not None else visible.added_to(unit, self.call.dtype)
-            added = None if added is None else compact(added).contiguous()
-            if kept is not None:
-                kept[id(unit)] = added
-        return Arguments.of(visible, unit, added)
+            return kept[id(unit)]
+        visible, added = self.visible, self.visible.added
+        if visible.mask is not None:
+            with torch.no_grad():
+                added = visible.added_to(unit, self.call.dtype)
+        own = Arguments.of(visible, share, unit, None if added is None else compact(added).contiguous())
+        if kept is not None:
+            kept[id(unit)] = own
+        return own
 
-    def given(self, rows: Rows, value: Tensor, arrays: dict[str, Tensor | None]) -> KernelCall:
+    def given(self, rows: Rows, value: Tensor, arrays: dict[str, Tensor]) -> KernelCall:
         """Return the kernel with the arrays that all shares have in common."""
         boxed = boxes(rows.arrays["key"].mT, self.tile) if self.near else None
         return self.call.given({**rows.arrays, "value": value, "boxes": boxed, **arrays}, rows.scale)
@@ -163,44 +163,38 @@ def forward(rows: Rows, value: Tensor, visible: VisibleKeys, wants: ForwardReque
     extent = visible.extent
     B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
     new = value.new_empty
-    found = ForwardResult(
-        new(B, H, L, V),
-        new(B, H, L),
-        new(B, H, L),
-        new(B, H, L) if wants.top else None,
-        new(B, H, L) if wants.entropy else None,
-        value.new_zeros(B * H, S) if wants.received else None,
-        value.new_full((B, H, L, wants.k), 0.0 if rows.is_direct else -math.inf) if wants.k else None,
-        torch.full((B, H, L, wants.k), -1, device="cpu") if wants.k else None,
-        rows.is_direct,
-    )
+    arrays = {"output": new(B, H, L, V), "peak": new(B, H, L), "total": new(B, H, L)}
+    if wants.top:
+        arrays["top"] = new(B, H, L)
+    if wants.entropy:
+        arrays["entropy"] = new(B, H, L)
+    if wants.k:
+        arrays["best"] = value.new_full((B, H, L, wants.k), 0.0 if rows.is_direct else -math.inf)
+        arrays["best_key"] = torch.full((B, H, L, wants.k), -1, device="cpu")
+    found = ForwardResult(**arrays, direct=rows.is_direct)
     made = Pass.of(kept, "forward", rows, value, visible, wants.k)
-    fields = ("output", "peak", "total", "top", "entropy", "best", "best_key")
-    call = made.given(rows, value, {name: getattr(found, name) for name in fields})
-    received = [value.new_zeros(len(share.heads), S) if wants.received else None for share in made.partitions]
+    call = made.given(rows, value, arrays)
+    received: dict[int, Tensor] = {}
 
-    def task(share: Partition, sum_: Tensor | None) -> Callable[[], None]:
-        def run() -> None:
-            common = {} if sum_ is None else {"received": sum_}
-            with torch.no_grad(), made.memory.lent() as scratch:
-                for unit in share.units:
-                    _run_unit(call, share, scratch, common, made.arguments(unit))
+    def task(i: int) -> None:
+        share, common = made.partitions[i], {}
+        if wants.received:
+            common["received"] = received[i] = value.new_zeros(len(share.heads), S)
+        with made.memory.lent() as scratch:
+            for unit in share.units:
+                _run_unit(call, scratch, common, made.arguments(share, unit))
 
-        return run
-
-    pool.run([task(*each) for each in zip(made.partitions, received)])
-    if found.received is not None:
-        for share, sum_ in zip(made.partitions, received):
-            assert sum_ is not None
-            found.received[share.heads[0] : share.heads[-1] + 1] += sum_
+    pool.run([partial(task, i) for i in range(len(made.partitions))])
+    if wants.received:
+        found.received = value.new_zeros(B * H, S)
+        for i, share in enumerate(made.partitions):
+            found.received[share.heads[0] : share.heads[-1] + 1] += received[i]
     return found
 
 
-def _run_unit(call: KernelCall, share: Partition, scratch: int, common: dict[str, Tensor], own: Arguments) -> None:
+def _run_unit(call: KernelCall, scratch: int, common: dict[str, Tensor], own: Arguments) -> None:
     """Run a unit with the arrays that its share has for all of its units, and those of its own."""
-    numbers = {"scratch": scratch, "head_first": share.heads[0], "kv_first": share.kv_heads[0], **own.numbers}
-    sizes = {"share_heads": len(share.heads), "share_kv_heads": len(share.kv_heads), **own.sizes}
-    call({**common, **own.arrays}, numbers, sizes)
+    call({**common, **own.arrays}, {"scratch": scratch, **own.numbers}, own.sizes)
 
 
 @dataclass(frozen=True)
@@ -252,16 +246,13 @@ def backward(
     common = {head for head, count in shared_by.items() if count > 1}
     own_sums = [_Sums.of(share, totals, not common.isdisjoint(share.kv_heads)) for share in made.partitions]
 
-    def task(share: Partition, sums: _Sums) -> Callable[[], None]:
-        def run() -> None:
-            sums.begin()
-            with torch.no_grad(), made.memory.lent() as scratch:
-                for unit in share.units:
-                    _backward_unit(made, call, scratch, visible, unit, share, sums, mask_tensors, wanted, d_added)
+    def task(share: Partition, sums: _Sums) -> None:
+        sums.begin()
+        with made.memory.lent() as scratch:
+            for unit in share.units:
+                _backward_unit(made, call, scratch, visible, unit, share, sums, mask_tensors, wanted, d_added)
 
-        return run
-
-    tasks = [task(*each) for each in zip(made.partitions, own_sums)]
+    tasks = [partial(task, *each) for each in zip(made.partitions, own_sums)]
     if d_added is not None and d_added.shape[:2] != (B, H):
         for each in tasks:  # heads add to the same numbers
             each()
@@ -322,21 +313,21 @@ def _backward_unit(
     """Run one unit, and take the gradient of what it adds to scores on to the mask's tensors."""
     if visible.added is not None:
         target = {} if d_added is None else {"d_added": d_added}
-        _run_unit(call, share, scratch, {**sums.parts, **target}, Arguments.of(visible, unit, visible.added))
+        _run_unit(call, scratch, {**sums.parts, **target}, Arguments.of(visible, share, unit, visible.added))
         return
     if not any(wanted) or visible.mask is None:
-        _run_unit(call, share, scratch, sums.parts, made.arguments(unit))
+        _run_unit(call, scratch, sums.parts, made.arguments(share, unit))
         return
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_() if want else t.detach() for t, want in zip(tensors, wanted)]
         added = visible.added_to(unit, call.dtype, visible.mask.with_tensors(leaves))
         if added is None:
-            _run_unit(call, share, scratch, sums.parts, Arguments.of(visible, unit, None))
+            _run_unit(call, scratch, sums.parts, Arguments.of(visible, share, unit, None))
             return
         varying = compact(added)
     total = torch.zeros(varying.shape, dtype=call.dtype, device="cpu")
-    own = Arguments.of(visible, unit, varying.detach().contiguous())
-    _run_unit(call, share, scratch, {**sums.parts, "d_added": total}, own)
+    own = Arguments.of(visible, share, unit, varying.detach().contiguous())
+    _run_unit(call, scratch, {**sums.parts, "d_added": total}, own)
     if not varying.requires_grad:
         return
     found = torch.autograd.grad(varying, [t for t in leaves if t.requires_grad], total, allow_unused=True)

@@ -90,8 +90,10 @@ class VisibleKeys:
 
     @property
     def is_small_and_fixed(self) -> bool:
-        """Whether what is added to scores may be kept for later calls."""
-        return self.mask is not None and not self.mask.tensors() and self.extent.L * self.extent.S <= KEPT
+        """Whether what is added to scores, if anything, may be kept for later calls."""
+        if self.mask is None:
+            return self.added is None
+        return not self.mask.tensors() and self.extent.L * self.extent.S <= KEPT
 
     def costs(self) -> Tensor | None:
         """Return about what each block of queries costs, (B · H · blocks,); None where all cost the same."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ import typer
 
 from regard._errors import described, rejected, unknown_name
 from regard.cli.messages import INTERRUPTED, Console, echo, fail, report_errors, sentence
+from regard.cli.settings import parse_setting
 from regard.cli.translate import folder_of
-from regard.data.toml import parsed_toml, read_toml
+from regard.data.toml import read_toml
 from regard.decoding.sequence_model import SequenceModel
 from regard.models.attending import SCORES
 from regard.models.folders import OPTIONS
@@ -212,17 +212,6 @@ def _attention(table: dict[str, Any]) -> None:
     else:
         for field, value in SHORT.get(name, {"attention": name}).items():
             model.setdefault(field, value)
-
-
-def parse_setting(text: str) -> tuple[str, Any]:
-    """Return the place and the value of ``NAME=VALUE``; a value that is no TOML is text."""
-    name, mark, value = text.partition("=")
-    if not mark or not name.strip():
-        raise rejected("train", "--set", "be NAME=VALUE, such as training.clip=0.5", repr(text))
-    try:
-        return name.strip(), parsed_toml(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return name.strip(), value.strip()
 
 
 def _training_alone(changes: dict[str, Any], options: Path | None) -> dict[str, Any]:

@@ -88,11 +88,24 @@ def counted(value: float) -> str:
     return f"{_three(value)}{_COUNTS[power]}"
 
 
+def duration(days: float) -> str:
+    """Return a time in days, hours or minutes.
+
+    Examples
+    --------
+    >>> duration(23.14), duration(0.5), duration(0.001)
+    ('23.1 days', '12 hours', '1.44 minutes')
+    """
+    for unit, share in (("days", 1.0), ("hours", 24.0)):
+        if days * share >= 2:
+            return f"{_three(days * share)} {unit}"
+    return f"{_three(days * 1440)} minutes"
+
+
 def _three(value: float) -> str:
-    """Return three digits of a number below 1000, or those of a whole one."""
-    if value == int(value):
-        return f"{value:,.0f}"
-    return f"{value:,.{max(2 - len(str(int(abs(value)))) + 1, 0)}f}"
+    """Return a number with three digits, or all of a whole or larger one."""
+    digits = 0 if value == int(value) else max(3 - len(str(int(abs(value)))), 0)
+    return f"{value:,.{digits}f}"
 
 
 def _table(*columns: str) -> Table:
@@ -147,7 +160,7 @@ def _layouts(found: dict[str, Any]) -> Table:
             continue
         layout = row["layout"]
         degrees = "×".join(str(layout[each]) for each in ("data", "tensor", "pipeline", "context"))
-        verdict = "fastest" if row["kind"] == found["best"] else "fits" if row["fits"] else "no"
+        verdict = "best" if row["kind"] == found["best"] else "fits" if row["fits"] else "no"
         table.add_row(
             row["kind"], degrees, f"{layout['micro_batch']}{'*' if layout['recompute'] else ''}",
             f"{row['memory']['total'] / GB:,.1f}", f"{sum(row['sent'].values()) / GB:,.1f}",
@@ -160,8 +173,8 @@ def _run(options: PlanOptions, found: dict[str, Any]) -> list[str]:
     run = found["run"]
     lines = [f"{row['kind']}: {row['reason']}." for row in found["layouts"] if row["reason"]]
     if any("layout" in row for row in found["layouts"]):
-        lines += ["D data, T tensor, P pipeline, C context; micro: sequences that a GPU takes at once,"]
-        lines += ["* if layers run forward again to run backward; GB and what is sent: of one GPU."]
+        lines += ["D data, T tensor, P pipeline, C context; micro: sequences taken at once, * where layers"]
+        lines += ["run forward again before they run backward; GB, and what is sent, of one GPU."]
     lines += [""] if lines else []
     rule = "20 for each parameter" if options.tokens is None else "as asked"
     lines.append(f"Run: {counted(run['tokens'])} tokens ({rule}), {si(run['flops'], 'FLOP')}.")
@@ -170,8 +183,7 @@ def _run(options: PlanOptions, found: dict[str, Any]) -> list[str]:
     row = next(each for each in found["layouts"] if each["kind"] == found["best"])
     parts = ", ".join(f"{name} {value:,.2f} s" for name, value in row["seconds"].items() if value >= 0.005)
     lines.append(f"Fastest: {found['best']}. What a step waits for: {parts}.")
-    days = f"{run['days']:,.1f} days" if run["days"] >= 2 else f"{24 * run['days']:,.1f} hours"
-    lines.append(f"{run['steps']:,} steps take {days}, {run['gpu_hours']:,.0f} GPU hours.")
+    lines.append(f"{run['steps']:,} steps take {duration(run['days'])}, {_three(run['gpu_hours'])} GPU hours.")
     lines.append(
         f"Products run at {options.share:.0%} of {options.peak:g} TFLOP/s, and all told at {row['utilization']:.0%}."
     )

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard._schema import option
-from regard.models._parts import size
 from regard.models.language_config import LanguageConfig
 
 
@@ -23,7 +22,9 @@ class EncoderLMConfig(LanguageConfig):
     norm_first: bool = option(False, "whether what enters a block is normalized, or each sum")
     segments: int = option(2, "kinds of segments that a token may belong to; 0 for none", least=0, most=1 << 16)
     #: Lan 2019, arXiv 1909.11942, as the next.
-    embedding_width: int | None = size(None, "width W of the embeddings, which are projected to E; E by default")
+    embedding_width: int | None = option(
+        None, "width W of the embeddings, which are projected to E; E by default", kind=int, least=1, most=1 << 16
+    )
     shared: bool = option(False, "whether all layers have the parameters of one")
     pooled: bool = option(True, "whether the first row goes through another layer, for what is asked of a sequence")
     masked_head: bool = option(True, "whether there is a head that scores the vocabulary")

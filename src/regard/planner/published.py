@@ -103,7 +103,7 @@ def _base(shape: Shape) -> str:
     rows = (65e6 - inside) / shape.width
     return (
         f"the layers have {_millions(inside)}, so 65M leaves {rows:,.0f} rows of embeddings; the paper says about "
-        f"{_VASWANI:,}, and nothing of others"
+        f"{_VASWANI:,}, and does not say what else it counts"
     )
 
 

@@ -7,7 +7,7 @@ BENCH_READY := $(VENV)/.ready-bench
 NOTEBOOK_READY := $(VENV)/.ready-notebook
 DEMO_SECONDS ?= 170
 
-.PHONY: demo demo-training test test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment fuzz demo-time docs gallery notebook campaign clean
+.PHONY: demo demo-training test test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz demo-time docs gallery notebook campaign clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -109,6 +109,11 @@ short-runs: $(READY)
 # How well attention aligns words, beside eflomal's links (pip install eflomal).
 alignment: $(BENCH_READY)
 	$(BIN)/python -m benchmarks.alignment --data $(TATOEBA)
+
+# What the planner predicts of small models, beside what they take; under three minutes on a machine that is idle.
+planning: $(READY)
+	$(BIN)/python -m benchmarks.planning
+	$(BIN)/python -m benchmarks.readme
 
 # Damaged model folders, tables, pairs and options through the loaders; goes on where it was stopped.
 fuzz: $(READY)

@@ -100,7 +100,7 @@ def _contender(case_name: str, point: Point, name: str, threads: int) -> int:
     import benchmarks.cases  # noqa: F401  (fills the registry)
 
     torch.set_num_threads(threads)
-    _keep_nothing()
+    keep_nothing()
     case = CASES[case_name]
     contender = case.contenders[name]
     if contender.compiles:
@@ -125,7 +125,7 @@ def _libc() -> Any:
     return ctypes.CDLL(None)
 
 
-def _keep_nothing() -> None:
+def keep_nothing() -> None:
     """Have glibc return every large block to the system at once (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD)."""
     try:
         for option in (-3, -1):

@@ -25,6 +25,8 @@ the name of a goal
     the scores of trained models, in docs/translation.md
 ``alignment``
     how well attention aligns words, there, too
+``published``, ``predicted``, ``predicted:machine``
+    big models beside their published counts, and small ones beside predictions, in docs/planning.md
 
 The marks of docs/regression.md are filled from benchmarks/results/real-data.json; ``benchmarks.real_report.contents``
 says what they are.
@@ -41,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 import regard
+from benchmarks import planning
 from benchmarks.alignment import summary as of_alignment
 from benchmarks.bench import LIMIT_NAMES
 from benchmarks.machine import ROOT
@@ -58,6 +61,8 @@ REAL, REGRESSION = RESULTS / "real-data.json", ROOT / "docs" / "regression.md"
 TRAINED, TRANSLATION = RESULTS / "translation.json", ROOT / "docs" / "translation.md"
 #: How well attention aligns words.
 ALIGNED = RESULTS / "alignment.json"
+#: What small models take, beside what was predicted, and the page that shows it.
+PLANNED, PLANNING = RESULTS / "planning.json", ROOT / "docs" / "planning.md"
 UNITS = {"time": "× the time", "speed": "× faster", "overhead": "µs more", "backward": "× the forward", "memory": "MB"}
 #: The goals that a reader sees first.
 HEADLINE = (
@@ -272,6 +277,17 @@ def translation() -> str:
     return filled(TRANSLATION.read_text(encoding="utf-8"), made)
 
 
+def of_planning() -> str:
+    """Return the page on planning, with counts as they are and what was measured last."""
+    numbers = json.loads(PLANNED.read_text(encoding="utf-8"))
+    made = {
+        "published": planning.published,
+        "predicted": lambda: planning.summary(numbers),
+        "predicted:machine": lambda: planning.machine(numbers),
+    }
+    return filled(PLANNING.read_text(encoding="utf-8"), made)
+
+
 def newest(case: str) -> dict[str, Any] | None:
     """Return the newest report that has a case, or None."""
     paths = sorted(RESULTS.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -285,6 +301,8 @@ def main() -> int:
         REGRESSION.write_text(regression(), encoding="utf-8")
     if TRAINED.exists():
         TRANSLATION.write_text(translation(), encoding="utf-8")
+    if PLANNED.exists():
+        PLANNING.write_text(of_planning(), encoding="utf-8")
     readme, found = ROOT / "README.md", newest("additive")
     if found is None:
         print("no report in benchmarks/results: run `make bench` first", file=sys.stderr)

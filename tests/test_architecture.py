@@ -29,7 +29,7 @@ LAYERS = [
     ("decoding",),
     ("training", "regression"),
     ("data",),
-    ("text",),
+    ("text", "planner"),
     ("models",),
     ("nn",),
     ("__init__",),

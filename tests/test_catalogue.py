@@ -14,6 +14,7 @@ import regard.nn
 from regard import normalizers, scores
 from regard._references import references
 from regard.normalizers.base import TABLE as NORMALIZERS
+from regard.planner.published import METHODS, PUBLISHED
 from regard.scores.base import TABLE as SCORES
 
 ROOT = Path(__file__).parents[1]
@@ -72,6 +73,7 @@ def test_references_are_bibtex(key: str) -> None:
 
 def test_every_reference_is_used() -> None:
     used = {each.key for row in ROWS for each in row.references}
+    used |= {*METHODS, *(each.source for each in PUBLISHED.values())}
     assert set(references()) == used
 
 

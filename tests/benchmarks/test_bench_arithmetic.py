@@ -285,7 +285,7 @@ def test_durations_have_units() -> None:
 
 
 def hold(mebibytes: int) -> int:
-    memory._keep_nothing()
+    memory.keep_nothing()
     memory.peak_extra(lambda: torch.ones(1024, 1024) * 0.0)  # threads start, code is read
     return memory.peak_extra(lambda: torch.ones(mebibytes * MIB // 4) * 0.0)
 

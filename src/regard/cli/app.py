@@ -14,6 +14,7 @@ import typer
 
 from regard.cli.flags import with_flags
 from regard.cli.messages import Command, Commands, echo, fail, report_errors
+from regard.cli.plan_options import PlanOptions
 from regard.decoding.predictions import PredictionOptions
 from regard.language.options import LanguageOptions
 from regard.scores.distance import kernels
@@ -343,3 +344,20 @@ def regress(
         order=order, empty=empty, predict=predict, out=out, std=std, quantiles=quantiles, plot=plot,
         as_json=as_json,
     )  # fmt: skip
+
+
+@_command(epilog="A GB is 10⁹ bytes. --table alone shows published models beside what is counted here.")
+@with_flags(PlanOptions)
+def plan(
+    given: dict[str, Any],
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="gpt3, bert-large, llama-7b, ...")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Of its config: kv_heads=8.")
+    ] = None,
+    table: Annotated[bool, typer.Option("--table", help="Show published models.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Tell what training a model takes: parameters, operations, memory, layouts, time."""
+    from regard.cli.plan import run
+
+    run(name, given=given, settings=settings or [], table=table, as_json=as_json)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from regard._errors import rejected, unknown_name
 from regard.cli.messages import Console, fail, report_errors, require, sentence
-from regard.cli.runs import parse_setting
+from regard.cli.settings import parse_setting
 from regard.cli.train import options_table
 from regard.inspect.comparison import picture
 from regard.models.registry import MODELS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +12,7 @@ import typer
 
 from regard._errors import rejected
 from regard.cli.messages import INTERRUPTED, Console, fail, sentence
-from regard.data.toml import parsed_toml, read_toml
+from regard.data.toml import read_toml
 from regard.models.folders import OPTIONS
 from regard.training.options import RunOptions
 
@@ -30,17 +29,6 @@ class Run(Protocol):
 
     def train(self, *, resume: bool = ..., callbacks: Any = ...) -> tuple[Any, Any]:
         """Train, and return the model and how training ended."""
-
-
-def parse_setting(text: str) -> tuple[str, Any]:
-    """Return the place and the value of ``NAME=VALUE``; a value that is no TOML is text."""
-    name, mark, value = text.partition("=")
-    if not mark or not name.strip():
-        raise rejected("train", "--set", "be NAME=VALUE, such as training.clip=0.5", repr(text))
-    try:
-        return name.strip(), parsed_toml(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return name.strip(), value.strip()
 
 
 def read_options(task: str, options: Path | None) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from regard._errors import described, rejected, unknown_name
 from regard.cli.messages import Console, echo, report_errors
-from regard.cli.runs import carry_out, change_options, parse_setting, read_options, shown_options, training_changes
+from regard.cli.runs import carry_out, change_options, read_options, shown_options, training_changes
+from regard.cli.settings import parse_setting
 from regard.cli.translate import folder_of
 from regard.decoding.sequence_model import SequenceModel
 from regard.models.attending import SCORES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,12 @@ from regard.normalizers import NormalizerLike, Sigmoid
 from regard.scores import ScoreLike
 
 
+@overload
+def ring_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: None = ..., group: dist.ProcessGroup | None = ..., layout: Layout = ..., check: bool = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
+@overload
+def ring_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest, group: dist.ProcessGroup | None = ..., layout: Layout = ..., check: bool = ...) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+@overload
+def ring_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest | None, group: dist.ProcessGroup | None = ..., layout: Layout = ..., check: bool = ...) -> Tensor | tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
 def ring_attention(
     query: Tensor,
     key: Tensor,
@@ -115,6 +122,9 @@ def ring_attention(
     """
     ring = Ring.of("ring_attention", group)
     checked_layout("ring_attention", layout)
+    dropout_p, scale, softcap = _checks.numbers(dropout_p, scale, softcap)
+    _checks.flag("is_causal", is_causal)
+    _checks.flag("enable_gqa", enable_gqa)
     _check_arguments(query, key, value, dropout_p, return_aux)
     if ring.size == 1 or 0 in (*query.shape[:3], key.shape[2], value.shape[-1]):
         return attention(
@@ -126,7 +136,6 @@ def ring_attention(
     lead, query, key, value, _ = _problem.canonical(query, key, value, enable_gqa)
     (B, H, L, _), S = query.shape, key.shape[2]
     extent = Extent(B, H, ring.size * L, ring.size * S)
-    _, scale, softcap = _checks.numbers(0.0, scale, softcap)
     parts = Parts(
         _problem.as_score(score, query, key), _problem.bound_mask(attn_mask, is_causal, query, key, extent, lead),
         _problem.as_normalizer(normalizer), scale, softcap, engine, extent,
@@ -251,6 +260,12 @@ class ContextParallel:
     def __post_init__(self) -> None:
         checked_layout("ContextParallel", self.layout)
 
+    @overload
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
+    @overload
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+    @overload
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest | None) -> Tensor | tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
     def attend(
         self,
         query: Tensor,

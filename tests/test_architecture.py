@@ -31,6 +31,7 @@ LAYERS = [
     ("data",),
     ("text", "planner"),
     ("models",),
+    ("distributed",),
     ("nn",),
     ("__init__",),
     ("_attention", "_listing", "_plan"),

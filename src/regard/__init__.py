@@ -29,6 +29,7 @@ __all__ = [
     "attention",
     "catalogue",
     "cite",
+    "distributed",
     "engines",
     "explain",
     "inspect",
@@ -42,6 +43,6 @@ __all__ = [
 
 def __getattr__(name: str) -> ModuleType:
     """Import layers, models, estimators and pictures at their first use: who needs the function does not wait."""
-    if name in ("inspect", "models", "nn", "regression"):
+    if name in ("distributed", "inspect", "models", "nn", "regression"):
         return import_module(f"regard.{name}")
     raise AttributeError(f"module 'regard' has no attribute {name!r}")

@@ -106,6 +106,29 @@ class Engine(ABC):
         """Return the fields of :class:`regard.Aux` that can come from the pass that makes the output."""
         return frozenset()
 
+    def part_of(self, problem: Problem, output: Tensor, lse: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return the output of an attention of which the problem is a part, with the part's own derivative.
+
+        Where keys are divided, a part's weights are ``exp(score − lse)`` with the log-sum-exp of the whole row. Its
+        gradient then needs the whole row's output and log-sum-exp, and no forward pass of the part: the gradients of
+        all parts add up to those of the whole.
+
+        Parameters
+        ----------
+        problem : Problem
+            All queries, and some of the keys that they see; its tensors are in the compute dtype.
+        output : Tensor (B, H, L, V)
+            The whole output, a constant.
+        lse : Tensor (B, H, L)
+            The whole log-sum-exp, a constant; −inf in a row that sees nothing.
+
+        Returns
+        -------
+        Tensor (B, H, L, V) or None
+            ``output``, with a graph to the problem's tensors; None where this engine cannot.
+        """
+        return None
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 

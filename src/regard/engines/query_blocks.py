@@ -93,6 +93,8 @@ class BlockedRun:
     extent: Extent
     blocks: list[QueryBlock]
     scale: float
+    #: The output and log-sum-exp of rows that see more keys than these, where they were found elsewhere.
+    known: tuple[Tensor, Tensor] | None = None
 
     def shift(self, block: QueryBlock, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """Return the largest bias of each row (b, h, l, 1), 0 where it sees nothing; None where nothing is merged.
@@ -146,6 +148,8 @@ class BlockedAttention(torch.autograd.Function):
     def forward(
         ctx: Any, run: BlockedRun, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
+        if run.known is not None:
+            return _attached(ctx, run, query, key, value, tensors)
         output = torch.zeros_like(query)
         relative = query.new_full(query.shape[:3], -torch.inf, dtype=torch.promote_types(query.dtype, torch.float32))
         lse = relative.clone()
@@ -183,6 +187,23 @@ class BlockedAttention(torch.autograd.Function):
                     total[where] += gradient
         grads = (total.to(query.dtype) for total in (d_query, d_key, d_value))
         return None, *grads, *(None for _ in tensors)
+
+
+def _attached(
+    ctx: Any, run: BlockedRun, query: Tensor, key: Tensor, value: Tensor, tensors: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
+    """Return a known output and log-sum-exp, with what :meth:`BlockedAttention.backward` needs of them."""
+    assert run.known is not None
+    output, lse = (t.detach() for t in run.known)
+    relative = lse.clone()
+    for block in run.blocks:
+        shift = run.shift(block, query.dtype, query.device)
+        if shift is not None:
+            relative[(*block.where, block.rows.slice)] -= shift.squeeze(-1)
+    ctx.run = replace(run, known=None)
+    ctx.save_for_backward(query, key, value, output, relative, *tensors)
+    ctx.mark_non_differentiable(lse)
+    return output, lse
 
 
 def _block(

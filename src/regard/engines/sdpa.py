@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention as torch_attention 
 from regard import masks
 from regard._aux import AuxRequest
 from regard._problem import Problem
-from regard._torch import flash_attention, in_forward_mode
+from regard._torch import flash_attention, flash_attention_backward, in_forward_mode
 from regard._tracing import is_exported_to_onnx, is_traced
 from regard.engines import dense, nonfinite, query_blocks
 from regard.engines.base import Cost, Engine, Outcome, Runner
@@ -131,6 +132,19 @@ class Sdpa(Engine):
             return attend(nonfinite.zeroed(problem), own)
 
         return run
+
+    def part_of(self, problem: Problem, output: Tensor, lse: Tensor) -> Tensor | None:
+        query, few = problem.query, problem.extent.S < 2 or 0 in problem.query.shape
+        if few or query.device.type != "cpu" or problem.dropout_p or is_traced(query) or dense.needs_care(problem):
+            return None
+        form, V = _form(problem), problem.value.shape[-1]
+        if form.offset is not None:
+            return None  # softmax over a part does not cancel its derivative
+        dtype, width = form.query.dtype, max(form.query.shape[-1], V)
+        rows = form.query, form.key, problem.value.to(dtype), output.detach().to(dtype)
+        query, key, value, output = (pad(t, (0, width - t.shape[-1])) for t in rows)
+        attached: Tensor = _part(problem, KernelMask.of(problem), query, key, value, output, lse.to(dtype))
+        return attached[..., :V].to(problem.query.dtype)
 
 
 def _is_as_given(problem: Problem, kernel_mask: KernelMask | None) -> bool:
@@ -256,6 +270,51 @@ def _kernel(
         output = torch_attention(query, key, value, added, dropout_p, causal, scale=scale)
         return output, None
     return flash_attention(query, key, value, 0.0, causal, attn_mask=added, scale=scale)
+
+
+def _part(
+    problem: Problem, own: KernelMask, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor
+) -> Any:
+    """Return :meth:`Sdpa.part_of` of features of one width."""
+    mask, (query, scale) = problem.mask, _scaled(query, problem.scale)
+    (B, H, L, E), G = query.shape, key.shape[1]
+    if own.keys is not None:
+        key, value = key[:, :, own.keys], value[:, :, own.keys]
+    if not own.hides:  # the query heads of a group are rows of its key head
+        query, output, lse = (t.reshape(B, G, H // G * L, *t.shape[3:]) for t in (query, output, lse))
+        attached = _KernelPart.apply((output, lse, None, False, scale), query, key, value)
+        return attached.reshape(B, H, L, E)
+    key, value = _expanded(H, key, value)
+    if own.blocks is not None and mask is not None:
+        plan = query_blocks.BlockedRun(mask, problem.extent, own.blocks, scale, (output, lse))
+        return query_blocks.BlockedAttention.apply(plan, query, key, value, *mask.tensors())[0]
+    added = matrix(mask, query.dtype) if isinstance(mask, masks.Dense) else own.added
+    return _KernelPart.apply((output, lse, added, own.causal, scale), query, key, value)
+
+
+class _KernelPart(torch.autograd.Function):
+    """A known output whose derivative is that of torch's kernel over some of the keys."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        known: tuple[Tensor, Tensor, Tensor | None, bool, float],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+    ) -> Tensor:
+        output, lse, added, ctx.causal, ctx.scale = known
+        ctx.added = None if added is None else added.to(query.dtype)
+        lse = torch.where(lse == -torch.inf, 0.0, lse)  # what the kernel writes for a row that sees nothing
+        ctx.save_for_backward(query, key, value, output.detach(), lse)
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        found = flash_attention_backward(
+            grad.contiguous(), *ctx.saved_tensors, 0.0, ctx.causal, attn_mask=ctx.added, scale=ctx.scale
+        )
+        return None, *found
 
 
 def _traced(problem: Problem) -> Outcome:

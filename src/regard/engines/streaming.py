@@ -84,6 +84,24 @@ class Streaming(Engine):
 
         return run
 
+    def part_of(self, problem: Problem, output: Tensor, lse: Tensor) -> Tensor | None:
+        normalizer = problem.normalizer
+        if (normalizer.couples and not normalizer.online) or problem.dropout_p:
+            return None
+        tiles = Tiles.of(problem, dense.needs_care(problem))
+        lse = lse.unsqueeze(-1)
+        known = output, _statistic(torch.where(lse == -torch.inf, 0.0, lse), lse == -torch.inf)
+        if not normalizer.online:  # each weight depends on its own score alone
+            known = output, Statistic(torch.zeros_like(lse), torch.zeros_like(lse))
+        given = (tiles.query, tiles.key, tiles.value, *tiles.tensors())
+        attached: Tensor = _Streamed.apply(_Spec(tiles, 0.0, 0, known), *given)[0]
+        return attached
+
+
+def _statistic(lse: Tensor, empty: Tensor) -> Statistic:
+    """Return the statistic of rows of this log-sum-exp; every recomputed weight of an empty row is exactly 0."""
+    return Statistic(lse, torch.where(empty, torch.inf, 0.0).to(lse.dtype))
+
 
 def _empty(row: Statistic) -> Tensor:
     return row.offset.squeeze(-1) == torch.inf
@@ -183,11 +201,15 @@ def _swept(tiles: Tiles, row: int, dropout: Dropout) -> tuple[Tensor, Statistic]
 
 @dataclass(frozen=True)
 class _Spec:
-    """The arguments of the custom function that are no tensors; ``tiles`` is rebuilt around the saved ones."""
+    """The arguments of the custom function that are no tensors; ``tiles`` is rebuilt around the saved ones.
+
+    ``known`` are an output and the statistic of its rows that were found elsewhere.
+    """
 
     tiles: Tiles
     dropout_p: float
     seed: int
+    known: tuple[Tensor, Statistic] | None = None
 
 
 class _Streamed(torch.autograd.Function):
@@ -198,8 +220,11 @@ class _Streamed(torch.autograd.Function):
         ctx: Any, spec: _Spec, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         tiles = spec.tiles.around(query, key, value, *tensors)
-        output, row = _forward(tiles, _seeded_dropout(spec.dropout_p, spec.seed))
-        ctx.spec = replace(spec, tiles=tiles.around(*(t.detach() for t in (query, key, value, *tensors))))
+        if spec.known is None:
+            output, row = _forward(tiles, _seeded_dropout(spec.dropout_p, spec.seed))
+        else:
+            output, row = spec.known[0].detach(), spec.known[1]
+        ctx.spec = replace(spec, known=None, tiles=tiles.around(*(t.detach() for t in (query, key, value, *tensors))))
         ctx.save_for_backward(query, key, value, output, row.shift, row.offset, *tensors)
         ctx.mark_non_differentiable(row.shift)
         ctx.set_materialize_grads(False)

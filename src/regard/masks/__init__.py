@@ -26,6 +26,7 @@ from regard.masks.key_padding import KeyPadding, key_padding
 from regard.masks.leave_one_out import LeaveOneOut, leave_one_out
 from regard.masks.matrix import Dense, dense
 from regard.masks.predicate import Predicate
+from regard.masks.submatrix import Submatrix, submatrix
 from regard.masks.tiling import Tiling
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "Packed",
     "Predicate",
     "Relative",
+    "Submatrix",
     "Tiling",
     "alibi",
     "as_mask",
@@ -68,5 +70,6 @@ __all__ = [
     "prefix",
     "relative",
     "sinks",
+    "submatrix",
     "window",
 ]

@@ -98,8 +98,9 @@ class LeaveOneOut(Mask):
     @staticmethod
     def _free_tiles(own: Tensor, tiling: Tiling) -> Tensor:
         """Return which tiles no query's own key lies in, (nq, nk), in memory of that size."""
-        nq, nk = tiling.counts
-        column = torch.where((own >= 0) & (own < tiling.extent.S), own // tiling.kv_block, nk)
+        (nq, nk), (L, S) = tiling.counts, tiling.lengths
+        own = own[tiling.first_query : tiling.first_query + L] - tiling.first_key
+        column = torch.where((own >= 0) & (own < S), own // tiling.kv_block, nk)
         row = torch.arange(own.shape[0], device=own.device) // tiling.q_block
         free = torch.ones(nq * (nk + 1), dtype=torch.bool, device=own.device)
         return free.scatter(0, row * (nk + 1) + column, value=False).unflatten(0, (nq, nk + 1))[:, :nk]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Literal
 
@@ -29,6 +30,10 @@ class Tiling:
         The first and last query of each row of tiles.
     k_lo, k_hi : Tensor (nk,)
         The first and last key of each column of tiles.
+    first_query, first_key : int
+        Where the grid begins, if it is laid over a part of the matrices: tiles are then those of the part.
+    lengths : (int, int)
+        How many queries and keys the grid is laid over.
     """
 
     def __init__(self, extent: Extent, q_block: int, kv_block: int, exact: bool, device: torch.device) -> None:
@@ -39,6 +44,17 @@ class Tiling:
         self.device = device
         self.q_lo, self.q_hi = (x.unsqueeze(1) for x in _edges(extent.L, self.q_block, device))
         self.k_lo, self.k_hi = _edges(extent.S, self.kv_block, device)
+        self.first_query = self.first_key = 0
+        self.lengths = extent.L, extent.S
+
+    def inside(self, whole: Extent, first_query: int, first_key: int) -> Tiling:
+        """Return the same tiles as those of a part of larger matrices, which begins at this query and key."""
+        tiling = copy.copy(self)
+        tiling.extent = whole
+        tiling.q_lo, tiling.q_hi = (edge + first_query for edge in (self.q_lo, self.q_hi))
+        tiling.k_lo, tiling.k_hi = (edge + first_key for edge in (self.k_lo, self.k_hi))
+        tiling.first_query, tiling.first_key = self.first_query + first_query, self.first_key + first_key
+        return tiling
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -52,11 +68,11 @@ class Tiling:
 
     def over_queries(self, x: Tensor, how: Reduction) -> Tensor:
         """Return (..., L, n) reduced over the queries of each row of tiles: (..., nq, n)."""
-        return _reduce(x, -2, self.q_block, how)
+        return _reduce(_narrowed(x, -2, self.first_query, self.lengths[0]), -2, self.q_block, how)
 
     def over_keys(self, x: Tensor, how: Reduction) -> Tensor:
         """Return (..., S) reduced over the keys of each column of tiles: (..., nk)."""
-        return _reduce(x, -1, self.kv_block, how)
+        return _reduce(_narrowed(x, -1, self.first_key, self.lengths[1]), -1, self.kv_block, how)
 
 
 Reduction = Literal["any", "all", "amax", "amin"]
@@ -78,6 +94,10 @@ def tile_states(mask: Mask, tiling: Tiling) -> Tensor:
 def _edges(size: int, block: int, device: torch.device) -> tuple[Tensor, Tensor]:
     first = torch.arange(0, size, block, device=device)
     return first, (first + (block - 1)).clamp(max=size - 1)
+
+
+def _narrowed(x: Tensor, dim: int, first: int, count: int) -> Tensor:
+    return x if x.shape[dim] in (1, count) else x.narrow(dim, first, count)
 
 
 def _reduce(x: Tensor, dim: int, block: int, how: Reduction) -> Tensor:

@@ -79,6 +79,14 @@ class Score(Part, ABC):
         """Return scaled scores (B, H, l, s) changed by position; the indices broadcast against them."""
         return scores
 
+    def at(self, first_query: int, first_key: int) -> Score | None:
+        """Return the score of queries and keys that are a part of longer sequences, and begin there.
+
+        A score that does not look at positions is the same everywhere; None where it does, and does not know.
+        """
+        looks = self.positional or type(self).modify is not Score.modify
+        return None if looks and (first_query or first_key) else self
+
     def dot_refusal(self, dtype: torch.dtype) -> str | None:  # noqa: ARG002
         """Return why this score is no plain dot product of inputs of this dtype, or None when :meth:`as_dot` works."""
         return f"{type(self).__name__} is not a dot product of features of the query and of the key"

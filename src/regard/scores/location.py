@@ -54,6 +54,9 @@ class Location(DotLike):
         B, G, S, _ = key.shape
         return query, self.weight[:S].expand(B, G, S, -1)
 
+    def at(self, first_query: int, first_key: int) -> Location:  # noqa: ARG002
+        return Location(self.weight[first_key:])
+
     @classmethod
     def sample(cls, query_width: int, key_width: int, keys: int, generator: torch.Generator) -> Self:  # noqa: ARG003
         return cls(torch.randn(keys + 1, query_width, generator=generator))

@@ -11,6 +11,16 @@ from regard.scores.base import Score, ScoreModFunction
 from regard.scores.scaled_dot import ScaledDot
 
 
+class _Moved:
+    """A function of positions, called with those in a part of the sequences."""
+
+    def __init__(self, score_mod: ScoreModFunction, first_query: int, first_key: int) -> None:
+        self.score_mod, self.first_query, self.first_key = score_mod, first_query, first_key
+
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return self.score_mod(score, b, h, q_idx + self.first_query, kv_idx + self.first_key)
+
+
 @mechanism(
     formula="any function of a score and its place",
     sources=("dong2024",),
@@ -73,6 +83,10 @@ class ScoreMod(Score):
 
     def modify(self, scores: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return self.score_mod(self.base.modify(scores, b, h, q_idx, kv_idx), b, h, q_idx, kv_idx)
+
+    def at(self, first_query: int, first_key: int) -> ScoreMod | None:
+        base = self.base.at(first_query, first_key)
+        return None if base is None else ScoreMod(_Moved(self.score_mod, first_query, first_key), base)
 
     def dot_refusal(self, dtype: torch.dtype) -> str | None:  # noqa: ARG002
         return "a score_mod changes the dot product"

@@ -100,13 +100,15 @@ def _value(size: float, normalizer: str, dtype: str) -> float:
 
 def mask(source: Source, depth: int, bias: bool) -> Recipe:
     """Return the recipe of a mask, composed of others up to a depth; only "and" takes masks with a bias."""
-    kind = source.pick(("single", "single", "and", "or", "not")) if depth else "single"
+    kind = source.pick(("single", "single", "and", "or", "not", "part")) if depth else "single"
     if kind == "and":
         return "and", mask(source, depth - 1, bias), mask(source, depth - 1, bias)
     if kind == "or":
         return "or", mask(source, depth - 1, False), mask(source, depth - 1, False)
     if kind == "not":
         return "not", mask(source, depth - 1, False)
+    if kind == "part":
+        return "part", mask(source, depth - 1, bias), source.pick((0, 2, 9)), source.pick((0, 1, 7))
     recipe = _single(source)
     return ("causal", "upper_left") if has_bias(recipe) and not bias else recipe
 

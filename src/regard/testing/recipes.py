@@ -11,7 +11,8 @@ from torch import Tensor
 from regard import masks
 from regard.masks import Extent, Mask
 
-#: The name of a kind of mask and its arguments, or ``("and" | "or", recipe, recipe)``, or ``("not", recipe)``.
+#: The name of a kind of mask and its arguments, or ``("and" | "or", recipe, recipe)``, or ``("not", recipe)``, or
+#: ``("part", recipe, first query, first key)`` of a mask for more queries and keys.
 Recipe = tuple[Any, ...]
 
 
@@ -31,6 +32,11 @@ def build(recipe: Recipe, extent: Extent, generator: torch.Generator, dtype: tor
         return left & right if kind == "and" else left | right
     if kind == "not":
         return ~build(arguments[0], extent, generator, dtype)
+    if kind == "part":
+        inner, first_query, first_key = arguments
+        whole = Extent(extent.B, extent.H, extent.L + first_query + 1, extent.S + first_key + 1)
+        bound = build(inner, whole, generator, dtype).bind(whole, "cpu")
+        return masks.Submatrix(bound, whole, first_query, first_key)
     if kind in KINDS:
         return KINDS[kind](extent, generator, dtype, *arguments)
     return sampled()[kind].sample(extent, generator)

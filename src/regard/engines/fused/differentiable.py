@@ -27,6 +27,8 @@ class Setting:
     wants : ForwardRequest
     passes : dict
         What was prepared for earlier calls with the same visible.
+    known : ForwardResult or None
+        The results of a forward pass that was made elsewhere, over more keys.
     """
 
     family: str
@@ -36,6 +38,7 @@ class Setting:
     wants: ForwardRequest
     inverse: tuple[Tensor, Tensor] | None = None
     passes: Passes = field(default_factory=dict)
+    known: ForwardResult | None = None
 
     @cached_property
     def is_direct(self) -> bool:
@@ -58,7 +61,9 @@ class Fused(torch.autograd.Function):
         ctx: Any, setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         value, rows = value.contiguous(), setting.rows(query, key, weight)
-        found = run.forward(rows, value, setting.visible, setting.wants, setting.passes)
+        found = setting.known
+        if found is None:
+            found = run.forward(rows, value, setting.visible, setting.wants, setting.passes)
         statistics = [t for t in (found.peak, found.total, *_optional(found)) if t is not None]
         ctx.setting, ctx.rows = setting, rows  # made of the inputs, as large as they are, and needed again
         ctx.save_for_backward(query, key, value, weight, found.output, found.peak, found.total, *tensors)

@@ -102,6 +102,21 @@ class Fused(Engine):
 
         return run
 
+    def part_of(self, problem: Problem, output: Tensor, lse: Tensor) -> Tensor | None:
+        if is_traced(problem.query) or dense.needs_care(problem):
+            return None
+        fixed = _Prepared.of(problem, None)
+        rows, setting = _Projected.of(problem, fixed.weight), fixed.setting or _setting(problem, ForwardRequest())
+        empty = lse == -torch.inf
+        peak, total = torch.where(empty, 0.0, lse), torch.where(empty, 0.0, 1.0).to(lse.dtype)
+        if setting.is_direct:
+            peak, total = torch.zeros_like(lse), lse.exp()
+        known = ForwardResult(output.detach().contiguous(), peak.contiguous(), total.contiguous())
+        setting = replace(setting, known=known)
+        if _is_ordered(setting, rows):
+            return _attend_in_order(setting, rows).output
+        return differentiable.attend(setting, rows.query, rows.key, rows.value, rows.weight).output
+
 
 def _is_direct(problem: Problem) -> bool:
     """Whether weights are found without their scores: 1 − r has too few digits for its logarithm where r is small."""
@@ -179,15 +194,23 @@ def _weight(score: Score, query: Tensor) -> Tensor:
 def _attend(fixed: _Prepared, told: bool, problem: Problem) -> Outcome:
     rows, setting = _Projected.of(problem, fixed.weight), fixed.setting
     if setting is None:
-        family = family_of(problem.score)
-        assert family is not None
-        setting = Setting(
-            family, KINDS.get(type(problem.score), 0), problem.scale, VisibleKeys.of(problem), fixed.wants
-        )
-    if setting.kind >= COMPACT and setting.visible.everything and problem.extent.S > ORDERED and rows.query.shape[-1]:
+        setting = _setting(problem, fixed.wants)
+    if _is_ordered(setting, rows):
         return _outcome(problem, _attend_in_order(setting, rows))
     found = differentiable.attend(setting, rows.query, rows.key, rows.value, rows.weight)
     return _outcome(problem, found) if told else Outcome(found.output.to(problem.query.dtype))
+
+
+def _setting(problem: Problem, wants: ForwardRequest) -> Setting:
+    family = family_of(problem.score)
+    assert family is not None
+    return Setting(family, KINDS.get(type(problem.score), 0), problem.scale, VisibleKeys.of(problem), wants)
+
+
+def _is_ordered(setting: Setting, rows: _Projected) -> bool:
+    """Whether points are worth being brought into an order."""
+    many = rows.key.shape[2] > ORDERED and rows.query.shape[-1] > 0
+    return setting.kind >= COMPACT and setting.visible.everything and many
 
 
 def _attend_in_order(setting: Setting, rows: _Projected) -> ForwardResult:
@@ -197,10 +220,14 @@ def _attend_in_order(setting: Setting, rows: _Projected) -> ForwardResult:
     query, key, value = (
         morton.take(t, o) for t, o in ((rows.query, q_order), (rows.key, k_order), (rows.value, k_order))
     )
+    by_row: dict[str, Any]
+    if setting.known is not None:
+        by_row = {name: morton.take(getattr(setting.known, name), q_order) for name in ("output", "peak", "total")}
+        setting = replace(setting, known=ForwardResult(**by_row))
     found = differentiable.attend(setting, query, key, value, rows.weight)
     back = morton.inverse(q_order)
     names = ("output", "peak", "total", "top", "entropy", "best", "best_key")
-    by_row: dict[str, Any] = {name: morton.take(t, back) for name in names if (t := getattr(found, name)) is not None}
+    by_row = {name: morton.take(t, back) for name in names if (t := getattr(found, name)) is not None}
     R = rows.query.shape[1] // rows.key.shape[1]
     by_head = k_order.repeat_interleave(R, 1)
     if "best_key" in by_row:

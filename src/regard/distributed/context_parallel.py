@@ -1,0 +1,307 @@
+"""Attention over a sequence that is divided among processes: the public function, and an object for layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from regard import _autocast, _checks, _problem, engines
+from regard._attention import attention
+from regard._aux import FIELDS, Aux, AuxRequest
+from regard._errors import rejected, shape
+from regard.distributed.agreement import check_agreement
+from regard.distributed.layouts import (
+    Layout,
+    checked_layout,
+    gather_sequence,
+    pieces_of,
+    shard_positions,
+    shard_sequence,
+)
+from regard.distributed.partial_results import Parts
+from regard.distributed.ring import Ring
+from regard.distributed.ring_function import Call, RingAttention
+from regard.distributed.schedule import Region, Schedule
+from regard.engines import EngineLike
+from regard.masks import MaskLike
+from regard.masks.base import Extent
+from regard.normalizers import NormalizerLike, Sigmoid
+from regard.scores import ScoreLike
+
+
+@overload
+def ring_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: None = ..., group: dist.ProcessGroup | None = ..., layout: Layout = ..., check: bool = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
+@overload
+def ring_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest, group: dist.ProcessGroup | None = ..., layout: Layout = ..., check: bool = ...) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+@overload
+def ring_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest | None, group: dist.ProcessGroup | None = ..., layout: Layout = ..., check: bool = ...) -> Tensor | tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+def ring_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: MaskLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    score: ScoreLike | None = None,
+    normalizer: NormalizerLike = "softmax",
+    softcap: float | None = None,
+    engine: EngineLike = "auto",
+    return_aux: AuxRequest | None = None,
+    group: dist.ProcessGroup | None = None,
+    layout: Layout = "contiguous",
+    check: bool = True,
+) -> Tensor | tuple[Tensor, Aux]:
+    r"""Return this rank's slice of :func:`regard.attention` over a sequence that all ranks of a group hold together.
+
+    Every rank calls it with its own slice of queries, keys and values. Keys and values travel round a ring, one hop
+    while the keys at hand are computed with; partial results merge by their log-sum-exp,
+    ``o = Σ_b exp(lse_b − lse) o_b``. In the backward pass they travel once more, and their gradients with them. Memory
+    is O(L / W) on each of W ranks. Sums are made in the order of the ring, so results are the same bits each time.
+
+    Parameters
+    ----------
+    query : Tensor (B, H, L / W, E)
+    key : Tensor (B, G, S / W, E)
+    value : Tensor (B, G, S / W, V)
+        Slices of equal length on all ranks, as :func:`shard_sequence` makes them.
+    attn_mask : Tensor, Mask, or callable, optional
+        As in :func:`regard.attention`, and of the *whole* problem: it speaks of positions in the whole sequence, and
+        its tensors have the whole sequence's sizes, the same on every rank. Pieces that it hides are not computed, and
+        keys travel no farther than somebody sees them.
+    dropout_p : float
+        Must be 0.
+    is_causal, scale, enable_gqa, score, softcap, engine
+        As in :func:`regard.attention`. Tensors of a score or a mask get the gradient of this rank's queries alone, as
+        the parameters of every other layer do: what sums gradients over ranks sums these, too (:func:`sum_gradients`).
+    normalizer : "softmax" or "sigmoid"
+        What can be merged: by log-sum-exp, or as a sum.
+    return_aux : AuxRequest, optional
+        ``AuxRequest(lse=True)``, for the log-sum-exp over all keys.
+    group : ProcessGroup, optional
+        The ranks that hold the sequence; None is all processes.
+    layout : {"contiguous", "zigzag"}
+        Which positions each holds. Under a causal mask, "zigzag" gives all ranks equally much to do.
+    check : bool
+        Compare sizes and settings of all ranks first, by one small message.
+
+    Returns
+    -------
+    output : Tensor (B, H, L / W, V)
+        Of the queries' dtype; narrow inputs are calculated with, merged and summed in float32.
+    aux : Aux
+        Only where ``return_aux`` is given.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If an argument is wrong, or not the same on all ranks, in one sentence.
+    RuntimeError
+        If a rank died, or did not answer within the group's timeout.
+
+    References
+    ----------
+    Liu, Zaharia and Abbeel, "Ring attention with blockwise transformers for near-infinite context" (2023). The zigzag
+    is that of Brandon et al., "Striped attention" (2023) in pieces, as in Dubey et al., "The Llama 3 herd of models"
+    (2024).
+
+    Examples
+    --------
+    In a script that ``torchrun`` starts in several processes:
+
+    >>> def attend(q, k, v):                                        # the whole sequence, on every rank
+    ...     q, k, v = (shard_sequence(x, 2, layout="zigzag") for x in (q, k, v))
+    ...     return ring_attention(q, k, v, is_causal=True, layout="zigzag")
+    """
+    ring = Ring.of("ring_attention", group)
+    checked_layout("ring_attention", layout)
+    dropout_p, scale, softcap = _checks.numbers(dropout_p, scale, softcap)
+    _checks.flag("is_causal", is_causal)
+    _checks.flag("enable_gqa", enable_gqa)
+    _check_arguments(query, key, value, dropout_p, return_aux)
+    if ring.size == 1 or 0 in (*query.shape[:3], key.shape[2], value.shape[-1]):
+        return attention(
+            query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, score=score, normalizer=normalizer,
+            softcap=softcap, engine=engine, return_aux=return_aux,
+        )  # fmt: skip
+    query, key, value = _autocast.cast(query, key, value)
+    _checks.dtypes(query, key, value)
+    lead, query, key, value, _ = _problem.canonical(query, key, value, enable_gqa)
+    (B, H, L, _), S = query.shape, key.shape[2]
+    extent = Extent(B, H, ring.size * L, ring.size * S)
+    parts = Parts(
+        _problem.as_score(score, query, key), _problem.bound_mask(attn_mask, is_causal, query, key, extent, lead),
+        _problem.as_normalizer(normalizer), scale, softcap, engine, extent,
+    )  # fmt: skip
+    _check_parts(parts, query, key, value)
+    pieces = len(pieces_of(ring.rank, ring.size, layout))
+    if L % pieces or S % pieces:
+        came = f"{L} queries and {S} keys"
+        raise rejected("ring_attention", "query and key", "have an even number of positions in a zigzag", came)
+    moves = parts.score.at(0, 1) is not parts.score
+    schedule = Schedule.of(layout, ring.rank, ring.size, extent, parts.mask, moves)
+    if check:
+        wants = any(t.requires_grad for t in (query, key, value, *parts.tensors())) and torch.is_grad_enabled()
+        facts = {
+            "query's dtype": query.dtype, "the wish for gradients": (wants, key.requires_grad or value.requires_grad),
+            "layout": layout, "attn_mask": schedule.states, "score": type(parts.score).__name__,
+            "normalizer": type(parts.normalizer).__name__, "scale": scale, "softcap": softcap,
+        }  # fmt: skip
+        check_agreement(ring, {"query": query, "key": key, "value": value}, facts)
+    call = Call(ring, schedule, parts, return_aux is not None and return_aux.lse)
+    with _autocast.suspended(query.device.type):
+        output, lse = RingAttention.apply(call, query, key, value, *parts.tensors())
+    return output if return_aux is None else (output, Aux(lse=lse if return_aux.lse else None))
+
+
+def _check_arguments(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, request: AuxRequest | None) -> None:
+    """Check what is narrower than in :func:`regard.attention`."""
+    _checks.tensors(query, key, value)
+    _checks.request(request)
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() != 4:
+            raise rejected("ring_attention", name, "have shape (B, heads, length, width)", shape(tensor))
+    if dropout_p:
+        raise rejected("ring_attention", "dropout_p", "be 0: no two ranks would drop the same weights", dropout_p)
+    asked = [] if request is None else [name for name in FIELDS if getattr(request, name) and name != "lse"]
+    if asked:
+        raise rejected("ring_attention", "return_aux", "ask for lse alone", ", ".join(asked))
+
+
+def _check_parts(parts: Parts, query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Refuse what cannot be merged, and what would silently have no gradient."""
+    normalizer, score = parts.normalizer, parts.score
+    if not (normalizer.online or isinstance(normalizer, Sigmoid)) or normalizer.random:
+        expected = "be 'softmax' or 'sigmoid': partial results of others do not merge"
+        raise rejected("ring_attention", "normalizer", expected, repr(normalizer))
+    if score.at(0, 1) is None:
+        expected = "know what it is in a part of the sequence (define Score.at), as it looks at positions"
+        raise rejected("ring_attention", "score", expected, repr(score))
+    _checks.device("score", score.tensors(), query)
+    if not score.mixed_widths:
+        _checks.widths(query, key)
+    whole = parts.extent
+    score.check(
+        *(t.new_empty(*t.shape[:2], n, t.shape[3], device="meta") for t, n in ((query, whole.L), (key, whole.S)))
+    )
+    if torch.is_grad_enabled() and any(part.structure() is None for part in (score, parts.mask) if part is not None):
+        constant = parts.with_tensors([t.detach() for t in parts.tensors()])
+        corner = Region((0, 1), (0, 1), 0, 0, True)
+        at_corner = constant.at(corner)
+        problem = _problem.build(
+            query[:, :, :1].detach(), key[:, :, :1].detach(), value[:, :, :1].detach(), at_corner[1], 0.0, False,
+            parts.scale, True, at_corner[0], normalizer, parts.softcap,
+        )  # fmt: skip
+        if engines.TABLE["reference"].run(problem).output.requires_grad:
+            expected = "hold tensors that get gradients as attributes, where they are found"
+            raise rejected("ring_attention", "score and attn_mask", expected, "one that a function captured")
+
+
+def sum_gradients(parameters: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Add up the gradients of parameters over the ranks of a group, in place.
+
+    Each rank's gradients are those of the loss over its own positions. Their sum is the gradient of the sum of all
+    ranks' losses. Data parallelism over the same ranks does this by itself, and divides by their number.
+
+    Parameters
+    ----------
+    parameters : iterable of Tensor
+        The same on every rank, in the same order; those without a gradient on any rank are left alone.
+    group : ProcessGroup, optional
+    """
+    ring = Ring.of("sum_gradients", group)
+    held = list(parameters)
+    if not held:
+        return
+    some = torch.tensor([p.grad is not None for p in held], dtype=torch.int64, device=held[0].device)
+    dist.all_reduce(some, group=ring.group)
+    for parameter, count in zip(held, some.tolist()):
+        if count:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=ring.group)
+
+
+@dataclass(frozen=True)
+class ContextParallel:
+    """How a sequence is divided among ranks, for whoever calls attention: a layer, or a model.
+
+    :meth:`attend` has the signature of :func:`regard.attention` and can stand wherever that does; all else of a model
+    works on single positions, and needs no change but the right :meth:`positions`.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The ranks that hold a sequence together; None is all processes.
+    layout : {"contiguous", "zigzag"}
+        Under a causal mask, "zigzag" gives all ranks equally much to do.
+    check : bool
+        As in :func:`ring_attention`.
+
+    Examples
+    --------
+    >>> context = ContextParallel(layout="zigzag")
+    >>> def step(model, tokens):                                   # (B, L) on every rank
+    ...     own, positions = context.shard(tokens, 1), context.positions(tokens.shape[1])
+    ...     return model(own, positions=positions, attend=context.attend)
+    """
+
+    group: dist.ProcessGroup | None = None
+    layout: Layout = "contiguous"
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        checked_layout("ContextParallel", self.layout)
+
+    @overload
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
+    @overload
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+    @overload
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest | None) -> Tensor | tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: MaskLike | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        *,
+        score: ScoreLike | None = None,
+        normalizer: NormalizerLike = "softmax",
+        softcap: float | None = None,
+        engine: EngineLike = "auto",
+        return_aux: AuxRequest | None = None,
+    ) -> Tensor | tuple[Tensor, Aux]:
+        """Return :func:`ring_attention` over the ranks of this context."""
+        return ring_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score=score, normalizer=normalizer,
+            softcap=softcap, engine=engine, return_aux=return_aux, group=self.group, layout=self.layout,
+            check=self.check,
+        )  # fmt: skip
+
+    def shard(self, x: Tensor, dim: int) -> Tensor:
+        """Return this rank's slice of a whole sequence; see :func:`shard_sequence`."""
+        return shard_sequence(x, dim, self.group, self.layout)
+
+    def gather(self, x: Tensor, dim: int) -> Tensor:
+        """Return the whole sequence from the slices of all ranks; see :func:`gather_sequence`."""
+        return gather_sequence(x, dim, self.group, self.layout)
+
+    def positions(self, length: int, device: torch.device | str | None = None) -> Tensor:
+        """Return which positions of a sequence this rank holds; see :func:`shard_positions`."""
+        return shard_positions(length, self.group, self.layout, device)
+
+    def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Add up the gradients of parameters over the ranks; see :func:`sum_gradients`."""
+        sum_gradients(parameters, self.group)

@@ -6,7 +6,7 @@ Dimensions: B sources, S source steps, K beams.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from regard.decoding.beams import (
     top_candidates,
     uniform_draws,
 )
-from regard.models.base import EncoderDecoder
 
 
 @dataclass(frozen=True)
@@ -95,9 +94,22 @@ class Hypothesis:
     normalized: float
 
 
+class Steps(Protocol):
+    """What a search steps through: an encoder–decoder, or a decoder-only model with its prompts."""
+
+    def encode(self, source: Tensor, lengths: Tensor) -> Any:
+        """Read the sources; the result has B rows."""
+
+    def start(self, memory: Any, beams: int) -> Any:
+        """Return the first state for K beams of each source, B·K rows."""
+
+    def step(self, last: Tensor, memory: Any, state: Any) -> tuple[Tensor, Any]:
+        """Return the logits (B, K, N) after the symbols ``last`` (B, K), and the state after them."""
+
+
 @torch.no_grad()
 def search(
-    model: EncoderDecoder,
+    model: Steps,
     source: Tensor,
     lengths: Tensor,
     options: SearchOptions = SearchOptions(),
@@ -113,7 +125,7 @@ def search(
 
     Parameters
     ----------
-    model : EncoderDecoder
+    model : EncoderDecoder, or what steps like one
         Should be in evaluation mode.
     source : Tensor (B, S)
     lengths : Tensor (B,)

@@ -15,6 +15,7 @@ from regard.models.attending import scorer
 from regard.models.language_config import LanguageConfig
 from regard.nn import FeedForward, KVCache, Rotary, SelfAttention, SinusoidalPositions
 from regard.nn.rotary import Rotation
+from regard.nn.slot_cache import SlotCache
 
 #: The standard deviation that matrices and embeddings are drawn with (Radford 2019).
 STD = 0.02
@@ -56,18 +57,19 @@ class Block(nn.Module):
         x: Tensor,
         mask: MaskLike | None,
         rotation: Rotation | None,
-        cache: KVCache | None = None,
+        cache: KVCache | SlotCache | None = None,
         return_aux: AuxRequest | None = None,
     ) -> tuple[Tensor, Aux | None]:
         """Return rows (B, L, E) of rows (B, L, E), and what was asked of the attention."""
         read = self.attention_norm(x) if self.norm_first else x
         added: Any = self.attention(read, mask, rotation=rotation, cache=cache, return_aux=return_aux)
         added, aux = (added, None) if return_aux is None else added
-        x = x + self.dropout(added)
+        x = x + (self.dropout(added) if self.training else added)
         if not self.norm_first:
             x = self.attention_norm(x)
             return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))), aux
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x))), aux
+        added = self.feed_forward(self.feed_forward_norm(x))
+        return x + (self.dropout(added) if self.training else added), aux
 
 
 class PositionEmbedding(nn.Module):

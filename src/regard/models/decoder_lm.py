@@ -24,6 +24,7 @@ from regard.models._block import Block, PositionEmbedding, draw, norm, rotary
 from regard.models._parts import size
 from regard.models.language_config import LanguageConfig
 from regard.nn import KVCache
+from regard.nn.slot_cache import SlotCache
 
 __all__ = ["PRESETS", "DecoderLM", "DecoderLMConfig"]
 
@@ -127,7 +128,7 @@ class DecoderLM(nn.Module):
         *,
         mask: MaskLike | None = None,
         positions: Tensor | None = None,
-        caches: Sequence[KVCache] | None = None,
+        caches: Sequence[KVCache | SlotCache] | None = None,
     ) -> Tensor:
         """Return the logits (B, L, N) of every next token.
 
@@ -154,7 +155,7 @@ class DecoderLM(nn.Module):
         *,
         mask: MaskLike | None = None,
         positions: Tensor | None = None,
-        caches: Sequence[KVCache] | None = None,
+        caches: Sequence[KVCache | SlotCache] | None = None,
         told: list[Aux] | None = None,
         return_aux: AuxRequest | None = None,
     ) -> Tensor:
@@ -166,11 +167,17 @@ class DecoderLM(nn.Module):
             What to tell of each layer's attention, in turn, to the list ``told``.
         """
         self._check(tokens, caches)
-        before = 0 if caches is None else len(caches[0])
-        at = torch.arange(before, before + tokens.shape[1], device=tokens.device) if positions is None else positions
+        cache = None if caches is None else caches[0]
+        if isinstance(cache, SlotCache):
+            cache.slots.begin()
+            at, mask = cache.slots.positions, self._slot_mask(cache, mask)
+        else:
+            before = 0 if cache is None else len(cache)
+            after = before + tokens.shape[1]
+            at = torch.arange(before, after, device=tokens.device) if positions is None else positions
+            mask = self._mask(tokens.shape[1], before, mask, cache)
         x = self.dropout(self.positions(self.embedding(tokens), at))
         rotation = None if self.rotary is None else self.rotary.rotation(at, x.dtype)
-        mask = self._mask(tokens.shape[1], before, mask)
         for i, block in enumerate(self.blocks):
             x, aux = block(x, mask, rotation, None if caches is None else caches[i], return_aux)
             if told is not None and aux is not None:
@@ -179,15 +186,55 @@ class DecoderLM(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the logits (..., N) of rows (..., E)."""
-        return F.linear(features, *self.projection)
+        return F.linear(features, self.embedding.weight) if self.output is None else self.output(features)
 
-    def caches(self, capacity: int | None = None) -> list[KVCache]:
-        """Return an empty cache for each layer, with room for so many tokens if that is given."""
-        return [KVCache(capacity) for _ in self.blocks]
+    def caches(self, capacity: int | None = None, *, sliding: bool = False) -> list[KVCache]:
+        """Return an empty cache for each layer.
 
-    def _mask(self, length: int, before: int, mask: MaskLike | None) -> Mask | None:
+        Parameters
+        ----------
+        capacity : int, optional
+            Make room for so many tokens at once.
+        sliding : bool, default False
+            Keep no more tokens than the config's window and sinks show, if it has a window: for use without gradients.
+        """
+        if not sliding or not self.slides:
+            return [KVCache(capacity) for _ in self.blocks]
+        window, sinks = self.config.window, self.config.sinks
+        return [KVCache(capacity, window=window, sinks=sinks) for _ in self.blocks]
+
+    @property
+    def slides(self) -> bool:
+        """Whether a cache may forget what the window hides; not where distances in it are told by a bias."""
+        return self.config.window is not None and self.config.positions != "alibi"
+
+    def _slot_mask(self, cache: SlotCache, mask: MaskLike | None) -> MaskLike | None:
+        """Return the mask of one token for each of several sequences of unequal lengths."""
+        slots, config = cache.slots, self.config
+        if mask is not None:
+            raise rejected("DecoderLM", "mask", "be None with caches of slots", type(mask).__name__)
+        offset = slots.offsets + slots.prefix  # the place of the new token among the keys
+        if config.positions == "alibi":
+            made = masks.causal(offset=offset) & masks.alibi(config.heads, offset=offset)
+            return made if config.window is None else made & self._window(offset=offset)
+        if config.window is not None and not slots.slides:
+            return masks.causal(offset=offset) & self._window(offset=offset)
+        return slots.visible
+
+    def _window(self, **where: Any) -> Mask:
+        assert self.config.window is not None
+        window = masks.window(self.config.window - 1, 0, **where)
+        return window | masks.sinks(self.config.sinks) if self.config.sinks else window
+
+    def _mask(self, length: int, before: int, mask: MaskLike | None, cache: KVCache | None) -> Mask | None:
         """Return the mask of ``length`` tokens behind ``before`` others: what comes later, and what is too far."""
         config = self.config
+        if cache is not None and cache.most is not None and before + length > cache.most:
+            if mask is not None:
+                raise rejected("DecoderLM", "mask", "be None where a window is full", type(mask).__name__)
+            before = cache.kept
+            if length == 1:  # what is kept is what it sees
+                return None
         align = "lower_right" if before else None
         made: list[Mask] = [] if mask is None else [masks.as_mask(mask)]
         if config.positions == "alibi":
@@ -195,11 +242,10 @@ class DecoderLM(nn.Module):
         if length > 1:
             made.append(masks.causal(align=align))
         if config.window is not None and before + length > config.window:
-            window = masks.window(config.window - 1, 0, align=align)
-            made.append(window | masks.sinks(config.sinks) if config.sinks else window)
+            made.append(self._window(align=align))
         return reduce(and_, made) if made else None
 
-    def _check(self, tokens: Tensor, caches: Sequence[KVCache] | None) -> None:
+    def _check(self, tokens: Tensor, caches: Sequence[KVCache | SlotCache] | None) -> None:
         if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point():
             got = shape(tokens) if isinstance(tokens, Tensor) else type(tokens).__name__
             raise rejected("DecoderLM", "tokens", "be an integer tensor (B, L)", got)

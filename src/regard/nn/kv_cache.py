@@ -16,15 +16,24 @@ class KVCache:
     its own. Without gradients, steps are written into a buffer: one of ``capacity`` steps, or one that doubles when
     it is full. With gradients enabled, each step makes a new tensor, so that all of them can be differentiated.
 
+    With a ``window``, the cache slides: it keeps the last ``window`` steps and the first ``sinks`` ones, in a ring, and
+    its memory does not grow. One new step gets the keys that it may see, in the ring's order, and needs no mask;
+    several at once get those before them and their own in order of time, for a mask aligned at the lower right.
+
     Parameters
     ----------
     capacity : int, optional
         How many steps to make room for at once; more are an error. None grows as needed.
+    window : int, optional
+        How many steps each one sees, itself included; all by default.
+    sinks : int, default 0
+        First steps that are kept beside the window.
 
     Raises
     ------
     ValueError, TypeError
-        If the capacity is not an int of at least 1; when used, if a step does not fit to those before it.
+        If a count is no int or too small; when used, if a step does not fit to those before it, or gradients are
+        enabled where the window is full.
 
     Examples
     --------
@@ -37,10 +46,15 @@ class KVCache:
     (True, 5)
     """
 
-    def __init__(self, capacity: int | None = None) -> None:
-        if capacity is not None:
-            Integer(1, ", or None")(self, "capacity", capacity)
-        self.capacity = capacity
+    def __init__(self, capacity: int | None = None, *, window: int | None = None, sinks: int = 0) -> None:
+        for name, count in {"capacity": capacity, "window": window}.items():
+            if count is not None:
+                Integer(1, ", or None")(self, name, count)
+        self.capacity, self.window, self.sinks = capacity, window, Integer(0)(self, "sinks", sinks)
+        if sinks and window is None:
+            raise rejected("KVCache", "sinks", "be 0 without a window", sinks)
+        #: The most steps that are kept; None for all.
+        self.most = None if window is None else window + sinks
         self.reset()
 
     def reset(self) -> None:
@@ -59,24 +73,77 @@ class KVCache:
 
         Returns
         -------
-        key, value : Tensor (B, G, len(self), D)
+        key, value : Tensor (B, G, S, D)
+            S is ``len(self)`` unless a window is full.
         """
         length = self._length + key.shape[2]
         if self.capacity is not None and length > self.capacity:
             raise rejected("KVCache", "key", f"fit into its capacity of {self.capacity} steps", f"step {length}")
+        if self.most is not None and length > self.most:
+            return self._slid(key, value, length)
         keys = self._key = self._written("key", self._key, key, length)
         values = self._value = self._written("value", self._value, value, length)
         self._length = length
         return keys.narrow(2, 0, length), values.narrow(2, 0, length)
 
+    def _slid(self, key: Tensor, value: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Append steps where the window is full, or they fill it."""
+        if torch.is_grad_enabled():
+            raise rejected("KVCache", "a window that is full", "be used under torch.no_grad()", "gradients enabled")
+        assert self.most is not None and self.window is not None
+        kept, new = self.kept, key.shape[2]
+        if kept < self.most or self._key is None or self._key.shape[2] < self.most:  # room for the whole ring
+            for name, each in (("_key", key), ("_value", value)):
+                old = getattr(self, name)
+                ring = each.new_zeros(*each.shape[:2], self.most, each.shape[3])
+                if old is not None:
+                    _check_fit(name[1:], old, each)
+                    ring[:, :, :kept] = old[:, :, :kept]
+                setattr(self, name, ring)
+        assert self._key is not None and self._value is not None
+        outcome = []
+        for name, ring, each in (("key", self._key, key), ("value", self._value, value)):
+            _check_fit(name, ring, each)
+            if new == 1:
+                ring[:, :, self.place(self._length)] = each[:, :, 0]
+                outcome.append(ring)
+                continue
+            outcome.append(torch.cat([ring.index_select(2, self.order(ring.device)), each], 2))
+            steps = torch.arange(self._length, length, device=ring.device)
+            last = (steps < self.sinks) | (steps >= length - self.window)
+            ring[:, :, self.places(steps[last])] = each[:, :, last]
+        self._length = length
+        return outcome[0], outcome[1]
+
+    @property
+    def kept(self) -> int:
+        """How many steps are kept: all of them, unless a window is full."""
+        return self._length if self.most is None else min(self._length, self.most)
+
+    def place(self, step: int) -> int:
+        """Return where in the buffer a step stands, or stood."""
+        return step if self.window is None or step < self.sinks else self.sinks + (step - self.sinks) % self.window
+
+    def places(self, steps: Tensor) -> Tensor:
+        """Return where in the buffer steps stand."""
+        if self.window is None:
+            return steps
+        return torch.where(steps < self.sinks, steps, self.sinks + (steps - self.sinks) % self.window)
+
+    def order(self, device: torch.device | None = None) -> Tensor:
+        """Return where in the buffer the steps that are kept stand, in order of time."""
+        kept = self.kept
+        steps = torch.arange(kept, device=device)
+        return self.places(torch.where(steps < self.sinks, steps, steps + (self._length - kept)))
+
     @property
     def key(self) -> Tensor:
-        """All keys so far, (B, G, len(self), D)."""
+        """All keys that are kept, (B, G, S, D)."""
         return self._filled(self._key)
 
     @property
     def value(self) -> Tensor:
-        """All values so far, (B, G, len(self), D)."""
+        """All values that are kept, (B, G, S, D)."""
         return self._filled(self._value)
 
     def reorder(self, index: Tensor) -> None:
@@ -93,6 +160,8 @@ class KVCache:
         """Forget all steps but the first ``length``."""
         if not 0 <= length <= self._length:
             raise rejected("KVCache", "length", f"be in [0, {self._length}]", length)
+        if 0 < length < self._length and self.most is not None and self._length > self.most:
+            raise rejected("KVCache", "length", "be 0 or all where a window is full", length)
         self._length = length
         if length == 0:
             self.reset()
@@ -107,24 +176,30 @@ class KVCache:
     def _filled(self, buffer: Tensor | None) -> Tensor:
         if buffer is None:
             raise rejected("KVCache", "key and value", "have been appended before they are read", "an empty cache")
-        return buffer.narrow(2, 0, self._length)
+        return buffer.narrow(2, 0, self.kept)
 
     def _written(self, name: str, buffer: Tensor | None, new: Tensor, length: int) -> Tensor:
         """Return a buffer with the new steps after the others."""
         if buffer is not None:
-            B, G, _, D = buffer.shape
-            if new.shape[0] != B or new.shape[1] != G or new.shape[3] != D:
-                raise rejected("KVCache", name, f"have the shape ({B}, {G}, N, {D}) of the steps before", shape(new))
-            if new.dtype != buffer.dtype or new.device != buffer.device:
-                expected = f"have the dtype and device of the steps before, {buffer.dtype} on {buffer.device}"
-                raise rejected("KVCache", name, expected, f"{new.dtype} on {new.device}")
+            _check_fit(name, buffer, new)
         if torch.is_grad_enabled():  # what was returned before may be saved for a backward pass
             return new if buffer is None else torch.cat([buffer[:, :, : self._length], new], 2)
         if buffer is None or buffer.shape[2] < length:
-            room = self.capacity or max(length, 2 * self._length)
+            room = max(length, 2 * self._length) if self.capacity is None else self.capacity
+            room = room if self.most is None else min(room, self.most)
             larger = new.new_empty(*new.shape[:2], room, new.shape[3])
             if buffer is not None:
                 larger[:, :, : self._length] = buffer[:, :, : self._length]
             buffer = larger
         buffer.narrow(2, self._length, new.shape[2]).copy_(new)
         return buffer
+
+
+def _check_fit(name: str, buffer: Tensor, new: Tensor) -> None:
+    """Raise where new steps are of another shape, dtype or device than those before."""
+    B, G, _, D = buffer.shape
+    if new.shape[0] != B or new.shape[1] != G or new.shape[3] != D:
+        raise rejected("KVCache", name, f"have the shape ({B}, {G}, N, {D}) of the steps before", shape(new))
+    if new.dtype != buffer.dtype or new.device != buffer.device:
+        expected = f"have the dtype and device of the steps before, {buffer.dtype} on {buffer.device}"
+        raise rejected("KVCache", name, expected, f"{new.dtype} on {new.device}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, overload
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as torch_attention  # bound once: users replace it
 
 from regard._attention import attention
 from regard._aux import Aux, AuxRequest
@@ -18,6 +21,7 @@ from regard.nn._parts import PartLayer, current, unusual
 from regard.nn._scored import ScoredAttention
 from regard.nn.kv_cache import KVCache
 from regard.nn.rotary import Rotary, Rotation
+from regard.nn.slot_cache import SlotCache
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
 
@@ -111,9 +115,9 @@ class SelfAttention(PartLayer):
         self.reset_parameters()
 
     @overload
-    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., cache: KVCache | None = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
+    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., cache: KVCache | SlotCache | None = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
     @overload
-    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., cache: KVCache | None = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., cache: KVCache | SlotCache | None = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
     def forward(
         self,
         x: Tensor,
@@ -121,7 +125,7 @@ class SelfAttention(PartLayer):
         *,
         is_causal: bool = False,
         rotation: Rotation | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | SlotCache | None = None,
         return_aux: AuxRequest | None = None,
     ) -> Tensor | tuple[Tensor, Aux]:
         """Return rows (B, L, E), and what else is asked for.
@@ -135,37 +139,59 @@ class SelfAttention(PartLayer):
             Also hide keys after the query; both are counted from the start.
         rotation : tuple of Tensor, optional
             :meth:`Rotary.rotation` of the rows' positions; by default they follow those in the cache.
-        cache : KVCache, optional
+        cache : KVCache or SlotCache, optional
             Holds the keys and values of earlier steps; those of ``x`` are appended.
         return_aux : AuxRequest, optional
             What to return beside the output, head by head.
         """
         x = floats(self, "x", x, "B", "L", self.embed_dim)
-        q, k, v = self.projected(x)
         before = 0 if cache is None else len(cache)
-        if self.rotary is not None:
+        if self.rotary is None:
+            q, k, v = self.projected(x)
+        else:
             if rotation is None:
                 steps = torch.arange(before, before + x.shape[1], device=x.device)
-                rotation = self.rotary.rotation(steps, q.dtype)
-            q, k = self.rotary.turn(q, rotation), self.rotary.turn(k, rotation)
+                rotation = self.rotary.rotation(steps, x.dtype)
+            q, k, v = self.projected(x, rotation)
         if cache is not None:
             k, v = cache.append(k, v)
         try:
-            output = self._attend(q, k, v, attn_mask, is_causal, return_aux)
+            prefix = cache.prefix if isinstance(cache, SlotCache) else None
+            if self._is_plain_step(q, attn_mask, is_causal, return_aux):
+                output: Any = _step(q, k, v, attn_mask, prefix)
+            else:
+                if prefix is not None:
+                    k, v = (torch.cat([first.expand(len(x), -1, -1, -1), own], 2) for first, own in zip(prefix, (k, v)))
+                    if isinstance(attn_mask, Tensor):  # which marks their own keys
+                        attn_mask = F.pad(attn_mask, (prefix[0].shape[2], 0), value=True)
+                output = self._attend(q, k, v, attn_mask, is_causal, return_aux)
         except BaseException:
             if cache is not None:  # a call that failed has not been: it may be tried again
-                cache.truncate(before)
+                with suppress(ValueError):  # but for a window's, which is overwritten
+                    cache.truncate(before)
             raise
         if return_aux is None:
             return self.out(output.transpose(1, 2).flatten(2))
         return self.out(output[0].transpose(1, 2).flatten(2)), output[1]
 
-    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (B, H, L, D), keys and values (B, G, L, D) of rows (B, L, E)."""
+    def projected(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (B, H, L, D), keys and values (B, G, L, D) of rows (B, L, E); the first two may be turned."""
         B, L, _ = x.shape
+        H, G = self.num_heads, self.num_kv_heads
         heads = self.qkv(x).view(B, L, -1, self.head_dim).transpose(1, 2)
-        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
+        if rotation is None or self.rotary is None:
+            q, k, v = heads.split((H, G, G), 1)
+            return q, k, v
+        turned, v = heads.split((H + G, G), 1)
+        q, k = self.rotary.turn(turned, rotation).split((H, G), 1)
         return q, k, v
+
+    def _is_plain_step(self, q: Tensor, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None) -> bool:
+        """Whether this is one query for each sequence, by the usual parts, with keys at most marked one by one."""
+        plain = self.score is None and self.normalizer == "softmax" and self.engine == "auto"
+        marked = mask is None or (type(mask) is Tensor and mask.dtype == torch.bool and mask.shape[1:3] == (1, 1))
+        alone = request is None and not is_causal and not (self.training and self.dropout)
+        return q.shape[2] == 1 and plain and marked and alone
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None
@@ -203,3 +229,40 @@ class SelfAttention(PartLayer):
         return ", ".join(
             [*settings, *(each for name, default in usual.items() for each in unusual(self, name, default))]
         )
+
+
+def _step(q: Tensor, k: Tensor, v: Tensor, mask: Any, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Return the outputs (B, H, 1, D) of one query for each sequence: heads of a group are rows of its key head.
+
+    Parameters
+    ----------
+    q : Tensor (B, H, 1, D)
+    k, v : Tensor (B, G, S, D)
+    mask : Tensor (B, 1, 1, S) of bool, or None
+    prefix : (Tensor, Tensor), optional
+        Keys and values (1, G, P, D) of every sequence.
+    """
+    B, H, _, D = q.shape
+    G = k.shape[1]
+    rows = q.view(B, G, H // G, D) if q.is_contiguous() else q.reshape(B, G, H // G, D)
+    if prefix is not None:
+        return _shared_step(rows, k, v, mask, *prefix).reshape(B, H, 1, D)
+    output = attention(rows, k, v) if mask is None else torch_attention(rows, k, v, mask)
+    return output.reshape(B, H, 1, D)
+
+
+def _shared_step(rows: Tensor, k: Tensor, v: Tensor, mask: Any, first_k: Tensor, first_v: Tensor) -> Tensor:
+    """Return outputs (B, G, R, D) over keys that all sequences share and over their own, by one softmax.
+
+    The rows of all sequences meet the shared keys in one product, which reads these once.
+    """
+    B, G, R, D = rows.shape
+    P = first_k.shape[2]
+    together = rows.transpose(0, 1).reshape(G, B * R, D)
+    shared = (together @ first_k[0].transpose(1, 2)).view(G, B, R, P).transpose(0, 1)
+    own = rows @ k.transpose(2, 3)
+    if mask is not None:
+        own = own.masked_fill(~mask, -torch.inf)
+    weights = (torch.cat([shared, own], -1) * D**-0.5).softmax(-1)  # (B, G, R, P + S)
+    read = weights[..., :P].transpose(0, 1).reshape(G, B * R, P) @ first_v[0]
+    return read.view(G, B, R, -1).transpose(0, 1) + weights[..., P:] @ v

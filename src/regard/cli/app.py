@@ -16,6 +16,7 @@ from regard.cli.flags import with_flags
 from regard.cli.messages import Command, Commands, echo, fail, report_errors
 from regard.cli.plan_options import PlanOptions
 from regard.decoding.predictions import PredictionOptions
+from regard.decoding.requests import GenerationOptions
 from regard.language.options import LanguageOptions
 from regard.scores.distance import kernels
 from regard.translation.options import ExperimentOptions
@@ -192,6 +193,32 @@ def train_language_model(
 
     run(
         out=out, resume=resume, options=options, given=given, settings=settings or [], show_options=show_options
+    )  # fmt: skip
+
+
+@_command(epilog="Without a PROMPT the model begins a text; - reads one from standard input.")
+@with_flags(GenerationOptions, unset=True)
+def generate(
+    model: Annotated[Path, typer.Option(help="Folder of a model: of a run, or of Hugging Face.")],
+    given: dict[str, Any],
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Texts to go on with.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End at this text; may be repeated.")] = None,
+    beams: Annotated[int, typer.Option(help="Search with so many beams.", min=1, max=1000)] = 1,
+    draft: Annotated[
+        str | None, typer.Option(help="A smaller model's folder, or lookup: propose tokens, to be faster.")
+    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Weights in 8 bits: faster, and not the same.")] = False,
+    alignment: Annotated[bool, typer.Option("--alignment", help="Draw which tokens each new one looked at.")] = False,
+    png: Annotated[Path | None, typer.Option(help="Draw that to this PNG file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Draw that to this HTML file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
+) -> None:
+    """Let a language model go on with a text, token by token."""
+    from regard.cli.generate import run
+
+    run(
+        prompts or [], model=model, given=given, stop=stop or [], beams=beams, draft=draft, int8=int8,
+        alignment=alignment, png=png, html=html, as_json=as_json,
     )  # fmt: skip
 
 

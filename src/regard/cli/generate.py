@@ -1,0 +1,116 @@
+"""``regard generate``: a language model goes on with a text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from regard._errors import rejected
+from regard.cli.messages import ascii_only, echo, note, report_errors, require_writable
+from regard.decoding.continuous_batching import AttentionRequest
+from regard.decoding.requests import GenerationOptions
+from regard.decoding.speculative import Drafter, NGramDrafter
+from regard.inspect import draw, legend, save_html, save_png
+from regard.language.text_generator import GeneratedText, TextGenerator, earlier_tokens
+from regard.models import DecoderLM
+
+#: What ``--draft`` says for tokens that are looked up in the text so far.
+LOOKUP = "lookup"
+
+
+def run(
+    prompts: Sequence[str],
+    *,
+    model: Path,
+    given: dict[str, Any],
+    stop: Sequence[str],
+    beams: int,
+    draft: str | None,
+    int8: bool,
+    alignment: bool,
+    png: Path | None,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Write on from each prompt, or from standard input where one is ``-``; from nothing where there is none."""
+    drawn = alignment or png is not None or html is not None
+    with report_errors("train"):
+        require_writable(png, html)
+        options = GenerationOptions.from_places(given)
+        _check(options, beams, stop, draft, drawn)
+        texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts or [""]]
+        generator = TextGenerator.load(model)
+        drafter = _drafter(draft)
+        if int8:
+            from regard.decoding.quantization import quantize
+
+            generator = TextGenerator(quantize(generator.model), generator.tokenizer)
+        alone = len(texts) * options.samples == 1 and not as_json and beams == 1
+        if alone:
+            echo(texts[0], end="")
+
+        def say(_: int, text: str) -> None:
+            echo(text, end="")
+            sys.stdout.flush()
+
+        if beams > 1:
+            written = generator.search(texts, beams, options)
+        else:
+            written = generator.generate(
+                texts, options, stop=stop, attention=AttentionRequest() if drawn else None, drafter=drafter,
+                say=say if alone else None,
+            )  # fmt: skip
+        if alone:
+            echo()
+        for each in () if alone else written:
+            echo(json.dumps(_record(each), ensure_ascii=False) if as_json else f"{each.prompt}{each.text}")
+        if drawn:
+            _draw(written, generator, alignment and not as_json, png, html)
+
+
+def _check(options: GenerationOptions, beams: int, stop: Sequence[str], draft: str | None, drawn: bool) -> None:
+    """Raise where options contradict each other."""
+    if beams > 1:
+        unused = {"--stop": bool(stop), "--draft": draft is not None, "--alignment, --png and --html": drawn}
+        unused |= {"--samples": options.samples > 1, "--temperature": not options.sampling.is_greedy}
+        unused |= {"--repetition-penalty": options.sampling.repetition_penalty != 1}
+        for name, used in unused.items():
+            if used:
+                raise rejected("generate", name, "be left out with --beams", "both")
+    if draft is not None and drawn:
+        raise rejected("generate", "--draft", "be left out where attention is drawn", draft)
+
+
+def _drafter(draft: str | None) -> Drafter | DecoderLM | None:
+    if draft is None:
+        return None
+    return NGramDrafter() if draft == LOOKUP else TextGenerator.load(draft).model
+
+
+def _record(written: GeneratedText) -> dict[str, Any]:
+    record: dict[str, Any] = {"prompt": written.prompt, "text": written.text, "end": written.end}
+    record |= {"tokens": len(written.numbers), "log_probability": written.log_probability}
+    if written.attended:
+        record["attention"] = [[round(float(w), 4) for w in each.weights] for each in written.attended]
+    return record
+
+
+def _draw(
+    written: Sequence[GeneratedText], generator: TextGenerator, shown: bool, png: Path | None, html: Path | None
+) -> None:
+    pictures = [earlier_tokens(each, generator.tokenizer) for each in written if each.attended]
+    if not pictures:
+        note("regard: nothing was written, so there is no picture")
+        return
+    for each in pictures if shown else ():
+        echo(f"\n{draw(each, ascii_only=ascii_only())}\n")
+    if shown:
+        echo(legend(ascii_only=ascii_only()))
+    if png is not None:
+        save_png(pictures, png)
+    if html is not None:
+        caption = "Columns are earlier tokens, rows what was written, attention the mean over layers and heads."
+        save_html(pictures, html, heading="What each token looked at", note=caption)

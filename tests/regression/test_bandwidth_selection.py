@@ -67,14 +67,15 @@ def test_errors_of_many_bandwidths_are_those_of_each(kernel, order, nearest, mon
     sample_weight = np.random.default_rng(0).uniform(0.5, 2, 60)
     model = NadarayaWatsonRegressor(kernel, 1.0, order=order).fit(X, np.stack([y, X[:, 1]], 1), sample_weight)
     bandwidths = torch.logspace(-3, 1, 9, dtype=torch.float64)[:, None] * torch.tensor([1.0, 2.0])
+    rel = 1e-6 if order else 1e-9  # a line through hardly more than one point is told by what rounding leaves
     for rows in (None, torch.tensor([3, 50, 7])):
         loo = LeaveOneOut(model._smoother(), nearest, rows)
         alone = [float(loo.error(bandwidth)) for bandwidth in bandwidths]
-        assert list(loo.errors(bandwidths)) == pytest.approx(alone, rel=1e-9)
+        assert list(loo.errors(bandwidths)) == pytest.approx(alone, rel=rel)
         with monkeypatch.context() as patched:
             patched.setattr("regard.regression._kernel_smoother.PAIRS", 1)
             patched.setattr("regard.regression._kernel_smoother.ROWS", 150)
-            assert list(loo.errors(bandwidths)) == pytest.approx(alone, rel=1e-9)
+            assert list(loo.errors(bandwidths)) == pytest.approx(alone, rel=rel)
 
 
 def searched(function, low, high, center, step, closer=8):

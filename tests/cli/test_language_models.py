@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-SMALL = [
-    "--tokenizer", "characters", "--preset", "tiny", "--length", "32", "--batch-tokens", "512",
-    "--set", "model.width=32", "--set", "model.layers=2", "--set", "model.heads=2",
-    "--set", "training.precision=float32", "--set", "training.learning_rate=0.01", "--set", "training.validate_every=20", "--set", "training.save_every=10",
-]  # fmt: skip
+SETTINGS = (
+    "model.width=32", "model.layers=2", "model.heads=2", "training.precision=float32", "training.learning_rate=0.01",
+    "training.validate_every=20", "training.save_every=10",
+)  # fmt: skip
+SMALL = ["--tokenizer", "characters", "--preset", "tiny", "--length", "32", "--batch-tokens", "512"]
+SMALL += [each for setting in SETTINGS for each in ("--set", setting)]
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,10 @@ import torch
 from reference import weight
 from scipy.stats import gaussian_kde
 
+import regard
 from regard import RegardWarning
-from regard.regression import NadarayaWatsonRegressor
-from regard.regression._bandwidth_selection import LeaveOneOut
+from regard.regression import NadarayaWatsonRegressor, _kernel_smoother
+from regard.regression._bandwidth_selection import LeaveOneOut, ParabolaSearch
 from regard.regression._kernels import resolve_kernel
 from regard.scores.distance import kernels
 
@@ -56,6 +57,52 @@ def test_the_curve_holds_the_minimum():
         assert model.loo_error(bandwidth) == pytest.approx(error)
     # One multiple of the features' spreads.
     np.testing.assert_allclose(model.bandwidth_[1] / model.bandwidth_[0], X[:, 1].std() / X[:, 0].std())
+
+
+@pytest.mark.parametrize("kernel", [*kernels(), "constant", lambda u: 1 / (1 + u**4)])
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("nearest", [True, False])
+def test_errors_of_many_bandwidths_are_those_of_each(kernel, order, nearest, monkeypatch):
+    X, y = made(n=60)
+    sample_weight = np.random.default_rng(0).uniform(0.5, 2, 60)
+    model = NadarayaWatsonRegressor(kernel, 1.0, order=order).fit(X, np.stack([y, X[:, 1]], 1), sample_weight)
+    bandwidths = torch.logspace(-3, 1, 9, dtype=torch.float64)[:, None] * torch.tensor([1.0, 2.0])
+    rel = 1e-6 if order else 1e-9  # a line through hardly more than one point is told by what rounding leaves
+    for rows in (None, torch.tensor([3, 50, 7])):
+        loo = LeaveOneOut(model._smoother(), nearest, rows)
+        alone = [float(loo.error(bandwidth)) for bandwidth in bandwidths]
+        assert list(loo.errors(bandwidths)) == pytest.approx(alone, rel=rel)
+        with monkeypatch.context() as patched:
+            patched.setattr("regard.regression._kernel_smoother.PAIRS", 1)
+            patched.setattr("regard.regression._kernel_smoother.ROWS", 150)
+            assert list(loo.errors(bandwidths)) == pytest.approx(alone, rel=rel)
+
+
+def searched(function, low, high, center, step, closer=8):
+    search, seen = ParabolaSearch(low, high, center, step, closer), {}
+    while search.step:
+        seen |= {place: function(place) for place in search.places}
+        search.advance(seen)
+    return search.center, len(seen)
+
+
+def test_a_parabola_is_searched_to_its_vertex_within_bounds():
+    assert searched(lambda x: (x - 331) ** 2, 0, 800, 400, 400) == (331, 8)
+    assert searched(lambda x: (x + 9) ** 2, 0, 800, 400, 400)[0] == 0
+    assert searched(lambda x: -x, 0, 800, 400, 400)[0] == 800
+    assert searched(lambda x: 1.0, 0, 800, 400, 400)[0] == 400
+    assert searched(lambda x: np.inf, 0, 800, 0, 400)[0] == 0
+    assert abs(searched(lambda x: np.cosh((x - 517) / 100), 0, 800, 400, 400)[0] - 517) <= 1
+    assert abs(searched(lambda x: abs(x - 517), 0, 800, 400, 400, closer=3)[0] - 517) <= 1
+
+
+def test_few_points_share_calls(monkeypatch):
+    calls = []
+    monkeypatch.setattr(_kernel_smoother, "attention", lambda *a, **o: calls.append(a) or regard.attention(*a, **o))
+    X, y = made(width=1)
+    model = NadarayaWatsonRegressor(bandwidth="loo").fit(X, y)
+    assert len(model.loo_curve_.errors) > 20
+    assert len(calls) < 8
 
 
 @pytest.mark.parametrize("kernel", [name for name, kernel in kernels().items() if kernel.smooth])

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad, softplus
 
 from regard._autocast import suspended
 from regard._catalogue import mechanism
 from regard._constraints import floats, size
-from regard.nn.memory import MemoryMachine, emitted, restart, similar, weigh
+from regard.nn.memory import MemoryHead, MemoryMachine, similar, weigh
 
 
 def allocation(usage: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def linked(links: Tensor, precedence: Tensor, weights: Tensor) -> tuple[Tensor, 
     learned="W (3E + R + 3, C), bias",
     cost="O(C·(E + R) + N·(E + R + log N))",
 )
-class DNCWriteHead(nn.Module):
+class DNCWriteHead(MemoryHead):
     """The write head of the Differentiable Neural Computer (Graves 2016, Nature).
 
     From a control vector c come, by one linear map, a key k, its strength β = 1 + softplus(·), an erase vector
@@ -110,16 +110,9 @@ class DNCWriteHead(nn.Module):
     def __init__(
         self, input_size: int, width: int, read_heads: int = 1, *, device: Any = None, dtype: Any = None
     ) -> None:
-        super().__init__()
-        self.input_size, self.width = size(self, "input_size", input_size), size(self, "width", width)
-        self.read_heads = size(self, "read_heads", read_heads)
-        self.parts = [self.width, 1, self.width, self.width, self.read_heads, 1, 1]
-        self.emit = nn.Linear(self.input_size, sum(self.parts), device=device, dtype=dtype)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the projection by Glorot's rule, with biases of 0."""
-        restart(self.emit)
+        read_heads = size(self, "read_heads", read_heads)
+        super().__init__(input_size, width, 1, (width, width, read_heads, 1, 1), device, dtype)
+        self.read_heads = read_heads
 
     def forward(
         self,
@@ -150,15 +143,13 @@ class DNCWriteHead(nn.Module):
         weights : Tensor (B, N)
             ≥ 0, with a sum of at most 1.
         """
-        B, N, _ = floats(self, "memory", memory, "B", "N", self.width).shape
-        floats(self, "control", control, B, self.input_size)
+        B, N = self._check(control, memory)
         nowhere = memory.new_zeros(B, N)
         usage = nowhere if usage is None else floats(self, "usage", usage, B, N)
         weights = nowhere if weights is None else floats(self, "weights", weights, B, N)
         if read_weights is not None:
             floats(self, "read_weights", read_weights, B, self.read_heads, N)
-        interface = emitted(self.emit, control, memory, 1).split(self.parts, -1)
-        key, strength, erase, vector, free, allocate, write = interface
+        key, strength, erase, vector, free, allocate, write = self._emitted(control, memory)
         with suspended(memory.device.type):
             usage = usage + weights * (1 - usage)
             if read_weights is not None:
@@ -181,7 +172,7 @@ class DNCWriteHead(nn.Module):
     learned="W (R·(E + 4), C), bias",
     cost="O(R·(C·E + N·E + N²))",
 )
-class DNCReadHead(nn.Module):
+class DNCReadHead(MemoryHead):
     """Read heads of the Differentiable Neural Computer (Graves 2016, Nature).
 
     From a control vector c each head gets, by one linear map, a key k, its strength β = 1 + softplus(·), and the
@@ -210,16 +201,7 @@ class DNCReadHead(nn.Module):
     """
 
     def __init__(self, input_size: int, width: int, heads: int = 1, *, device: Any = None, dtype: Any = None) -> None:
-        super().__init__()
-        self.input_size, self.width = size(self, "input_size", input_size), size(self, "width", width)
-        self.heads = size(self, "heads", heads)
-        self.parts = [self.width, 1, 3]
-        self.emit = nn.Linear(self.input_size, self.heads * sum(self.parts), device=device, dtype=dtype)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the projection by Glorot's rule, with biases of 0."""
-        restart(self.emit)
+        super().__init__(input_size, width, heads, (3,), device, dtype)
 
     def forward(
         self, control: Tensor, memory: Tensor, weights: Tensor | None = None, links: Tensor | None = None
@@ -241,23 +223,18 @@ class DNCReadHead(nn.Module):
         weights : Tensor (B, R, N)
             ≥ 0, with a sum of at most 1.
         """
-        B, N, _ = floats(self, "memory", memory, "B", "N", self.width).shape
-        floats(self, "control", control, B, self.input_size)
+        B, N = self._check(control, memory)
         if weights is not None:
             floats(self, "weights", weights, B, self.heads, N)
         if links is not None:
             floats(self, "links", links, B, N, N)
-        key, strength, modes = emitted(self.emit, control, memory, self.heads).split(self.parts, -1)
+        key, strength, modes = self._emitted(control, memory)
         with suspended(memory.device.type):
             back, content, on = weigh(modes).split(1, -1)
             found = content * similar(key, memory, 1 + softplus(strength).squeeze(-1))
             if weights is not None and links is not None:
                 found = found + back * (weights @ links) + on * (weights @ links.mT)
             return found @ memory, found
-
-    def extra_repr(self) -> str:
-        """Return the sizes."""
-        return f"input_size={self.input_size}, width={self.width}, heads={self.heads}"
 
 
 class DNCState(NamedTuple):
@@ -341,13 +318,6 @@ class DifferentiableNeuralComputer(MemoryMachine[DNCState]):
         self.write = DNCWriteHead(hidden_size, memory_width, read_heads, device=device, dtype=dtype)
         self.read = DNCReadHead(hidden_size, memory_width, read_heads, device=device, dtype=dtype)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the parameters of all parts anew."""
-        self.controller.reset_parameters()
-        self.write.reset_parameters()
-        self.read.reset_parameters()
-        restart(self.output)
 
     def initial_state(self, batch: int) -> DNCState:
         N, E, R, C = self.memory_rows, self.memory_width, self.read_heads, self.hidden_size

@@ -79,13 +79,54 @@ def content_weights(key: Tensor, memory: Tensor, strength: Tensor) -> Tensor:
     return similar(key, memory, floats("content_weights", "strength", strength, B, H))
 
 
+class MemoryHead(nn.Module):
+    """Heads on a memory: one linear map of a control vector tells each of them what it needs.
+
+    Parameters
+    ----------
+    input_size : int
+        Width C of the control vector.
+    width : int
+        Width E of the memory.
+    heads : int
+    more : tuple of int
+        What a head needs beside a key (E) and its strength (1): widths of further parts.
+    """
+
+    def __init__(self, input_size: int, width: int, heads: int, more: tuple[int, ...], device: Any, dtype: Any) -> None:
+        super().__init__()
+        self.input_size, self.width = size(self, "input_size", input_size), size(self, "width", width)
+        self.heads = size(self, "heads", heads)
+        self.parts = [self.width, 1, *more]
+        self.emit = nn.Linear(self.input_size, self.heads * sum(self.parts), device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the projection by Glorot's rule, with biases of 0."""
+        restart(self.emit)
+
+    def _check(self, control: Tensor, memory: Tensor) -> tuple[int, int]:
+        """Return B and N, or raise."""
+        B, N, _ = floats(self, "memory", memory, "B", "N", self.width).shape
+        floats(self, "control", control, B, self.input_size)
+        return B, N
+
+    def _emitted(self, control: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
+        """Return the parts that control vectors (B, C) tell each head, (B, H, ·), in the memory's precision."""
+        return self.emit(control).to(memory.dtype).unflatten(-1, (self.heads, -1)).split(self.parts, -1)
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        return f"input_size={self.input_size}, width={self.width}, heads={self.heads}"
+
+
 @mechanism(
     formula="softmax(β cos(W_k c, M_i)) M, β = 1 + softplus(w_βᵀ c)",
     sources=("graves2014", "graves2016"),
     learned="W_k (H·E, C), w_β (H, C), biases",
     cost="O(H·(C·E + N·E))",
 )
-class ContentAddressing(nn.Module):
+class ContentAddressing(MemoryHead):
     """Read a memory by content: keys and sharpness come from a control vector, weights from the cosine.
 
     ``w = softmax(β cos(k, M_i))`` and ``r = Σ_i w_i M_i``, with ``k = W_k c + b`` and ``β = 1 + softplus(·)``
@@ -112,15 +153,7 @@ class ContentAddressing(nn.Module):
     """
 
     def __init__(self, input_size: int, width: int, heads: int = 1, *, device: Any = None, dtype: Any = None) -> None:
-        super().__init__()
-        self.input_size, self.width = size(self, "input_size", input_size), size(self, "width", width)
-        self.heads = size(self, "heads", heads)
-        self.emit = nn.Linear(self.input_size, self.heads * (self.width + 1), device=device, dtype=dtype)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the projection by Glorot's rule, with biases of 0."""
-        restart(self.emit)
+        super().__init__(input_size, width, heads, (), device, dtype)
 
     def forward(self, control: Tensor, memory: Tensor, valid_lens: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return what is read, and where.
@@ -137,14 +170,13 @@ class ContentAddressing(nn.Module):
         reads : Tensor (B, H, E)
         weights : Tensor (B, H, N)
         """
-        B, N, _ = floats(self, "memory", memory, "B", "N", self.width).shape
-        floats(self, "control", control, B, self.input_size)
+        B, N = self._check(control, memory)
         mask = None
         if valid_lens is not None:
             mask = masks.padding(lengths(self, "valid_lens", valid_lens, B))
             real = torch.arange(N, device=memory.device) < valid_lens.unsqueeze(-1)
             memory = torch.where(real.unsqueeze(-1), memory, 0)
-        key, strength = emitted(self.emit, control, memory, self.heads).split([self.width, 1], -1)
+        key, strength = self._emitted(control, memory)
         with suspended(memory.device.type):
             query, rows = _directions(key, memory)
             query = query * (1 + softplus(strength))
@@ -155,21 +187,11 @@ class ContentAddressing(nn.Module):
         assert aux.weights is not None
         return reads.squeeze(1), aux.weights.squeeze(1)
 
-    def extra_repr(self) -> str:
-        """Return the sizes."""
-        return f"input_size={self.input_size}, width={self.width}, heads={self.heads}"
-
 
 def restart(linear: nn.Linear) -> None:
     """Draw the weight by Glorot's rule and set the bias to 0."""
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)
-
-
-def emitted(linear: nn.Linear, control: Tensor, memory: Tensor, heads: int) -> Tensor:
-    """Return what a control vector (B, C) tells each head, (B, H, ·), in the memory's precision."""
-    emission: Tensor = linear(control)
-    return emission.to(memory.dtype).unflatten(-1, (heads, linear.out_features // heads))
 
 
 class Controller(nn.Module):
@@ -216,7 +238,7 @@ _S = TypeVar("_S", bound=tuple[Tensor, ...])
 
 
 class MemoryMachine(nn.Module, ABC, Generic[_S]):
-    """A controller with a memory, run along sequences; a subclass says what one step does.
+    """A controller with a memory, run along sequences; a subclass has heads and says what one step does.
 
     Parameters
     ----------
@@ -230,6 +252,8 @@ class MemoryMachine(nn.Module, ABC, Generic[_S]):
     """
 
     input_size: int
+    write: MemoryHead
+    read: MemoryHead
 
     def __init__(
         self,
@@ -252,6 +276,13 @@ class MemoryMachine(nn.Module, ABC, Generic[_S]):
         read_size = self.read_heads * self.memory_width
         self.controller = Controller(self, controller, self.input_size + read_size, self.hidden_size, device, dtype)
         self.output = nn.Linear(self.hidden_size + read_size, self.output_size, device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters of all parts anew."""
+        self.controller.reset_parameters()
+        self.write.reset_parameters()
+        self.read.reset_parameters()
+        restart(self.output)
 
     @abstractmethod
     def initial_state(self, batch: int) -> _S:

@@ -6,13 +6,13 @@ from abc import ABC
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import softplus
 
 from regard._autocast import suspended
 from regard._catalogue import mechanism
 from regard._constraints import Integer, floats, size
-from regard.nn.memory import MemoryMachine, emitted, restart, similar, weigh
+from regard.nn.memory import MemoryHead, MemoryMachine, similar, weigh
 
 #: The value of every entry of a fresh memory: small next to what is written, and not zero, so that it has a direction.
 FRESH = 1e-6
@@ -69,7 +69,7 @@ def sharpened(weights: Tensor, power: Tensor) -> Tensor:
     return powers / torch.where(total == 0, 1, total)
 
 
-class TuringHead(nn.Module, ABC):
+class TuringHead(MemoryHead, ABC):
     """Heads that address a memory; a subclass reads or writes there.
 
     From a control vector c each head gets, by one linear map, a key k, its strength β = softplus(·), a gate
@@ -98,28 +98,21 @@ class TuringHead(nn.Module, ABC):
     def __init__(
         self, input_size: int, width: int, heads: int, shift: int, more: tuple[int, ...], device: Any, dtype: Any
     ) -> None:
-        super().__init__()
-        self.input_size, self.width = size(self, "input_size", input_size), size(self, "width", width)
-        self.heads, self.shift = size(self, "heads", heads), Integer(0)(self, "shift", shift)
-        self.parts = [self.width, 1, 1, 2 * self.shift + 1, 1, *more]
-        self.emit = nn.Linear(self.input_size, self.heads * sum(self.parts), device=device, dtype=dtype)
-        self.reset_parameters()
+        shift = Integer(0)(self, "shift", shift)
+        super().__init__(input_size, width, heads, (1, 2 * shift + 1, 1, *more), device, dtype)
+        self.shift = shift
 
-    def reset_parameters(self) -> None:
-        """Draw the projection by Glorot's rule, with biases of 0."""
-        restart(self.emit)
-
-    def _checked(self, control: Tensor, memory: Tensor, weights: Tensor | None) -> Tensor:
+    def _before(self, control: Tensor, memory: Tensor, weights: Tensor | None) -> Tensor:
         """Return the weights before this step, which are on row 0 at first, or raise."""
-        B, N, _ = floats(self, "memory", memory, "B", "N", self.width).shape
-        floats(self, "control", control, B, self.input_size)
+        B, N = self._check(control, memory)
         if weights is None:
             return on_first_row(B, self.heads, N, memory)
         return floats(self, "weights", weights, B, self.heads, N)
 
-    def _address(self, parameters: list[Tensor], memory: Tensor, weights: Tensor) -> Tensor:
+    def _address(
+        self, memory: Tensor, weights: Tensor, key: Tensor, strength: Tensor, gate: Tensor, shift: Tensor, power: Tensor
+    ) -> Tensor:
         """Return the new weights (B, H, N)."""
-        key, strength, gate, shift, power = parameters[:5]
         content = similar(key, memory, softplus(strength).squeeze(-1))
         gate = torch.sigmoid(gate)
         mixed = gate * content + (1 - gate) * weights
@@ -127,7 +120,7 @@ class TuringHead(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """Return the sizes."""
-        return f"input_size={self.input_size}, width={self.width}, heads={self.heads}, shift={self.shift}"
+        return f"{super().extra_repr()}, shift={self.shift}"
 
 
 def on_first_row(batch: int, heads: int, rows: int, like: Tensor) -> Tensor:
@@ -190,10 +183,10 @@ class NTMReadHead(TuringHead):
         reads : Tensor (B, H, E)
         weights : Tensor (B, H, N)
         """
-        weights = self._checked(control, memory, weights)
-        parameters = emitted(self.emit, control, memory, self.heads)
+        weights = self._before(control, memory, weights)
+        parts = self._emitted(control, memory)
         with suspended(memory.device.type):
-            weights = self._address(list(parameters.split(self.parts, -1)), memory, weights)
+            weights = self._address(memory, weights, *parts)
             return weights @ memory, weights
 
 
@@ -241,11 +234,11 @@ class NTMWriteHead(TuringHead):
         memory : Tensor (B, N, E)
         weights : Tensor (B, H, N)
         """
-        weights = self._checked(control, memory, weights)
-        parameters = list(emitted(self.emit, control, memory, self.heads).split(self.parts, -1))
+        weights = self._before(control, memory, weights)
+        *parts, erase, add = self._emitted(control, memory)
         with suspended(memory.device.type):
-            weights = self._address(parameters, memory, weights)
-            return written(memory, weights, torch.sigmoid(parameters[5]), parameters[6]), weights
+            weights = self._address(memory, weights, *parts)
+            return written(memory, weights, torch.sigmoid(erase), add), weights
 
 
 def written(memory: Tensor, weights: Tensor, erase: Tensor, add: Tensor) -> Tensor:
@@ -338,13 +331,6 @@ class NeuralTuringMachine(MemoryMachine[NTMState]):
         self.write = NTMWriteHead(hidden_size, memory_width, write_heads, **where)
         self.read = NTMReadHead(hidden_size, memory_width, read_heads, **where)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the parameters of all parts anew."""
-        self.controller.reset_parameters()
-        self.write.reset_parameters()
-        self.read.reset_parameters()
-        restart(self.output)
 
     def initial_state(self, batch: int) -> NTMState:
         like, N, E = self.output.weight, self.memory_rows, self.memory_width

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import minimize, minimize_scalar
+from scipy.optimize import minimize
 from torch import Tensor
 
 from regard import masks
@@ -20,6 +21,8 @@ STEPS, LOOK = 6, 8192
 WIDEST = 10.0
 #: Minima of the first look that are searched, and how exactly, as a share of the bandwidth.
 SEARCHED, EXACT = 3, 1e-3
+#: How much closer a search looks in each round, and where the error jumps, as that of compact kernels does.
+CLOSER, CLOSER_JUMPY = 8, 2
 #: How far a learned bandwidth may go from where it began, as a factor.
 FAR = 1e3
 
@@ -73,39 +76,43 @@ class LeaveOneOut:
         self._share = weight[self.rows, 0] / weight[self.rows, 0].sum()
 
     def predict(self, bandwidth: Tensor, rows: Tensor) -> Estimate:
-        """Return the predictions of points ``rows`` (r,) from the others, for a bandwidth per feature.
+        """Return the predictions of points ``rows`` (r,) from the others, for a bandwidth per feature (n_features,).
 
-        Those that nobody reaches are marked, and have what stands in for it.
+        Those that nobody reaches are marked, and have what stands in for it. Several bandwidths (W, n_features) are
+        multiples of one, and all that is returned begins with W.
         """
         query, mask = self.smoother.key[rows], masks.leave_one_out(rows) if self._every is None else self._every
         found = self.smoother.estimate(query, bandwidth, mask)
         lost = ~found.reached
         if not bool(lost.any()):
             return found
-        target, own = self.smoother.target, rows[lost]
+        some = lost.reshape(-1, len(rows)).any(0)
+        target, own = self.smoother.target, rows[some]
+        stand_in = torch.zeros_like(target[rows])
         if self.nearest:
-            near = self.smoother.nearest(query[lost], bandwidth.detach(), masks.leave_one_out(own))
-            other = torch.where((near >= 0)[:, None], target[near.clamp(min=0)], 0.0)
+            unit = bandwidth.detach().reshape(-1, bandwidth.shape[-1])[0]
+            near = self.smoother.nearest(query[some], unit, masks.leave_one_out(own))
+            stand_in[some] = torch.where((near >= 0)[:, None], target[near.clamp(min=0)], 0.0)
         else:
             weight = self.smoother.point_weights()
             rest = (weight.sum() - weight[own]).clamp(min=torch.finfo(weight.dtype).tiny)
-            other = ((weight * target).sum(0) - weight[own] * target[own]) / rest
-        mean = found.mean.clone()
-        mean[lost] = other
-        return Estimate(mean, found.reached, found.peak)
+            stand_in[some] = ((weight * target).sum(0) - weight[own] * target[own]) / rest
+        return Estimate(torch.where(lost[..., None], stand_in, found.mean), found.reached)
 
     def predictions(self, bandwidth: Tensor) -> Estimate:
         """Return the predictions of all rows."""
-        parts = [self.predict(bandwidth, rows) for rows in self.rows.split(self.smoother.rows_at_once)]
-        return Estimate(*(torch.cat([getattr(part, name) for part in parts]) for name in ("mean", "reached", "peak")))
+        return Estimate.cat([self.predict(bandwidth, rows) for rows in self.rows.split(self.smoother.rows_at_once)])
 
     def error(self, bandwidth: Tensor) -> Tensor:
-        """Return the mean squared error, each point counted by its weight; its gradient too, where that is wanted."""
-        total = bandwidth.new_zeros(())
+        """Return the mean squared error, each point counted by its weight; its gradient too, where that is wanted.
+
+        Of several bandwidths (W, n_features), multiples of one: (W,).
+        """
+        total = bandwidth.new_zeros(bandwidth.shape[:-1])
         size = self.smoother.rows_at_once
         for rows, share in zip(self.rows.split(size), self._share.split(size)):
-            squares = (self.predict(bandwidth, rows).mean - self.smoother.target[rows]).square().mean(1)
-            part = (squares * share).sum()
+            squares = (self.predict(bandwidth, rows).mean - self.smoother.target[rows]).square().mean(-1)
+            part = (squares * share).sum(-1)
             if part.requires_grad and len(rows) < len(self.rows):
                 # One part's graph at a time.
                 (slope,) = torch.autograd.grad(part, bandwidth)
@@ -113,43 +120,107 @@ class LeaveOneOut:
             total = total + part
         return total
 
+    @torch.no_grad()
+    def errors(self, bandwidths: Tensor) -> Iterator[float]:
+        """Yield the error of each of several bandwidths (W, n_features), multiples of one.
 
-def search_bandwidth(
-    error_of: Callable[[Tensor, Tensor | None], float], unit: Tensor, count: int, look: Tensor | None, verbose: int
-) -> tuple[Tensor, Curve]:
-    """Return the multiple of ``unit`` (n_features,) with the least error, and the errors that were seen.
+        Few points are predicted for many bandwidths by one call.
+        """
+        at_once = max(1, self.smoother.rows_at_once // len(self.smoother.key))
+        for some in bandwidths.to(self.smoother.key).split(at_once):
+            yield from self.error(some).tolist() if len(some) > 1 else [float(self.error(some[0]))]
 
-    ``error_of(bandwidth, rows)`` is the leave-one-out error over some rows, all where they are None. It may have
-    several minima: bandwidths a factor apart are looked at first (over the rows ``look``), and the lowest few minima
-    among them searched over all rows.
+
+@dataclass
+class ParabolaSearch:
+    """Search a minimum of a function of an integer, three places at a time, around the vertex of a parabola.
+
+    Attributes
+    ----------
+    low, high : int
+        The minimum lies between them.
+    center, step : int
+        The next places are ``center`` and those a ``step`` away on both sides; without a step the search is over.
+    closer : int
+        The factor by which a step becomes shorter once the vertex lies among the places.
     """
-    seen: dict[float, float] = {}
-    narrow = 0.25 * min(rule_of_thumb("scott", count, len(unit)), count ** (-1 / len(unit)))
-    decades = np.log10(WIDEST / narrow)
-    grid = np.geomspace(narrow, WIDEST, max(8, round(STEPS * decades)) + 1)
 
+    low: int
+    high: int
+    center: int
+    step: int
+    closer: int
+
+    @property
+    def places(self) -> list[int]:
+        """The places at which the function's values are wanted."""
+        return [min(max(self.center + way * self.step, self.low), self.high) for way in (-1, 0, 1)]
+
+    def advance(self, value: dict[int, float]) -> None:
+        """Move to the vertex of the parabola through the places, and come closer where it lies among them."""
+        left, middle, right = self.places
+        vertex = min((middle, left, right), key=lambda place: value[place])
+        inside = vertex == middle
+        fall, rise = value[middle] - value[left], value[right] - value[middle]
+        before, after = middle - left, right - middle
+        bend = before * rise - after * fall
+        if 0 < bend < math.inf:
+            vertex = middle - round((before**2 * rise + after**2 * fall) / (2 * bend))
+            inside = left < vertex < right
+        if inside:
+            self.step //= self.closer
+        elif vertex < middle:
+            self.high = middle
+        else:
+            self.low = middle
+        self.center = min(max(vertex, self.low), self.high)
+
+
+def search_bandwidth(loo: LeaveOneOut, look: LeaveOneOut | None, unit: Tensor, verbose: int) -> tuple[Tensor, Curve]:
+    """Return the multiple of ``unit`` (n_features,) with the least leave-one-out error, and the errors that were seen.
+
+    There may be several minima: bandwidths a factor apart are looked at first, by ``look`` if it is given, which leaves
+    out fewer points than ``loo``. The lowest few minima among them are then searched side by side.
+    """
+    count = len(loo.smoother.key)
+    narrow = 0.25 * min(rule_of_thumb("scott", count, len(unit)), count ** (-1 / len(unit)))
+    intervals = max(8, round(STEPS * math.log10(WIDEST / narrow)))
+    spacing = round(math.log(WIDEST / narrow) / intervals / EXACT)
+    grid = range(0, (intervals + 1) * spacing, spacing)
+    closer = CLOSER_JUMPY if loo.smoother.kernel.form.compact else CLOSER
+
+    def bandwidths(places: list[int]) -> Tensor:
+        """Return those so many steps of ``EXACT`` wider than the narrowest."""
+        return narrow * torch.exp(EXACT * torch.tensor(places).to(unit))[:, None] * unit
+
+    seen: dict[int, float] = {}
+    first = seen if look is None else {}
     with progress(verbose, "bandwidth", None) as report:
 
-        def exact(log_factor: float) -> float:
-            if log_factor not in seen:
-                seen[log_factor] = error_of(unit * float(np.exp(log_factor)), None)
-                report(1, f"error {min(seen.values()):.4g}")
-            return seen[log_factor]
+        def measure(by: LeaveOneOut, errors: dict[int, float], places: Iterable[int]) -> None:
+            new = sorted(set(places) - errors.keys())
+            for place, error in zip(new, by.errors(bandwidths(new))):
+                errors[place] = error
+                report(1, f"error {min(errors.values()):.4g}")
 
-        logs = np.log(grid)
-        first = (
-            [exact(at) for at in logs] if look is None else [error_of(unit * float(np.exp(at)), look) for at in logs]
-        )
-        padded = np.concatenate([[np.inf], first, [np.inf]])
-        minima = [i for i in range(len(first)) if padded[i] >= padded[i + 1] <= padded[i + 2]]
-        for i in sorted(minima, key=lambda i: first[i])[:SEARCHED]:
-            exact(logs[i])
-            bounds = logs[max(i - 1, 0)], logs[min(i + 1, len(logs) - 1)]
-            minimize_scalar(exact, bounds=bounds, method="bounded", options={"xatol": EXACT})
-    order = sorted(seen)
-    best = min(order, key=lambda at: seen[at])
-    curve = Curve(np.exp(order)[:, None] * unit.cpu().numpy(), np.array([seen[at] for at in order]))
-    return unit * float(np.exp(best)), curve
+        measure(look or loo, first, grid)
+        padded = [math.inf, *(first[place] for place in grid), math.inf]
+        minima = [i for i in range(len(grid)) if padded[i] >= padded[i + 1] <= padded[i + 2]]
+        searches = [
+            ParabolaSearch(grid[max(i - 1, 0)], grid[min(i + 1, intervals)], grid[i], spacing, closer)
+            for i in sorted(minima, key=lambda i: padded[i + 1])[:SEARCHED]
+        ]
+        for search in searches:
+            search.advance(first)
+        while any(search.step for search in searches):
+            measure(loo, seen, [place for search in searches for place in search.places])
+            for search in searches:
+                search.advance(seen)
+        measure(loo, seen, [search.center for search in searches])
+    places = sorted(seen)
+    curve = Curve(bandwidths(places).cpu().numpy(), np.array([seen[place] for place in places]))
+    best = int(curve.errors.argmin())
+    return torch.from_numpy(curve.bandwidths[best]), curve
 
 
 def learn_bandwidths(

@@ -69,8 +69,9 @@ class DataSupport:
         nowhere = ~found.reached | smoother.features.unseen(query)
         if self._weights_suffice(smoother):
             return nowhere
-        tells = self.as_given and smoother.kernel.form is smoother.kernel.distance_score
-        closeness = found.peak if tells else self._closeness(smoother, query)
+        closeness = found.peak if self.as_given else None
+        if closeness is None:
+            closeness = self._closeness(smoother, query)
         return (closeness < self.least) | nowhere
 
     def _weights_suffice(self, smoother: Smoother) -> bool:

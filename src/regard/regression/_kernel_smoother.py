@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -33,16 +33,24 @@ class Estimate:
     mean : Tensor (L, M)
     reached : Tensor (L,), bool
         Whether any point has a weight; where not, the mean is 0.
-    peak : Tensor (L,)
-        Logarithm of the largest kernel weight of any point.
+    peak : Tensor (L,) or None
+        Logarithm of the largest kernel weight of any point; None where it is not asked for.
     variance : Tensor (L, M) or None
         That of the targets about the mean, or about the local line; NaN where too few points have a weight to tell.
     """
 
     mean: Tensor
     reached: Tensor
-    peak: Tensor
+    peak: Tensor | None = None
     variance: Tensor | None = None
+
+    @classmethod
+    def cat(cls, parts: list[Estimate]) -> Estimate:
+        """Return the estimates at some queries after the other as one."""
+        if len(parts) == 1:
+            return parts[0]
+        told = [field.name for field in fields(cls) if getattr(parts[0], field.name) is not None]
+        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in told})
 
 
 @dataclass(frozen=True)
@@ -71,14 +79,20 @@ class Smoother:
     order: int = 0
     engine: Any = "auto"
 
-    def estimate(self, query: Tensor, bandwidth: Tensor, mask: Mask | None = None, spread: bool = False) -> Estimate:
-        """Return the estimate at queries (L, C) for a bandwidth per feature, differentiable; all of them at once."""
-        read, aux = self._averages(query, bandwidth, mask, spread)
-        total, peak = read[:, :1], aux.max.detach()
+    def estimate(
+        self, query: Tensor, bandwidth: Tensor, mask: Mask | None = None, *, spread: bool = False, peak: bool = False
+    ) -> Estimate:
+        """Return the estimate at queries (L, C) for a bandwidth per feature, differentiable; all of them at once.
+
+        The variance comes with ``spread``, the peak where it is asked for. For several bandwidths (W, n_features), of
+        which no variance is told, all that is returned begins with W.
+        """
+        read, aux = self._averages(query, bandwidth, mask, AuxRequest(max=peak, lse=spread))
+        total = read[..., :1]
         reached = total > 0
-        read = torch.where(reached, read[:, 1:] / torch.where(reached, total, 1.0), 0.0)
+        read = torch.where(reached, read[..., 1:] / torch.where(reached, total, 1.0), 0.0)
         M = self.target.shape[1]
-        mean, squares, moments = read.tensor_split([M, M + M * spread], 1)
+        mean, squares, moments = read.tensor_split([M, M + M * spread], -1)
         line = self._line(query, moments, mean) if self.order else None
         variance = None
         if spread:
@@ -88,19 +102,16 @@ class Smoother:
             variance = variance.clamp(min=0) / torch.where(known, freedom, torch.nan)[:, None]
         if line is not None:
             mean = torch.where(reached, mean + line.rise(), 0.0)
-        return Estimate(mean, reached[:, 0], peak, variance)
+        return Estimate(mean, reached[..., 0], aux.max.detach() if peak else None, variance)
 
     def estimate_in_chunks(self, query: Tensor, bandwidth: Tensor, report: Report, spread: bool = False) -> Estimate:
         """Return the estimate at any number of queries, telling of each chunk that is done."""
+        peak = self.kernel.form is self.kernel.distance_score
         parts = []
         for rows in query.split(self.rows_at_once):
-            parts.append(self.estimate(rows, bandwidth, spread=spread))
+            parts.append(self.estimate(rows, bandwidth, spread=spread, peak=peak))
             report(len(rows), "")
-        if len(parts) == 1:
-            return parts[0]
-        variances = [part.variance for part in parts if part.variance is not None]
-        mean, reached, peak = (torch.cat([getattr(p, name) for p in parts]) for name in ("mean", "reached", "peak"))
-        return Estimate(mean, reached, peak, torch.cat(variances) if spread else None)
+        return Estimate.cat(parts)
 
     @property
     def rows_at_once(self) -> int:
@@ -109,12 +120,12 @@ class Smoother:
         columns = 1 + 2 * self.target.shape[1] + P * (P + self.target.shape[1])
         return max(1, min(max(ROWS, PAIRS // max(len(self.key), 1)), HELD // (columns + 4 * P * P)))
 
-    def _averages(self, query: Tensor, bandwidth: Tensor, mask: Mask | None, spread: bool) -> tuple[Tensor, Any]:
-        """Return averages (L, ·) of weights, targets, their squares if asked, and what a line needs; and aux fields.
+    def _averages(self, query: Tensor, bandwidth: Tensor, mask: Mask | None, asked: AuxRequest) -> tuple[Tensor, Any]:
+        """Return averages (..., L, ·) of weights, targets, their squares (with an lse), line moments; and aux fields.
 
         These are of products z zᵀ (the upper triangle) and z yᵀ, after those of z; each column is a product of two.
         """
-        M, z = self.target.shape[1], self._sloped
+        M, z, spread = self.target.shape[1], self._sloped, asked.lse
         factors = torch.cat([torch.ones_like(self.target[:, :1]), self.target, z], 1)
         y, c = torch.arange(1, 1 + M), torch.arange(1 + M, factors.shape[1])
         one, pairs = torch.zeros(1, dtype=torch.long), torch.triu_indices(len(c), len(c)) + 1 + M
@@ -128,9 +139,9 @@ class Smoother:
         size = max(16, COLUMNS // max(len(self.key), 1))
         parts: list[tuple[Tensor, Any]] = []
         for a, b in zip(torch.cat(left).to(ones.device).split(size), torch.cat(right).to(ones.device).split(size)):
-            value, asked = ones * factors[:, a] * factors[:, b], AuxRequest(max=not parts, lse=not parts and spread)
-            parts.append(self._attend(query, value, bandwidth, attn_mask=mask, return_aux=asked))
-        return torch.cat([part for part, _ in parts], 1), parts[0][1]
+            value, request = ones * factors[:, a] * factors[:, b], AuxRequest() if parts else asked
+            parts.append(self._attend(query, value, bandwidth, attn_mask=mask, return_aux=request))
+        return torch.cat([part for part, _ in parts], -1), parts[0][1]
 
     def _freedom(self, query: Tensor, bandwidth: Tensor, lse: Tensor, total: Tensor, line: _Line | None) -> Tensor:
         """Return which share of the squares about the mean or line is left to the residuals on average (L,).
@@ -231,8 +242,8 @@ class Smoother:
         return self._line(query, moments, weights @ self.target)
 
     def coordinate_bandwidth(self, bandwidth: Tensor) -> Tensor:
-        """Return a bandwidth for each coordinate."""
-        return bandwidth[torch.from_numpy(self.features.owner).to(bandwidth.device)]
+        """Return a bandwidth for each coordinate (..., C)."""
+        return bandwidth[..., torch.from_numpy(self.features.owner).to(bandwidth.device)]
 
     def point_weights(self) -> Tensor:
         """Return how often each point counts (N, 1)."""
@@ -240,17 +251,20 @@ class Smoother:
 
     def _attend(self, query: Tensor, value: Tensor, bandwidth: Tensor, **options: Any) -> tuple[Tensor, Any]:
         """Return what is read and what else was asked."""
-        score = self.kernel.score(self.coordinate_bandwidth(bandwidth))
-        return attention(query, self.key, value, score=score, engine=self.engine, **options)
+        width, key = self.coordinate_bandwidth(bandwidth), self.key
+        score = self.kernel.score(width if width.dim() == 1 else 1.0)
+        if width.dim() > 1:  # one call for all of them, in units of each
+            query, key, value = query / width[:, None], key / width[:, None], value.expand(len(width), -1, -1)
+        return attention(query, key, value, score=score, engine=self.engine, **options)
 
     def _line(self, query: Tensor, moments: Tensor, mean: Tensor) -> _Line:
-        """Return the local line, from averages of z, z zᵀ and z yᵀ (L, ·) and of the targets (L, M)."""
+        """Return the local line, from averages of z, z zᵀ and z yᵀ (..., L, ·) and of the targets (..., L, M)."""
         columns = self.features.sloped_coordinates
-        Z, M = len(columns), mean.shape[1]
-        center, triangle, cross = moments.tensor_split([Z, Z + Z * (Z + 1) // 2], 1)
+        Z, M = len(columns), mean.shape[-1]
+        center, triangle, cross = moments.tensor_split([Z, Z + Z * (Z + 1) // 2], -1)
         squares = _symmetric(triangle, Z)
-        covariance = squares - center.unsqueeze(2) * center.unsqueeze(1)
-        with_target = cross.unflatten(1, (Z, M)) - center.unsqueeze(2) * mean.unsqueeze(1)
+        covariance = squares - center.unsqueeze(-1) * center.unsqueeze(-2)
+        with_target = cross.unflatten(-1, (Z, M)) - center.unsqueeze(-1) * mean.unsqueeze(-2)
         terms = self.features.tangents(query)
         squares, covariance, with_target = (
             terms @ squares @ terms.mT,
@@ -258,23 +272,23 @@ class Smoother:
             terms @ with_target,
         )
         # In units of the points' own spread. What a square loses when another is subtracted is noise, no spread.
-        noise = 16 * torch.finfo(query.dtype).eps * squares.diagonal(dim1=1, dim2=2).detach()
-        spread = covariance.diagonal(dim1=1, dim2=2).detach()
+        noise = 16 * torch.finfo(query.dtype).eps * squares.diagonal(dim1=-2, dim2=-1).detach()
+        spread = covariance.diagonal(dim1=-2, dim2=-1).detach()
         flat = spread <= noise
         unit = torch.where(flat, 0.0, torch.where(flat, 1.0, spread).rsqrt())
-        doubt = (noise * unit.square()).amax(1) if unit.shape[1] else noise.new_zeros(len(noise))
-        scaled = covariance * unit.unsqueeze(2) * unit.unsqueeze(1)
+        doubt = (noise * unit.square()).amax(-1) if unit.shape[-1] else noise.new_zeros(noise.shape[:-1])
+        scaled = covariance * unit.unsqueeze(-1) * unit.unsqueeze(-2)
         inverse = torch.linalg.pinv(scaled, atol=doubt, rtol=torch.full_like(doubt, FLAT), hermitian=True)
-        inverse = inverse * unit.unsqueeze(2) * unit.unsqueeze(1)
+        inverse = inverse * unit.unsqueeze(-1) * unit.unsqueeze(-2)
         return _Line(terms, query[:, columns], center, inverse, with_target)
 
 
 def _symmetric(triangle: Tensor, width: int) -> Tensor:
-    """Return symmetric matrices (L, width, width) of which ``triangle`` has the upper triangles in a row each."""
+    """Return symmetric matrices (..., width, width) of which ``triangle`` has the upper triangles in a row each."""
     first, second = torch.triu_indices(width, width, device=triangle.device)
     place = torch.empty(width, width, dtype=torch.long, device=triangle.device)
     place[first, second] = place[second, first] = torch.arange(len(first), device=triangle.device)
-    return triangle[:, place.flatten()].unflatten(1, (width, width))
+    return triangle[..., place.flatten()].unflatten(-1, (width, width))
 
 
 @dataclass(frozen=True)
@@ -294,11 +308,11 @@ class _Line:
 
     def _away(self) -> Tensor:
         """Return how far the query lies from the points' average (L, P, 1)."""
-        return self.terms @ (self.query - self.center).unsqueeze(2)
+        return self.terms @ (self.query - self.center).unsqueeze(-1)
 
     def rise(self) -> Tensor:
         """Return what the line adds to the points' average target (L, M)."""
-        return (self._away().mT @ self.inverse @ self.with_target)[:, 0]
+        return (self._away().mT @ self.inverse @ self.with_target)[..., 0, :]
 
     def explained(self) -> Tensor:
         """Return the variance of the targets along the line (L, M)."""

@@ -33,7 +33,7 @@ class Kernel:
         Whether the weight is the same at every distance.
     """
 
-    score: Callable[[Tensor], Score]
+    score: Callable[[float | Tensor], Score]
     form: type[Distance]
     flat: bool = False
 

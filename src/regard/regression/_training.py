@@ -20,7 +20,7 @@ from regard._constraints import Integer, Interval, Options, size
 from regard._errors import RegardWarning, rejected
 from regard.engines.fused.morton import morton_order
 from regard.regression import _bandwidth_selection, _validation
-from regard.regression._bandwidth_selection import Curve, LeaveOneOut
+from regard.regression._bandwidth_selection import LeaveOneOut
 from regard.regression._column_encoder import ColumnEncoder
 from regard.regression._extrapolation import DataSupport
 from regard.regression._features import CATEGORICAL, Features, kinds_of
@@ -162,27 +162,17 @@ class TrainingPoints(BaseEstimator):
             raise rejected(name, "X", f"have at least 2 rows for bandwidth={way!r}", "n_samples = 1")
         smoother = self._smoother(in_order=kernel.form.compact)
         rows = self._subsample(len(self._X), self.subsample)
-        begin, self.loo_curve_ = self._search_bandwidth(smoother, torch.from_numpy(unit), rows)
+        nearest = self.empty == "nearest"
+        loo = LeaveOneOut(smoother, nearest, rows)
+        some = self._subsample(len(self._X), _bandwidth_selection.LOOK) if rows is None else None
+        look = None if some is None else LeaveOneOut(smoother, nearest, some)
+        begin, self.loo_curve_ = _bandwidth_selection.search_bandwidth(loo, look, torch.from_numpy(unit), self.verbose)
         if way == "learned":
-            loo = LeaveOneOut(smoother, self.empty == "nearest", rows)
             begin, self.n_iter_, self.loo_curve_ = _bandwidth_selection.learn_bandwidths(
                 loo, begin.to(smoother.key), self.max_iter, self.tol, self.verbose
             )
         self.bandwidth_ = begin.double().cpu().numpy()
         self.loo_error_ = float(self.loo_curve_.errors.min())
-
-    def _search_bandwidth(self, smoother: Smoother, unit: Tensor, rows: Tensor | None) -> tuple[Tensor, Curve]:
-        nearest = self.empty == "nearest"
-        look = self._subsample(len(self._X), _bandwidth_selection.LOOK) if rows is None else None
-
-        over_all = LeaveOneOut(smoother, nearest, rows)
-        over_some = over_all if look is None else LeaveOneOut(smoother, nearest, look)
-
-        def error_of(bandwidth: Tensor, some: Tensor | None) -> float:
-            with torch.no_grad():
-                return float((over_all if some is None else over_some).error(bandwidth.to(smoother.key)))
-
-        return _bandwidth_selection.search_bandwidth(error_of, unit, len(self._X), look, self.verbose)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "bandwidth_")

@@ -3,7 +3,8 @@
     python -m benchmarks.decoding [--models llama gpt2] [--batches 1 8] [--rounds 5] [--new 128] [--threads 2]
 
 Random models of 6 layers of width 512, 128 tokens of prompt and 128 new ones. That both write the same tokens is
-checked before anything is timed. They take turns; what is told is the median of the ratios of neighbouring turns.
+checked before anything is timed. They take turns; what is told is the median of the ratios of neighbouring turns,
+in time and in seconds of the processor, which other programs disturb less.
 Beside the model as it is: with weights laid out for small batches, with int8 weights, with a common prompt kept once.
 """
 
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from benchmarks.machine import facts
 from regard.decoding.generation import GenerationOptions, generate
 from regard.decoding.quantization import arrange_weights, quantize
-from regard.models.decoder_lm import DecoderLM, DecoderLMConfig
+from regard.models import DecoderLM, DecoderLMConfig
 
 LAYERS, WIDTH, HEADS, PROMPT, NEW, VOCABULARY = 6, 512, 8, 128, 128, 32000
 
@@ -109,14 +110,14 @@ def our_tokens(model: DecoderLM, prompts: Tensor, new: int) -> list[list[int]]:
     return [each.numbers for each in generate(model, prompts.tolist(), GenerationOptions(max_new_tokens=new))]
 
 
-def interleaved(turns: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each turn, round by round."""
-    seconds: dict[str, list[float]] = {name: [] for name in turns}
+def interleaved(turns: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Return the seconds of each turn, and the processor's, round by round."""
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in turns}
     for _ in range(rounds):
         for name, run in turns.items():
-            started = time.perf_counter()
+            started = time.perf_counter(), time.process_time()
             run()
-            seconds[name].append(time.perf_counter() - started)
+            seconds[name].append((time.perf_counter() - started[0], time.process_time() - started[1]))
     return seconds
 
 
@@ -150,10 +151,11 @@ def compared(name: str, batch: int, rounds: int, static: bool, new: int) -> list
     seconds = interleaved(turns, rounds)
     rows = []
     for each, times in seconds.items():
-        ratio = statistics.median(a / b for a, b in zip(seconds["transformers"], times))
-        rate = batch * new / statistics.median(times)
-        rows.append({"model": name, "batch": batch, "contender": each, "tokens/s": rate, "ratio": ratio})
-        print(f"{name:6} batch {batch}: {each:27} {rate:8.1f} tokens/s {ratio:6.2f} ×", flush=True)
+        pairs = list(zip(seconds["transformers"], times))
+        ratio, work = (statistics.median(a[i] / b[i] for a, b in pairs) for i in (0, 1))
+        rate = batch * new / statistics.median(time for time, _ in times)
+        rows.append({"model": name, "batch": batch, "contender": each, "tokens/s": rate, "ratio": ratio, "work": work})
+        print(f"{name:6} batch {batch}: {each:27} {rate:8.1f} tokens/s {ratio:6.2f} × ({work:.2f} ×)", flush=True)
     return rows
 
 

@@ -1,1 +1,1 @@
-"""Output of a trained model: beam search, sampling, forced scores, and predictions for lines of text."""
+"""Output of a trained model: generation, beam search, sampling, forced scores, and predictions for lines of text."""

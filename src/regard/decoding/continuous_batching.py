@@ -29,7 +29,7 @@ from regard.decoding.requests import (
     positions_left,
 )
 from regard.decoding.sampling import SamplingOptions, drawn, probabilities, processed
-from regard.models.decoder_lm import DecoderLM
+from regard.models import DecoderLM
 from regard.nn import KVCache
 from regard.nn.slot_cache import SlotCache, Slots
 
@@ -93,7 +93,7 @@ class Batcher:
 
     Examples
     --------
-    >>> from regard.models.decoder_lm import DecoderLM, DecoderLMConfig
+    >>> from regard.models import DecoderLM, DecoderLMConfig
     >>> model = DecoderLM(DecoderLMConfig(50, width=16, layers=2))
     >>> batcher = Batcher(model, slots=2)
     >>> for prompt in ([3, 1, 4], [1, 5], [9, 2, 6, 5]):
@@ -159,6 +159,7 @@ class Batcher:
         self._number += 1
         return self._number - 1
 
+    @torch.inference_mode()
     def cancel(self, request: int) -> None:
         """Forget a request; nothing where it has ended."""
         self.waiting = deque(each for each in self.waiting if each.number != request)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.decoding.continuous_batching import AttentionRequest, Batcher
 from regard.decoding.requests import Attended, GenerationOptions, Stops, Token, checked_prompt
-from regard.models.decoder_lm import DecoderLM
+from regard.models import DecoderLM
 
 #: Tokens from which on a beginning that all prompts have in common is read once and kept once.
 SHARED = 64
@@ -90,7 +90,7 @@ def stream(
 
     Examples
     --------
-    >>> from regard.models.decoder_lm import DecoderLM, DecoderLMConfig
+    >>> from regard.models import DecoderLM, DecoderLMConfig
     >>> model = DecoderLM(DecoderLMConfig(50, width=16, layers=2))
     >>> steps = list(stream(model, [[3, 1], [4]], GenerationOptions(max_new_tokens=2)))
     >>> [token.request for token in steps], steps[-1].end
@@ -130,7 +130,7 @@ def generate(
 
     Examples
     --------
-    >>> from regard.models.decoder_lm import DecoderLM, DecoderLMConfig
+    >>> from regard.models import DecoderLM, DecoderLMConfig
     >>> model = DecoderLM(DecoderLMConfig(50, width=16, layers=2))
     >>> both = generate(model, [[3, 1], [4]], GenerationOptions(max_new_tokens=3), log_probabilities=True)
     >>> [len(each.numbers) for each in both], [len(each.log_probabilities) for each in both]

@@ -18,8 +18,8 @@ from regard.decoding.beam_search import Hypothesis, SearchOptions, search
 from regard.decoding.continuous_batching import evaluating
 from regard.decoding.generation import Prompts
 from regard.decoding.requests import checked_prompt, positions_left
+from regard.models import DecoderLM
 from regard.models.base import END
-from regard.models.decoder_lm import DecoderLM
 from regard.nn.slot_cache import SlotCache, Slots
 
 #: A search numbers symbols from here on; those before are its own padding and end mark.
@@ -62,7 +62,7 @@ def beam_search(
 
     Examples
     --------
-    >>> from regard.models.decoder_lm import DecoderLM, DecoderLMConfig
+    >>> from regard.models import DecoderLM, DecoderLMConfig
     >>> model = DecoderLM(DecoderLMConfig(50, width=16, layers=2))
     >>> (best,) = beam_search(model, [[3, 1, 4]], end=[0], beams=3, n_best=2, max_new_tokens=5)
     >>> len(best), best[0].normalized >= best[1].normalized

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from regard._errors import described, rejected
-from regard.models.decoder_lm import DecoderLM
+from regard.models import DecoderLM
 
 
 def quantize(model: DecoderLM) -> DecoderLM:
@@ -32,7 +32,7 @@ def quantize(model: DecoderLM) -> DecoderLM:
 
     Examples
     --------
-    >>> from regard.models.decoder_lm import DecoderLM, DecoderLMConfig
+    >>> from regard.models import DecoderLM, DecoderLMConfig
     >>> model = DecoderLM(DecoderLMConfig(50, width=32, layers=2)).eval()
     >>> tokens = torch.tensor([[3, 1, 4]])
     >>> float((quantize(model)(tokens) - model(tokens)).abs().max()) < 0.05

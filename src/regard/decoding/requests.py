@@ -12,7 +12,7 @@ from torch import Tensor
 from regard._errors import described, rejected
 from regard._schema import Options, option, section
 from regard.decoding.sampling import Draws, SamplingOptions
-from regard.models.decoder_lm import DecoderLMConfig
+from regard.models import DecoderLMConfig
 
 #: Tokens, or runs of tokens, at which writing ends.
 Stops = Sequence[int | Sequence[int]]

@@ -27,7 +27,7 @@ from regard.decoding.requests import (
     positions_left,
 )
 from regard.decoding.sampling import Draws, SamplingOptions, drawn, probabilities
-from regard.models.decoder_lm import DecoderLM
+from regard.models import DecoderLM
 from regard.nn import KVCache
 
 
@@ -177,7 +177,7 @@ class Speculator:
 
     Examples
     --------
-    >>> from regard.models.decoder_lm import DecoderLM, DecoderLMConfig
+    >>> from regard.models import DecoderLM, DecoderLMConfig
     >>> model = DecoderLM(DecoderLMConfig(50, width=16, layers=2))
     >>> speculator = Speculator(model, NGramDrafter())
     >>> from regard.decoding.generation import generate

@@ -199,9 +199,7 @@ def _train_on_text(task: str, declared: type[Options], text: str) -> None:
 _train_on_text(
     "language-model", LanguageOptions, "Learn language from text: the next token, or with --masked hidden ones."
 )
-_train_on_text(
-    "classifier", ClassificationOptions, "Learn labels of texts, beginning with a language model (--start) or without."
-)
+_train_on_text("classifier", ClassificationOptions, "Learn labels of texts, best from a language model.")
 
 
 @_command()
@@ -336,10 +334,9 @@ def evaluate(
         bool, typer.Option("--pairs", help="Lines of text, tab, text, tab, label.", rich_help_panel="Classifiers")
     ] = False,
 ) -> None:
-    """Score a model on data, by what it is.
+    """Score a translator, a language model or a classifier.
 
-    BLEU and chrF of translations, PER and WER of pronunciations, or how well attention agrees with links; perplexity
-    and bits per byte of a language model; accuracy, F1 and Matthews' correlation of a classifier.
+    By BLEU and chrF, PER and WER, or links; by perplexity and bits per byte; by accuracy, F1 and Matthews.
     """
     from regard.cli.evaluate import run
     from regard.cli.evaluate_language import TextReading

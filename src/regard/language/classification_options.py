@@ -31,7 +31,7 @@ class LabelledOptions(Options):
                         short="Lines to validate with.")  # fmt: skip
     held_out: float = option(0.1, "share of each label's texts that is held out", above=0, below=1)
     pairs: bool = option(False, "two texts in each line, with a tab between them", flag="--pairs",
-                         short="Lines of text, tab, text, tab, label.")  # fmt: skip
+                         short="Two texts in each line.")  # fmt: skip
     length: int = option(256, "tokens that are read of a text at most", least=2, most=1 << 20, flag="--length",
                          short="Tokens of a text at most.")  # fmt: skip
 

@@ -239,13 +239,15 @@ def test_a_model_of_lower_case_is_scored_in_lower_case(regard, pairs, tmp_path) 
     assert value == round(bleu(said, right).value, 2) > 0
 
 
-@pytest.mark.parametrize("command", ["train", "compare"])
+@pytest.mark.parametrize("command", ["train translation", "train classifier", "compare"])
 def test_help_fits_on_a_screen(regard, monkeypatch, command) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    lines = regard(command, "--help").out.splitlines()
+    lines = regard(*command.split(), "--help").out.splitlines()
     assert len(lines) <= 40 and max(map(len, lines)) <= 80
     options = [line for line in lines if line.startswith("│") and "--" in line]
-    assert len(options) == {"train": 24, "compare": 12}[command], "an option is a line"
+    assert len(options) == {"train translation": 24, "train classifier": 22, "compare": 12}[command], (
+        "an option is a line"
+    )
 
 
 def interrupt_while_saving(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,12 @@ def _shown(*, terminal: bool, validation: bool = False, **budget: Any) -> str:
     """Return what is shown of a hundred steps of two seconds and 128 pairs each."""
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
     pairs = "" if validation else "words"
-    display = TrainingDisplay(console, TrainingOptions(**{"steps": 100} | budget), pairs)
+    options = TrainingOptions(**{"steps": 100} | budget)
+    display = TrainingDisplay(console, options, pairs)
     trainer: Any = SimpleNamespace(global_step=0, is_global_zero=True, sanity_checking=False)
     trainer.enable_validation, trainer.callback_metrics = validation, {}
     module: Any = SimpleNamespace(seconds=lambda: 2.0 * trainer.global_step, loss=0.25, guess=0.1, guesses=True)
+    module.options = options
     display.on_train_start(trainer, module)
     for step in range(1, 101):
         trainer.global_step = step

@@ -6,17 +6,20 @@ import math
 import sys
 import time
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from regard._schema import Options
 from regard.cli.flags import with_flags
 from regard.cli.messages import Command, Commands, echo, fail, report_errors
 from regard.cli.plan_options import PlanOptions
 from regard.decoding.predictions import PredictionOptions
 from regard.decoding.requests import GenerationOptions
+from regard.language.classification_options import ClassificationOptions
 from regard.language.options import LanguageOptions
 from regard.scores.distance import kernels
 from regard.translation.options import ExperimentOptions
@@ -176,24 +179,29 @@ _train_on_pairs("translation", "Learn to translate from pairs of sentences.")
 _train_on_pairs("pronunciation", "Learn to pronounce from words and their phonemes.")
 
 
-@train.command("language-model", cls=Command, epilog="--show-options prints all options.")
-@with_flags(LanguageOptions, unset=True)
-def train_language_model(
-    out: Annotated[Path, typer.Option(help="Folder of the run.")],
-    given: dict[str, Any],
-    options: Annotated[Path | None, typer.Option(help="A TOML file of options.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any, as training.clip=0.5.")
-    ] = None,
-    show_options: Annotated[bool, typer.Option("--show-options", help="Print all options as TOML.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-) -> None:
-    """Learn language from text: the next token, or with --masked hidden ones."""
-    from regard.cli.train_language_model import run
+def _train_on_text(task: str, declared: type[Options], text: str) -> None:
+    """Define the command that trains a model of language; its module is called as the task is."""
 
-    run(
-        out=out, resume=resume, options=options, given=given, settings=settings or [], show_options=show_options
-    )  # fmt: skip
+    @train.command(task, cls=Command, epilog="--show-options prints all options.", help=text)
+    @with_flags(declared, unset=True)
+    def command(
+        out: Annotated[Path, typer.Option(help="Folder of the run.")],
+        given: dict[str, Any],
+        options: Annotated[Path | None, typer.Option(help="A TOML file of options.")] = None,
+        settings: Annotated[
+            list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any, as training.clip=0.5.")
+        ] = None,
+        show_options: Annotated[bool, typer.Option("--show-options", help="Print all options as TOML.")] = False,
+        resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    ) -> None:
+        run = import_module(f"regard.cli.train_{task.replace('-', '_')}").run
+        run(out=out, resume=resume, options=options, given=given, settings=settings or [], show_options=show_options)
+
+
+_train_on_text(
+    "language-model", LanguageOptions, "Learn language from text: the next token, or with --masked hidden ones."
+)
+_train_on_text("classifier", ClassificationOptions, "Learn labels of texts, best from a language model.")
 
 
 @_command(epilog="Without a PROMPT the model begins a text; - reads one from standard input.")
@@ -278,6 +286,24 @@ def translate(
     )  # fmt: skip
 
 
+@_command()
+def classify(
+    model: Annotated[Path, typer.Option(help="Folder of a classifier.")],
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; without any, or -, lines of stdin.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="A file of lines, in place of texts.")] = None,
+    pairs: Annotated[bool, typer.Option("--pairs", help="Two texts in a line, with a tab between them.")] = False,
+    top: Annotated[int | None, typer.Option(help="Show so many labels, the likeliest first.", min=1)] = None,
+    batch: Annotated[int, typer.Option(help="Texts at once; lower it where memory is short.", min=1)] = 128,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each, with all labels.")] = False,
+) -> None:
+    """Name the label of each text, with its probability."""
+    from regard.cli.classify import run
+
+    run(texts or [], model=model, data=data, pairs=pairs, top=top, batch=batch, as_json=as_json)
+
+
 @_command(
     epilog="--method may be intersection, union, grow-diag, grow-diag-final or grow-diag-final-and. Words are counted "
     "from 0: what a reader calls a word, and signs. A line that cannot be aligned is empty."
@@ -305,7 +331,12 @@ def align(
 @_command()
 @with_flags(PredictionOptions, "search.beams", "search.length_penalty", "precision", "batch")
 def evaluate(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="Pairs separated by a tab; with --targets the sources.")],
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA", help="Pairs separated by a tab; with --targets the sources. Or text; or text, tab, label."
+        ),
+    ],
     given: dict[str, Any],
     targets: Annotated[str | None, typer.Option(help="Targets, a line for each source.")] = None,
     model: Annotated[Path, typer.Option(help="Folder of a model; english-french comes along.")] = TRANSLATOR,
@@ -320,15 +351,29 @@ def evaluate(
         Path | None, typer.Option(help="File for the output: a line for each source, repeated ones once.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    per: Annotated[
+        str | None, typer.Option(help="A document: file, line, paragraph.", rich_help_panel="Language models")
+    ] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of a window.", rich_help_panel="Language models")] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="Tokens it moves on by; half of it.", rich_help_panel="Language models")
+    ] = None,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Lines of text, tab, text, tab, label.", rich_help_panel="Classifiers")
+    ] = False,
 ) -> None:
-    """Score what a model writes: BLEU and chrF of translations, PER and WER of pronunciations; or its attention."""
+    """Score a translator, a language model or a classifier.
+
+    By BLEU and chrF, PER and WER, or links; by perplexity and bits per byte; by accuracy, F1 and Matthews.
+    """
     from regard.cli.evaluate import run
+    from regard.cli.evaluate_language import TextReading
 
     with report_errors("train"):
         options = PredictionOptions.from_places(given)
     run(
         data, targets, model=model, options=options, tokenized=tokenized, out=out, as_json=as_json, links=links,
-        back=back,
+        back=back, reading=TextReading(per, length, stride, pairs),
     )  # fmt: skip
 
 

@@ -11,12 +11,16 @@ from regard._errors import rejected
 from regard._writing import naming
 from regard.alignment.attention import strongest_links, symmetrize_attention, word_attention
 from regard.alignment.links import Agreement, read_pair_links
+from regard.cli import evaluate_language
 from regard.cli.align import require_attention
+from regard.cli.evaluate_language import TextReading
 from regard.cli.messages import echo, note, report_errors, require_writable
-from regard.cli.translate import load
+from regard.cli.translate import folder_of, load
 from regard.data.pairs import read_pairs
+from regard.decoding.beam_search import SearchOptions
 from regard.decoding.predictions import PredictionOptions, report_truncated
 from regard.decoding.sequence_model import SequenceModel
+from regard.models.language_folders import is_language_folder
 from regard.text.words import find_words, split_at_spaces
 from regard.translation.metrics import bleu, chrf, tokenized_bleu
 from regard.translation.tasks import get_task
@@ -27,10 +31,27 @@ _METHODS = ("intersection", "grow-diag-final-and")
 
 def run(
     data: str, targets: str | None, *, model: Path, options: PredictionOptions, tokenized: bool, out: Path | None,
-    as_json: bool, links: str | None, back: Path | None,
+    as_json: bool, links: str | None, back: Path | None, reading: TextReading,
 ) -> None:  # fmt: skip
-    """Write for every source, and score against all its targets; or score the attention to given targets by links."""
+    """Score the model in a folder by what it is.
+
+    A translator writes for every source, and is scored against all its targets; or its attention to given targets is,
+    by links.
+    """
     with report_errors("train"):
+        if is_language_folder(folder := folder_of(model)):
+            alone = {"--targets": targets, "--links": links, "--back": back, "--tokenized": tokenized or None}
+            for name, value in alone.items():
+                if value is not None:
+                    raise rejected("evaluate", name, "be left out unless the model is a translator", value)
+            if options.search != SearchOptions():
+                got = "--beams or --length-penalty"
+                raise rejected("evaluate", "the search", "be left out unless the model is a translator", got)
+            require_writable(out)
+            batch, precision = options.batch, options.precision
+            _tell(evaluate_language.evaluate(data, folder, reading, batch=batch, precision=precision, out=out), as_json)
+            return
+        reading.leave_out("a translator", "per", "length", "stride", "pairs")
         if links is not None:
             if out is not None:
                 raise rejected("evaluate", "--out", "be left out with --links: nothing is written", str(out))

@@ -99,10 +99,9 @@ def carry_out(console: Console, run: Run, task: str, resume: bool, *, piped: str
     from regard.training.checkpoints import CHECKPOINTS, LAST
     from regard.training.learner import TrainingError
 
-    training = run.options.training
     on = f"Go on with:  regard train {task} --out {shlex.quote(str(run.folder))} --resume{piped}"
     try:
-        model, ended = run.train(resume=resume, callbacks=[TrainingDisplay(console, training)])
+        model, ended = run.train(resume=resume, callbacks=[TrainingDisplay(console, run.options.training)])
     except (TrainingError, MisconfigurationException) as error:
         raise fail(sentence(error)) from None
     except KeyboardInterrupt:  # between the steps and the end
@@ -113,6 +112,7 @@ def carry_out(console: Console, run: Run, task: str, resume: bool, *, piped: str
     if ended.reason == "interrupt":
         run.say(f"Stopped after step {ended.steps:,}; the model is written at the end. {on}")
         raise typer.Exit(INTERRUPTED)
+    training = run.options.training
     why = {"steps": "all steps are done", "seconds": "the time is up", "patience": "nothing better was found"}
     best = "" if math.isnan(ended.best) else f"; best {training.metric} {ended.best:.4g}"
     run.say(f"Ended after step {ended.steps:,}: {why[ended.reason]}{best}.")

@@ -36,6 +36,7 @@ class TrainingDisplay(Callback):
 
     def on_train_start(self, trainer: Trainer, module: Any) -> None:
         """Start the bar."""
+        self._options = module.options  # some are found in the data
         self._count, self._first, self._before = 0, trainer.global_step, module.seconds()
         if self._first and trainer.is_global_zero:
             self._console.print(f"going on after step {self._first:,}")

@@ -151,7 +151,7 @@ def read_pairs(
         raise rejected("read_pairs", "target", "be another file than source", "standard input for both")
     name = display_name(source) if target is None else f"{display_name(source)}, {display_name(target)}"
     seen: set[tuple[str, str]] = set()
-    tally = _Tally(_EMPTY, _too_long(longest, words), _DUPLICATE, _COPY, _FURTHER)
+    tally = Tally(_EMPTY, _too_long(longest, words), _DUPLICATE, _COPY, _FURTHER)
     sources: list[str] = []
     targets: list[str] = []
     places: list[int] = []
@@ -230,7 +230,7 @@ def split(pairs: Pairs, held_out: float | int, *, seed: int = 0) -> tuple[Pairs,
     return pairs.take(rows[False], "to learn from"), pairs.take(rows[True], "held out")
 
 
-class _Tally:
+class Tally:
     """Counts of lines that were special in some way, with the first of each."""
 
     def __init__(self, *kinds: str) -> None:
@@ -256,7 +256,7 @@ def _too_long(longest: int | None, words: int | None) -> str:
     return "left out, a side has more than " + " or ".join(f"{n} {what}" for n, what in limits if n is not None)
 
 
-def _columns(path: str | Path, tally: _Tally) -> Iterator[tuple[str, str]]:
+def _columns(path: str | Path, tally: Tally) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(read_lines(path), start=1):
         cells = line.split("\t", 2)
         if len(cells) == 2:

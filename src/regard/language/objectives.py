@@ -6,6 +6,7 @@ Dimensions: B rows, T tokens of a row, R targets, E width, N vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ class NextTokens(Objective):
         _, log_likelihood = self._cost(model, batch, 0.0)
         return torch.stack([-log_likelihood.double().sum(), (batch.targets != IGNORE_INDEX).sum().double()])
 
-    def metrics(self, loss: float) -> dict[str, float]:
+    def metrics(self, loss: float, counts: Sequence[float] = ()) -> dict[str, float]:  # noqa: ARG002
         told = {"perplexity": math.exp(min(loss, 700.0))}
         if not math.isnan(self.bytes_per_token):
             told["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
@@ -88,7 +89,7 @@ class MaskedTokens(Objective):
         log_likelihood, _ = self._cost(model, batch, generator)
         return torch.stack([-log_likelihood.double().sum(), log_likelihood.new_tensor(log_likelihood.numel()).double()])
 
-    def metrics(self, loss: float) -> dict[str, float]:
+    def metrics(self, loss: float, counts: Sequence[float] = ()) -> dict[str, float]:  # noqa: ARG002
         return {"perplexity": math.exp(min(loss, 700.0))}
 
     def _cost(self, model: nn.Module, batch: LanguageBatch, generator: torch.Generator) -> tuple[Tensor, Tensor]:

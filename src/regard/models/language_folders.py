@@ -78,6 +78,14 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = None) -> LanguageMod
     return model.to(dtype).eval()
 
 
+def is_language_folder(folder: str | Path) -> bool:
+    """Return whether a folder claims to hold a language model or a classifier, which :func:`load` would read."""
+    if not (Path(folder) / CONFIG).is_file():
+        return False
+    described = read_json(Path(folder) / CONFIG)
+    return isinstance(described, dict) and ("model_type" in described or described.get("format") == FORMAT)
+
+
 def save(model: LanguageModel | Head, folder: str | Path) -> None:
     """Write a language model to a folder that transformers reads, if it is one that transformers knows.
 

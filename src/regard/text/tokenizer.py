@@ -169,6 +169,16 @@ class Tokenizer:
     def __repr__(self) -> str:
         return f"Tokenizer of {len(self):,} tokens"
 
+    @property
+    def longest(self) -> int | None:
+        """Tokens that a model reads of a text at most, if ``tokenizer_config.json`` says so."""
+        most = self._config.get("model_max_length")
+        return int(most) if isinstance(most, int | float) and 0 < most < 1 << 31 else None
+
+    def limited(self, longest: int) -> Tokenizer:
+        """Return the same tokenizer, whose folder says that a model reads so many tokens of a text at most."""
+        return Tokenizer(self._engine, self._names, config={**self._config, "model_max_length": longest})
+
     def checksum(self) -> str:
         """Return a checksum of how texts are encoded."""
         return hashlib.sha256(self._engine.to_str().encode()).hexdigest()

@@ -78,7 +78,7 @@ class Learner(LightningModule):
         self.valid_loss = math.nan
         #: The last batch's loss, and the seconds of training so far, where somebody holds the clock.
         self.loss, self.seconds = math.nan, _no_clock
-        self._sums = torch.zeros(2, dtype=torch.float64)
+        self._sums: Tensor | None = None
 
     @property
     def guesses(self) -> bool:
@@ -107,23 +107,24 @@ class Learner(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Forget the last validation."""
-        self._sums = torch.zeros(2, dtype=torch.float64)
+        self._sums = None
 
     def validation_step(self, batch: Examples, number: int) -> None:  # noqa: ARG002
         """Add up the losses of symbols."""
         with self._autocast():
-            self._sums += self.objective.validation(self.model, batch).cpu()
+            sums = self.objective.validation(self.model, batch).cpu()
+        self._sums = sums if self._sums is None else self._sums + sums
 
     def on_validation_epoch_end(self) -> None:
         """Log the loss of a symbol without smoothing, and what the task says: the same in all processes."""
         strategy = self.trainer.strategy
-        sums = self._sums
+        sums = torch.zeros(2, dtype=torch.float64) if self._sums is None else self._sums
         if self.trainer.world_size > 1:
             sums = cast(Tensor, strategy.reduce(sums.to(self.device), reduce_op="sum"))  # each has its own batches
-        total, count = sums.tolist()
+        total, count, *counts = sums.tolist()
         self.valid_loss = total / max(count, 1.0)
         metrics = {"valid_loss": self.valid_loss}
-        metrics |= {f"valid_{name}": value for name, value in self.objective.metrics(self.valid_loss).items()}
+        metrics |= {f"valid_{name}": value for name, value in self.objective.metrics(self.valid_loss, counts).items()}
         if self._score is not None:  # the models are alike: one process asks, the others wait
             scores = self._score(self.model) if self.trainer.is_global_zero else {}
             metrics |= {f"valid_{name}": value for name, value in strategy.broadcast(scores).items()}
@@ -132,8 +133,9 @@ class Learner(LightningModule):
     def configure_optimizers(self) -> Any:
         """Return AdamW with the schedule; matrices decay, and vectors do not: norms and biases have nowhere to go."""
         options = self.options
-        matrices = [each for each in self.parameters() if each.dim() > 1]
-        vectors = [each for each in self.parameters() if each.dim() < 2]
+        learned = [each for each in self.parameters() if each.requires_grad]
+        matrices = [each for each in learned if each.dim() > 1]
+        vectors = [each for each in learned if each.dim() < 2]
         groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]], lr=1.0, betas=(0.9, options.beta2), fused=True

@@ -122,9 +122,10 @@ def train(
             callbacks=[*hooks, *callbacks, stop, *([] if last is None else [last])],
             plugins=[AtomicCheckpoints()],
         )
+        size = options.batch_option
         memory = (
-            "train: a batch must fit in memory, got an allocation that failed; begin anew with lower batch_tokens "
-            f"(now {options.batch_tokens}), and accumulate (now {options.accumulate}) raised by the same factor."
+            f"train: a batch must fit in memory, got an allocation that failed; begin anew with lower {size} "
+            f"(now {getattr(options, size)}), and accumulate (now {options.accumulate}) raised by the same factor."
         )
         with fitting(memory, TrainingError):
             validation: Any = DataLoader(valid, batch_size=None) if valid else None  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -55,10 +56,13 @@ class Objective(ABC):
 
     @abstractmethod
     def validation(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the sum of the costs of a batch's symbols, and their count, (2,) of float64, without a gradient."""
+        """Return the sum of the costs of a batch's symbols, and their count, (2,) of float64, without a gradient.
 
-    def metrics(self, loss: float) -> dict[str, float]:  # noqa: ARG002
-        """Return what else a validation tells, of its mean cost of a symbol."""
+        Further sums may stand behind them, which :meth:`metrics` is given: whatever adds up over batches.
+        """
+
+    def metrics(self, loss: float, counts: Sequence[float] = ()) -> dict[str, float]:  # noqa: ARG002
+        """Return what else a validation tells, of its mean cost of a symbol and of further sums."""
         return {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from regard._errors import rejected
 from regard._schema import Options, option
@@ -30,6 +31,9 @@ class TrainingOptions(Options):
     >>> TrainingOptions(steps=100).with_changes({"clip": 0.5}).clip
     0.5
     """
+
+    #: The option that says how large a batch is.
+    batch_option: ClassVar[str] = "batch_tokens"
 
     steps: int = option(20_000, "steps at most", least=1, resumable=True, flag="--steps")
     seconds: float = option(0.0, "stop after so many seconds of training; 0 for no limit", least=0, resumable=True,

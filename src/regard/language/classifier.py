@@ -1,0 +1,150 @@
+"""A classifier with its tokenizer, as a folder holds them: texts in, probabilities of labels out.
+
+Dimensions: N texts, C labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard._errors import rejected
+from regard.data.batches import length_batches
+from regard.data.label_batches import label_batch
+from regard.models import DecoderLM, EncoderLM, SequenceClassifier, load, save
+from regard.text.inputs import InputLayout, Inputs
+from regard.text.tokenizer import Tokenizer
+
+#: Tokens that are read of a text where a folder does not say how many.
+_LONGEST = 512
+
+
+class TextClassifier:
+    """A classifier of texts, or of pairs of texts.
+
+    Parameters
+    ----------
+    model : SequenceClassifier
+    tokenizer : Tokenizer
+    length : int, optional
+        Tokens that are read of a text at most, special ones included; by default as many as the tokenizer's folder
+        says, or 512. A model that has learned positions reads no more than it has.
+
+    Raises
+    ------
+    ValueError
+        If the tokenizer has more tokens than the model.
+
+    Examples
+    --------
+    >>> from regard.models import EncoderLM, EncoderLMConfig
+    >>> tokenizer = Tokenizer.learn([], kind="bytes", specials=("end", "pad", "cls", "sep"))
+    >>> model = SequenceClassifier(EncoderLM(EncoderLMConfig(260, width=16)), ["bad", "good"])
+    >>> classifier = TextClassifier(model.eval(), tokenizer)
+    >>> classifier.probabilities(classifier.read(["a fine film", "dull"])).shape
+    torch.Size([2, 2])
+    """
+
+    def __init__(self, model: SequenceClassifier, tokenizer: Tokenizer, length: int | None = None) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.length = readable_length(model.model, length or tokenizer.longest or _LONGEST)
+        check_tokenizer(model.model, tokenizer, "TextClassifier", "tokenizer")
+        self._layout = input_layout(model.model, tokenizer)
+
+    @classmethod
+    def load(cls, folder: str | Path, function: str = "load") -> Self:
+        """Return the classifier in a folder, of ours or of Hugging Face.
+
+        Raises
+        ------
+        ValueError
+            If there is none, or it is damaged, in one sentence.
+        """
+        model = load(folder, dtype=torch.float32)
+        if not isinstance(model, SequenceClassifier):
+            got = f"{type(model).__name__} in {folder}"
+            raise rejected(function, "model", "be the folder of a classifier of texts", got)
+        tokenizer = Tokenizer.load(folder)
+        check_tokenizer(model.model, tokenizer, function, str(folder))
+        return cls(model, tokenizer)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model and its tokenizer to a folder, which :meth:`load` and, of some models, transformers read."""
+        self.tokenizer.limited(self.length).save(folder)
+        save(self.model, folder)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the C labels."""
+        return self.model.labels
+
+    def read(self, texts: Sequence[str], others: Sequence[str] | None = None) -> Inputs:
+        """Return texts, or pairs of texts, as tokens; its ``cut`` says which were too long."""
+        return self._layout.read(self.tokenizer, texts, others, length=self.length)
+
+    @torch.no_grad()
+    def probabilities(self, inputs: Inputs, *, batch: int = 128, precision: str = "float32") -> Tensor:
+        """Return the probability of each label, (N, C), on the CPU.
+
+        Parameters
+        ----------
+        inputs : Inputs
+            What :meth:`read` returned.
+        batch : int, default 128
+            Texts at once.
+        precision : {"float32", "bfloat16"}
+            Of matrix products.
+        """
+        device = next(self.model.parameters()).device
+        made, labels = torch.empty(len(inputs), len(self.labels)), np.zeros(len(inputs), np.int64)
+        narrow = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
+        for rows in length_batches(inputs.tokens.lengths.tolist(), batch):
+            read = label_batch(inputs, labels, np.array(rows)).to(device)
+            with narrow:
+                logits = self.model(read.tokens, **read.inputs)
+            made[rows] = logits.float().softmax(1).cpu()
+        return made
+
+
+def input_layout(model: EncoderLM | DecoderLM, tokenizer: Tokenizer) -> InputLayout:
+    """Return which special tokens stand around the texts that a model reads."""
+    if isinstance(model, DecoderLM):
+        return InputLayout.of(tokenizer, forward=True)
+    return InputLayout.of(tokenizer, forward=False, segments=model.config.segments)
+
+
+def readable_length(model: EncoderLM | DecoderLM, length: int) -> int:
+    """Return how many tokens of a text a model reads where so many are asked for."""
+    return min(length, model.config.longest) if model.config.positions == "learned" else length
+
+
+def check_tokenizer(model: EncoderLM | DecoderLM, tokenizer: Tokenizer, function: str, argument: str) -> None:
+    """Raise where a tokenizer has tokens that a model knows nothing of."""
+    if model.config.vocabulary < len(tokenizer):
+        expected = f"have a tokenizer of at most {model.config.vocabulary:,} tokens, as its model"
+        raise rejected(function, argument, expected, f"{len(tokenizer):,}")
+
+
+def bare(model: EncoderLM | DecoderLM) -> EncoderLM | DecoderLM:
+    """Return a language model without what scores its vocabulary, with the same parameters.
+
+    An encoder of BERT's shape gets the layer that classifiers of that shape have behind the first row, if it has none.
+    """
+    config = model.config
+    made: EncoderLM | DecoderLM
+    if isinstance(model, EncoderLM):
+        pooled = model.config.pooled or not model.config.norm_first
+        made = EncoderLM(replace(model.config, masked_head=False, tied=True, pooled=pooled))
+    else:
+        assert isinstance(model, DecoderLM)
+        made = DecoderLM(replace(model.config, tied=True))
+    missing, unexpected = made.load_state_dict(model.state_dict(), strict=False)
+    assert all(name.startswith("pooler.") for name in missing), (config, missing)
+    assert all(name.startswith(("masked_head.", "output.")) for name in unexpected), (config, unexpected)
+    return made.train(model.training)

@@ -6,21 +6,18 @@ import math
 import sys
 import time
 from functools import partial
-from importlib import import_module
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from regard._schema import Options
 from regard.cli.flags import with_flags
 from regard.cli.messages import Command, Commands, echo, fail, report_errors
 from regard.cli.plan_options import PlanOptions
+from regard.cli.train_tasks import train
 from regard.decoding.predictions import PredictionOptions
 from regard.decoding.requests import GenerationOptions
-from regard.language.classification_options import ClassificationOptions
-from regard.language.options import LanguageOptions
 from regard.scores.distance import kernels
 from regard.translation.options import ExperimentOptions
 
@@ -141,67 +138,7 @@ def pronounce(
     run(words, model=model, alignment=alignment, png=png, html=html, as_json=as_json)
 
 
-train = typer.Typer(cls=Commands, help="Train a model on data of your own.", no_args_is_help=True)
 app.add_typer(train, name="train")
-_ATTENTION = (
-    "--attention may be additive, dot, scaled_dot, general, concat, location, cosine, local, hard, none, "
-    f"{', '.join(name for name, kernel in kernels().items() if kernel.smooth)} or constant. "
-    "--show-options prints all options."
-)
-
-
-def _train_on_pairs(task: str, text: str) -> None:
-    """Define the command that trains a model of a task on pairs."""
-
-    @train.command(task, cls=Command, epilog=_ATTENTION, help=text)
-    @with_flags(ExperimentOptions, unset=True)
-    def command(
-        out: Annotated[Path, typer.Option(help="Folder of the run.")],
-        given: dict[str, Any],
-        attention: Annotated[str | None, typer.Option(help="additive, dot, local, ...")] = None,
-        options: Annotated[Path | None, typer.Option(help="A TOML file of options.")] = None,
-        settings: Annotated[
-            list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any, as training.clip=0.5.")
-        ] = None,
-        show_options: Annotated[bool, typer.Option("--show-options", help="Print all options as TOML.")] = False,
-        resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    ) -> None:
-        from regard.cli.train import run
-
-        given = given if attention is None else given | {"attention": attention}
-        run(
-            task, out=out, resume=resume, options=options, given=given, settings=settings or [],
-            show_options=show_options,
-        )  # fmt: skip
-
-
-_train_on_pairs("translation", "Learn to translate from pairs of sentences.")
-_train_on_pairs("pronunciation", "Learn to pronounce from words and their phonemes.")
-
-
-def _train_on_text(task: str, declared: type[Options], text: str) -> None:
-    """Define the command that trains a model of language; its module is called as the task is."""
-
-    @train.command(task, cls=Command, epilog="--show-options prints all options.", help=text)
-    @with_flags(declared, unset=True)
-    def command(
-        out: Annotated[Path, typer.Option(help="Folder of the run.")],
-        given: dict[str, Any],
-        options: Annotated[Path | None, typer.Option(help="A TOML file of options.")] = None,
-        settings: Annotated[
-            list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any, as training.clip=0.5.")
-        ] = None,
-        show_options: Annotated[bool, typer.Option("--show-options", help="Print all options as TOML.")] = False,
-        resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    ) -> None:
-        run = import_module(f"regard.cli.train_{task.replace('-', '_')}").run
-        run(out=out, resume=resume, options=options, given=given, settings=settings or [], show_options=show_options)
-
-
-_train_on_text(
-    "language-model", LanguageOptions, "Learn language from text: the next token, or with --masked hidden ones."
-)
-_train_on_text("classifier", ClassificationOptions, "Learn labels of texts, best from a language model.")
 
 
 @_command(epilog="Without a PROMPT the model begins a text; - reads one from standard input.")

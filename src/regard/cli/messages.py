@@ -137,8 +137,16 @@ def sentence(error: BaseException) -> str:
     if context is None:
         return str(error)
     if rejected is None:
-        return _LIBRARY.sub(f"{context.info_name}: ", str(error))
-    return f"{context.info_name}: {_typed(context, rejected.argument)} must {rejected.expected}, got {rejected.got}."
+        return _LIBRARY.sub(f"{_command_name(context)}: ", str(error))
+    name = _command_name(context)
+    return f"{name}: {_typed(context, rejected.argument)} must {rejected.expected}, got {rejected.got}."
+
+
+def _command_name(context: typer.Context) -> str:
+    """Return the first word behind ``regard``."""
+    while context.parent is not None and context.parent.parent is not None:
+        context = context.parent  # type: ignore[assignment]
+    return str(context.info_name)
 
 
 def _typed(context: typer.Context, argument: str) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 
 from regard._errors import rejected
 from regard.cli.messages import Console, echo, report_errors
-from regard.cli.runs import carry_out, change_options, parse_setting, read_options, shown_options, training_changes
+from regard.cli.runs import carry_out, change_options, read_options, shown_options, training_changes
+from regard.cli.settings import parse_setting
 from regard.language.classification_options import ClassificationOptions
 from regard.language.fine_tuning import FineTuning
 from regard.models.folders import OPTIONS

@@ -48,7 +48,14 @@ def llama() -> tuple[nn.Module, DecoderLM]:
     ).eval()
     ours = DecoderLM(
         DecoderLMConfig.preset(
-            "llama-7b", width=WIDTH, layers=LAYERS, heads=HEADS, kv_heads=HEADS // 2, feedforward=1408, longest=1024
+            "llama-7b",
+            vocabulary=VOCABULARY,
+            width=WIDTH,
+            layers=LAYERS,
+            heads=HEADS,
+            kv_heads=HEADS // 2,
+            feedforward=1408,
+            longest=1024,
         )
     ).eval()
     given = dict(theirs.named_parameters())

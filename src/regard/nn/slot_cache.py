@@ -139,17 +139,16 @@ class SlotCache:
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Write the step that was begun and return all keys and values (B, G, S, D), without the prefix."""
-        slots = self.slots
-        if key.shape[0] != len(slots.lengths) or key.shape[2] != 1:
+        slots, B = self.slots, key.shape[0]
+        if len(slots.lengths) != B or key.shape[2] != 1:
             raise rejected("SlotCache", "key", f"have the shape ({len(slots.lengths)}, G, 1, D)", shape(key))
-        buffers = self._with_room(key, value, len(slots.lengths), slots.keys)
-        for buffer, new in zip(buffers, (key, value)):
-            if isinstance(slots.place, int):
-                buffer[: len(new), :, slots.place] = new[:, :, 0]
-            else:
-                buffer[slots.rows, :, slots.place] = new[:, :, 0]
-        first, second = (buffer[: len(key), :, : slots.keys] for buffer in buffers)
-        return first, second
+        keys, values = self._with_room(key, value, B, slots.keys)
+        if isinstance(slots.place, int):
+            keys[:B, :, slots.place], values[:B, :, slots.place] = key[:, :, 0], value[:, :, 0]
+        else:
+            keys[slots.rows, :, slots.place] = key[:, :, 0]
+            values[slots.rows, :, slots.place] = value[:, :, 0]
+        return keys[:B, :, : slots.keys], values[:B, :, : slots.keys]
 
     def load(self, slot: int, key: Tensor, value: Tensor) -> None:
         """Put a sequence into a slot.
@@ -181,10 +180,10 @@ class SlotCache:
     def _with_room(self, key: Tensor, value: Tensor, rows: int, keys: int) -> list[Tensor]:
         """Return the buffers, with room for so many rows and keys."""
         old = self._buffers
-        if old is not None and len(old[0]) >= rows and old[0].shape[2] >= keys:
+        if old is not None and old[0].shape[0] >= rows and old[0].shape[2] >= keys:
             return old
         if old is not None:
-            rows = max(rows, len(old[0]))
+            rows = max(rows, old[0].shape[0])
             keys = old[0].shape[2] if old[0].shape[2] >= keys else self.slots.kept(max(keys, 2 * old[0].shape[2]))
         made = [each.new_zeros(rows, each.shape[1], keys, each.shape[3]) for each in (key, value)]
         for new, before in zip(made, old or ()):

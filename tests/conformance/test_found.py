@@ -2,39 +2,70 @@
 
 import pytest
 
-from regard.testing import Case, judge
+from regard.testing import LAWS, Case, judge
 
-FOUND = {
+FOUND = [
     # 1 − s near the rim of a compact kernel magnifies the last digit of the distance: 1/width must not be rounded.
-    ("aux", "fused"): Case(
+    ("aux", "fused", Case(
         score="epanechikov", lead=(3,), key_heads=2, group=2, queries=5, keys=7, width=3, value_width=4,
         mask=("packed",), scale=-1.0, layout="transposed", tile=(3, 5), seed=60233,
-    ),
-    ("budget", "fused"): Case(
+    )),
+    ("budget", "fused", Case(
         score="epanechikov", lead=(3,), queries=67, keys=6, width=3, value_width=8,
         mask=("bias", "BHLS", 0.8, "sliced", 0.0), scale=0.5, layout="broadcast", rows="twins", tile=(8, 2), seed=62528,
-    ),
+    )),
     # Weights that are even because float32 holds no score beside −1e9 meet the slope of a key near the rim.
-    ("gradient budget", "fused"): Case(
+    ("gradient budget", "fused", Case(
         score="triangular/features", dtype="bfloat16", lead=(2, 2), keys=67, width=8, value_width=2,
         mask=("bias", "LS", 1.0, "plain", -1000000000.0), scale=0.5, layout="expanded", rows="zeros", wide=True,
         tile=(8, 2), seed=10682,
-    ),
+    )),
     # Eager's equal weights are powers of two in float16: its error is nothing, and a sum in float32 has two roundings.
-    ("convexity", "sdpa"): Case(
+    ("convexity", "sdpa", Case(
         score="gaussian/learned", dtype="float16", lead=(2, 2), key_heads=2, group=2, queries=2, keys=8, width=1,
         value_width=8, magnitude=0.001, learned=True, wide=True, seed=10795,
-    ),
+    )),
     # Without features there was no query of the lifted form.
-    ("vmap", "sdpa"): Case(
+    ("vmap", "sdpa", Case(
         score="gaussian/features", key_heads=2, group=3, queries=5, keys=9, width=0, value_width=1, scale=2.0,
         magnitude=0.001, wide=True, tile=(3, 5), seed=40918,
-    ),
-}  # fmt: skip
+    )),
+    # Sums of 1 − 2 / (1 + e^{2x}) round numbers as large as 1 where the tanh itself is small, or cancels another.
+    ("gradient budget", "fused", Case(
+        score="additive/heads", lead=(1, 2, 1), key_heads=2, queries=8, keys=4, width=2, value_width=4,
+        mask=("not", ("dense", "bhlS", 0.2, "plain")), wide=True, tile=(8, 2), seed=17464,
+    )),
+    # A gradient that exceeds float16 is infinite there: entmax with α = 8 gives weights of ⅙ a slope of 6⁶.
+    ("no leak", "streaming", Case(
+        score="concat/heads", normalizer="entmax", dtype="float16", key_heads=2, group=3, queries=2, keys=9, width=2,
+        mask=("and", ("not", ("dense", "LS", 0.2, "expanded")), ("hidden_keys",)), softcap=1.5, magnitude=0.0,
+        layout="transposed", rows="twins", tile=(8, 2), seed=28785,
+    )),
+    # Eager's log-sum-exp of an only key is its score; a logarithm of a sum near 1 has a rounding of that sum.
+    ("aux", "fused", Case(
+        score="epanechikov/features", lead=(1, 2, 1), key_heads=2, group=2, queries=6, keys=1, width=3, value_width=2,
+        mask=("and", ("and", ("sinks", 4), ("padding", False)), ("not", ("padding", True))), magnitude=0.001,
+        learned=True, wide=True, tile=(8, 2), seed=25544,
+    )),
+]  # fmt: skip
+
+# Cases of which a law says nothing.
+OUT_OF_SCOPE = [
+    # A feature of a query and a key is 1e-6 apart: differences straddle the kink of the Manhattan distance.
+    ("second derivatives", Case(
+        score="laplacian/features", normalizer="sigmoid", dtype="float64", group=2, queries=3, keys=4, width=2,
+        value_width=2, magnitude=0.5, wide=True, tile=(2, 3), seed=62499,
+    )),
+]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize(("law", "engine"), FOUND)
-def test_a_case_that_was_wrong_holds(law, engine):
-    verdict = judge(law, engine, FOUND[law, engine])
+@pytest.mark.parametrize(("law", "engine", "case"), FOUND)
+def test_a_case_that_was_wrong_holds(law, engine, case):
+    verdict = judge(law, engine, case)
     assert verdict.outcome == "held", verdict.reason
+
+
+@pytest.mark.parametrize(("law", "case"), OUT_OF_SCOPE)
+def test_a_case_of_which_the_law_says_nothing_is_not_drawn(law, case):
+    assert LAWS[law].adapt(case) is None

@@ -46,11 +46,14 @@ class Budget:
         The largest error of the eager formula, over the problem and its neighbours.
     rounding : float
         One rounding of the result's dtype.
+    largest : float
+        The largest number of that dtype; what exceeds it is infinite there, as every conversion makes it.
     """
 
     oracle: Array
     eager: float
     rounding: float
+    largest: float = np.inf
 
     @property
     def limit(self) -> float:
@@ -60,17 +63,15 @@ class Budget:
     @classmethod
     def of(cls, oracle: Sized, eager: Tensor, dtype: torch.dtype) -> Budget:
         """Return the budget of the first of K problems, given oracle (K, ...) and eager (K, ...)."""
-        return cls(oracle.value[0], error(oracle.value, eager), one_rounding(oracle.amplitude[0], dtype))
+        rounding, largest = one_rounding(oracle.amplitude[0], dtype), torch.finfo(dtype).max
+        return cls(oracle.value[0], error(oracle.value, eager, largest - rounding), rounding, largest)
 
     def check(self, what: str, result: Tensor) -> float:
         """Raise AssertionError if a result is off by more than it may be; return error / limit."""
-        largest = torch.finfo(result.dtype).max
-        # What a dtype has no number for is infinite in it, as every conversion makes it.
-        right = np.where(np.abs(self.oracle) > largest, np.copysign(np.inf, self.oracle), self.oracle)
-        found = error(right, result)
+        found = error(self.oracle, result, self.largest - self.limit)
         if found <= self.limit:
             return 0.0 if found == 0 else float(found / self.limit)
-        place, got, expected = _worst(right, result)
+        place, got, expected = _worst(self.oracle, result)
         raise AssertionError(
             f"{what} is off by {found:.3g}, where {self.limit:.3g} is fair (eager's own error {self.eager:.3g}, "
             f"one rounding {self.rounding:.3g}): {got!r} at {place}, expected {expected!r}"
@@ -84,15 +85,24 @@ def one_rounding(amplitude: Array, dtype: torch.dtype) -> float:
     return max(info.eps * largest, info.smallest_normal * info.eps) if largest else 0.0
 
 
-def error(oracle: Array, result: Tensor) -> float:
-    """Return the largest difference; equal infinities differ by nothing, NaN by infinity."""
+def error(oracle: Array, result: Tensor, overflow: float = np.inf) -> float:
+    """Return the largest difference; equal infinities differ by nothing, NaN by infinity.
+
+    Nor does a result that is infinite differ where the right one is beyond ``overflow``, and of the same sign.
+    """
     got = array(result, oracle.dtype)
     if got.size != oracle.size:
         raise AssertionError(f"shape {tuple(result.shape)} where {oracle.shape} was expected")
     got = got.reshape(oracle.shape)
     with np.errstate(invalid="ignore"):
-        apart = np.where(got == oracle, 0, np.abs(got - oracle))
+        apart = np.where((got == oracle) | overflowed(oracle, got, overflow), 0, np.abs(got - oracle))
     return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0.0))
+
+
+def overflowed(oracle: Array, got: Array, overflow: float) -> Array:
+    """Return where a result is infinite and should be: the right one is beyond ``overflow``, and of the same sign."""
+    found: Array = np.isinf(got) & (np.abs(oracle) > overflow) & (np.signbit(got) == np.signbit(oracle))
+    return found
 
 
 def array(tensor: Tensor, dtype: np.dtype[np.generic] | type[np.generic] = np.float64) -> Array:

@@ -5,8 +5,9 @@ score depends on what else is in the tile:
 
 - SMALL: both rows' features are small. ``tanh(a + b) = (tanh a + tanh b) / (1 + tanh a · tanh b)``, with the
   hyperbolic tangents made once for each row: nothing is lost near 0.
-- NORMAL: ``tanh(a + b) = 1 − 2 / (1 + e^{2a} e^{2b})``, with the exponentials made once for each row. Four features
-  share a division, which the product of four denominators must survive.
+- NORMAL: ``tanh(a + b) = (e^{2a} e^{2b} − 1) / (e^{2a} e^{2b} + 1)``, with the exponentials made once for each row.
+  Four features share a division, which the product of four denominators must survive. Numerators are summed, not
+  ``1 − 2 / (…)``: where little remains of a tanh, nothing as large as 1 is rounded.
 - RAW: the definition, where that product could overflow or an input is infinite.
 """
 
@@ -98,8 +99,12 @@ def prepare(a, x):
 
 @njit(**FAST)
 def normal2(s, k, q, row, w, scale, C, lanes):
-    """Write ``Σ w tanh`` of two rows."""
-    one, factor = number(1.0, s), number(-2.0, s) * scale
+    """Write ``Σ w tanh`` of two rows.
+
+    Of two features, with A = e^{2a} e^{2b} of one and B of the other, the denominator is ``(1 + A) (1 + B)`` and the
+    numerator ``(w + x) (A B − 1) + (w − x) (A − B)``.
+    """
+    one = number(1.0, s)
     s0, s1 = at(s, 0), at(s, ROW)
     fill(s0, lanes, number(0.0, s))
     fill(s1, lanes, number(0.0, s))
@@ -107,22 +112,22 @@ def normal2(s, k, q, row, w, scale, C, lanes):
         e, f = at(q, c), at(q, c + row)
         e0, e1, e2, e3 = e[0], e[1], e[2], e[3]
         f0, f1, f2, f3 = f[0], f[1], f[2], f[3]
-        w0, w1, w2, w3 = w[c], w[c + 1], w[c + 2], w[c + 3]
-        half = number(0.5, s) * ((w0 + w1) + (w2 + w3))  # taken off each step: sums stay small
+        wp, wm, xp, xm = w[c] + w[c + 1], w[c] - w[c + 1], w[c + 2] + w[c + 3], w[c + 2] - w[c + 3]
+        e01, e23, f01, f23 = e0 * e1, e2 * e3, f0 * f1, f2 * f3
+        g0, g1, g01, g2, g3, g23 = wm * e0, wm * e1, wp * e01, xm * e2, xm * e3, xp * e23
+        h0, h1, h01, h2, h3, h23 = wm * f0, wm * f1, wp * f01, xm * f2, xm * f3, xp * f23
         k0, k1, k2, k3 = at(k, c * ROW), at(k, (c + 1) * ROW), at(k, (c + 2) * ROW), at(k, (c + 3) * ROW)
         for j in range(lanes):
             b0, b1, b2, b3 = k0[j], k1[j], k2[j], k3[j]
-            d0, d1, d2, d3 = one + e0 * b0, one + e1 * b1, one + e2 * b2, one + e3 * b3
-            u, v = d0 * d1, d2 * d3
-            p = u * v
-            s0[j] += ((w0 * d1 + w1 * d0) * v + (w2 * d3 + w3 * d2) * u - half * p) / p
-            d0, d1, d2, d3 = one + f0 * b0, one + f1 * b1, one + f2 * b2, one + f3 * b3
-            u, v = d0 * d1, d2 * d3
-            p = u * v
-            s1[j] += ((w0 * d1 + w1 * d0) * v + (w2 * d3 + w3 * d2) * u - half * p) / p
+            u, v = (one + e1 * b1) + (e0 + e01 * b1) * b0, (one + e3 * b3) + (e2 + e23 * b3) * b2
+            m, n = (g0 + g01 * b1) * b0 - (wp + g1 * b1), (g2 + g23 * b3) * b2 - (xp + g3 * b3)
+            s0[j] += (m * v + n * u) / (u * v)
+            u, v = (one + f1 * b1) + (f0 + f01 * b1) * b0, (one + f3 * b3) + (f2 + f23 * b3) * b2
+            m, n = (h0 + h01 * b1) * b0 - (wp + h1 * b1), (h2 + h23 * b3) * b2 - (xp + h3 * b3)
+            s1[j] += (m * v + n * u) / (u * v)
     for j in range(lanes):
-        s0[j] *= factor
-        s1[j] *= factor
+        s0[j] *= scale
+        s1[j] *= scale
 
 
 @njit(**FAST)
@@ -212,19 +217,20 @@ def compare(a, x, head, row, last, t0, j0, lanes, k, s):
 def one_normal(s, k, q, w, scale, C, lanes):
     """Write ``Σ w tanh`` of one row."""
     fill(s, lanes, number(0.0, s))
-    one, factor = number(1.0, s), number(-2.0, s) * scale
+    one = number(1.0, s)
     for c in range(0, C, 4):
         e0, e1, e2, e3 = q[c], q[c + 1], q[c + 2], q[c + 3]
-        w0, w1, w2, w3 = w[c], w[c + 1], w[c + 2], w[c + 3]
-        half = number(0.5, s) * ((w0 + w1) + (w2 + w3))  # taken off each step: sums stay small
+        wp, wm, xp, xm = w[c] + w[c + 1], w[c] - w[c + 1], w[c + 2] + w[c + 3], w[c + 2] - w[c + 3]
+        e01, e23 = e0 * e1, e2 * e3
+        g0, g1, g01, g2, g3, g23 = wm * e0, wm * e1, wp * e01, xm * e2, xm * e3, xp * e23
         k0, k1, k2, k3 = at(k, c * ROW), at(k, (c + 1) * ROW), at(k, (c + 2) * ROW), at(k, (c + 3) * ROW)
         for j in range(lanes):
-            d0, d1, d2, d3 = one + e0 * k0[j], one + e1 * k1[j], one + e2 * k2[j], one + e3 * k3[j]
-            u, v = d0 * d1, d2 * d3
-            p = u * v
-            s[j] += ((w0 * d1 + w1 * d0) * v + (w2 * d3 + w3 * d2) * u - half * p) / p
+            b0, b1, b2, b3 = k0[j], k1[j], k2[j], k3[j]
+            u, v = (one + e1 * b1) + (e0 + e01 * b1) * b0, (one + e3 * b3) + (e2 + e23 * b3) * b2
+            m, n = (g0 + g01 * b1) * b0 - (wp + g1 * b1), (g2 + g23 * b3) * b2 - (xp + g3 * b3)
+            s[j] += (m * v + n * u) / (u * v)
     for j in range(lanes):
-        s[j] *= factor
+        s[j] *= scale
 
 
 @njit(**FAST)

@@ -197,6 +197,11 @@ class SelfAttention(PartLayer):
         self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None
     ) -> Any:
         """Return the heads' outputs (B, H, L, D), and what else is asked for."""
+        if q.dtype == torch.bfloat16 and q.device.type == "cpu" and torch.is_grad_enabled():
+            # On a CPU, torch's backward kernel takes about three times as long in bfloat16 as in float32.
+            with torch.autocast("cpu", enabled=False):
+                found: Any = self._attend(q.float(), k.float(), v.float(), mask, is_causal, request)
+            return found.to(q.dtype) if request is None else (found[0].to(q.dtype), found[1])
         score = current(self.score.score() if isinstance(self.score, ScoredAttention) else self.score)
         return attention(
             q,

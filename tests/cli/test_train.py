@@ -440,7 +440,7 @@ class TestOptions:
 
     def test_an_unknown_task(self, regard, tmp_path) -> None:
         result = regard("train", "translaton", "--out", tmp_path)
-        assert result.code == 2 and "did you mean 'translation'" in result.err
+        assert result.code == 2 and "Did you mean 'translation'" in " ".join(result.err.split())
 
     def test_threads_that_cannot_be_had(self, regard, pairs, tmp_path, monkeypatch) -> None:
         arguments = ["train", "translation", "--data", pairs, "--out", tmp_path / "out", "--steps", "2", *SMALL]

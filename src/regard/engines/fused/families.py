@@ -139,8 +139,9 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
     unit = 2.0 ** min(max(math.frexp(largest)[1], -100), 126)
     scaled, extra = torch.from_numpy(weights / unit), (0, width - query.shape[-1])
     arrays = {"query": powers_q, "key": powers_k, "weight": (pad(scaled, extra) if extra[1] else scaled).contiguous()}
-    classes = classes_q.numpy().tobytes() + classes_k.numpy().tobytes()
-    has_small, has_raw = 0 in classes, 2 in classes
+    found = [classes.numpy().tobytes() for classes in (classes_q, classes_k)]
+    # A pair is compared as SMALL where both rows are, and as RAW where one is.
+    has_small, has_raw = all(0 in each for each in found), any(2 in each for each in found)
     if has_small or has_raw:
         arrays |= {"query_class": classes_q, "key_class": classes_k}
     if has_small:

@@ -20,7 +20,7 @@ from regard._aux import Aux, AuxRequest
 from regard._errors import rejected, shape
 from regard._schema import option
 from regard.masks import Mask, MaskLike
-from regard.models._block import Block, PositionEmbedding, draw, norm, rotary
+from regard.models._block import Block, BlockStack, PositionEmbedding, draw, norm, rotary
 from regard.models._parts import size
 from regard.models.language_config import LanguageConfig
 from regard.nn import KVCache
@@ -72,7 +72,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class DecoderLM(nn.Module):
+class DecoderLM(BlockStack):
     """A stack of causal self-attention and feed-forward blocks that scores every next token.
 
     ::
@@ -106,7 +106,7 @@ class DecoderLM(nn.Module):
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.positions = PositionEmbedding(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks: Sequence[Block] = nn.ModuleList([Block(config, norm_first=True) for _ in range(config.layers)])  # type: ignore[assignment]
+        self.blocks = nn.ModuleList([Block(config, norm_first=True) for _ in range(config.layers)])  # type: ignore[assignment]
         self.norm = norm(config)
         self.output = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
         self.rotary = rotary(config)
@@ -137,7 +137,7 @@ class DecoderLM(nn.Module):
         mask : Tensor (B, 1, L, S) of bool, Mask or callable, optional
             What else is hidden, beside what comes later; True shows. Packed documents give ``masks.document(ids)``.
         positions : Tensor (L,) or (B, L) of int, optional
-            Where the tokens stand; by default behind those in the caches.
+            Where the tokens stand; by default behind those in the caches, or where the context has them.
         caches : sequence of KVCache, optional
             Those of :meth:`caches`; the keys and values of these tokens are appended.
 
@@ -167,10 +167,10 @@ class DecoderLM(nn.Module):
         """
         self._check(tokens, caches)
         before = 0 if caches is None else len(caches[0])
-        at = torch.arange(before, before + tokens.shape[1], device=tokens.device) if positions is None else positions
+        at = before + self._places(tokens) if positions is None else positions
         x = self.dropout(self.positions(self.embedding(tokens), at))
         rotation = None if self.rotary is None else self.rotary.rotation(at, x.dtype)
-        mask = self._mask(tokens.shape[1], before, mask)
+        mask = self._mask(self._whole(tokens.shape[1]), before, mask)
         for i, block in enumerate(self.blocks):
             x, aux = block(x, mask, rotation, None if caches is None else caches[i], return_aux)
             if told is not None and aux is not None:
@@ -206,3 +206,5 @@ class DecoderLM(nn.Module):
         if caches is not None and len(caches) != len(self.blocks):
             expected = f"hold one KVCache for each of {len(self.blocks)} layers"
             raise rejected("DecoderLM", "caches", expected, len(caches))
+        if caches is not None and self.context is not None:
+            raise rejected("DecoderLM", "caches", "be None where several processes hold a sequence", len(caches))

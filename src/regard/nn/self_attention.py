@@ -16,6 +16,7 @@ from regard.engines import EngineLike
 from regard.masks import MaskLike
 from regard.nn._parts import PartLayer, current, unusual
 from regard.nn._scored import ScoredAttention
+from regard.nn.context import SequenceContext
 from regard.nn.kv_cache import KVCache
 from regard.nn.rotary import Rotary, Rotation
 from regard.normalizers import NormalizerLike
@@ -58,6 +59,12 @@ class SelfAttention(PartLayer):
     engine : str or Engine, default "auto"
     device, dtype : optional
         Of the parameters.
+
+    Attributes
+    ----------
+    context : SequenceContext, optional
+        Who divides the sequence among processes (:class:`regard.distributed.ContextParallel`): rows are then this
+        process's, and masks speak of the whole sequence. None by default.
 
     Raises
     ------
@@ -105,6 +112,7 @@ class SelfAttention(PartLayer):
         self.head_dim = E // H if head_dim is None else size(self, "head_dim", head_dim)
         self.dropout = probability(self, "dropout", dropout)
         self.score, self.normalizer, self.rotary, self.engine = score, normalizer, rotary, engine
+        self.context: SequenceContext | None = None
         where = {"device": device, "dtype": dtype}
         self.qkv = nn.Linear(E, (H + 2 * self.num_kv_heads) * self.head_dim, bias=bias, **where)
         self.out = nn.Linear(H * self.head_dim, E, bias=bias if out_bias is None else out_bias, **where)
@@ -141,11 +149,16 @@ class SelfAttention(PartLayer):
             What to return beside the output, head by head.
         """
         x = floats(self, "x", x, "B", "L", self.embed_dim)
+        if cache is not None and self.context is not None:
+            raise rejected("SelfAttention", "cache", "be None where several processes hold a sequence", cache)
         q, k, v = self.projected(x)
         before = 0 if cache is None else len(cache)
         if self.rotary is not None:
             if rotation is None:
-                steps = torch.arange(before, before + x.shape[1], device=x.device)
+                if self.context is None:
+                    steps = torch.arange(before, before + x.shape[1], device=x.device)
+                else:
+                    steps = self.context.positions(x.shape[1] * self.context.size, x.device)
                 rotation = self.rotary.rotation(steps, q.dtype)
             q, k = self.rotary.turn(q, rotation), self.rotary.turn(k, rotation)
         if cache is not None:
@@ -172,7 +185,8 @@ class SelfAttention(PartLayer):
     ) -> Any:
         """Return the heads' outputs (B, H, L, D), and what else is asked for."""
         score = current(self.score.score() if isinstance(self.score, ScoredAttention) else self.score)
-        return attention(
+        attend = attention if self.context is None else self.context.attend
+        return attend(
             q,
             k,
             v,

@@ -17,7 +17,9 @@ from regard.nn import KVCache, Rotary, SelfAttention
 
 B, L, N = 2, 32, 50
 IDS = torch.tensor([[0] * 13 + [1] * 19, [0] * 5 + [1] * 20 + [2] * 7])
-STARTS = torch.stack([torch.cat([torch.arange(int((row == i).sum())) for i in range(int(row.max()) + 1)]) for row in IDS])
+STARTS = torch.stack(
+    [torch.cat([torch.arange(int((row == i).sum())) for i in range(int(row.max()) + 1)]) for row in IDS]
+)
 
 SIZES: dict[str, Any] = {"vocabulary": N, "width": 16, "layers": 2, "heads": 4, "longest": L}
 LLAMA = SIZES | {"positions": "rotary", "norm": "rms", "activation": "silu", "gated": True, "bias": False}

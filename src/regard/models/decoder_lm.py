@@ -11,7 +11,6 @@ from functools import reduce
 from operator import and_
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 

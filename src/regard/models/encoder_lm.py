@@ -126,6 +126,8 @@ class EncoderLM(BlockStack):
     def reset_parameters(self) -> None:
         """Draw the parameters anew, as BERT did, but for blocks' ends, which are drawn smaller the deeper it is."""
         draw(self, self.blocks, self.config.layers)
+        if self.masked_head is not None:
+            self.masked_head.reset_parameters()
 
     def forward(
         self,

@@ -114,7 +114,7 @@ class SelfAttention(PartLayer):
         self.score, self.normalizer, self.rotary, self.engine = score, normalizer, rotary, engine
         self.context: SequenceContext | None = None
         where = {"device": device, "dtype": dtype}
-        self.qkv = nn.Linear(E, (H + 2 * self.num_kv_heads) * self.head_dim, bias=bias, **where)
+        self.qkv: nn.Module = nn.Linear(E, (H + 2 * self.num_kv_heads) * self.head_dim, bias=bias, **where)
         self.out = nn.Linear(H * self.head_dim, E, bias=bias if out_bias is None else out_bias, **where)
         self.reset_parameters()
 
@@ -176,9 +176,27 @@ class SelfAttention(PartLayer):
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, L, D), keys and values (B, G, L, D) of rows (B, L, E)."""
         B, L, _ = x.shape
-        heads = self.qkv(x).view(B, L, -1, self.head_dim).transpose(1, 2)
+        made = self.qkv(x)
+        if isinstance(made, tuple):  # of SplitProjection; there may be fewer heads than the layer has
+            q, k, v = (each.view(B, L, -1, self.head_dim).transpose(1, 2) for each in made)
+            return q, k, v
+        heads = made.view(B, L, -1, self.head_dim).transpose(1, 2)
         q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         return q, k, v
+
+    @property
+    def rows(self) -> tuple[int, int, int]:
+        """How many rows of ``qkv.weight`` make queries, keys and values; they stand in this order."""
+        keys = self.num_kv_heads * self.head_dim
+        return self.num_heads * self.head_dim, keys, keys
+
+    def split_projection(self) -> None:
+        """Let three layers project to queries, keys and values, each of which can be divided by heads.
+
+        ``qkv`` becomes a :class:`SplitProjection` with the same numbers; the layer computes the same.
+        """
+        if isinstance(self.qkv, nn.Linear):
+            self.qkv = SplitProjection(self.qkv, self.rows)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None
@@ -202,6 +220,7 @@ class SelfAttention(PartLayer):
 
     def reset_parameters(self) -> None:
         """Draw the matrices anew by Glorot's rule; biases are 0."""
+        assert isinstance(self.qkv, nn.Linear)
         for layer in (self.qkv, self.out):
             nn.init.xavier_uniform_(layer.weight)
             if layer.bias is not None:
@@ -217,3 +236,32 @@ class SelfAttention(PartLayer):
         return ", ".join(
             [*settings, *(each for name, default in usual.items() for each in unusual(self, name, default))]
         )
+
+
+class SplitProjection(nn.Module):
+    """What one layer made, by three: rows of queries, of keys and of values.
+
+    Parameters
+    ----------
+    whole : Linear
+        Whose numbers it has, without a copy where they are on the meta device.
+    rows : tuple of int
+        How many rows of its weight each of the three gets, in order.
+    """
+
+    def __init__(self, whole: nn.Linear, rows: tuple[int, int, int]) -> None:
+        super().__init__()
+        for name, weight, bias in zip("qkv", whole.weight.split(rows), self._split(whole.bias, rows)):
+            layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+            layer.weight = nn.Parameter(weight.detach().clone(), whole.weight.requires_grad)
+            if bias is not None:
+                layer.bias = nn.Parameter(bias.detach().clone(), whole.bias.requires_grad)
+            self.add_module(name, layer)
+
+    @staticmethod
+    def _split(bias: Tensor | None, rows: tuple[int, int, int]) -> tuple[Tensor | None, ...]:
+        return (None, None, None) if bias is None else bias.split(rows)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the rows (..., H·D), (..., G·D) and (..., G·D) of rows (..., E)."""
+        return tuple(layer(x) for layer in self.children())

@@ -12,17 +12,21 @@ from regard.distributed.layouts import Layout, gather_sequence, shard_positions,
 from regard.distributed.mesh import make_mesh
 from regard.distributed.parallelize import parallelize
 from regard.distributed.parameters import gather_model, materialize, set_parameters
+from regard.distributed.sharded_checkpoint import CheckpointError, load_sharded, save_sharded
 
 __all__ = [
+    "CheckpointError",
     "ContextParallel",
     "Layout",
     "clip_gradients",
     "gather_model",
     "gather_sequence",
+    "load_sharded",
     "make_mesh",
     "materialize",
     "parallelize",
     "ring_attention",
+    "save_sharded",
     "set_parameters",
     "shard_positions",
     "shard_sequence",

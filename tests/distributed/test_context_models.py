@@ -143,3 +143,16 @@ def test_models_agree_with_one_process() -> None:
     worst = {name: max(found.get(name, 0.0) for found in results) for name in results[0]}
     assert len(worst) == 2 * (len(DECODERS) + 3)
     assert not {name: value for name, value in worst.items() if not value < 1e-12}
+
+
+def test_recomputed_activations_change_nothing() -> None:
+    """Also with dropout, in one process."""
+    grads = []
+    for recomputed in (False, True):
+        torch.manual_seed(1)
+        model = DecoderLM(DecoderLMConfig(**LLAMA | {"dropout": 0.3}))
+        model.checkpoint_activations = recomputed
+        assert model.checkpoint_activations == recomputed
+        model(tokens()).logsumexp(-1).sum().backward()
+        grads.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads))

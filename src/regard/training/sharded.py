@@ -115,7 +115,7 @@ def load_mean(learner: Learner, paths: list[Path]) -> None:
     total: list[torch.Tensor] = []
     for path in paths:
         _load(path, torch.load(path, map_location="cpu", weights_only=True), learner)
-        own = [_local(parameter).double() for parameter in learner.model.parameters()]
+        own = [_local(parameter).to(torch.float64, copy=True) for parameter in learner.model.parameters()]
         total = own if not total else [a + b for a, b in zip(total, own)]
     for parameter, mean in zip(learner.model.parameters(), total):
         _local(parameter).copy_(mean / len(paths))

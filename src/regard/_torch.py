@@ -65,6 +65,18 @@ def is_eager() -> bool:
     )
 
 
+def flattened(mesh: Any, name: str) -> Any:
+    """Return a ``DeviceMesh`` of several dimensions as one of one."""
+    return mesh._flatten(name)
+
+
+def joined(*meshes: Any) -> Any:
+    """Return parts of one ``DeviceMesh``, flattened or not, as one of all their dimensions."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh._concatenate(list(meshes))
+
+
 def is_fake(tensor: Tensor) -> bool:
     """Whether a tensor has a shape and no values."""
     return isinstance(tensor, FakeTensor)
@@ -74,6 +86,7 @@ __all__ = [
     "OutProjection",
     "flash_attention",
     "flash_attention_backward",
+    "flattened",
     "in_forward_mode",
     "in_functorch",
     "is_autocast_enabled",
@@ -82,4 +95,5 @@ __all__ = [
     "is_fake",
     "is_jit_tracing",
     "is_proxied",
+    "joined",
 ]

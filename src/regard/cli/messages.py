@@ -27,6 +27,8 @@ from regard._printing import printable
 
 #: Exit codes.
 WRONG, INTERRUPTED = 2, 130
+#: Another process of a run died.
+LOST = 1
 #: Control characters that lines of text are made of.
 _LAYOUT = "\n\t"
 #: What a message of the library begins with: the name of a function or class.
@@ -96,10 +98,10 @@ def note(text: str) -> None:
     typer.echo(printable(text), err=True)
 
 
-def fail(message: str) -> typer.Exit:
+def fail(message: str, code: int = WRONG) -> typer.Exit:
     """Print a sentence on stderr and return the exit to raise."""
     note(f"regard: {message}")
-    return typer.Exit(WRONG)
+    return typer.Exit(code)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import typer
 
 from regard._errors import rejected
-from regard.cli.messages import INTERRUPTED, Console, fail, sentence
+from regard.cli.messages import INTERRUPTED, LOST, WRONG, Console, fail, sentence
 from regard.data.toml import read_toml
 from regard.models.folders import OPTIONS
 from regard.training.options import RunOptions
@@ -98,12 +98,13 @@ def carry_out(console: Console, run: Run, task: str, resume: bool, *, piped: str
     from regard.cli.training import TrainingDisplay
     from regard.training.checkpoints import CHECKPOINTS, LAST
     from regard.training.learner import TrainingError
+    from regard.training.processes import LostProcessError
 
     on = f"Go on with:  regard train {task} --out {shlex.quote(str(run.folder))} --resume{piped}"
     try:
         model, ended = run.train(resume=resume, callbacks=[TrainingDisplay(console, run.options.training)])
     except (TrainingError, MisconfigurationException) as error:
-        raise fail(sentence(error)) from None
+        raise fail(sentence(error), LOST if isinstance(error, LostProcessError) else WRONG) from None
     except KeyboardInterrupt:  # between the steps and the end
         if not (run.folder / CHECKPOINTS / LAST).exists():
             raise

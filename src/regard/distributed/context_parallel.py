@@ -234,7 +234,8 @@ class ContextParallel:
     """How a sequence is divided among ranks, for whoever calls attention: a layer, or a model.
 
     :meth:`attend` has the signature of :func:`regard.attention` and can stand wherever that does; all else of a model
-    works on single positions, and needs no change but the right :meth:`positions`.
+    works on single positions, and needs no change but the right :meth:`positions`. Language models and
+    :class:`regard.nn.SelfAttention` take it whole.
 
     Parameters
     ----------
@@ -248,9 +249,9 @@ class ContextParallel:
     Examples
     --------
     >>> context = ContextParallel(layout="zigzag")
-    >>> def step(model, tokens):                                   # (B, L) on every rank
-    ...     own, positions = context.shard(tokens, 1), context.positions(tokens.shape[1])
-    ...     return model(own, positions=positions, attend=context.attend)
+    >>> def step(model, tokens):                                   # a DecoderLM; (B, L) on every rank
+    ...     model.set_context(context)
+    ...     return model(context.shard(tokens, 1))                   # the logits of this rank's tokens
     """
 
     group: dist.ProcessGroup | None = None
@@ -259,6 +260,11 @@ class ContextParallel:
 
     def __post_init__(self) -> None:
         checked_layout("ContextParallel", self.layout)
+
+    @property
+    def size(self) -> int:
+        """How many ranks hold a sequence together."""
+        return Ring.of("ContextParallel", self.group).size
 
     @overload
     def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip

@@ -33,7 +33,7 @@ class NameLabels(Objective):
     def loss(self, model: nn.Module, batch: LabelBatch) -> Loss:
         logits = model(batch.tokens, **batch.inputs).float()
         value = F.cross_entropy(logits, batch.labels, label_smoothing=self.smoothing)
-        return Loss(value, float(value.detach()))
+        return Loss(value, float(value.detach()), len(logits))
 
     def validation(self, model: nn.Module, batch: LabelBatch) -> Tensor:
         """Return the sum of the costs, the count, and how often each label was named each, (2 + C²,)."""

@@ -37,12 +37,12 @@ class NextTokens(Objective):
         self.separate, self.smoothing, self.bytes_per_token = separate, smoothing, bytes_per_token
 
     def loss(self, model: nn.Module, batch: LanguageBatch) -> Loss:
-        value, _ = self._cost(model, batch, self.smoothing)
-        return Loss(value, float(value.detach()))
+        value, _, count = self._cost(model, batch, self.smoothing)
+        return Loss(value, float(value.detach()), count)
 
     def validation(self, model: nn.Module, batch: LanguageBatch) -> Tensor:
-        _, log_likelihood = self._cost(model, batch, 0.0)
-        return torch.stack([-log_likelihood.double().sum(), (batch.targets != IGNORE_INDEX).sum().double()])
+        _, log_likelihood, count = self._cost(model, batch, 0.0)
+        return _sums(log_likelihood, count)
 
     def metrics(self, loss: float, counts: Sequence[float] = ()) -> dict[str, float]:  # noqa: ARG002
         told = {"perplexity": math.exp(min(loss, 700.0))}
@@ -50,11 +50,14 @@ class NextTokens(Objective):
             told["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
         return told
 
-    def _cost(self, model: nn.Module, batch: LanguageBatch, smoothing: float) -> tuple[Tensor, Tensor]:
+    def _cost(self, model: nn.Module, batch: LanguageBatch, smoothing: float) -> tuple[Tensor, Tensor, int]:
+        """Return the mean cost, how likely each token was, and how many there were: of this process's part of rows."""
         assert isinstance(model, DecoderLM)
         mask = masks.document(batch.documents) if self.separate else None
-        features = model.features(batch.tokens, mask=mask, positions=batch.positions if self.separate else None)
-        return cross_entropy(features, model.projection, batch.targets, smoothing, ignore_index=IGNORE_INDEX)
+        tokens, targets, positions = _parts(model, batch.tokens, batch.targets, batch.positions)
+        features = model.features(tokens, mask=mask, positions=positions if self.separate else None)
+        value, log_likelihood = cross_entropy(features, model.projection, targets, smoothing, ignore_index=IGNORE_INDEX)
+        return value, log_likelihood, int((targets != IGNORE_INDEX).sum())
 
 
 class MaskedTokens(Objective):
@@ -80,14 +83,14 @@ class MaskedTokens(Objective):
     def loss(self, model: nn.Module, batch: LanguageBatch) -> Loss:
         generator = torch.Generator(batch.tokens.device)
         generator.manual_seed(int(torch.randint(2**62, ())))
-        _, value = self._cost(model, batch, generator)
-        return Loss(value, float(value.detach()))
+        log_likelihood, value = self._cost(model, batch, generator)
+        return Loss(value, float(value.detach()), log_likelihood.numel())
 
     def validation(self, model: nn.Module, batch: LanguageBatch) -> Tensor:
         generator = torch.Generator(batch.tokens.device)
         generator.manual_seed(int(batch.tokens.sum()))
         log_likelihood, _ = self._cost(model, batch, generator)
-        return torch.stack([-log_likelihood.double().sum(), log_likelihood.new_tensor(log_likelihood.numel()).double()])
+        return _sums(log_likelihood, log_likelihood.numel())
 
     def metrics(self, loss: float, counts: Sequence[float] = ()) -> dict[str, float]:  # noqa: ARG002
         return {"perplexity": math.exp(min(loss, 700.0))}
@@ -99,10 +102,26 @@ class MaskedTokens(Objective):
             batch.tokens, self.mask, self.vocabulary, generator, share=self.share, specials=self.specials,
             real=batch.documents != NO_DOCUMENT, word_starts=self.word_starts,
         )  # fmt: skip
-        rows = model(tokens, mask=masks.document(batch.documents), positions=batch.positions)
+        tokens, targets, positions = _parts(model, tokens, targets, batch.positions)
+        rows = model(tokens, mask=masks.document(batch.documents), positions=positions)
         masked = targets != IGNORE_INDEX
         features = model.masked_features(rows[masked]).unsqueeze(0)  # (1, R, W): no others are needed
         value, log_likelihood = cross_entropy(
             features, model.projection, targets[masked].unsqueeze(0), ignore_index=IGNORE_INDEX
         )
         return log_likelihood[0], value
+
+
+def _parts(model: DecoderLM | EncoderLM, *whole: Tensor) -> list[Tensor]:
+    """Return of tensors (B, T) what this process has of their rows."""
+    if model.context is None:
+        return list(whole)
+    at = model.context.positions(whole[0].shape[1], whole[0].device)
+    return [each[:, at] for each in whole]
+
+
+def _sums(log_likelihood: Tensor, count: int) -> Tensor:
+    """Return the sum of the costs of tokens, and their count, (2,)."""
+    return torch.stack(
+        [-log_likelihood.double().sum(), torch.tensor(float(count), dtype=torch.float64).to(log_likelihood.device)]
+    )

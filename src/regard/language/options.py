@@ -107,6 +107,9 @@ class LanguageOptions(RunOptions):
             if self.training.batch_tokens < self.data.length:
                 expected = f"be at least data.length, which is {self.data.length}"
                 raise rejected("options", "batch_tokens", expected, self.training.batch_tokens)
+            if self.data.length % (2 * self.training.context):
+                expected = f"divide half of data.length, {self.data.length}"
+                raise rejected("options", "context", expected, self.training.context)
         if not self.masked:
             with in_section("data"):
                 self.data.leave_out("masked_share", "unless tokens are masked")

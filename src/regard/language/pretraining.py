@@ -23,6 +23,7 @@ from regard.text.tokenizer import Tokenizer
 from regard.training.run import (
     check_processes,
     conditions,
+    data_place,
     from_first,
     place,
     restore_conditions,
@@ -99,7 +100,6 @@ class Pretraining:
             begun = self._begun(files, here) if place()[0] == 0 else files.wait_for_record()
         tokenizer = Tokenizer.load(self.folder)
         learn, valid = TokenShards.open(self.folder / LEARN), TokenShards.open(self.folder / VALID)
-        torch.manual_seed(training.seed)
         model = self._model(tokenizer)
         count = sum(parameter.numel() for parameter in model.parameters())
         self.say(f"{self.options.kind}, {count:,} parameters, vocabulary of {len(tokenizer):,}")
@@ -109,6 +109,10 @@ class Pretraining:
         guess = _guess(learn, valid) if not self.options.masked else math.inf
         learner = Learner(model, training, Stream(batches.batch), objective, guess=guess)
         ended = train(learner, list(checks.once()), training, self.folder, resume=resume, callbacks=callbacks)
+        if training.divides:
+            from regard.distributed import gather_model
+
+            model = gather_model(model)
         if ended.reason != "interrupt" and place()[0] == 0:
             save_unbroken(lambda: save(model.eval(), self.folder), self.folder)
         return model, ended
@@ -124,11 +128,22 @@ class Pretraining:
                 expected = f"have a vocabulary of the tokenizer's {len(tokenizer):,}"
                 raise rejected("train", "start", expected, f"{model.config.vocabulary:,}")
             return model.train()
-        return KINDS[self.options.kind][1](self.options.model_config(len(tokenizer)))
+        kind, config, training = (
+            KINDS[self.options.kind][1],
+            self.options.model_config(len(tokenizer)),
+            self.options.training,
+        )
+        if training.divides:
+            with torch.device("meta"):  # each process draws its own part of it, later
+                return kind(config)
+        model = kind(config)
+        torch.manual_seed(training.seed)
+        model.reset_parameters()  # as they are drawn where processes divide the model
+        return model
 
     def _batches(self, shards: TokenShards, tokenizer: Tokenizer) -> LanguageBatches:
         data, training = self.options.data, self.options.training
-        rank, world = place()
+        rank, world = data_place(training)
         rows = data.rows
         if rows == "auto":
             long = shards.tokens / len(shards) > _LONG * data.length

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from regard._aux import Aux, AuxRequest
 from regard._errors import rejected
@@ -14,6 +16,7 @@ from regard.masks import MaskLike
 from regard.models.attending import scorer
 from regard.models.language_config import LanguageConfig
 from regard.nn import FeedForward, KVCache, Rotary, SelfAttention, SinusoidalPositions
+from regard.nn.context import SequenceContext
 from regard.nn.rotary import Rotation
 from regard.nn.slot_cache import SlotCache
 
@@ -28,11 +31,16 @@ class Block(nn.Module):
     ----------
     config : LanguageConfig
     norm_first : bool
+
+    Attributes
+    ----------
+    checkpoints : bool
+        Whether nothing of the block but its input is kept for the backward pass, which computes it again.
     """
 
     def __init__(self, config: LanguageConfig, norm_first: bool) -> None:
         super().__init__()
-        self.norm_first = norm_first
+        self.norm_first, self.checkpoints = norm_first, False
         self.attention = SelfAttention(
             config.width,
             config.heads,
@@ -61,6 +69,20 @@ class Block(nn.Module):
         return_aux: AuxRequest | None = None,
     ) -> tuple[Tensor, Aux | None]:
         """Return rows (B, L, E) of rows (B, L, E), and what was asked of the attention."""
+        if self.checkpoints and cache is None and return_aux is None and torch.is_grad_enabled():
+            # Within the module, so that whoever shards its parameters has them at hand in both passes.
+            made: tuple[Tensor, Aux | None] = checkpoint(self._run, x, mask, rotation, use_reentrant=False)
+            return made
+        return self._run(x, mask, rotation, cache, return_aux)
+
+    def _run(
+        self,
+        x: Tensor,
+        mask: MaskLike | None,
+        rotation: Rotation | None,
+        cache: KVCache | SlotCache | None = None,
+        return_aux: AuxRequest | None = None,
+    ) -> tuple[Tensor, Aux | None]:
         read = self.attention_norm(x) if self.norm_first else x
         added: Any = self.attention(read, mask, rotation=rotation, cache=cache, return_aux=return_aux)
         added, aux = (added, None) if return_aux is None else added
@@ -70,6 +92,54 @@ class Block(nn.Module):
             return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))), aux
         added = self.feed_forward(self.feed_forward_norm(x))
         return x + (self.dropout(added) if self.training else added), aux
+
+
+class BlockStack(nn.Module):
+    """What language models have in common: their blocks can share a sequence with other processes, and recompute.
+
+    Attributes
+    ----------
+    blocks : sequence of Block
+    context : SequenceContext, optional
+        Who divides sequences among processes; None for whole ones.
+    """
+
+    blocks: Sequence[Block]
+    context: SequenceContext | None = None
+
+    def set_context(self, context: SequenceContext | None) -> None:
+        """Divide sequences among processes, or no longer.
+
+        Parameters
+        ----------
+        context : SequenceContext or None
+            Such as :class:`regard.distributed.ContextParallel`. Tokens, and positions where they are given, are then
+            this process's slices; masks speak of the whole sequence. Gradients of parameters are those of the loss of
+            this process's tokens, which ``context.sum_gradients`` adds up.
+        """
+        self.context = context
+        for block in self.blocks:
+            block.attention.context = context
+
+    @property
+    def checkpoint_activations(self) -> bool:
+        """Whether blocks keep their input alone for the backward pass, and compute the rest again."""
+        return all(block.checkpoints for block in self.blocks)
+
+    @checkpoint_activations.setter
+    def checkpoint_activations(self, wanted: bool) -> None:
+        for block in self.blocks:
+            block.checkpoints = wanted
+
+    def _whole(self, length: int) -> int:
+        """Return the length of a sequence of which this process has so many tokens."""
+        return length if self.context is None else length * self.context.size
+
+    def _places(self, tokens: Tensor) -> Tensor:
+        """Return where tokens (B, L) stand in a sequence that begins with them, or with another process's."""
+        if self.context is None:
+            return torch.arange(tokens.shape[1], device=tokens.device)
+        return self.context.positions(self._whole(tokens.shape[1]), tokens.device)
 
 
 class PositionEmbedding(nn.Module):

@@ -11,7 +11,6 @@ from functools import reduce
 from operator import and_
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,7 +19,7 @@ from regard._aux import Aux, AuxRequest
 from regard._errors import rejected, shape
 from regard._schema import option
 from regard.masks import Mask, MaskLike
-from regard.models._block import Block, PositionEmbedding, draw, norm, rotary
+from regard.models._block import Block, BlockStack, PositionEmbedding, draw, norm, rotary
 from regard.models._parts import size
 from regard.models.language_config import LanguageConfig
 from regard.nn import KVCache
@@ -73,7 +72,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class DecoderLM(nn.Module):
+class DecoderLM(BlockStack):
     """A stack of causal self-attention and feed-forward blocks that scores every next token.
 
     ::
@@ -107,7 +106,7 @@ class DecoderLM(nn.Module):
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.positions = PositionEmbedding(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks: Sequence[Block] = nn.ModuleList([Block(config, norm_first=True) for _ in range(config.layers)])  # type: ignore[assignment]
+        self.blocks = nn.ModuleList([Block(config, norm_first=True) for _ in range(config.layers)])  # type: ignore[assignment]
         self.norm = norm(config)
         self.output = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
         self.rotary = rotary(config)
@@ -138,7 +137,7 @@ class DecoderLM(nn.Module):
         mask : Tensor (B, 1, L, S) of bool, Mask or callable, optional
             What else is hidden, beside what comes later; True shows. Packed documents give ``masks.document(ids)``.
         positions : Tensor (L,) or (B, L) of int, optional
-            Where the tokens stand; by default behind those in the caches.
+            Where the tokens stand; by default behind those in the caches, or where the context has them.
         caches : sequence of KVCache, optional
             Those of :meth:`caches`; the keys and values of these tokens are appended.
 
@@ -173,9 +172,8 @@ class DecoderLM(nn.Module):
             at, mask = cache.slots.positions, self._slot_mask(cache, mask)
         else:
             before = 0 if cache is None else len(cache)
-            after = before + tokens.shape[1]
-            at = torch.arange(before, after, device=tokens.device) if positions is None else positions
-            mask = self._mask(tokens.shape[1], before, mask, cache)
+            at = before + self._places(tokens) if positions is None else positions
+            mask = self._mask(self._whole(tokens.shape[1]), before, mask, cache)
         x = self.dropout(self.positions(self.embedding(tokens), at))
         rotation = None if self.rotary is None else self.rotary.rotation(at, x.dtype)
         for i, block in enumerate(self.blocks):
@@ -252,3 +250,5 @@ class DecoderLM(nn.Module):
         if caches is not None and len(caches) != len(self.blocks):
             expected = f"hold one KVCache for each of {len(self.blocks)} layers"
             raise rejected("DecoderLM", "caches", expected, len(caches))
+        if caches is not None and self.context is not None:
+            raise rejected("DecoderLM", "caches", "be None where several processes hold a sequence", len(caches))

@@ -5,7 +5,7 @@ Dimensions: B batch, L tokens, E width, W embedding width, N vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -20,7 +20,7 @@ from regard._aux import Aux, AuxRequest
 from regard._errors import rejected, shape
 from regard._schema import option
 from regard.masks import Mask, MaskLike
-from regard.models._block import Block, PositionEmbedding, draw, norm, rotary
+from regard.models._block import Block, BlockStack, PositionEmbedding, draw, norm, rotary
 from regard.models._parts import size
 from regard.models.language_config import LanguageConfig
 from regard.nn.feed_forward import ACTIVATIONS
@@ -76,7 +76,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class EncoderLM(nn.Module):
+class EncoderLM(BlockStack):
     """A stack of self-attention and feed-forward blocks that sees all of a text, and can name tokens that are masked.
 
     ::
@@ -116,7 +116,7 @@ class EncoderLM(nn.Module):
         self.widen = nn.Linear(W, E) if W != E else None
         self.dropout = nn.Dropout(config.dropout)
         made = [Block(config, config.norm_first) for _ in range(1 if config.shared else config.layers)]
-        self.blocks: Sequence[Block] = nn.ModuleList(made)  # type: ignore[assignment]
+        self.blocks = nn.ModuleList(made)  # type: ignore[assignment]
         self.norm = norm(config) if config.norm_first else nn.Identity()
         self.rotary = rotary(config)
         self.pooler = nn.Linear(E, E) if config.pooled else None
@@ -126,6 +126,8 @@ class EncoderLM(nn.Module):
     def reset_parameters(self) -> None:
         """Draw the parameters anew, as BERT did, but for blocks' ends, which are drawn smaller the deeper it is."""
         draw(self, self.blocks, self.config.layers)
+        if self.masked_head is not None:
+            self.masked_head.reset_parameters()
 
     def forward(
         self,
@@ -144,7 +146,8 @@ class EncoderLM(nn.Module):
         ----------
         tokens : Tensor (B, L) of int
         keep : Tensor (B, L) of bool, optional
-            Which tokens are real; the others are padding, on either side.
+            Which tokens are real; the others are padding, on either side. Not where a context divides sequences: there,
+            ``masks.key_padding`` of the whole sequence says so.
         segments : Tensor (B, L) of int, optional
             The segment of each token; the first by default.
         mask : Tensor (B, 1, L, L) of bool, Mask or callable, optional
@@ -202,7 +205,7 @@ class EncoderLM(nn.Module):
     def _positions(self, tokens: Tensor, keep: Tensor | None) -> Tensor:
         if self.config.skip_padding and keep is not None:
             return (keep.cumsum(1) - 1).clamp(min=0)
-        return torch.arange(tokens.shape[1], device=tokens.device)
+        return self._places(tokens)
 
     def _mask(self, keep: Tensor | None, mask: MaskLike | None) -> Mask | None:
         made: list[Mask] = [] if keep is None else [masks.key_padding(keep)]
@@ -217,6 +220,9 @@ class EncoderLM(nn.Module):
         for name, given in (("keep", keep), ("segments", segments)):
             if given is not None and given.shape != tokens.shape:
                 raise rejected("EncoderLM", name, f"have the shape of tokens, {shape(tokens)}", shape(given))
+        if keep is not None and self.context is not None:
+            expected = "be None where several processes hold a sequence: give masks.key_padding of all of it"
+            raise rejected("EncoderLM", "keep", expected, shape(keep))
         if keep is not None and keep.dtype != torch.bool:
             raise rejected("EncoderLM", "keep", "be of type torch.bool", keep.dtype)
 

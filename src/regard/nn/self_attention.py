@@ -19,6 +19,7 @@ from regard.engines import EngineLike
 from regard.masks import MaskLike
 from regard.nn._parts import PartLayer, current, unusual
 from regard.nn._scored import ScoredAttention
+from regard.nn.context import SequenceContext
 from regard.nn.kv_cache import KVCache
 from regard.nn.rotary import Rotary, Rotation
 from regard.nn.slot_cache import SlotCache
@@ -62,6 +63,12 @@ class SelfAttention(PartLayer):
     engine : str or Engine, default "auto"
     device, dtype : optional
         Of the parameters.
+
+    Attributes
+    ----------
+    context : SequenceContext, optional
+        Who divides the sequence among processes (:class:`regard.distributed.ContextParallel`): rows are then this
+        process's, and masks speak of the whole sequence. None by default.
 
     Raises
     ------
@@ -109,8 +116,9 @@ class SelfAttention(PartLayer):
         self.head_dim = E // H if head_dim is None else size(self, "head_dim", head_dim)
         self.dropout = probability(self, "dropout", dropout)
         self.score, self.normalizer, self.rotary, self.engine = score, normalizer, rotary, engine
+        self.context: SequenceContext | None = None
         where = {"device": device, "dtype": dtype}
-        self.qkv = nn.Linear(E, (H + 2 * self.num_kv_heads) * self.head_dim, bias=bias, **where)
+        self.qkv: nn.Module = nn.Linear(E, (H + 2 * self.num_kv_heads) * self.head_dim, bias=bias, **where)
         self.out = nn.Linear(H * self.head_dim, E, bias=bias if out_bias is None else out_bias, **where)
         self.reset_parameters()
 
@@ -145,12 +153,17 @@ class SelfAttention(PartLayer):
             What to return beside the output, head by head.
         """
         x = floats(self, "x", x, "B", "L", self.embed_dim)
+        if cache is not None and self.context is not None:
+            raise rejected("SelfAttention", "cache", "be None where several processes hold a sequence", cache)
         before = 0 if cache is None else len(cache)
         if self.rotary is None:
             q, k, v = self.projected(x)
         else:
             if rotation is None:
-                steps = torch.arange(before, before + x.shape[1], device=x.device)
+                if self.context is None:
+                    steps = torch.arange(before, before + x.shape[1], device=x.device)
+                else:
+                    steps = self.context.positions(x.shape[1] * self.context.size, x.device)
                 rotation = self.rotary.rotation(steps, x.dtype)
             q, k, v = self.projected(x, rotation)
         if cache is not None:
@@ -177,20 +190,40 @@ class SelfAttention(PartLayer):
     def projected(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, L, D), keys and values (B, G, L, D) of rows (B, L, E); the first two may be turned."""
         B, L, _ = x.shape
+        made = self.qkv(x)
+        if isinstance(made, tuple):  # of SplitProjection; there may be fewer heads than the layer has
+            q, k, v = (each.view(B, L, -1, self.head_dim).transpose(1, 2) for each in made)
+            if rotation is not None and self.rotary is not None:
+                q, k = self.rotary.turn(q, rotation), self.rotary.turn(k, rotation)
+            return q, k, v
         H, G = self.num_heads, self.num_kv_heads
-        heads = self.qkv(x).view(B, L, -1, self.head_dim).transpose(1, 2)
+        heads = made.view(B, L, -1, self.head_dim).transpose(1, 2)
         if rotation is None or self.rotary is None:
             q, k, v = heads.split((H, G, G), 1)
             return q, k, v
-        turned, v = heads.split((H + G, G), 1)
+        turned, v = heads.split((H + G, G), 1)  # one turn for both
         q, k = self.rotary.turn(turned, rotation).split((H, G), 1)
         return q, k, v
+
+    @property
+    def rows(self) -> tuple[int, int, int]:
+        """How many rows of ``qkv.weight`` make queries, keys and values; they stand in this order."""
+        keys = self.num_kv_heads * self.head_dim
+        return self.num_heads * self.head_dim, keys, keys
+
+    def split_projection(self) -> None:
+        """Let three layers project to queries, keys and values, each of which can be divided by heads.
+
+        ``qkv`` becomes a :class:`SplitProjection` with the same numbers; the layer computes the same.
+        """
+        if isinstance(self.qkv, nn.Linear):
+            self.qkv = SplitProjection(self.qkv, self.rows)
 
     def _is_plain_step(self, q: Tensor, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None) -> bool:
         """Whether this is one query for each sequence, by the usual parts, with keys at most marked one by one."""
         plain = self.score is None and self.normalizer == "softmax" and self.engine == "auto"
         marked = mask is None or (type(mask) is Tensor and mask.dtype == torch.bool and mask.shape[1:3] == (1, 1))
-        alone = request is None and not is_causal and not (self.training and self.dropout)
+        alone = request is None and not is_causal and not (self.training and self.dropout) and self.context is None
         return q.shape[2] == 1 and plain and marked and alone
 
     def _attend(
@@ -203,7 +236,8 @@ class SelfAttention(PartLayer):
                 found: Any = self._attend(q.float(), k.float(), v.float(), mask, is_causal, request)
             return found.to(q.dtype) if request is None else (found[0].to(q.dtype), found[1])
         score = current(self.score.score() if isinstance(self.score, ScoredAttention) else self.score)
-        return attention(
+        attend = attention if self.context is None else self.context.attend
+        return attend(
             q,
             k,
             v,
@@ -219,6 +253,7 @@ class SelfAttention(PartLayer):
 
     def reset_parameters(self) -> None:
         """Draw the matrices anew by Glorot's rule; biases are 0."""
+        assert isinstance(self.qkv, nn.Linear)
         for layer in (self.qkv, self.out):
             nn.init.xavier_uniform_(layer.weight)
             if layer.bias is not None:
@@ -234,6 +269,35 @@ class SelfAttention(PartLayer):
         return ", ".join(
             [*settings, *(each for name, default in usual.items() for each in unusual(self, name, default))]
         )
+
+
+class SplitProjection(nn.Module):
+    """What one layer made, by three: rows of queries, of keys and of values.
+
+    Parameters
+    ----------
+    whole : Linear
+        Whose numbers it has, without a copy where they are on the meta device.
+    rows : tuple of int
+        How many rows of its weight each of the three gets, in order.
+    """
+
+    def __init__(self, whole: nn.Linear, rows: tuple[int, int, int]) -> None:
+        super().__init__()
+        for name, weight, bias in zip("qkv", whole.weight.split(rows), self._split(whole.bias, rows)):
+            layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+            layer.weight = nn.Parameter(weight.detach().clone(), whole.weight.requires_grad)
+            if bias is not None:
+                layer.bias = nn.Parameter(bias.detach().clone(), whole.bias.requires_grad)
+            self.add_module(name, layer)
+
+    @staticmethod
+    def _split(bias: Tensor | None, rows: tuple[int, int, int]) -> tuple[Tensor | None, ...]:
+        return (None, None, None) if bias is None else bias.split(rows)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the rows (..., H·D), (..., G·D) and (..., G·D) of rows (..., E)."""
+        return tuple(layer(x) for layer in self.children())
 
 
 def _step(q: Tensor, k: Tensor, v: Tensor, mask: Any, prefix: tuple[Tensor, Tensor] | None) -> Tensor:

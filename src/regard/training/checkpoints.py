@@ -21,6 +21,8 @@ from regard.training.logs import Log
 from regard.training.options import TrainingOptions
 
 CHECKPOINTS, LAST, BEST = "checkpoints", "last.ckpt", "best"
+#: What in a checkpoint names the folder beside it that has the tensors, where processes write their own parts.
+SHARDS = "shards"
 
 
 class AtomicCheckpoints(TorchCheckpointIO):
@@ -107,6 +109,17 @@ class Best(ModelCheckpoint):
         for path in Path(str(self.dirpath)).glob(f"{BEST}-*.ckpt"):
             if path.name not in kept:
                 path.unlink(missing_ok=True)
+        remove_unused_shards(Path(str(self.dirpath)))
+
+
+def remove_unused_shards(folder: Path) -> None:
+    """Remove folders of tensors that no checkpoint names: of those that were replaced, or not finished."""
+    if not any(folder.glob("*.shards")):
+        return
+    from regard.distributed.sharded_checkpoint import remove_unreferenced
+
+    named = [torch.load(path, weights_only=True).get(SHARDS, "") for path in folder.glob("*.ckpt")]
+    remove_unreferenced(folder, named)
 
 
 class Last(Checkpoint):
@@ -156,8 +169,10 @@ class Last(Checkpoint):
         return bool(self._validate_every) and (step % self._validate_every == 0 or step >= self._steps)
 
     def _save(self, trainer: Trainer) -> None:
-        state = trainer.lightning_module.parameters()
-        if all(bool(torch.isfinite(parameter).all()) for parameter in state):  # else the one before is kept
+        state: Any = trainer.lightning_module.parameters()
+        own = (each.to_local() if hasattr(each, "to_local") else each for each in state)
+        finite = all(bool(torch.isfinite(each).all()) for each in own)
+        if trainer.strategy.reduce_boolean_decision(finite):  # else the one before is kept
             for log in trainer.loggers:
                 log.save()
             trainer.save_checkpoint(self.path)
@@ -172,6 +187,11 @@ def load_best_average(learner: Learner, best: Best, average: int) -> None:
     """Give the model the mean of the parameters of the best checkpoints."""
     paths = [path for path in best.ranked()[:average] if Path(path).exists()]
     if not paths:
+        return
+    if learner.options.divides:
+        from regard.training.sharded import load_mean
+
+        load_mean(learner, [Path(path) for path in paths])
         return
     total: dict[str, Tensor] = {}
     for path in paths:

@@ -79,6 +79,7 @@ class Learner(LightningModule):
         #: The last batch's loss, and the seconds of training so far, where somebody holds the clock.
         self.loss, self.seconds = math.nan, _no_clock
         self._sums: Tensor | None = None
+        self._count = 0  # of symbols in the batches of a step
 
     @property
     def guesses(self) -> bool:
@@ -86,10 +87,11 @@ class Learner(LightningModule):
         return self.valid_loss > self.guess - _LEARNED
 
     def training_step(self, batch: Examples, number: int) -> Tensor:
-        """Return the loss of a batch."""
+        """Return the loss of a batch; where others are added, times the number of symbols that it is the mean of."""
         accumulate = self.options.accumulate
         done = self.global_step * accumulate + number % accumulate
-        seed = _mixed(self.options.seed, done, self.global_rank)
+        # Those that divide a model read, mask and drop the same.
+        seed = _mixed(self.options.seed, done, self.options.data_place(self.global_rank, self.trainer.world_size)[0])
         # Where there is no GPU, this takes a hundredth of the time of torch.manual_seed.
         torch.default_generator.manual_seed(seed) if self.device.type == "cpu" else torch.manual_seed(seed)
         with self._autocast():
@@ -103,7 +105,47 @@ class Learner(LightningModule):
             )
         if self.trainer.loggers:
             self.log("loss", self.loss, batch_size=batch.examples)
-        return loss.value
+        self._count += loss.count
+        return loss.value * loss.count if self._adds_up else loss.value
+
+    @property
+    def _adds_up(self) -> bool:
+        """Whether a step's gradient is made of several batches."""
+        return self.options.accumulate > 1 or self.trainer.world_size > 1
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:  # noqa: ARG002
+        """Let the gradient be that of the mean over all symbols of a step, whoever read them, and not of means."""
+        if self._adds_up:
+            strategy = self.trainer.strategy
+            count = torch.tensor(float(self._count), dtype=torch.float64, device=self.device)
+            total = float(cast(Tensor, strategy.reduce(count, reduce_op="sum"))) / self.options.tensor
+            # What Lightning divides by, and then DDP.
+            divided = self.options.accumulate * (1 if self.options.divides else self.trainer.world_size)
+            for parameter in self.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(divided / max(total, 1.0))
+        self._count = 0
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Keep the norm of the gradient at most so large; of parameters that are divided, too."""
+        if not self.options.divides:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        elif gradient_clip_val:
+            from regard.distributed import clip_gradients
+
+            clip_gradients(self.parameters(), gradient_clip_val)
+
+    def configure_model(self) -> None:
+        """Divide the model among processes, if that is asked for."""
+        if self.options.divides:
+            from regard.training.sharded import divide
+
+            divide(self)
+        elif self.options.checkpoint_activations:
+            model: Any = self.model
+            model.checkpoint_activations = True
 
     def on_validation_epoch_start(self) -> None:
         """Forget the last validation."""

@@ -27,6 +27,7 @@ from regard.training.learner import Learner, TrainingError
 from regard.training.logs import Log
 from regard.training.objectives import Examples
 from regard.training.options import TrainingOptions
+from regard.training.processes import lost_process
 
 LOG = "log"
 
@@ -104,7 +105,7 @@ def train(
             default_root_dir=folder,
             accelerator=options.accelerator if options.accelerator != "auto" or torch.cuda.is_available() else "cpu",
             devices=options.devices,
-            strategy=options.strategy,
+            strategy=_strategy(options),
             max_steps=options.steps,
             max_epochs=-1,
             accumulate_grad_batches=options.accumulate,
@@ -134,6 +135,11 @@ def train(
                 trainer.fit(learner, learner.stream, validation, ckpt_path=begin)
             except SIGTERMException:
                 stop.reason = "interrupt"
+            except RuntimeError as error:
+                lost = lost_process(error)
+                if lost is None:
+                    raise
+                raise lost from error
             except SystemExit as ended:  # what Lightning makes of a second keyboard interrupt
                 if isinstance(ended.__context__, KeyboardInterrupt):
                     raise KeyboardInterrupt from None
@@ -174,6 +180,15 @@ def _hooks(
     if options.patience and validated:
         hooks.append(EarlyStopping(metric, patience=options.patience, mode=mode, min_delta=0.0))
     return best, hooks, None if folder is None else Last(folder / CHECKPOINTS / LAST, options, validated, best)
+
+
+def _strategy(options: TrainingOptions) -> Any:
+    """Return what Lightning takes for a strategy; its own FSDP is torch's first, and knows GPUs alone."""
+    if not options.divides:
+        return options.strategy
+    from regard.training.sharded import ShardedStrategy
+
+    return ShardedStrategy(options)
 
 
 def _loggers(folder: Path, options: TrainingOptions) -> list[Logger]:

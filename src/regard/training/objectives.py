@@ -41,10 +41,13 @@ class Loss:
         What is differentiated.
     shown : float
         What is logged: the same without what only carries a gradient.
+    count : int
+        How many symbols it is the mean of: where gradients of several batches are added up, each counts so much.
     """
 
     value: Tensor
     shown: float
+    count: int
 
 
 class Objective(ABC):
@@ -101,7 +104,7 @@ class WriteTargets(Objective):
             guide = self.guide * alignment_loss(weights, batch.links)
             value = value + guide
             shown += float(guide.detach())
-        return Loss(value, shown)
+        return Loss(value, shown, int((batch.target != PAD).sum()))
 
     def validation(self, model: nn.Module, batch: Batch) -> Tensor:
         assert isinstance(model, EncoderDecoder)

@@ -40,7 +40,7 @@ class TrainingOptions(Options):
                             flag="--seconds", short="Seconds of training at most.")  # fmt: skip
     batch_tokens: int = option(4096, "tokens of a batch at most, padding and both sides included", least=2,
                                flag="--batch-tokens", short="Tokens of a batch at most.")  # fmt: skip
-    accumulate: int = option(1, "batches whose gradients are added up for a step", least=1)
+    accumulate: int = option(1, "batches whose gradients are added up for a step", least=1, resumable=True)
     learning_rate: float = option(2e-3, "of AdamW at its peak", least=0, resumable=True, flag="--learning-rate")
     schedule: str = option("linear", "what the rate does after the warm-up", known=SCHEDULES)
     warmup: float = option(500.0, f"steps over which the rate rises from 0, at most {_RISING:.0%} of the budget; "
@@ -68,14 +68,44 @@ class TrainingOptions(Options):
     average: int = option(1, "best checkpoints whose parameters the model is the mean of", least=1)
     tensorboard: bool = option(False, "write a log for TensorBoard, too", resumable=True)
     threads: int = option(0, "threads of torch; 0 for as many as there are cores", least=0, most=1024)
-    devices: int = option(1, "processes or GPUs; more than one under torchrun", least=1)
-    strategy: str = option("auto", "Lightning's, such as ddp or fsdp")
+    devices: int = option(1, "processes or GPUs; more than one under torchrun", least=1, resumable=True)
+    strategy: str = option("auto", "ddp: each process has the model; fsdp: they divide it (language models); or "
+                           "another of Lightning's")  # fmt: skip
+    shard: int = option(0, "of fsdp: processes that divide parameters, gradients and the optimizer's state; groups of "
+                        "them have copies; 0 for all", least=0, resumable=True)  # fmt: skip
+    tensor: int = option(1, "of fsdp: processes that divide heads and hidden features", least=1, resumable=True)
+    context: int = option(1, "of fsdp: processes that divide every sequence", least=1, resumable=True)
+    checkpoint_activations: bool = option(False, "of language models: keep the inputs of blocks alone for the backward "
+                                          "pass, and compute the rest again", resumable=True)  # fmt: skip
     accelerator: str = option("auto", "Lightning's, such as cpu or gpu")
 
     def check(self) -> None:
         """Raise where more checkpoints are averaged than kept."""
         if self.average > self.keep:
             raise rejected("options", "average", f"be at most keep, which is {self.keep}", self.average)
+        if not self.divides:
+            for name in ("shard", "tensor", "context"):
+                self.leave_out(name, "unless strategy is fsdp")
+        elif self.devices % (self.tensor * self.context * max(self.shard, 1)):
+            expected = f"be a multiple of shard × tensor × context, {max(self.shard, 1) * self.tensor * self.context}"
+            raise rejected("options", "devices", expected, self.devices)
+
+    @property
+    def divides(self) -> bool:
+        """Whether processes divide the model among them."""
+        return self.strategy == "fsdp"
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """How many processes there are along each dimension, where they divide the model."""
+        inner = self.tensor * self.context
+        shard = self.shard or self.devices // inner
+        return {"data": self.devices // (inner * shard), "shard": shard, "context": self.context, "tensor": self.tensor}
+
+    def data_place(self, rank: int, world: int) -> tuple[int, int]:
+        """Return which examples a process reads, and how many processes read others; neighbours read the same."""
+        inner = self.tensor * self.context
+        return rank // inner, world // inner
 
     @property
     def minimizes(self) -> bool:
@@ -90,6 +120,11 @@ class TrainingOptions(Options):
                 came = f"{getattr(self, each.name)!r}"
                 expected = f"be {getattr(before, each.name)!r}, as the run that is resumed began"
                 raise rejected("resume", each.name, expected, came)
+        was = before.accumulate * before.data_place(0, before.devices)[1]
+        now = self.accumulate * self.data_place(0, self.devices)[1]
+        if was != now:
+            expected = f"make {was} batches of a step, over all processes, as the run that is resumed began"
+            raise rejected("resume", "accumulate", expected, f"{now}")
         return [each.name for each in changed]
 
     def progress(self, steps: int, seconds: float) -> float:

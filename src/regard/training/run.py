@@ -28,6 +28,11 @@ def from_first(say: Say) -> Say:
     return say if place()[0] == 0 else lambda _: None
 
 
+def data_place(training: TrainingOptions) -> tuple[int, int]:
+    """Return which part of the examples this process reads, and how many parts there are."""
+    return training.data_place(*place())
+
+
 def check_processes(training: TrainingOptions) -> None:
     """Raise unless there are as many processes as the options say."""
     _, world = place()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from typing import Any
 
 import pytest
@@ -11,7 +13,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regard import masks
-from regard.distributed import clip_gradients, gather_model, make_mesh, materialize, parallelize, set_parameters
+from regard.distributed import (
+    clip_gradients,
+    gather_model,
+    load_sharded,
+    make_mesh,
+    materialize,
+    parallelize,
+    save_sharded,
+    set_parameters,
+)
 from regard.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig
 from regard.training.losses import cross_entropy
 
@@ -23,6 +34,8 @@ CONFIGS: dict[str, Any] = {
     "gpt": DecoderLMConfig(**SIZES),
     "grouped": DecoderLMConfig(**LLAMA | {"kv_heads": 2, "layers": 1}),
     "additive": DecoderLMConfig(**LLAMA | {"score": "additive", "layers": 1}),
+    # One number, of which most processes have none.
+    "cosine": DecoderLMConfig(**LLAMA | {"score": "cosine", "layers": 1}),
     "bert": EncoderLMConfig(**SIZES | {"pooled": False, "layers": 1}),
 }
 #: For so many processes: a config, and the sizes of the mesh.
@@ -41,6 +54,7 @@ MESHES: dict[int, list[tuple[str, dict[str, int]]]] = {
         ("llama", {"data": 2, "shard": 2}),
         ("grouped", {"context": 2, "tensor": 2}),
         ("gpt", {"shard": 2, "context": 2}),
+        ("cosine", {"data": 2, "context": 2}),
         ("bert", {"data": 2, "tensor": 2}),
     ],
 }
@@ -127,9 +141,27 @@ def compared(name: str, sizes: dict[str, int], recomputed: bool) -> tuple[float,
 def compare_all(rank: int) -> dict[str, tuple[float, float]]:
     size = dist.get_world_size()
     found = {f"{name}, {sizes}": compared(name, sizes, i == 0) for i, (name, sizes) in enumerate(MESHES[size])}
+    empty_parts(size)
     refusals(size)
     narrow(size)
     return found
+
+
+def empty_parts(size: int) -> None:
+    """What some processes have no part of is written and read, too."""
+    model = materialize(parallelize(meta("cosine"), make_mesh(shard=size)), 7)
+    names = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(names)
+    save_sharded(names[0], model)
+    before = gather_model(model, None)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(3.0)
+    load_sharded(names[0], model)
+    assert error(gather_model(model, None), before) == 0
+    dist.barrier()
+    if not dist.get_rank():
+        shutil.rmtree(names[0])
 
 
 def refusals(size: int) -> None:
@@ -150,8 +182,10 @@ def refusals(size: int) -> None:
             model = DecoderLM(DecoderLMConfig(**SIZES | changes))
             with pytest.raises(ValueError, match=expected):
                 parallelize(model, mesh)
-        with pytest.raises(ValueError, match=r"model must have parameters of one dimension or more.*log_beta"):
-            parallelize(DecoderLM(DecoderLMConfig(**SIZES | {"score": "cosine"})), make_mesh(shard=size))
+        model = DecoderLM(DecoderLMConfig(**SIZES))
+        model.scale = nn.Parameter(torch.ones(()))
+        with pytest.raises(ValueError, match=r"model must have parameters of one dimension or more.*numbers, scale"):
+            parallelize(model, make_mesh(shard=size))
         with pytest.raises(TypeError, match="model must be a DecoderLM or an EncoderLM, got Linear"):
             parallelize(nn.Linear(2, 2), mesh)
         with pytest.raises(ValueError, match="mesh must be a DeviceMesh with the dimensions data, shard, context"):
@@ -179,4 +213,3 @@ def test_a_mesh_learns_what_one_process_learns(size: int) -> None:
     for found in ranks.run(compare_all, size):
         assert len(found) == len(MESHES[size])
         assert not {name: value for name, value in found.items() if not max(value) < 1e-9}, found
-        print(found)

@@ -90,6 +90,7 @@ class DecoderLM(BlockStack):
 
     Examples
     --------
+    >>> import torch
     >>> config = DecoderLMConfig(50, width=16, layers=2, heads=4, kv_heads=2, positions="rotary")
     >>> model, tokens = DecoderLM(config).eval(), torch.tensor([[3, 1, 4, 1, 5]])
     >>> caches = model.caches()

@@ -1,6 +1,6 @@
 """What language models learn: tiny shakespeare by its characters, with the minutes that it took.
 
-    python -m benchmarks.language_models --data SHAKESPEARE [--recipe recipes/shakespeare-20-minutes.toml] [--out FILE]
+    python -m benchmarks.language_models --data SHAKESPEARE [--recipe recipes/shakespeare.toml] [--out FILE]
 
 SHAKESPEARE is the text of 1,115,394 characters (gzip or not), whose first nine tenths are learned from, and whose rest
 is validated with: the mean cross-entropy of a character in nats, of rows that are cut as in training, and of windows in
@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> None:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes/shakespeare-20-minutes.toml")
+    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes/shakespeare.toml")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     row = learn(given.recipe, given.data, ROOT / "build" / given.recipe.stem)

@@ -23,7 +23,7 @@ SMALL += [each for setting in SETTINGS for each in ("--set", setting)]
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("a rose is a rose is a rose.\n" * 400)
+    path.write_text("a rose is " * 1200)
     return path
 
 
@@ -40,7 +40,7 @@ def model(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_from_a_text_to_more_of_it(regard, model) -> None:
     result = regard("generate", "--model", model, "a rose is", "--max-new-tokens", "18")
-    assert (result.code, result.out[:-2]) == (0, "a rose is a rose is a rose"), result.err
+    assert (result.code, result.out) == (0, "a rose is a rose is a rose \n"), result.err
     piped = regard("generate", "--model", model, "-", "--max-new-tokens", "5", stdin="a rose")
     assert piped.out == "a rose is a\n"
 
@@ -48,7 +48,7 @@ def test_from_a_text_to_more_of_it(regard, model) -> None:
 def test_several_texts_as_json(regard, model) -> None:
     result = regard("generate", "--model", model, "a ro", "is a", "--max-new-tokens", "6", "--json", "--alignment")
     first, second = map(json.loads, result.out.splitlines())
-    assert first["text"] == "se is " and second["text"][:-1] == " rose"
+    assert first["text"] == "se is " and second["text"] == " rose "
     assert [len(row) for row in first["attention"]] == [5 + i for i in range(6)]
     assert first["log_probability"] < 0 and first["end"] == "length"
 

@@ -93,9 +93,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     row = learn(given.recipe, given.data, ROOT / "build" / given.recipe.stem)
-    rows = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else []
+    rows = json.loads(given.out.read_text(encoding="utf-8"))["runs"] if given.out.exists() else []
     rows = [each for each in rows if each["recipe"] != row["recipe"]] + [row]
-    given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    given.out.write_text(json.dumps({"runs": rows}, indent=1) + "\n", encoding="utf-8")
     given.out.with_suffix(".md").write_text(report(rows), encoding="utf-8")
     print(report(rows))
 

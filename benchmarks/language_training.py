@@ -219,7 +219,7 @@ def main(arguments: list[str]) -> None:
     loop = lightning(drawn, 12), rows * length / found[0]["regard"]
     text = report(found, loop, given.rounds)
     given.out.write_text(text, encoding="utf-8")
-    given.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    given.out.with_suffix(".json").write_text(json.dumps({"found": found}, indent=1) + "\n", encoding="utf-8")
     print(text)
 
 

@@ -169,8 +169,18 @@ class PositionEmbedding(nn.Module):
             return x
         if not is_blind(positions) and positions.numel() and int(positions.max()) >= self.longest:
             expected = f"stand below {self.longest:,}, as many positions as the model has learned"
-            raise rejected("positions", "tokens", expected, int(positions.max()))
+            raise rejected("language model", "tokens", expected, int(positions.max()))
         return x + self.learned(positions + self.first if self.first else positions)
+
+
+def embedded(embedding: nn.Embedding, tokens: Tensor) -> Tensor:
+    """Return the rows (B, L, E) of tokens (B, L), or raise for one that is not in the vocabulary."""
+    try:
+        return embedding(tokens)
+    except IndexError:
+        expected = f"be numbers from 0 to {embedding.num_embeddings - 1:,}, below the vocabulary"
+        wrong = tokens[(tokens < 0) | (tokens >= embedding.num_embeddings)]
+        raise rejected("language model", "tokens", expected, int(wrong[0]) if len(wrong) else "others") from None
 
 
 def rotary(config: LanguageConfig) -> Rotary | None:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from regard import masks
 from regard._aux import Aux, AuxRequest
-from regard._errors import rejected, shape
+from regard._errors import described, rejected
 from regard._schema import option
 from regard.masks import Mask, MaskLike
-from regard.models._block import Block, BlockStack, PositionEmbedding, draw, norm, rotary
+from regard.models._block import Block, BlockStack, PositionEmbedding, draw, embedded, norm, rotary
 from regard.models._parts import size
 from regard.models.language_config import LanguageConfig
 from regard.nn import KVCache
@@ -175,7 +175,7 @@ class DecoderLM(BlockStack):
             before = 0 if cache is None else len(cache)
             at = before + self._places(tokens) if positions is None else positions
             mask = self._mask(self._whole(tokens.shape[1]), before, mask, cache)
-        x = self.dropout(self.positions(self.embedding(tokens), at))
+        x = self.dropout(self.positions(embedded(self.embedding, tokens), at))
         rotation = None if self.rotary is None else self.rotary.rotation(at, x.dtype)
         for i, block in enumerate(self.blocks):
             x, aux = block(x, mask, rotation, None if caches is None else caches[i], return_aux)
@@ -246,8 +246,7 @@ class DecoderLM(BlockStack):
 
     def _check(self, tokens: Tensor, caches: Sequence[KVCache | SlotCache] | None) -> None:
         if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point():
-            got = shape(tokens) if isinstance(tokens, Tensor) else type(tokens).__name__
-            raise rejected("DecoderLM", "tokens", "be an integer tensor (B, L)", got)
+            raise rejected("DecoderLM", "tokens", "be an integer tensor (B, L)", described(tokens))
         if caches is not None and len(caches) != len(self.blocks):
             expected = f"hold one KVCache for each of {len(self.blocks)} layers"
             raise rejected("DecoderLM", "caches", expected, len(caches))

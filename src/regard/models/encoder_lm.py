@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from regard import masks
 from regard._aux import Aux, AuxRequest
-from regard._errors import rejected, shape
+from regard._errors import described, rejected, shape
 from regard._schema import option
 from regard.masks import Mask, MaskLike
-from regard.models._block import Block, BlockStack, PositionEmbedding, draw, norm, rotary
+from regard.models._block import Block, BlockStack, PositionEmbedding, draw, embedded, norm, rotary
 from regard.models._parts import size
 from regard.models.language_config import LanguageConfig
 from regard.nn.feed_forward import ACTIVATIONS
@@ -164,7 +164,7 @@ class EncoderLM(BlockStack):
         """
         self._check(tokens, keep, segments)
         at = self._positions(tokens, keep) if positions is None else positions
-        x = self.positions(self.embedding(tokens), at)
+        x = self.positions(embedded(self.embedding, tokens), at)
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         x = self.dropout(self.embedding_norm(x))
@@ -215,8 +215,7 @@ class EncoderLM(BlockStack):
 
     def _check(self, tokens: Tensor, keep: Tensor | None, segments: Tensor | None) -> None:
         if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point():
-            got = shape(tokens) if isinstance(tokens, Tensor) else type(tokens).__name__
-            raise rejected("EncoderLM", "tokens", "be an integer tensor (B, L)", got)
+            raise rejected("EncoderLM", "tokens", "be an integer tensor (B, L)", described(tokens))
         for name, given in (("keep", keep), ("segments", segments)):
             if given is not None and given.shape != tokens.shape:
                 raise rejected("EncoderLM", name, f"have the shape of tokens, {shape(tokens)}", shape(given))

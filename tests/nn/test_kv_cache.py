@@ -72,3 +72,15 @@ def test_wrong_use_is_one_sentence() -> None:
     model = small_model(window=4)
     with torch.no_grad(), pytest.raises(ValueError, match="mask must be None where a window is full"):
         model(torch.zeros(1, 6, dtype=torch.int64), caches=model.caches(sliding=True), mask=lambda b, h, q, k: k >= 0)
+
+
+@torch.no_grad()
+def test_a_reordered_cache_has_its_room_left() -> None:
+    cache, rows = KVCache(capacity=8), torch.randn(2, 3, 2, 5, 4)
+    cache.append(*rows)
+    cache.reorder(torch.tensor([2, 0]))
+    before, more = cache.key.data_ptr(), torch.randn(2, 2, 2, 3, 4)
+    key, value = cache.append(*more)
+    assert key.data_ptr() == before  # nothing was copied to a larger buffer
+    for read, old, new in zip((key, value), rows, more):
+        torch.testing.assert_close(read, torch.cat([old[[2, 0]], new], 2), rtol=0, atol=0)

@@ -154,7 +154,7 @@ class KVCache:
         index : Tensor (B',) of int
         """
         if self._key is not None and self._value is not None:
-            self._key, self._value = self.key.index_select(0, index), self.value.index_select(0, index)
+            self._key, self._value = self._selected(self._key, index), self._selected(self._value, index)
 
     def truncate(self, length: int) -> None:
         """Forget all steps but the first ``length``."""
@@ -177,6 +177,15 @@ class KVCache:
         if buffer is None:
             raise rejected("KVCache", "key and value", "have been appended before they are read", "an empty cache")
         return buffer.narrow(2, 0, self.kept)
+
+    def _selected(self, buffer: Tensor, index: Tensor) -> Tensor:
+        """Return these sequences of a buffer, with its room for more steps: without, the next append would copy all."""
+        filled = self._filled(buffer)
+        if torch.is_grad_enabled():
+            return filled.index_select(0, index)
+        made = buffer.new_empty(len(index), *buffer.shape[1:])
+        torch.index_select(filled, 0, index, out=made.narrow(2, 0, self.kept))
+        return made
 
     def _written(self, name: str, buffer: Tensor | None, new: Tensor, length: int) -> Tensor:
         """Return a buffer with the new steps after the others."""

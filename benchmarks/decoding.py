@@ -16,17 +16,19 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.machine import facts
+from benchmarks.machine import ROOT, facts
 from regard.decoding.generation import GenerationOptions, generate
 from regard.decoding.quantization import arrange_weights, quantize
 from regard.models import DecoderLM, DecoderLMConfig
 
+RESULTS = ROOT / "benchmarks/results/decoding.json"
 LAYERS, WIDTH, HEADS, PROMPT, NEW, VOCABULARY = 6, 512, 8, 128, 128, 32000
 
 
@@ -81,7 +83,15 @@ def gpt2() -> tuple[nn.Module, DecoderLM]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     theirs = GPT2LMHeadModel(
-        GPT2Config(vocab_size=VOCABULARY, n_positions=1024, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS)
+        GPT2Config(
+            vocab_size=VOCABULARY,
+            n_positions=1024,
+            n_embd=WIDTH,
+            n_layer=LAYERS,
+            n_head=HEADS,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
     ).eval()
     ours = DecoderLM(
         DecoderLMConfig.preset("gpt2", vocabulary=VOCABULARY, width=WIDTH, layers=LAYERS, heads=HEADS)
@@ -166,8 +176,24 @@ def compared(name: str, batch: int, rounds: int, static: bool, new: int) -> list
     return rows
 
 
+def report(result: dict[str, Any]) -> str:
+    """Return the result as Markdown."""
+    assert __doc__ is not None
+    lines = ["# Greedy decoding of language models", "", __doc__.partition("\n\n")[2].partition("\n\n")[2].strip(), ""]
+    lines += ["| model | batch | | tokens a second | as fast as transformers | by the processor |"]
+    lines += ["| --- | ---: | --- | ---: | ---: | ---: |"]
+    for row in result["rows"]:
+        lines.append(
+            f"| {row['model']} | {row['batch']} | {row['contender']} | {row['tokens/s']:.0f} | {row['ratio']:.2f}× | "
+            f"{row['work']:.2f}× |"
+        )
+    machine = result["machine"]
+    told = f"{result['threads']} threads of {machine['CPU']}, {machine['cores']} cores, {result['date']}"
+    return "\n".join([*lines, "", told]) + "\n"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table, and write it as JSON where that is wanted."""
+    """Compare, and write the report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
@@ -175,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--new", type=int, default=NEW)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--static", action="store_true")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)
     rows = [
@@ -184,8 +210,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for batch in arguments.batches
         for row in compared(name, batch, arguments.rounds, arguments.static, arguments.new)
     ]
-    if arguments.out:
-        arguments.out.write_text(json.dumps({"facts": facts(), "rows": rows}, indent=2) + "\n")
+    result = {"rows": rows, "threads": arguments.threads, "machine": facts(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    arguments.out.with_suffix(".md").write_text(report(result), encoding="utf-8")
     return 0
 
 

@@ -222,6 +222,7 @@ def test_what_is_refused(start: Path, data: Path, tmp_path: Path) -> None:
     [
         ({"tune": "lora"}, "tune must be 'full' without start"),
         ({"start": "x", "preset": "base"}, "preset must be left out with start"),
+        ({"start": "x", "model": {"width": 8}}, r"model.width must be left out .*, pooling may differ\)"),
         ({"start": "x", "tokenizer": {"size": 999}}, "tokenizer must be left out with start"),
         ({"start": "x", "lora": {"rank": 2}}, "lora must be left out unless tune is 'lora'"),
         ({"training": {"batch_tokens": 9}}, "training.batch_tokens must be left out for a classifier"),
@@ -250,3 +251,10 @@ def test_a_bare_model_has_the_same_rows() -> None:
     assert torch.equal(bare(decoder).features(tokens), decoder.features(tokens)) and bare(decoder).output is None
     encoder = EncoderLM(EncoderLMConfig(9, width=8, heads=2, tied=False)).eval()
     assert torch.equal(bare(encoder)(tokens), encoder(tokens)) and bare(encoder).masked_head is None
+    changed = bare(encoder, {"dropout": 0.3, "pooling": "mean"}).eval()
+    assert isinstance(changed, EncoderLM) and torch.equal(changed(tokens), encoder(tokens))
+    assert (changed.config.dropout, changed.config.pooling) == (0.3, "mean")
+    with pytest.raises(ValueError, match=r"pooling"):
+        bare(decoder, {"pooling": "mean"})
+    with pytest.raises(ValueError, match=r"model\.pooling must be one of"):
+        bare(encoder, {"pooling": "last"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regard.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig
+from regard.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig, SequenceClassifier
 
 MODELS = [DecoderLM(DecoderLMConfig(50, width=16, longest=4)), EncoderLM(EncoderLMConfig(50, width=16, longest=4))]
 
@@ -24,3 +24,18 @@ MODELS = [DecoderLM(DecoderLMConfig(50, width=16, longest=4)), EncoderLM(Encoder
 def test_tokens_that_cannot_be_read(model: torch.nn.Module, tokens: torch.Tensor, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         model(tokens)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_the_mean_of_a_sequences_rows_leaves_padding_out(pooled: bool) -> None:
+    torch.manual_seed(0)
+    config = EncoderLMConfig(9, width=16, heads=2, layers=2, pooling="mean", pooled=pooled)
+    model = SequenceClassifier(EncoderLM(config), ["a", "b"]).double().eval()
+    tokens, keep = torch.randint(9, (3, 7)), torch.ones(3, 7, dtype=torch.bool)
+    keep[1, 5:] = keep[2, 1:] = False
+    logits = model(tokens, keep=keep)
+    for i, length in enumerate((7, 5, 1)):
+        row = sum(model.model(tokens[i : i + 1, :length])[0]) / length
+        row = torch.tanh(model.model.pooler(row)) if pooled else row
+        torch.testing.assert_close(logits[i], model.output(row), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model(tokens[:1]), logits[:1], rtol=1e-12, atol=1e-12)

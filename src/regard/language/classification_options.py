@@ -14,6 +14,8 @@ from regard.models import DecoderLM, EncoderLM
 from regard.training.options import RunOptions, TrainingOptions
 
 TUNES = ("full", "frozen", "lora")
+#: Fields of a model's config that change none of its parameters.
+CHANGEABLE = ("dropout", "attention_dropout", "pooling")
 METRICS = ("loss", "accuracy", "f1", "matthews")
 #: Learning rates that suit a model of width 768 (Devlin 2019; adapters: Hu 2021); narrower ones take larger steps.
 #: Short runs on SST-2 chose among 5e-4, 1e-3 and 3e-3 from scratch at width 128: 78.6, 77.9 and 74.3 %.
@@ -112,7 +114,8 @@ class ClassificationOptions(RunOptions):
     preset: str = option("tiny", "the sizes of the model, without start", flag="--preset",
                          short="Without --start: tiny, small, ...")  # fmt: skip
     tokenizer: TokenizerOptions = section(TokenizerOptions, "how text is split")
-    model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
+    model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's; with start dropout, "
+                                   "attention_dropout and pooling in place of its own")  # fmt: skip
     training: ClassifierTrainingOptions = section(ClassifierTrainingOptions, "how to train")
 
     def check(self) -> None:
@@ -127,7 +130,11 @@ class ClassificationOptions(RunOptions):
                 expected = "be 'full' without start: nothing was learned before"
                 raise rejected("options", "tune", expected, repr(self.tune))
             return
-        for name in ("kind", "preset", "model"):
+        for name in self.model:
+            if name not in CHANGEABLE:
+                expected = f"be left out with start, which has its own (only {', '.join(CHANGEABLE)} may differ)"
+                raise rejected("options", f"model.{name}", expected, repr(self.model[name]))
+        for name in ("kind", "preset"):
             if getattr(self, name) != getattr(ClassificationOptions(), name):
                 raise rejected("options", name, "be left out with start, which has its own", getattr(self, name))
         if self.tokenizer != TokenizerOptions():

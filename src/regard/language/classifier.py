@@ -5,19 +5,19 @@ Dimensions: N texts, C labels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._errors import in_section, rejected
 from regard.data.batches import length_batches
 from regard.data.label_batches import label_batch
-from regard.models import DecoderLM, EncoderLM, SequenceClassifier, load, save
+from regard.models import DecoderLM, EncoderLM, EncoderLMConfig, SequenceClassifier, load, save
 from regard.text.inputs import InputLayout, Inputs
 from regard.text.tokenizer import Tokenizer
 
@@ -131,19 +131,20 @@ def check_tokenizer(model: EncoderLM | DecoderLM, tokenizer: Tokenizer, function
         raise rejected(function, argument, expected, f"{len(tokenizer):,}")
 
 
-def bare(model: EncoderLM | DecoderLM) -> EncoderLM | DecoderLM:
+def bare(model: EncoderLM | DecoderLM, changes: Mapping[str, Any] | None = None) -> EncoderLM | DecoderLM:
     """Return a language model without what scores its vocabulary, with the same parameters.
 
     An encoder of BERT's shape gets the layer that classifiers of that shape have behind the first row, if it has none.
+    ``changes`` are fields of its config that change no parameter, such as ``dropout``.
     """
-    config = model.config
+    with in_section("model"):
+        config = model.config.with_changes(dict(changes or {}))
     made: EncoderLM | DecoderLM
-    if isinstance(model, EncoderLM):
-        pooled = model.config.pooled or not model.config.norm_first
-        made = EncoderLM(replace(model.config, masked_head=False, tied=True, pooled=pooled))
+    if isinstance(config, EncoderLMConfig):
+        pooled = config.pooled or not config.norm_first
+        made = EncoderLM(replace(config, masked_head=False, tied=True, pooled=pooled))
     else:
-        assert isinstance(model, DecoderLM)
-        made = DecoderLM(replace(model.config, tied=True))
+        made = DecoderLM(replace(config, tied=True))
     missing, unexpected = made.load_state_dict(model.state_dict(), strict=False)
     assert all(name.startswith("pooler.") for name in missing), (config, missing)
     assert all(name.startswith(("masked_head.", "output.")) for name in unexpected), (config, unexpected)

@@ -172,7 +172,8 @@ class FineTuning:
         loaded = load(options.start, dtype=torch.float32)
         trunk = loaded if isinstance(loaded, EncoderLM | DecoderLM) else loaded.model
         check_tokenizer(trunk, tokenizer, "train", options.start)
-        model = SequenceClassifier(bare(trunk), names, trunk.config.dropout)
+        trunk = bare(trunk, options.model)
+        model = SequenceClassifier(trunk, names, trunk.config.dropout)
         if isinstance(loaded, SequenceClassifier) and loaded.labels == model.labels:
             model.output.load_state_dict(loaded.output.state_dict())
         if options.tune == "frozen":

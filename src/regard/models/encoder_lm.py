@@ -28,6 +28,9 @@ from regard.nn.feed_forward import ACTIVATIONS
 __all__ = ["PRESETS", "EncoderLM", "EncoderLMConfig"]
 
 
+POOLINGS = ("first", "mean")
+
+
 @dataclass(frozen=True)
 class EncoderLMConfig(LanguageConfig):
     """Everything that an :class:`~regard.models.EncoderLM` is built from."""
@@ -38,7 +41,8 @@ class EncoderLMConfig(LanguageConfig):
     #: Lan 2019, arXiv 1909.11942, as the next.
     embedding_width: int | None = size(None, "width W of the embeddings, which are projected to E; E by default")
     shared: bool = option(False, "whether all layers have the parameters of one")
-    pooled: bool = option(True, "whether the first row goes through another layer, for what is asked of a sequence")
+    pooling: str = option("first", "what stands for a sequence: its first row, or the mean of its rows", known=POOLINGS)
+    pooled: bool = option(True, "whether what stands for a sequence goes through another layer")
     masked_head: bool = option(True, "whether there is a head that scores the vocabulary")
     #: Liu 2019, arXiv 1907.11692: positions begin behind the number of padding.
     first_position: int = option(0, "row of the first position among learned ones", least=0, most=1 << 16)
@@ -60,6 +64,8 @@ _ROBERTA = _BERT | {"vocabulary": 50265, "segments": 1, "norm_eps": 1e-5, "first
 _ALBERT = _BERT | {"vocabulary": 30000, "embedding_width": 128, "shared": True, "activation": "gelu_tanh"}
 _OWN: dict[str, Any] = {"vocabulary": 8000, "positions": "rotary", "norm": "rms", "norm_first": True}
 _OWN |= {"activation": "silu", "gated": True, "bias": False, "segments": 2, "pooled": False, "dropout": 0.1}
+#: Tokens that are masked teach the row of a mark before the text nothing.
+_OWN |= {"pooling": "mean"}
 #: Settings by name; those of papers have the papers' sizes (BERT's small ones: Turc 2019, arXiv 1908.08962).
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": _OWN | {"width": 128, "layers": 4, "heads": 4},
@@ -177,10 +183,13 @@ class EncoderLM(BlockStack):
                 told.append(aux)
         return self.norm(x)
 
-    def pool(self, rows: Tensor) -> Tensor:
-        """Return one row (B, E) of the rows (B, L, E) of each sequence: its first, through a layer if there is one."""
-        first = rows[:, 0]
-        return first if self.pooler is None else torch.tanh(self.pooler(first))
+    def pool(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Return one row (B, E) of the rows (B, L, E) of each sequence, through a layer if there is one.
+
+        Its first, or the mean of those that ``keep`` (B, L) says are real, by the config's ``pooling``.
+        """
+        row = mean_row(rows, keep) if self.config.pooling == "mean" else rows[:, 0]
+        return row if self.pooler is None else torch.tanh(self.pooler(row))
 
     def logits(self, rows: Tensor) -> Tensor:
         """Return the logits (..., N) of the tokens that stand at rows (..., E)."""
@@ -224,6 +233,14 @@ class EncoderLM(BlockStack):
             raise rejected("EncoderLM", "keep", expected, shape(keep))
         if keep is not None and keep.dtype != torch.bool:
             raise rejected("EncoderLM", "keep", "be of type torch.bool", keep.dtype)
+
+
+def mean_row(rows: Tensor, keep: Tensor | None) -> Tensor:
+    """Return the mean (B, E) of the rows (B, L, E) that ``keep`` (B, L) says are real: of all where it is None."""
+    if keep is None:
+        return rows.mean(1)
+    share = keep.to(rows.dtype).unsqueeze(-1)
+    return (rows * share).sum(1) / share.sum(1).clamp(min=1)
 
 
 class MaskedHead(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard._constraints import probability
 from regard._errors import rejected
 from regard.models.decoder_lm import DecoderLM
-from regard.models.encoder_lm import EncoderLM
+from regard.models.encoder_lm import EncoderLM, mean_row
 
 #: What a head may stand on.
 LanguageModel = EncoderLM | DecoderLM
@@ -77,7 +77,7 @@ class Head(nn.Module, ABC):
         """
         rows = self.rows(tokens, keep, **inputs)
         if isinstance(self.model, EncoderLM):
-            return self.model.pool(rows)
+            return self.model.pool(rows, keep)
         if keep is None:
             return rows[:, -1]
         last = (keep * torch.arange(1, keep.shape[1] + 1, device=keep.device)).amax(1) - 1
@@ -152,8 +152,4 @@ class PairClassifier(Head):
 
     def embed(self, tokens: Tensor, keep: Tensor | None = None, **inputs: Any) -> Tensor:
         """Return the mean row (B, E) of each sequence's real tokens."""
-        rows = self.rows(tokens, keep, **inputs)
-        if keep is None:
-            return rows.mean(1)
-        share = keep.to(rows.dtype).unsqueeze(-1)
-        return (rows * share).sum(1) / share.sum(1).clamp(min=1)
+        return mean_row(self.rows(tokens, keep, **inputs), keep)

@@ -82,6 +82,8 @@ def _write(config: EncoderLMConfig) -> Described | None:
         return None
     if not (config.bias and config.qkv_bias is not False and config.out_bias is not False and config.segments):
         return None
+    if config.pooling != "first":
+        return None
     kind = "roberta" if config.skip_padding else "albert" if config.shared else "bert"
     if (config.shared and config.skip_padding) or bool(config.first_position) != config.skip_padding:
         return None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -53,6 +55,14 @@ def test_transforms_forward_mode_and_modes_are_noticed() -> None:
     assert seen["traced"] == {"is_jit_tracing"}
     with FakeTensorMode():
         assert _torch.is_fake(torch.zeros(2))
+
+
+def test_cells_run_in_bfloat16_where_it_says_so() -> None:
+    cell, rows = nn.LSTM(4, 4), torch.zeros(2, 1, 4)
+    with torch.autocast("cpu", torch.bfloat16), ExitStack() as stack:
+        if not _torch.has_bfloat16_cells():
+            stack.enter_context(pytest.raises(RuntimeError))
+        assert cell(rows)[0].dtype == torch.bfloat16
 
 
 def test_the_kernel_is_torchs_attention_and_tells_its_log_sum_exp() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, TypeVar
 
 from regard._errors import rejected
@@ -95,11 +96,11 @@ def mechanisms() -> tuple[Mechanism, ...]:
 def mechanism_of(thing: object) -> Mechanism | None:
     """Return the row of an object's class, or of a class or function; None where it has none."""
     mechanisms()
+    rows: dict[object, Mechanism] = {each.defined: each for each in _TABLE.values()}
+    if isinstance(thing, FunctionType):
+        return rows.get(thing)
     cls = thing if isinstance(thing, type) else type(thing)
-    for each in _TABLE.values():
-        if each.defined is thing or (isinstance(each.defined, type) and issubclass(cls, each.defined)):
-            return each
-    return None
+    return next((rows[each] for each in cls.__mro__ if each in rows), None)  # the nearest class that has one
 
 
 def _parts(thing: object) -> Iterator[object]:

@@ -82,11 +82,17 @@ def is_fake(tensor: Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+def has_bfloat16_cells() -> bool:
+    """Whether oneDNN runs recurrent cells in bfloat16 on this processor; elsewhere it raises."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 __all__ = [
     "OutProjection",
     "flash_attention",
     "flash_attention_backward",
     "flattened",
+    "has_bfloat16_cells",
     "in_forward_mode",
     "in_functorch",
     "is_autocast_enabled",

@@ -13,7 +13,7 @@ from tabled import Tabled, everything, log_probability, repeats
 from torch import Tensor
 
 from regard.decoding.beam_search import Hypothesis, SearchOptions, search
-from regard.decoding.beams import Beams, log_probabilities, top_candidates
+from regard.decoding.beams import Beams, allowed_logits, top_candidates
 from regard.models import (
     EncoderDecoder,
     RecurrentConfig,
@@ -301,9 +301,9 @@ def test_runs_hold_the_likeliest(seed: int, N: int, count: int, beams: int, ties
 
 def test_bfloat16_logits_become_float32() -> None:
     front = Beams.first(SOURCE, LENGTHS, 1)
-    gains = log_probabilities(torch.zeros(5, 1, 8, dtype=torch.bfloat16), front, shortest=0, no_repeat=0)
-    assert gains.dtype == torch.float32
-    assert gains[0, 0].tolist() == [-math.inf, *[pytest.approx(-math.log(8))] * 7]
+    logits, total = allowed_logits(torch.zeros(5, 1, 8, dtype=torch.bfloat16), front, shortest=0, no_repeat=0)
+    assert logits.dtype == total.dtype == torch.float32
+    assert (logits - total[..., None])[0, 0].tolist() == [-math.inf, *[pytest.approx(-math.log(8))] * 7]
 
 
 def test_nothing_to_read_and_nothing_allowed() -> None:
@@ -323,11 +323,11 @@ def test_no_gradient_is_kept_and_the_mode_is_left_alone() -> None:
 class Interrupted(Tabled):
     """Is interrupted once, in its third step."""
 
-    def step(self, last: Tensor, memory: object, state: object) -> object:
+    def step(self, last: Tensor, memory: object, state: object, out: Tensor | None = None) -> object:
         if len(self.steps) == 2:
             self.steps += [0]
             raise KeyboardInterrupt
-        return super().step(last, memory, state)
+        return super().step(last, memory, state, out)
 
 
 def test_after_an_interrupt_all_is_as_before() -> None:

@@ -7,19 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from language_models import KINDS, greedy, small_model
+from language_models import KINDS, LINEAR, greedy, small_model
 
-from regard.decoding.continuous_batching import Batcher
+from regard.decoding.continuous_batching import AttentionRequest, Batcher
 from regard.decoding.requests import GenerationOptions
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", [*KINDS, LINEAR], ids=str)
 @pytest.mark.parametrize("chunk", [None, 1, 5])
 @pytest.mark.parametrize("prefix", [[], [1, 2, 3]], ids=str)
 def test_each_request_gets_what_it_gets_alone(kind: dict[str, Any], chunk: int | None, prefix: list[int]) -> None:
     model, draw = small_model(**kind), random.Random(0)
-    if prefix and model.slides:
-        pytest.skip("a window forgets a prefix")
+    if prefix and not model.keeps_all:
+        with pytest.raises(ValueError, match="prefix must be empty where the model has a window or linear attention"):
+            Batcher(model, prefix=prefix)
+        return
     batcher = Batcher(model, 3, chunk=chunk, prefix=prefix, log_probabilities=True)
     prompts = [prefix + [draw.randrange(50) for _ in range(draw.choice((1, 2, 5, 5, 9, 14)))] for _ in range(8)]
     lengths = [draw.choice((1, 3, 9)) for _ in prompts]
@@ -46,8 +48,9 @@ def test_a_long_prompt_does_not_keep_the_others_waiting() -> None:
     assert steps[:4] == [[first]] * 4 and steps[5] == [first, second]
 
 
-def test_a_request_is_cancelled_wherever_it_is() -> None:
-    model = small_model()
+@pytest.mark.parametrize("kind", [{}, LINEAR], ids=str)
+def test_a_request_is_cancelled_wherever_it_is(kind: dict[str, Any]) -> None:
+    model = small_model(**kind)
     batcher = Batcher(model, 2, chunk=2)
     prompts = [[3, 1], [4], [1, 5], [9, 2, 6]]
     numbers = [batcher.add(prompt, GenerationOptions(max_new_tokens=6)) for prompt in prompts]
@@ -63,8 +66,9 @@ def test_a_request_is_cancelled_wherever_it_is() -> None:
     assert [seen[i] for i in (1, 3)] == [greedy(model, prompts[i], 6) for i in (1, 3)]
 
 
-def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model()
+@pytest.mark.parametrize("kind", [{}, LINEAR], ids=str)
+def test_what_failed_is_tried_again(kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model(**kind)
     batcher = Batcher(model, 2)
     batcher.add([3, 1, 4], GenerationOptions(max_new_tokens=6))
     written: list[int | None] = []
@@ -88,5 +92,7 @@ def test_wrong_arguments_are_one_sentence() -> None:
         Batcher(small_model(), 0)
     with pytest.raises(ValueError, match="Batcher: prefix must be empty where the model has a window"):
         Batcher(small_model(window=4), prefix=[1, 2])
+    with pytest.raises(ValueError, match="generate: attention must be None where attention is linear, whose cache"):
+        Batcher(small_model(**LINEAR), attention=AttentionRequest())
     with pytest.raises(ValueError, match="generate: prompt must begin with the prefix and go on"):
         Batcher(small_model(), prefix=[1, 2]).add([1, 2])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from language_models import KINDS, greedy, small_model
+from language_models import KINDS, LINEAR, greedy, small_model
 
 from regard.decoding.continuous_batching import AttentionRequest
 from regard.decoding.generation import SHARED, generate, stream, stream_text
@@ -17,7 +17,7 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [5], [2, 7, 1]]
 FREE = GenerationOptions(max_new_tokens=9, sampling=SamplingOptions(temperature=1.0))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", [*KINDS, LINEAR], ids=str)
 def test_the_likeliest_tokens_are_written(kind: dict[str, Any]) -> None:
     model = small_model(**kind)
     found = generate(model, PROMPTS, GenerationOptions(max_new_tokens=12))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from language_models import greedy, small_model
+from language_models import LINEAR, greedy, small_model
 
 from regard.decoding.prompt_search import beam_search
 from regard.models import DecoderLM
@@ -34,7 +34,7 @@ def plain_search(model: DecoderLM, prompt: list[int], beams: int, most: int, end
     return max(ended)
 
 
-@pytest.mark.parametrize("kind", [{}, {"positions": "rotary", "window": 4}, {"positions": "alibi"}], ids=str)
+@pytest.mark.parametrize("kind", [{}, {"positions": "rotary", "window": 4}, {"positions": "alibi"}, LINEAR], ids=str)
 @pytest.mark.parametrize("beams", [3, 5])
 @torch.no_grad()
 def test_the_best_continuation_is_found(kind: dict[str, Any], beams: int) -> None:

@@ -27,7 +27,9 @@ def test_logits_in_int8_are_near(tied: bool) -> None:
 def test_arranged_weights_mean_the_same(tied: bool) -> None:
     model, tokens = small_model(tied=tied), torch.randint(50, (2, 9))
     wanted, weights = model(tokens), {name: value.clone() for name, value in model.state_dict().items()}
+    rounded = quantize(model)(tokens)
     arrange_weights(model)
+    torch.testing.assert_close(quantize(model)(tokens), rounded, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(model(tokens), wanted, rtol=1e-4, atol=1e-4)
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from language_models import greedy, small_model
+from language_models import LINEAR, greedy, small_model
 
 from regard.decoding.requests import GenerationOptions
 from regard.decoding.sampling import Draws, SamplingOptions, probabilities
@@ -131,3 +131,7 @@ def test_wrong_arguments_are_one_sentence() -> None:
     with pytest.raises(TypeError, match="Speculator: drafter must be a Drafter or a DecoderLM, got"):
         Speculator(model, 3)  # type: ignore[arg-type]
     assert issubclass(ModelDrafter, Drafter)
+    sums = small_model(**LINEAR)
+    for pair in ((sums, NGramDrafter()), (model, sums)):
+        with pytest.raises(ValueError, match="model must have no linear attention, whose sums cannot forget tokens"):
+            Speculator(*pair)

@@ -36,6 +36,7 @@ CONFIGS: dict[str, Any] = {
     "additive": DecoderLMConfig(**LLAMA | {"score": "additive", "layers": 1}),
     # One number, of which most processes have none.
     "cosine": DecoderLMConfig(**LLAMA | {"score": "cosine", "layers": 1}),
+    "linear": DecoderLMConfig(**SIZES | {"feature_map": "elu", "kv_heads": 2}),
     "bert": EncoderLMConfig(**SIZES | {"pooled": False, "layers": 1}),
 }
 #: For so many processes: a config, and the sizes of the mesh.
@@ -46,6 +47,7 @@ MESHES: dict[int, list[tuple[str, dict[str, int]]]] = {
         ("grouped", {"tensor": 2}),
         ("additive", {"context": 2}),
         ("bert", {"tensor": 2}),
+        ("linear", {"tensor": 2}),
     ],
     4: [
         ("gpt", {"shard": 4}),
@@ -56,6 +58,7 @@ MESHES: dict[int, list[tuple[str, dict[str, int]]]] = {
         ("gpt", {"shard": 2, "context": 2}),
         ("cosine", {"data": 2, "context": 2}),
         ("bert", {"data": 2, "tensor": 2}),
+        ("linear", {"shard": 2, "tensor": 2}),
     ],
 }
 

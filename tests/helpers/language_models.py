@@ -15,6 +15,9 @@ KINDS: list[dict[str, Any]] = [
     for window, sinks in ((None, 0), (6, 0), (6, 2))
 ]
 
+#: Linear attention, whose cache does not tell steps apart.
+LINEAR: dict[str, Any] = {"positions": "learned", "feature_map": "elu"}
+
 
 def small_model(seed: int = 0, std: float = 0.3, **changes: Any) -> DecoderLM:
     """Return a model in evaluation mode."""

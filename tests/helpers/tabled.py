@@ -58,7 +58,7 @@ class Tabled(EncoderDecoder):
     def start(self, memory, beams):
         return Rows(torch.full((len(memory.rows) * beams,), PAD))
 
-    def step(self, last, memory, state):
+    def step(self, last, memory, state, out=None):
         assert state.rows.numel() == last.numel()
         self.steps.append(last.numel())
         before = state.rows.view(last.shape)

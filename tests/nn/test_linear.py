@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 from functools import partial
@@ -90,6 +91,26 @@ def test_the_forms_agree(kind: str, data: st.DataObject) -> None:
     assert right[0].shape == (B, H, L, V) and right[0].isfinite().all()
     for form in FORMS:
         same(function(*tensors, form=form, chunk=chunk, return_state=True, **options), right)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_documents_are_as_if_each_were_alone(data: st.DataObject) -> None:
+    B, L = data.draw(st.integers(1, 3), label="B"), data.draw(st.integers(0, 14), label="L")
+    form, chunk = data.draw(st.sampled_from(FORMS), label="form"), data.draw(st.integers(1, 15), label="chunk")
+    rows = st.lists(st.integers(-1, 2), min_size=L, max_size=L)
+    documents = torch.tensor([data.draw(rows) for _ in range(B)], dtype=torch.int64).view(B, L)
+    tensors, state = ends(B, 2, L, 3, 4), start("linear", B, 2, 3, 4) if data.draw(st.booleans()) else None
+    call = partial(linear_attention, is_causal=True, return_state=True)
+    found, end = call(*tensors, documents=documents, state=state, form=form, chunk=chunk)
+    for b in range(B):
+        cuts = [0, *(t for t in range(1, L) if documents[b, t] != documents[b, t - 1]), L]
+        for first, last in itertools.pairwise(cuts):
+            before = None if state is None or first else LinearState(*(each[b : b + 1] for each in state))
+            alone = call(*(each[b : b + 1, :, first:last] for each in tensors), state=before)
+            close(found[b : b + 1, :, first:last], alone[0])
+            if last == L:
+                same((found[:0], [each[b : b + 1] for each in end]), (found[:0], alone[1]))
 
 
 @every_form
@@ -367,6 +388,8 @@ LINEAR: list[Row] = [
     (linear(feature_map=3), TypeError, "feature_map must be a name or a function, got 3."),
     (linear(feature_map="rel"), ValueError, f"{MAPS} 'rel' (did you mean 'relu'?)."),
     (linear(feature_map=torch.sum), ValueError, "feature_map must return a torch.float64 tensor (..., F) for one (2, 3, 4, 5), got a float64 tensor of shape ()."),
+    (linear(is_causal=True, documents=torch.ones(2, 3).long()), ValueError, "documents must be an integer tensor (L,) or (B, L), here (2, 4), got an int64 tensor of shape (2, 3)."),
+    (linear(documents=torch.ones(2, 4).long()), ValueError, "documents must be None in a call that is not causal, got (2, 4)."),
     (linear(form="fast"), ValueError, "form must be one of 'auto', 'chunked', 'parallel', 'recurrent', got 'fast' (did you mean 'auto'?)."),
     (linear(chunk=0), ValueError, "chunk must be an int of at least 1, got 0."),
     (linear(valid_lens=torch.ones(2, 4).long()), ValueError, "valid_lens must have shape (2,), got (2, 4)."),

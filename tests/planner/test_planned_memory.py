@@ -58,6 +58,23 @@ def kept_bytes(config: DecoderLMConfig, batch: int, length: int) -> int:
         return sum(seen.values()) + 0 * len(kept)
 
 
+@pytest.mark.parametrize("width", [64, 256])
+def test_linear_attention_keeps_what_was_counted(width: int) -> None:
+    config = DecoderLMConfig(50, width=width, layers=2, heads=4, longest=256, feature_map="elu")
+    told = activation_memory(shape_of(config), Recipe(256, "float32"), Layout(micro_batch=3))
+    assert kept_bytes(config, 3, 256) == pytest.approx(told, rel=0.1)
+
+
+def test_the_cache_of_linear_attention_is_of_one_size() -> None:
+    config = DecoderLMConfig(50, width=64, layers=2, heads=4, feature_map="elu")
+    model, shape = DecoderLM(config).eval(), shape_of(config)
+    for length in (1, 100):
+        caches = model.caches()
+        with torch.no_grad():
+            model(torch.zeros(1, length, dtype=torch.long), caches=caches)
+        assert sum(each.nbytes for cache in caches for each in cache.state) == cache_memory(shape, length)
+
+
 @pytest.mark.parametrize("width", [32, 64])
 @pytest.mark.parametrize("layers", [1, 3])
 def test_activations_are_what_torch_keeps(layers: int, width: int) -> None:

@@ -17,7 +17,7 @@ from regard.decoding.beams import (
     Beams,
     Candidates,
     Finished,
-    log_probabilities,
+    allowed_logits,
     sample_candidates,
     top_candidates,
     uniform_draws,
@@ -103,8 +103,11 @@ class Steps(Protocol):
     def start(self, memory: Any, beams: int) -> Any:
         """Return the first state for K beams of each source, B·K rows."""
 
-    def step(self, last: Tensor, memory: Any, state: Any) -> tuple[Tensor, Any]:
-        """Return the logits (B, K, N) after the symbols ``last`` (B, K), and the state after them."""
+    def step(self, last: Tensor, memory: Any, state: Any, out: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Return the logits (B, K, N) after the symbols ``last`` (B, K), to be changed, and the state after them.
+
+        Logits are written to ``out`` (B, K, N), if that is given.
+        """
 
 
 @torch.no_grad()
@@ -161,12 +164,18 @@ def search(
     front = Beams.first(source, options.limits(lengths), width)
     ended = Finished.none(front, pool or options.n_best)
     draws = uniform_draws(source, lengths, front.limits, width, options.seed) if options.sample else None
+    room: Tensor | None = None
     for step in range(int(front.limits.max()) + 1):
-        logits, state = model.step(front.tokens[..., -1], memory, state)
-        gains = log_probabilities(
+        last = front.tokens[..., -1]
+        room = None if room is None or room.shape[1] != last.shape[1] else room[: len(last)]
+        logits, state = model.step(last, memory, state, room)
+        if not torch.is_autocast_enabled(logits.device.type):
+            room = logits  # later steps have no more rows, and new memory costs as much as a pass over it
+        logits, total = allowed_logits(
             logits, front, shortest=options.shortest, no_repeat=options.no_repeat, unknown=options.unknown
         )
-        candidates = _candidates(front, gains, None if draws is None else draws[front.rows, :, step], options)
+        drawn = None if draws is None else draws[front.rows, :, step]
+        candidates = _candidates(front.score - total, logits, drawn, options)
         if bool(candidates.score.isnan().any()):
             raise rejected("search", "model", "give logits that are numbers", "nan")
         ending = candidates if options.sample else candidates.first(options.beams)
@@ -187,11 +196,11 @@ def search(
     return hypotheses
 
 
-def _candidates(front: Beams, gains: Tensor, draws: Tensor | None, options: SearchOptions) -> Candidates:
+def _candidates(score: Tensor, logits: Tensor, draws: Tensor | None, options: SearchOptions) -> Candidates:
     if draws is None:
-        return top_candidates(front.score, gains, 2 * options.beams)  # at most half of them end
+        return top_candidates(score, logits, 2 * options.beams)  # at most half of them end
     temperature, top_k, top_p = options.temperature, options.top_k, options.top_p
-    return sample_candidates(front.score, gains, draws, temperature=temperature, top_k=top_k, top_p=top_p)
+    return sample_candidates(score, logits, draws, temperature=temperature, top_k=top_k, top_p=top_p)
 
 
 def _unfinished(front: Beams, ended: Finished, options: SearchOptions) -> Tensor:

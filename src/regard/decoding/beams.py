@@ -15,8 +15,10 @@ from torch import Tensor
 from regard.models.base import END, PAD
 from regard.text.vocabulary import UNKNOWN
 
-#: Probabilities are looked through in runs of so many: of most runs, the greatest is all that must be known.
+#: Logits are looked through in runs of so many: of most runs, the greatest is all that must be known.
 _RUN = 64
+#: Logits of a CPU whose exponentials exist at once: a second tensor of all would be new memory in every step.
+_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -138,30 +140,44 @@ class Finished:
         ]
 
 
-def log_probabilities(logits: Tensor, front: Beams, *, shortest: int, no_repeat: int, unknown: bool = True) -> Tensor:
-    """Return the log-probability (B, K, N) of each next symbol: −inf for one that may not come next."""
+def allowed_logits(
+    logits: Tensor, front: Beams, *, shortest: int, no_repeat: int, unknown: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Return the logits (B, K, N) with −inf for each symbol that may not come next, and log Σ exp of all (B, K).
+
+    The difference is a symbol's log-probability. Logits of float32 or float64 are changed where they are.
+    """
     written = front.tokens.shape[-1] - 1
-    gains = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
-    gains[..., PAD] = -torch.inf
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    total = _log_sum_exp(logits)
+    logits[..., PAD] = -torch.inf
     if not unknown:
-        gains[..., UNKNOWN : UNKNOWN + 1] = -torch.inf
+        logits[..., UNKNOWN : UNKNOWN + 1] = -torch.inf
     if written < shortest:
-        gains[..., END] = -torch.inf
+        logits[..., END] = -torch.inf
     if no_repeat and written >= no_repeat:
         runs = front.tokens[..., 1:].unfold(-1, no_repeat, 1)  # (B, K, ·, no_repeat)
         latest = front.tokens[..., None, written + 2 - no_repeat :]
         again = (runs[..., :-1] == latest).all(-1)
-        gains.scatter_(-1, torch.where(again, runs[..., -1], PAD), -torch.inf)
+        logits.scatter_(-1, torch.where(again, runs[..., -1], PAD), -torch.inf)
     over = front.limits <= written
     if bool(over.any()):
-        only = torch.full_like(gains[0, 0], -torch.inf)
+        only = torch.full_like(logits[0, 0], -torch.inf)
         only[END] = 0.0
-        gains[over] += only
-    return gains
+        logits[over] += only
+    return logits, total
+
+
+def _log_sum_exp(logits: Tensor) -> Tensor:
+    """Return log Σ exp of logits (B, K, N), (B, K)."""
+    if logits.device.type != "cpu":
+        return logits.logsumexp(-1)
+    rows = logits.flatten(0, 1).split(max(_AT_ONCE // logits.shape[-1], 1))
+    return torch.cat([part.logsumexp(-1) for part in rows]).view(logits.shape[:-1])
 
 
 def top_candidates(score: Tensor, gains: Tensor, count: int) -> Candidates:
-    """Return the likeliest continuations, best first, of beams of scores (B, K) by log-probabilities (B, K, N).
+    """Return the continuations with the greatest sums of a beam's score (B, K) and a gain (B, K, N), best first.
 
     They lie in the runs with the greatest maxima, so that few runs are ranked.
     """
@@ -186,7 +202,11 @@ def top_candidates(score: Tensor, gains: Tensor, count: int) -> Candidates:
 def sample_candidates(
     score: Tensor, gains: Tensor, draws: Tensor, *, temperature: float, top_k: int, top_p: float
 ) -> Candidates:
-    """Return one continuation of each beam, drawn by numbers (B, K) that are uniform in [0, 1)."""
+    """Return one continuation of each beam, drawn by numbers (B, K) that are uniform in [0, 1).
+
+    Its score is the sum of the beam's (B, K) and the gain (B, K, N), whose exponentials the probabilities are
+    proportional to.
+    """
     B, K, N = gains.shape
     ranked, symbols = gains, None
     if top_k or top_p < 1:

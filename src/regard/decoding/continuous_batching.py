@@ -30,8 +30,7 @@ from regard.decoding.requests import (
 )
 from regard.decoding.sampling import SamplingOptions, drawn, probabilities, processed
 from regard.models import DecoderLM
-from regard.nn import KVCache
-from regard.nn.slot_cache import SlotCache, Slots
+from regard.nn.slot_cache import Slots
 
 #: Of the tokens of a group that joins, at most this share is padding.
 _PADDING = 0.25
@@ -61,7 +60,7 @@ class _Group:
     """Requests that join together: their prompts are read side by side, the shorter ones padded."""
 
     requests: list[Request]
-    caches: list[KVCache]
+    caches: list[Any]
     tokens: Tensor  # (R, T), T the longest prompt without its last token and without the prefix
     read: int = 0
 
@@ -115,6 +114,9 @@ class Batcher:
     ) -> None:
         if not isinstance(model, DecoderLM):
             raise rejected("Batcher", "model", "be a DecoderLM", described(model), TypeError)
+        if attention is not None and model.config.linear:
+            expected = "be None where attention is linear, whose cache keeps sums and no keys"
+            raise rejected("generate", "attention", expected, described(attention))
         self.model, self.count = model, Integer(1)(self, "slots", slots)
         self.chunk = None if chunk is None else Integer(1, ", or None")(self, "chunk", chunk)
         self.log_probabilities, self.attention = log_probabilities, attention
@@ -124,12 +126,13 @@ class Batcher:
         self._active: list[Request] = []
         self._number = 0
         self.prefix = checked_prompt(prefix, model.config, "Batcher") if len(prefix) else []
-        if self.prefix and model.slides:
-            raise rejected("Batcher", "prefix", "be empty where the model has a window", f"{len(self.prefix)} tokens")
+        if self.prefix and not model.keeps_all:
+            expected = "be empty where the model has a window or linear attention"
+            raise rejected("Batcher", "prefix", expected, f"{len(self.prefix)} tokens")
         self._prefixes = self._read_prefix()
         window = {"window": model.config.window, "sinks": model.config.sinks} if model.slides else {}
         self._slots = Slots(**window, prefix=len(self.prefix), device=self.device)  # type: ignore[arg-type]
-        self._caches = [SlotCache(self._slots, prefix) for prefix in self._prefixes]
+        self._caches = model.slot_caches(self._slots, self._prefixes)
 
     def add(
         self,
@@ -224,7 +227,9 @@ class Batcher:
         while self.waiting and len(taken) < self.count - len(self._active):
             lengths = [len(each.prompt) for each in (*taken, self.waiting[0])]
             padding = 1 - sum(lengths) / (max(lengths) * len(lengths))
-            if padding > (0 if self.model.slides else _PADDING):  # padding would take the places in a window
+            if padding > (
+                _PADDING if self.model.keeps_all else 0
+            ):  # padding would take places in a window, or be summed
                 break
             taken.append(self.waiting.popleft())
         if not taken:
@@ -232,7 +237,7 @@ class Batcher:
         parts = [torch.tensor(each.prompt[len(self.prefix) : -1], dtype=torch.int64) for each in taken]
         tokens = nn.utils.rnn.pad_sequence(parts, batch_first=True).to(self.device)
         capacity = len(self.prefix) + tokens.shape[1]
-        caches = self.model.caches(capacity if capacity and not self.model.slides else None, sliding=True)
+        caches = self.model.caches(capacity if capacity and self.model.keeps_all else None, sliding=True)
         for cache, prefix in zip(caches, self._prefixes):
             if prefix is not None:
                 cache.append(*(each.expand(len(taken), -1, -1, -1) for each in prefix))
@@ -247,8 +252,7 @@ class Batcher:
             kept = self._slots.kept(length)
             if kept:
                 for slots, cache in zip(self._caches, group.caches):
-                    key, value = (each[row : row + 1, :, P : P + kept] for each in (cache.key, cache.value))
-                    slots.load(len(self._active), key, value)
+                    slots.load(len(self._active), *cache.sequence(row, P, P + kept))
             self._active.append(request)
             self._slots.lengths.append(length)
         self._group = None

@@ -175,7 +175,7 @@ def stream_text(tokens: Iterable[Token], decoder: Callable[[], TextStream]) -> I
 
 def _shared_prefix(model: DecoderLM, prompts: list[list[int]], options: GenerationOptions) -> list[int]:
     """Return the beginning that all requests have in common, where sharing it pays."""
-    if model.slides or model.config.positions == "alibi" or len(prompts) * options.samples < 2:
+    if not model.keeps_all or model.config.positions == "alibi" or len(prompts) * options.samples < 2:
         return []
     first, last = min(prompts), max(prompts)  # what these two share, all between them do
     most = min(map(len, prompts)) - 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from regard.decoding.generation import Prompts
 from regard.decoding.requests import checked_prompt, positions_left
 from regard.models import DecoderLM
 from regard.models.base import END
-from regard.nn.slot_cache import SlotCache, Slots
+from regard.nn.slot_cache import Slots
 
 #: A search numbers symbols from here on; those before are its own padding and end mark.
 FIRST = 2
@@ -110,7 +110,7 @@ class PromptState:
     """The caches of all beams, and how many tokens they have written."""
 
     slots: Slots
-    caches: list[SlotCache]
+    caches: list[Any]
     written: int = 0
 
     def select(self, rows: Tensor) -> PromptState:
@@ -142,13 +142,13 @@ class PromptDecoder:
         model = self.model
         window = {"window": model.config.window, "sinks": model.config.sinks} if model.slides else {}
         slots = Slots(**window, device=source.device)  # type: ignore[arg-type]
-        state = PromptState(slots, [SlotCache(slots) for _ in model.blocks])
+        state = PromptState(slots, model.slot_caches(slots))
         for row, length in enumerate(lengths.tolist()):
             if length > 1:
                 caches = model.caches(sliding=True)
                 model.features(source[row : row + 1, : length - 1], caches=caches)
                 for slot, cache in zip(state.caches, caches):
-                    slot.load(row, cache.key, cache.value)
+                    slot.load(row, *cache.sequence(0))
             slots.lengths.append(length - 1)
         self._started = state
         return Prompt(source.gather(1, lengths[:, None] - 1)[:, 0])
@@ -159,17 +159,19 @@ class PromptDecoder:
         rows = torch.arange(len(memory.last), device=memory.last.device)
         return self._started if beams == 1 else self._started.select(rows.repeat_interleave(beams))
 
-    def step(self, last: Tensor, memory: Prompt, state: PromptState) -> tuple[Tensor, PromptState]:
-        """Return the logits (B, K, N + 2) after the symbols ``last`` (B, K)."""
+    def step(
+        self, last: Tensor, memory: Prompt, state: PromptState, out: Tensor | None = None
+    ) -> tuple[Tensor, PromptState]:
+        """Return the logits (B, K, N + 2) after the symbols ``last`` (B, K), in ``out`` where that is given."""
         B, K = last.shape
-        N = self.model.config.vocabulary
+        N, weight = self.model.config.vocabulary, self.model.embedding.weight
+        logits = weight.new_empty(B, K, N + FIRST) if out is None else out
+        logits.fill_(-torch.inf)
         if state.written == self.most:
-            logits = torch.full((B, K, N + FIRST), -torch.inf, device=last.device)
             logits[..., END] = 0.0
             return logits, state
         tokens = (memory.last[:, None].expand(B, K) if not state.written else last - FIRST).reshape(-1, 1)
         own = self.model.logits(self.model.features(tokens, caches=state.caches)[:, 0]).view(B, K, N)
-        logits = own.new_full((B, K, N + FIRST), -torch.inf)
         logits[..., FIRST:] = own
         if self.end:
             logits[..., END] = own[..., self.end].logsumexp(-1)

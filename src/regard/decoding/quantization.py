@@ -57,8 +57,8 @@ def arrange_weights(model: nn.Module) -> None:
 
     An embedding that also scores the vocabulary is one of them.
 
-    Products of a matrix with 4 to 64 rows, as in steps of several sequences, then take about half the time on a CPU;
-    those with one row or hundreds take as long as before.
+    Products of a matrix with up to 64 rows, as in the steps of few sequences, then take less time on a CPU, those with
+    4 to 64 about half; with hundreds of rows they take as long as before.
 
     Parameters
     ----------

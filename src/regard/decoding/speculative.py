@@ -74,6 +74,13 @@ def verified(wanted: Tensor, proposed: Tensor, tokens: Sequence[int], draws: Dra
     return [*tokens, int(drawn(wanted[-1], _number(draws)))]
 
 
+def _check_rewinds(model: DecoderLM) -> None:
+    """Raise unless tokens that were rejected can be forgotten."""
+    if model.config.linear:
+        expected = "have no linear attention, whose sums cannot forget tokens that are rejected"
+        raise rejected("Speculator", "model", expected, f"feature_map {model.config.feature_map!r}")
+
+
 class Drafter(ABC):
     """Proposes how a sequence goes on."""
 
@@ -103,6 +110,7 @@ class ModelDrafter(Drafter):
         if self.model.config.vocabulary != model.config.vocabulary:
             expected = f"have the model's vocabulary of {model.config.vocabulary:,} tokens"
             raise rejected("Speculator", "drafter", expected, f"{self.model.config.vocabulary:,}")
+        _check_rewinds(self.model)
         self._caches = self.model.caches()
 
     def propose(
@@ -191,6 +199,7 @@ class Speculator:
             raise rejected("Speculator", "model", "be a DecoderLM", described(model), TypeError)
         if not isinstance(drafter, Drafter):
             raise rejected("Speculator", "drafter", "be a Drafter or a DecoderLM", described(drafter), TypeError)
+        _check_rewinds(model)
         drafter.start(model)
         self.model, self.drafter, self.lookahead = model, drafter, Integer(1)(self, "lookahead", lookahead)
         self.proposed = self.accepted = 0

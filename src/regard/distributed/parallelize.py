@@ -17,8 +17,8 @@ from regard.distributed.context_parallel import ContextParallel
 from regard.distributed.layouts import Layout
 from regard.distributed.mesh import check_mesh, fsdp_mesh
 from regard.distributed.tensor_parallel import check_divisible, divide
-from regard.nn import SelfAttention
 from regard.nn.context import SequenceContext
+from regard.nn.grouped_projections import GroupedProjections
 
 
 class Divisible(Protocol):
@@ -106,7 +106,7 @@ def parallelize(
     plain = _without_numbers(model)
     # Also where heads are not divided, so that a checkpoint has the same names for every mesh.
     for module in model.modules():
-        if isinstance(module, SelfAttention):
+        if isinstance(module, GroupedProjections):
             module.split_projection()
     divided = cast(Divisible, model)
     if mesh["tensor"].size() > 1:

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from regard._errors import rejected, shape
 from regard.distributed.parallelize import plain_of, reshard
-from regard.nn import SelfAttention
+from regard.nn.grouped_projections import GroupedProjections
 
 _M = TypeVar("_M", bound=nn.Module)
 #: What writes a tensor without having read it: what a parameter is drawn by.
@@ -133,7 +133,7 @@ def _parts(model: nn.Module, name: str) -> list[Tensor]:
 def _sinks(plain: nn.Module, model: nn.Module) -> dict[str, Callable[[Tensor], None]]:
     """Return what takes each whole parameter of the plain model and keeps this process's part of it."""
     found: dict[str, Callable[[Tensor], None]] = {}
-    rows = {name: module.rows for name, module in plain.named_modules() if isinstance(module, SelfAttention)}
+    rows = {name: module.rows for name, module in plain.named_modules() if isinstance(module, GroupedProjections)}
     for name, _ in plain.named_parameters():
         parts = _parts(model, name)
         layer = name.rpartition(".qkv.")[0]

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from regard._errors import rejected
 from regard.distributed.parallelize import reshard
-from regard.nn import SelfAttention
+from regard.nn.grouped_projections import GroupedProjections
 
 #: Before the names of a model's tensors, and of an optimizer's.
 _MODEL, _OPTIMIZER = "model.", "optimizer."
@@ -126,7 +126,7 @@ def remove_unreferenced(folder: Path, kept: Sequence[str]) -> None:
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
     """Return all tensors by the names that they have for every mesh; those of plain layers are views."""
     reshard(model)
-    rows = {name: each.rows for name, each in model.named_modules() if isinstance(each, SelfAttention)}
+    rows = {name: each.rows for name, each in model.named_modules() if isinstance(each, GroupedProjections)}
     found = {_MODEL + name: part for name, part in _split(model.state_dict(), rows)}
     if optimizer is None:
         return found

@@ -18,7 +18,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from regard._errors import rejected
-from regard.nn import FeedForward, SelfAttention
+from regard.nn import FeedForward
+from regard.nn.grouped_projections import GroupedProjections
 
 #: What is divided of a layer; all else of it must not be learned.
 _DIVIDED = ("qkv.", "out.")
@@ -29,7 +30,7 @@ def check_divisible(model: nn.Module, size: int) -> None:
     if size == 1:
         return
     for module in model.modules():
-        if isinstance(module, SelfAttention):
+        if isinstance(module, GroupedProjections):
             for what, count in (("heads", module.num_heads), ("kv_heads", module.num_kv_heads)):
                 if count % size:
                     raise rejected("parallelize", "tensor", f"divide the model's {count} {what}", size)
@@ -50,7 +51,7 @@ def divide(model: nn.Module, mesh: DeviceMesh) -> None:
     Embeddings, norms and the projection to the vocabulary are whole on each process.
     """
     for module in model.modules():
-        if isinstance(module, SelfAttention):
+        if isinstance(module, GroupedProjections):
             plan: dict[str, ParallelStyle] = {f"qkv.{name}": ColwiseParallel() for name in "qkv"}
             # The input is made a DTensor once, so that its gradient is added up once, and not for each of three.
             plan |= {"qkv": _replicated_input(), "out": RowwiseParallel()}

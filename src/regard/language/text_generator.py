@@ -13,6 +13,7 @@ from regard.decoding.continuous_batching import AttentionRequest
 from regard.decoding.generation import Generated, stream_text
 from regard.decoding.generation import stream as stream_tokens
 from regard.decoding.prompt_search import beam_search
+from regard.decoding.quantization import arrange_weights
 from regard.decoding.requests import Attended, GenerationOptions, Token
 from regard.decoding.speculative import Drafter, Speculator
 from regard.inspect.alignment import Alignment
@@ -75,6 +76,8 @@ class TextGenerator:
     def load(cls, folder: str | Path, *, dtype: torch.dtype | None = None) -> TextGenerator:
         """Return the model and the tokenizer of a folder, of a run of ours or of Hugging Face.
 
+        Weights of float32 are laid out for decoding on a processor (``regard.decoding.quantization.arrange_weights``).
+
         Raises
         ------
         ModelFileError, ValueError
@@ -84,6 +87,9 @@ class TextGenerator:
         if not isinstance(model, DecoderLM):
             expected = "be the folder of a model that writes: a decoder"
             raise rejected("generate", "model", expected, f"a {type(model).__name__} in {folder}")
+        weight = model.embedding.weight
+        if weight.device.type == "cpu" and weight.dtype == torch.float32:
+            arrange_weights(model)
         return cls(model, Tokenizer.load(folder))
 
     def generate(

@@ -15,8 +15,9 @@ from regard._tracing import is_blind
 from regard.masks import MaskLike
 from regard.models.attending import scorer
 from regard.models.language_config import LanguageConfig
-from regard.nn import FeedForward, KVCache, Rotary, SelfAttention, SinusoidalPositions
+from regard.nn import FeedForward, KVCache, LinearCache, LinearSelfAttention, Rotary, SelfAttention, SinusoidalPositions
 from regard.nn.context import SequenceContext
+from regard.nn.grouped_projections import GroupedProjections
 from regard.nn.rotary import Rotation
 from regard.nn.slot_cache import SlotCache
 
@@ -31,6 +32,8 @@ class Block(nn.Module):
     ----------
     config : LanguageConfig
     norm_first : bool
+    feature_map : str, optional
+        Makes attention linear.
 
     Attributes
     ----------
@@ -38,21 +41,28 @@ class Block(nn.Module):
         Whether nothing of the block but its input is kept for the backward pass, which computes it again.
     """
 
-    def __init__(self, config: LanguageConfig, norm_first: bool) -> None:
+    def __init__(self, config: LanguageConfig, norm_first: bool, feature_map: str | None = None) -> None:
         super().__init__()
         self.norm_first, self.checkpoints = norm_first, False
-        self.attention = SelfAttention(
-            config.width,
-            config.heads,
-            num_kv_heads=config.groups,
-            head_dim=config.head,
-            bias=config.bias if config.qkv_bias is None else config.qkv_bias,
-            out_bias=config.bias if config.out_bias is None else config.out_bias,
-            dropout=config.attention_dropout,
-            # None is the scaled dot product, too, in torch's own kernel where that can be had.
-            score=None if config.score == "scaled_dot" else scorer(config.score, config.head, config.longest),
-            normalizer=config.normalizer,
-            rotary=rotary(config),
+        shared: dict[str, Any] = {
+            "num_kv_heads": config.groups,
+            "head_dim": config.head,
+            "bias": config.bias if config.qkv_bias is None else config.qkv_bias,
+            "out_bias": config.bias if config.out_bias is None else config.out_bias,
+        }
+        self.attention = (
+            SelfAttention(
+                config.width,
+                config.heads,
+                **shared,
+                dropout=config.attention_dropout,
+                # None is the scaled dot product, too, in torch's own kernel where that can be had.
+                score=None if config.score == "scaled_dot" else scorer(config.score, config.head, config.longest),
+                normalizer=config.normalizer,
+                rotary=rotary(config),
+            )
+            if feature_map is None
+            else LinearSelfAttention(config.width, config.heads, **shared, feature_map=feature_map)
         )
         self.feed_forward = FeedForward(
             config.width, config.hidden, config.activation, gated=config.gated, bias=config.bias
@@ -65,7 +75,7 @@ class Block(nn.Module):
         x: Tensor,
         mask: MaskLike | None,
         rotation: Rotation | None,
-        cache: KVCache | SlotCache | None = None,
+        cache: KVCache | SlotCache | LinearCache | None = None,
         return_aux: AuxRequest | None = None,
     ) -> tuple[Tensor, Aux | None]:
         """Return rows (B, L, E) of rows (B, L, E), and what was asked of the attention."""
@@ -80,7 +90,7 @@ class Block(nn.Module):
         x: Tensor,
         mask: MaskLike | None,
         rotation: Rotation | None,
-        cache: KVCache | SlotCache | None = None,
+        cache: KVCache | SlotCache | LinearCache | None = None,
         return_aux: AuxRequest | None = None,
     ) -> tuple[Tensor, Aux | None]:
         read = self.attention_norm(x) if self.norm_first else x
@@ -202,7 +212,7 @@ def draw(model: nn.Module, blocks: Iterable[Block], layers: int) -> None:
     What ends a block is drawn smaller by the square root of how many of them ``layers`` add up (Radford 2019).
     """
     for module in model.modules():
-        if isinstance(module, nn.LayerNorm | nn.RMSNorm | SelfAttention):
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm | GroupedProjections):
             module.reset_parameters()
         elif isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=STD)

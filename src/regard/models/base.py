@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Protocol, Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -89,17 +90,24 @@ class EncoderDecoder(nn.Module, ABC):
         """
         return self.logits(self.features(source, lengths, target, teacher_forcing))
 
-    def logits(self, features: Tensor) -> Tensor:
-        """Return the logits (..., N) of rows (..., P)."""
-        return F.linear(features, *self.projection)
+    def logits(self, features: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the logits (..., N) of rows (..., P), in the memory of ``out`` (..., N) where that is given."""
+        weight, bias = self.projection
+        if out is None:
+            return F.linear(features, weight, bias)
+        torch.addmm(bias, features.flatten(0, -2), weight.t(), out=out.flatten(0, -2))
+        return out
 
     @abstractmethod
     def start(self, memory: Any, beams: int) -> Rows:
         """Return the decoder's first state for K beams of each sequence: B·K rows, a sequence's beams together."""
 
     @abstractmethod
-    def step(self, last: Tensor, memory: Any, state: Any) -> tuple[Tensor, Any]:
-        """Return the logits (B, K, N) after the symbols ``last`` (B, K), and the state after them (B·K rows)."""
+    def step(self, last: Tensor, memory: Any, state: Any, out: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Return the logits (B, K, N) after the symbols ``last`` (B, K), and the state after them (B·K rows).
+
+        With ``out`` (B, K, N), which gradients do not go through, the logits are written there.
+        """
 
     @abstractmethod
     def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:

@@ -23,7 +23,9 @@ from regard.models._block import Block, BlockStack, PositionEmbedding, draw, emb
 from regard.models._parts import size
 from regard.models.language_config import LanguageConfig
 from regard.nn import KVCache
-from regard.nn.slot_cache import SlotCache
+from regard.nn.linear_cache import LinearCache
+from regard.nn.linear_self_attention import FEATURE_MAPS
+from regard.nn.slot_cache import SlotCache, Slots
 
 __all__ = ["PRESETS", "DecoderLM", "DecoderLMConfig"]
 
@@ -37,11 +39,27 @@ class DecoderLMConfig(LanguageConfig):
     window: int | None = size(None, "tokens that each one sees, itself included; all by default", 1 << 24)
     #: Xiao 2023, arXiv 2309.17453.
     sinks: int = option(0, "first tokens that each one sees beside its window", least=0)
+    #: Katharopoulos 2020, arXiv 2006.16236.
+    feature_map: str = option("none", "of queries and keys, whose products are the weights of linear attention in "
+                              "place of a score and a normalizer", known=("none", *FEATURE_MAPS))  # fmt: skip
 
     def check(self) -> None:
         super().check()
         if self.sinks and self.window is None:
             raise self.refused("sinks", "be 0 without a window", self.sinks)
+        if self.linear:
+            usual = {"score": "scaled_dot", "normalizer": "softmax", "window": None, "attention_dropout": 0.0}
+            for name, value in usual.items():
+                if getattr(self, name) != value:
+                    raise self.refused(name, f"be {value!r} in linear attention, which has none", getattr(self, name))
+            if self.positions in ("rotary", "alibi"):
+                expected = "be 'learned', 'sinusoidal' or 'none' in linear attention, which has no scores"
+                raise self.refused("positions", expected, repr(self.positions))
+
+    @property
+    def linear(self) -> bool:
+        """Whether attention is linear: its cache is of one size, and it has no scores."""
+        return self.feature_map != "none"
 
     @classmethod
     def presets(cls) -> Mapping[str, Mapping[str, Any]]:
@@ -107,7 +125,9 @@ class DecoderLM(BlockStack):
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.positions = PositionEmbedding(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList([Block(config, norm_first=True) for _ in range(config.layers)])  # type: ignore[assignment]
+        features = config.feature_map if config.linear else None
+        made = [Block(config, norm_first=True, feature_map=features) for _ in range(config.layers)]
+        self.blocks = nn.ModuleList(made)  # type: ignore[assignment]
         self.norm = norm(config)
         self.output = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
         self.rotary = rotary(config)
@@ -128,7 +148,7 @@ class DecoderLM(BlockStack):
         *,
         mask: MaskLike | None = None,
         positions: Tensor | None = None,
-        caches: Sequence[KVCache | SlotCache] | None = None,
+        caches: Sequence[KVCache | SlotCache | LinearCache] | None = None,
     ) -> Tensor:
         """Return the logits (B, L, N) of every next token.
 
@@ -155,7 +175,7 @@ class DecoderLM(BlockStack):
         *,
         mask: MaskLike | None = None,
         positions: Tensor | None = None,
-        caches: Sequence[KVCache | SlotCache] | None = None,
+        caches: Sequence[KVCache | SlotCache | LinearCache] | None = None,
         told: list[Aux] | None = None,
         return_aux: AuxRequest | None = None,
     ) -> Tensor:
@@ -168,9 +188,10 @@ class DecoderLM(BlockStack):
         """
         self._check(tokens, caches)
         cache = None if caches is None else caches[0]
-        if isinstance(cache, SlotCache):
-            cache.slots.begin()
-            at, mask = cache.slots.positions, self._slot_mask(cache, mask)
+        slots = None if cache is None or isinstance(cache, KVCache) else cache.slots
+        if slots is not None:
+            slots.begin()
+            at, mask = slots.positions, self._slot_mask(slots, mask)
         else:
             before = 0 if cache is None else len(cache)
             at = before + self._places(tokens) if positions is None else positions
@@ -187,8 +208,8 @@ class DecoderLM(BlockStack):
         """Return the logits (..., N) of rows (..., E)."""
         return F.linear(features, self.embedding.weight) if self.output is None else self.output(features)
 
-    def caches(self, capacity: int | None = None, *, sliding: bool = False) -> list[KVCache]:
-        """Return an empty cache for each layer.
+    def caches(self, capacity: int | None = None, *, sliding: bool = False) -> list[Any]:
+        """Return an empty cache for each layer: :class:`KVCache`, or :class:`LinearCache` where attention is linear.
 
         Parameters
         ----------
@@ -197,21 +218,36 @@ class DecoderLM(BlockStack):
         sliding : bool, default False
             Keep no more tokens than the config's window and sinks show, if it has a window: for use without gradients.
         """
+        if self.config.linear:
+            return [LinearCache() for _ in self.blocks]
         if not sliding or not self.slides:
             return [KVCache(capacity) for _ in self.blocks]
         window, sinks = self.config.window, self.config.sinks
         return [KVCache(capacity, window=window, sinks=sinks) for _ in self.blocks]
+
+    def slot_caches(self, slots: Slots, prefixes: Sequence[tuple[Tensor, Tensor] | None] | None = None) -> list[Any]:
+        """Return a cache for each layer of sequences in slots, with the keys and values before all of them, if any."""
+        if self.config.linear:
+            return [LinearCache(slots) for _ in self.blocks]
+        return [SlotCache(slots, each) for each in prefixes or [None] * len(self.blocks)]
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether a cache keeps every step apart; not where a window slides, or where steps are summed."""
+        return not self.slides and not self.config.linear
 
     @property
     def slides(self) -> bool:
         """Whether a cache may forget what the window hides; not where distances in it are told by a bias."""
         return self.config.window is not None and self.config.positions != "alibi"
 
-    def _slot_mask(self, cache: SlotCache, mask: MaskLike | None) -> MaskLike | None:
+    def _slot_mask(self, slots: Slots, mask: MaskLike | None) -> MaskLike | None:
         """Return the mask of one token for each of several sequences of unequal lengths."""
-        slots, config = cache.slots, self.config
+        config = self.config
         if mask is not None:
             raise rejected("DecoderLM", "mask", "be None with caches of slots", type(mask).__name__)
+        if config.linear:
+            return None
         offset = slots.offsets + slots.prefix  # the place of the new token among the keys
         if config.positions == "alibi":
             made = masks.causal(offset=offset) & masks.alibi(config.heads, offset=offset)
@@ -225,9 +261,11 @@ class DecoderLM(BlockStack):
         window = masks.window(self.config.window - 1, 0, **where)
         return window | masks.sinks(self.config.sinks) if self.config.sinks else window
 
-    def _mask(self, length: int, before: int, mask: MaskLike | None, cache: KVCache | None) -> Mask | None:
+    def _mask(self, length: int, before: int, mask: MaskLike | None, cache: Any) -> Mask | None:
         """Return the mask of ``length`` tokens behind ``before`` others: what comes later, and what is too far."""
         config = self.config
+        if config.linear:  # what comes later is never read
+            return None if mask is None else masks.as_mask(mask)
         if cache is not None and cache.most is not None and before + length > cache.most:
             if mask is not None:
                 raise rejected("DecoderLM", "mask", "be None where a window is full", type(mask).__name__)
@@ -244,7 +282,7 @@ class DecoderLM(BlockStack):
             made.append(self._window(align=align))
         return reduce(and_, made) if made else None
 
-    def _check(self, tokens: Tensor, caches: Sequence[KVCache | SlotCache] | None) -> None:
+    def _check(self, tokens: Tensor, caches: Sequence[KVCache | SlotCache | LinearCache] | None) -> None:
         if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point():
             raise rejected("DecoderLM", "tokens", "be an integer tensor (B, L)", described(tokens))
         if caches is not None and len(caches) != len(self.blocks):

@@ -7,13 +7,16 @@ the features that logits are made of, C attention features, Y decoder layers, N 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regard._autocast import is_active, suspended
 from regard._errors import rejected
+from regard._torch import has_bfloat16_cells
 from regard.models._parts import Output, check_probability, find_map, scheduled_sampling
 from regard.models.attending import Attending
 from regard.models.base import EncoderDecoder
@@ -24,7 +27,20 @@ from regard.nn.positional_encodings import wide
 
 __all__ = ["PRESETS", "Memory", "RecurrentConfig", "RecurrentEncoderDecoder", "State"]
 
-_CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
+
+class _LSTM(nn.LSTM):
+    """torch's, which oneDNN refuses to run in bfloat16 on a CPU that has no instructions for it: there in float32."""
+
+    def forward(self, rows: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # type: ignore[override]
+        native = rows.device.type != "cpu" or not is_active("cpu") or has_bfloat16_cells()
+        with nullcontext() if native else suspended("cpu"):
+            if not native:
+                rows, state = rows.float(), None if state is None else (state[0].float(), state[1].float())
+            made: tuple[Tensor, tuple[Tensor, Tensor]] = super().forward(rows, state)
+        return made
+
+
+_CELLS = {"lstm": _LSTM, "gru": nn.GRU}
 
 
 @dataclass(frozen=True)
@@ -207,9 +223,9 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         rows = torch.arange(len(memory.lengths), device=memory.lengths.device)
         return memory.start.select(rows.repeat_interleave(beams))
 
-    def step(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
+    def step(self, last: Tensor, memory: Memory, state: State, out: Tensor | None = None) -> tuple[Tensor, State]:
         features, state, _ = self._decode(last, memory, state)
-        return self.logits(features), state
+        return self.logits(features, out), state
 
     def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         memory = self._encode(source, lengths, weights=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import AuxRequest
@@ -35,24 +36,28 @@ from regard.nn._base import cleared
 __all__ = ["PRESETS", "Memory", "State", "TransformerConfig", "TransformerEncoderDecoder"]
 
 
+#: Sources that are read at once, of similar lengths.
+_ALIKE = 16
+
+
 @dataclass(frozen=True)
 class Memory:
     """The encoder's output for B sources.
 
     Attributes
     ----------
-    behind : Tensor (B, S), bool
-        Which steps are padding.
+    padding : Tensor (B, S)
+        −inf for steps that are padding, else 0: a matrix is what torch's kernel takes for few queries.
     caches : tuple of KVCache
         The keys and values that each layer of the decoder makes of the encoder's rows, projected once.
     """
 
-    behind: Tensor
+    padding: Tensor
     caches: tuple[KVCache, ...]
 
     def select(self, rows: Tensor) -> Memory:
         """Return these rows in this order."""
-        return Memory(self.behind.index_select(0, rows), tuple(_rows(each, rows) for each in self.caches))
+        return Memory(self.padding.index_select(0, rows), tuple(_rows(each, rows) for each in self.caches))
 
 
 @dataclass(frozen=True)
@@ -168,13 +173,14 @@ class TransformerEncoderDecoder(EncoderDecoder):
         return tuple(f"layer {layer} head {head}" for layer in layers for head in heads)
 
     def encode(self, source: Tensor, lengths: Tensor) -> Memory:
-        states, behind = self._read(source, lengths)
-        caches = []
+        behind = _behind(source, lengths)
+        padding = torch.zeros(behind.shape, device=behind.device).masked_fill_(behind, -torch.inf)
+        states, caches = self._read_alike(source, lengths, padding), []
         for layer in self.decoder:
             caches.append(KVCache())
             # No query asks; the keys and values go into the cache.
-            self._attend(layer, states[:, :0], states, behind, cache=caches[-1])
-        return Memory(behind, tuple(caches))
+            self._attend(layer, states[:, :0], states, padding, cache=caches[-1])
+        return Memory(padding, tuple(caches))
 
     @property
     def projection(self) -> tuple[Tensor, Tensor]:
@@ -206,9 +212,9 @@ class TransformerEncoderDecoder(EncoderDecoder):
     def start(self, memory: Memory, beams: int) -> State:  # noqa: ARG002
         return State(tuple(KVCache() for _ in self.decoder))
 
-    def step(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
+    def step(self, last: Tensor, memory: Memory, state: State, out: Tensor | None = None) -> tuple[Tensor, State]:
         features, state = self._advance(last, memory, state)
-        return self.logits(features), state
+        return self.logits(features, out), state
 
     def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         maps: list[Tensor] = []
@@ -225,26 +231,37 @@ class TransformerEncoderDecoder(EncoderDecoder):
 
             def read(y: Tensor, layer: nn.Module = layer, other: KVCache = other) -> Tensor:
                 beams = y.view(B, K, -1)  # beams of a sequence are so many queries to one memory
-                return self._attend(layer, beams, nothing, memory.behind, cache=other)[0].view(B * K, 1, -1)
+                return self._attend(layer, beams, nothing, memory.padding, cache=other)[0].view(B * K, 1, -1)
 
             x = self._decode(layer, x, read, own)
         x = self.decoder_norm(x).view(B, K, -1)  # (B, K, E)
         return x, State(caches, state.time + 1)
 
-    def _read(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the encoder's rows (B, S, E), and which of them are padding (B, S)."""
+    def _read(self, source: Tensor, lengths: Tensor, padding: Tensor) -> Tensor:
+        """Return the encoder's rows (B, S, E); ``padding`` (B, S) hides what is padding."""
         embedding = self.target_embedding if self.source_embedding is None else self.source_embedding
-        behind = torch.arange(source.shape[1], device=source.device) >= lengths[:, None]  # (B, S)
         x = self._embed(source, embedding, self.source_positions, 0, lengths)  # (B, S, E)
         for layer in self.encoder:
-            x = layer(x, src_key_padding_mask=behind)
-        return self.encoder_norm(x), behind
+            x = layer(x, src_key_padding_mask=padding)
+        rows: Tensor = self.encoder_norm(x)
+        return rows
+
+    def _read_alike(self, source: Tensor, lengths: Tensor, padding: Tensor) -> Tensor:
+        """Return :meth:`_read`, for few sources of similar lengths at a time: a processor reads the less padding."""
+        order = lengths.argsort()
+        parts = []
+        for rows in order.split(_ALIKE if source.device.type == "cpu" else len(order)):
+            steps = int(lengths[rows].max())
+            states = self._read(source[rows, :steps], lengths[rows], padding[rows, :steps])
+            parts.append(F.pad(states, (0, 0, 0, source.shape[1] - steps)))
+        return torch.cat(parts)[order.argsort()]
 
     def _write(
         self, source: Tensor, lengths: Tensor, target: Tensor, maps: list[Tensor], layers: Container[int] = ()
     ) -> Tensor:
         """Return the decoder's rows (B, T, E); the weights (B, H, T, S) of layers ``told`` go to ``maps``."""
-        states, behind = self._read(source, lengths)
+        behind = _behind(source, lengths)
+        states = self._read(source, lengths, behind)
         x = self._embed(target, self.target_embedding, self.target_positions, 0)  # (B, T, E)
         for number, layer in enumerate(self.decoder):
 
@@ -273,10 +290,15 @@ class TransformerEncoderDecoder(EncoderDecoder):
         x = layer._step(x, 2, read)
         return layer._step(x, 3, layer._feed_forward)
 
-    def _attend(self, layer: nn.Module, query: Tensor, states: Tensor, behind: Tensor, **options: Any) -> Any:
+    def _attend(self, layer: nn.Module, query: Tensor, states: Tensor, padding: Tensor, **options: Any) -> Any:
         """Return what rows (B, L, E) read of the source through a layer's attention, and what else is asked."""
         assert isinstance(layer, TransformerDecoderLayer)
-        return layer.multihead_attn(query, states, states, key_padding_mask=behind, need_weights=False, **options)
+        return layer.multihead_attn(query, states, states, key_padding_mask=padding, need_weights=False, **options)
+
+
+def _behind(source: Tensor, lengths: Tensor) -> Tensor:
+    """Return which steps of sources (B, S) are padding."""
+    return torch.arange(source.shape[1], device=source.device) >= lengths[:, None]
 
 
 def _rows(cache: KVCache, rows: Tensor) -> KVCache:

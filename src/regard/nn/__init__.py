@@ -17,6 +17,8 @@ from regard.nn.intra import IntraAttention, IntraState
 from regard.nn.kernel import KernelAttention
 from regard.nn.kv_cache import KVCache
 from regard.nn.linear import LinearAttention, linear_attention
+from regard.nn.linear_cache import LinearCache
+from regard.nn.linear_self_attention import LinearSelfAttention
 from regard.nn.local import LocalAttention
 from regard.nn.masked import masked_softmax
 from regard.nn.memory import ContentAddressing, MemoryMaps
@@ -75,6 +77,8 @@ __all__ = [
     "KernelAttention",
     "LearnedPositions",
     "LinearAttention",
+    "LinearCache",
+    "LinearSelfAttention",
     "LinearState",
     "LocalAttention",
     "LocationAttention",

@@ -153,6 +153,25 @@ def features(
     return found[0], found[1] if real is None else torch.where(real, found[1], 0.0)
 
 
+def document_runs(function: str, documents: Any, key: Tensor, is_causal: bool) -> Tensor | None:
+    """Return which run of neighbours with equal numbers each step belongs to, (B, L), or raise for other documents."""
+    if documents is None:
+        return None
+    B, length = key.shape[0], key.shape[-2]
+    if (
+        not isinstance(documents, Tensor)
+        or documents.is_floating_point()
+        or documents.shape not in ((B, length), (length,))
+    ):
+        expected = f"be an integer tensor (L,) or (B, L), here ({B}, {length})"
+        raise rejected(function, "documents", expected, described(documents))
+    if not is_causal:
+        raise rejected(function, "documents", "be None in a call that is not causal", shape(documents))
+    documents = documents.expand(B, length)
+    changes = documents[:, 1:] != documents[:, :-1]
+    return torch.nn.functional.pad(changes.long().cumsum(-1), (1, 0)) if length else documents
+
+
 def initial(function: str, state: Any, key: Tensor, value: Tensor, normalized: bool) -> LinearState:
     """Return the state to begin with, zeros for None, or raise if it does not fit features of keys and values."""
     *lead, _, E = key.shape
@@ -185,6 +204,7 @@ def recurrence(
     chunk: int,
     is_causal: bool = True,
     delta: bool = False,
+    runs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Write values at keys, read them at queries.
 
@@ -202,6 +222,9 @@ def recurrence(
         Whether query t reads what is written up to step t; else each reads what all write (sum rule only).
     delta : bool, default False
         Whether the delta rule is followed; else the sum rule.
+    runs : Tensor (B, L) of int, optional
+        Which run of steps each belongs to, counted from 0: a query reads what its own wrote (causal sum rule only).
+        What was written before the first step belongs to run 0.
 
     Returns
     -------
@@ -212,6 +235,9 @@ def recurrence(
     length = key.shape[-2]
     if length == 0:
         return query @ state, state
+    if runs is not None:
+        most = {"recurrent": 1, "parallel": length}.get(form, chunk)
+        return _chunked_runs(query, key, value, state, min(most, length), runs)
     if form == "recurrent" or (form == "auto" and length == 1):
         return _recurrent(query, key, value, rate, state, is_causal, delta)
     if is_causal:
@@ -253,6 +279,22 @@ def _chunked(
     scores = torch.where(_until(size, 0, key), query @ key.mT, 0.0)
     output = query @ states[..., :-1, :, :] + scores @ written
     return output.flatten(-3, -2)[..., :length, :], states[..., -1, :, :]
+
+
+def _chunked_runs(
+    query: Tensor, key: Tensor, value: Tensor, state: Tensor, size: int, runs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return output and state where each query reads what its run has written: a chunk hands on its last run's sums."""
+    runs, current, found = runs[:, None], runs.new_zeros(len(runs), 1, 1), []  # (B, 1, L), (B, 1, 1)
+    for q, k, v, run in zip(*(each.split(size, -2) for each in (query, key, value)), runs.split(size, -1)):
+        own = _until(k.shape[-2], 0, k) & (run.unsqueeze(-1) == run.unsqueeze(-2))  # (B, 1, C, C)
+        before = torch.where((run == current).unsqueeze(-1), q @ state, 0.0)
+        found.append(before + torch.where(own, q @ k.mT, 0.0) @ v)
+        last = run[..., -1:]
+        written = torch.where((run == last).unsqueeze(-1), k, 0.0).mT @ v
+        state = torch.where((last == current).unsqueeze(-1), state, 0.0) + written
+        current = last
+    return torch.cat(found, -2), state
 
 
 def _corrected(key: Tensor, value: Tensor, rate: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -146,6 +146,11 @@ class KVCache:
         """All values that are kept, (B, G, S, D)."""
         return self._filled(self._value)
 
+    def sequence(self, row: int, first: int = 0, last: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return keys and values (1, G, N, D) of one sequence, from step ``first`` to before ``last`` of the buffer."""
+        rows = slice(row, row + 1)
+        return self.key[rows, :, first:last], self.value[rows, :, first:last]
+
     def reorder(self, index: Tensor) -> None:
         """Make sequence b continue what was sequence ``index[b]``: for beam search.
 

@@ -17,6 +17,7 @@ from regard.nn._recurrence import (
     FeatureMap,
     LinearState,
     cleared,
+    document_runs,
     features,
     initial,
     inputs,
@@ -27,9 +28,9 @@ from regard.nn._recurrence import (
 
 
 @overload
-def linear_attention(query: Tensor, key: Tensor, value: Tensor, *, feature_map: FeatureMap = ..., is_causal: bool = ..., form: str = ..., chunk: int = ..., state: tuple[Tensor, Tensor | None] | None = ..., valid_lens: Tensor | None = ..., normalize: bool = ..., return_state: Literal[False] = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
+def linear_attention(query: Tensor, key: Tensor, value: Tensor, *, feature_map: FeatureMap = ..., is_causal: bool = ..., form: str = ..., chunk: int = ..., state: tuple[Tensor, Tensor | None] | None = ..., valid_lens: Tensor | None = ..., documents: Tensor | None = ..., normalize: bool = ..., return_state: Literal[False] = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
 @overload
-def linear_attention(query: Tensor, key: Tensor, value: Tensor, *, feature_map: FeatureMap = ..., is_causal: bool = ..., form: str = ..., chunk: int = ..., state: tuple[Tensor, Tensor | None] | None = ..., valid_lens: Tensor | None = ..., normalize: bool = ..., return_state: Literal[True]) -> tuple[Tensor, LinearState]: ...  # noqa: E501  # fmt: skip
+def linear_attention(query: Tensor, key: Tensor, value: Tensor, *, feature_map: FeatureMap = ..., is_causal: bool = ..., form: str = ..., chunk: int = ..., state: tuple[Tensor, Tensor | None] | None = ..., valid_lens: Tensor | None = ..., documents: Tensor | None = ..., normalize: bool = ..., return_state: Literal[True]) -> tuple[Tensor, LinearState]: ...  # noqa: E501  # fmt: skip
 def linear_attention(
     query: Tensor,
     key: Tensor,
@@ -41,6 +42,7 @@ def linear_attention(
     chunk: int = 64,
     state: tuple[Tensor, Tensor | None] | None = None,
     valid_lens: Tensor | None = None,
+    documents: Tensor | None = None,
     normalize: bool = True,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, LinearState]:
@@ -69,6 +71,9 @@ def linear_attention(
         The sums over keys that came before, which every query sees; None where there are none.
     valid_lens : Tensor (B,) of int, optional
         How many keys of each sequence are real; what is beyond has no influence and is not in the state.
+    documents : Tensor (L,) or (B, L) of int, optional
+        The document of each step of a causal call: neighbours with equal numbers are one, and queries see their own
+        alone. A state goes on in the first one, and is returned of the last.
     normalize : bool, default True
         Whether to divide by φ(q)·z. With "identity" and other maps that may be negative it can come near 0: say False.
     return_state : bool, default False
@@ -108,12 +113,15 @@ def linear_attention(
     with _autocast.suspended(query.device.type):
         query, key, value, real = cleared(name, query, key, value, valid_lens)
         query, key = features(name, function, query, key, real)
+        runs = document_runs(name, documents, key, is_causal)
         matrix, normalizer = initial(name, state, key, value, normalize)
         if normalizer is not None:
             # One more column, of ones, sums up what the others are divided by.
             value = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1)
             matrix = torch.cat([matrix, normalizer.unsqueeze(-1)], -1)
-        output, matrix = recurrence(query, key, value, None, matrix, form=form, chunk=chunk, is_causal=is_causal)
+        output, matrix = recurrence(
+            query, key, value, None, matrix, form=form, chunk=chunk, is_causal=is_causal, runs=runs
+        )
         if normalizer is not None:
             output, total = output[..., :-1], output[..., -1:]
             matrix, normalizer = matrix[..., :-1], matrix[..., -1]
@@ -279,6 +287,7 @@ class LinearAttention(ProjectedHeads):
         valid_lens: Tensor | None = None,
         *,
         is_causal: bool = False,
+        documents: Tensor | None = None,
         state: tuple[Tensor, Tensor | None] | None = None,
         return_state: bool = False,
     ) -> Tensor | tuple[Tensor, LinearState]:
@@ -295,6 +304,8 @@ class LinearAttention(ProjectedHeads):
             How many keys of each sequence are real; what is beyond has no influence.
         is_causal : bool, default False
             Whether query i sees keys 0 to i alone.
+        documents : Tensor (L,) or (B, L) of int, optional
+            The document of each step of a causal call; queries see their own alone.
         state : LinearState, optional
             That of the keys before.
         return_state : bool, default False
@@ -317,6 +328,7 @@ class LinearAttention(ProjectedHeads):
             chunk=self.chunk,
             state=state,
             valid_lens=valid_lens,
+            documents=documents,
             normalize=self.normalize,
             return_state=True,
         )

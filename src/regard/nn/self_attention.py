@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as torch_attention  # bound once: users replace it
 
 from regard._attention import attention
 from regard._aux import Aux, AuxRequest
 from regard._catalogue import mechanism
-from regard._constraints import floats, probability, size
+from regard._constraints import floats, probability
 from regard._errors import rejected
 from regard.engines import EngineLike
 from regard.masks import MaskLike
 from regard.nn._parts import PartLayer, current, unusual
 from regard.nn._scored import ScoredAttention
-from regard.nn.context import SequenceContext
+from regard.nn.grouped_projections import GroupedProjections
 from regard.nn.kv_cache import KVCache
 from regard.nn.rotary import Rotary, Rotation
 from regard.nn.slot_cache import SlotCache
@@ -33,7 +34,7 @@ from regard.scores import ScoreLike
     learned="W_QKV ((H + 2·G)·D, E), W_O (E, H·D), biases",
     cost="O(L·E² + L²·E)",
 )
-class SelfAttention(PartLayer):
+class SelfAttention(PartLayer, GroupedProjections):
     """Multi-head self-attention of language models: one product makes queries, keys and values.
 
     Head h of width D is ``softmax(R(X W_Qʰ) R(X W_Kᵍ)ᵀ / √D) X W_Vᵍ``, where R turns rows by their positions if there
@@ -105,21 +106,11 @@ class SelfAttention(PartLayer):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__()
-        E, H = size(self, "embed_dim", embed_dim), size(self, "num_heads", num_heads)
-        self.num_kv_heads = H if num_kv_heads is None else size(self, "num_kv_heads", num_kv_heads)
-        if H % self.num_kv_heads:
-            raise rejected("SelfAttention", "num_kv_heads", f"divide num_heads {H}", num_kv_heads)
-        if head_dim is None and E % H:
-            raise rejected("SelfAttention", "num_heads", f"divide embed_dim {E}", H)
-        self.embed_dim, self.num_heads = E, H
-        self.head_dim = E // H if head_dim is None else size(self, "head_dim", head_dim)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        heads: dict[str, Any] = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "bias": bias, "out_bias": out_bias}
+        super().__init__(embed_dim, num_heads, **heads, **where)
         self.dropout = probability(self, "dropout", dropout)
         self.score, self.normalizer, self.rotary, self.engine = score, normalizer, rotary, engine
-        self.context: SequenceContext | None = None
-        where = {"device": device, "dtype": dtype}
-        self.qkv: nn.Module = nn.Linear(E, (H + 2 * self.num_kv_heads) * self.head_dim, bias=bias, **where)
-        self.out = nn.Linear(H * self.head_dim, E, bias=bias if out_bias is None else out_bias, **where)
         self.reset_parameters()
 
     @overload
@@ -156,16 +147,16 @@ class SelfAttention(PartLayer):
         if cache is not None and self.context is not None:
             raise rejected("SelfAttention", "cache", "be None where several processes hold a sequence", cache)
         before = 0 if cache is None else len(cache)
-        if self.rotary is None:
-            q, k, v = self.projected(x)
-        else:
+        turn = None
+        if self.rotary is not None:
             if rotation is None:
                 if self.context is None:
                     steps = torch.arange(before, before + x.shape[1], device=x.device)
                 else:
                     steps = self.context.positions(x.shape[1] * self.context.size, x.device)
                 rotation = self.rotary.rotation(steps, x.dtype)
-            q, k, v = self.projected(x, rotation)
+            turn = partial(self.rotary.turn, rotation=rotation)
+        q, k, v = self.projected(x, turn)
         if cache is not None:
             k, v = cache.append(k, v)
         try:
@@ -186,38 +177,6 @@ class SelfAttention(PartLayer):
         if return_aux is None:
             return self.out(output.transpose(1, 2).flatten(2))
         return self.out(output[0].transpose(1, 2).flatten(2)), output[1]
-
-    def projected(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (B, H, L, D), keys and values (B, G, L, D) of rows (B, L, E); the first two may be turned."""
-        B, L, _ = x.shape
-        made = self.qkv(x)
-        if isinstance(made, tuple):  # of SplitProjection; there may be fewer heads than the layer has
-            q, k, v = (each.view(B, L, -1, self.head_dim).transpose(1, 2) for each in made)
-            if rotation is not None and self.rotary is not None:
-                q, k = self.rotary.turn(q, rotation), self.rotary.turn(k, rotation)
-            return q, k, v
-        H, G = self.num_heads, self.num_kv_heads
-        heads = made.view(B, L, -1, self.head_dim).transpose(1, 2)
-        if rotation is None or self.rotary is None:
-            q, k, v = heads.split((H, G, G), 1)
-            return q, k, v
-        turned, v = heads.split((H + G, G), 1)  # one turn for both
-        q, k = self.rotary.turn(turned, rotation).split((H, G), 1)
-        return q, k, v
-
-    @property
-    def rows(self) -> tuple[int, int, int]:
-        """How many rows of ``qkv.weight`` make queries, keys and values; they stand in this order."""
-        keys = self.num_kv_heads * self.head_dim
-        return self.num_heads * self.head_dim, keys, keys
-
-    def split_projection(self) -> None:
-        """Let three layers project to queries, keys and values, each of which can be divided by heads.
-
-        ``qkv`` becomes a :class:`SplitProjection` with the same numbers; the layer computes the same.
-        """
-        if isinstance(self.qkv, nn.Linear):
-            self.qkv = SplitProjection(self.qkv, self.rows)
 
     def _is_plain_step(self, q: Tensor, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None) -> bool:
         """Whether this is one query for each sequence, by the usual parts, with keys at most marked one by one."""
@@ -253,51 +212,16 @@ class SelfAttention(PartLayer):
 
     def reset_parameters(self) -> None:
         """Draw the matrices anew by Glorot's rule; biases are 0."""
-        assert isinstance(self.qkv, nn.Linear)
-        for layer in (self.qkv, self.out):
-            nn.init.xavier_uniform_(layer.weight)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+        super().reset_parameters()
         if isinstance(self.score, ScoredAttention):
             self.score.reset_parameters()
 
     def extra_repr(self) -> str:
         """Return the sizes, and what is not the default."""
-        settings = [f"embed_dim={self.embed_dim}", f"num_heads={self.num_heads}"]
-        usual: dict[str, Any] = {"num_kv_heads": self.num_heads, "head_dim": self.embed_dim // self.num_heads}
-        usual |= {"dropout": 0.0, "score": None, "normalizer": "softmax", "engine": "auto"}
+        usual: dict[str, Any] = {"dropout": 0.0, "score": None, "normalizer": "softmax", "engine": "auto"}
         return ", ".join(
-            [*settings, *(each for name, default in usual.items() for each in unusual(self, name, default))]
+            [super().extra_repr(), *(each for name, value in usual.items() for each in unusual(self, name, value))]
         )
-
-
-class SplitProjection(nn.Module):
-    """What one layer made, by three: rows of queries, of keys and of values.
-
-    Parameters
-    ----------
-    whole : Linear
-        Whose numbers it has, without a copy where they are on the meta device.
-    rows : tuple of int
-        How many rows of its weight each of the three gets, in order.
-    """
-
-    def __init__(self, whole: nn.Linear, rows: tuple[int, int, int]) -> None:
-        super().__init__()
-        for name, weight, bias in zip("qkv", whole.weight.split(rows), self._split(whole.bias, rows)):
-            layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-            layer.weight = nn.Parameter(weight.detach().clone(), whole.weight.requires_grad)
-            if bias is not None:
-                layer.bias = nn.Parameter(bias.detach().clone(), whole.bias.requires_grad)
-            self.add_module(name, layer)
-
-    @staticmethod
-    def _split(bias: Tensor | None, rows: tuple[int, int, int]) -> tuple[Tensor | None, ...]:
-        return (None, None, None) if bias is None else bias.split(rows)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the rows (..., H·D), (..., G·D) and (..., G·D) of rows (..., E)."""
-        return tuple(layer(x) for layer in self.children())
 
 
 def _step(q: Tensor, k: Tensor, v: Tensor, mask: Any, prefix: tuple[Tensor, Tensor] | None) -> Tensor:

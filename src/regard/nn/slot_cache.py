@@ -33,6 +33,8 @@ class Slots:
     ----------
     lengths : list of int
         Steps of each sequence in use, without the prefix.
+    finished : int
+        Steps of tokens that all layers have made.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Slots:
         self._ring = KVCache(window=window, sinks=sinks)  # knows where in a buffer a step stands
         self.prefix, self.device = prefix, device
         self.lengths: list[int] = []
+        self.finished = 0
         self._begun: tuple[int, ...] | None = None
 
     def begin(self) -> None:
@@ -98,6 +101,7 @@ class Slots:
     def finish(self) -> None:
         """Count the step that every layer has written."""
         self.lengths = [length + 1 for length in self.lengths]
+        self.finished += 1
 
     def _tensor(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, device=self.device)

@@ -99,7 +99,8 @@ def forward_flops(shape: Shape, length: int | None = None, documents: Sequence[i
     """Count the operations of a token on the way forward.
 
     A head's scores take 2·D operations for every visible pair, and its weighted values as many; a matrix of n numbers
-    takes 2·n for every token (Kaplan 2020, arXiv 2001.08361, table 1).
+    takes 2·n for every token (Kaplan 2020, arXiv 2001.08361, table 1). Of linear attention, each token writes a product
+    to a head's matrix, 2·D² operations that are told as scores, and reads it, as many that are told as values.
 
     Parameters
     ----------
@@ -122,7 +123,7 @@ def forward_flops(shape: Shape, length: int | None = None, documents: Sequence[i
     for stack in shape.stacks:
         layers += stack.depth * sum(each.flops for each in stack.layer.weights)
         for attention in stack.layer.attentions:
-            pairs = visible_pairs(L, attention, documents) / L
+            pairs = attention.head_width if attention.linear else visible_pairs(L, attention, documents) / L
             scores += stack.depth * 2 * attention.heads * attention.head_width * pairs
     head = sum(each.flops / (L if each.multiplies == "sequences" else 1) for each in shape.rest)
     return Flops(layers, head, scores, scores)

@@ -163,7 +163,10 @@ def layer_activations(layer: Layer, recipe: Recipe, attended: int | None = None)
     for attention in layer.attentions:
         H = attention.heads
         weight = 2 * element + 1 if layer.attention_dropout else element
-        found += H * S * weight if recipe.keeps_scores else 4 * H
+        if attention.linear:
+            found += 4 * H * _linear_numbers(attention.head_width)
+        else:
+            found += H * S * weight if recipe.keeps_scores else 4 * H
     return found
 
 
@@ -171,6 +174,15 @@ def _attention_rows(attention: AttentionShape) -> int:
     """Return how many numbers an attention keeps of each token."""
     H, G, D = attention.heads, attention.kv_heads, attention.head_width
     return (2 * H + 2 * G) * D + ((H + G) * D if attention.rotary else 0)
+
+
+def _linear_numbers(width: int) -> float:
+    """Return about how many numbers of float32 a head of linear attention keeps of each token.
+
+    Features, masked ones, outputs before and after they are divided; a row of a chunk's products; and two matrices of
+    sums for each chunk of 64 tokens. Which of these torch keeps was counted.
+    """
+    return 8 * width + 64 + 2 * width**2 / 64
 
 
 def activation_memory(shape: Shape, recipe: Recipe, layout: Layout | None = None) -> float:
@@ -253,6 +265,8 @@ def training_memory(shape: Shape, recipe: Recipe, layout: Layout | None = None) 
 def cache_memory(shape: Shape, tokens: int, element: int = 2) -> float:
     """Return the bytes of the keys and values of so many tokens, in all layers that write one token after the other.
 
+    Of linear attention, they are those of one sequence's sums in float32, however many tokens it has.
+
     Parameters
     ----------
     shape : Shape
@@ -271,6 +285,8 @@ def cache_memory(shape: Shape, tokens: int, element: int = 2) -> float:
     found = 0
     for stack in shape.stacks:
         if stack.layer.attentions[0].causal:
-            numbers = sum(2 * each.kv_heads * each.head_width for each in stack.layer.attentions)
-            found += stack.depth * numbers * tokens * element
+            for each in stack.layer.attentions:
+                D = each.head_width
+                kept = each.heads * D * (D + 1) * 4 if each.linear else 2 * each.kv_heads * D * tokens * element
+                found += stack.depth * kept
     return float(found)

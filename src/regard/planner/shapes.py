@@ -76,6 +76,8 @@ class AttentionShape:
         First keys that all later queries see beside their window.
     rotary : bool
         Whether turned copies of queries and keys are kept for the backward pass.
+    linear : bool
+        Whether keys and values are summed to a matrix (D, D) for each head, in place of scores.
     """
 
     heads: int
@@ -85,6 +87,7 @@ class AttentionShape:
     window: int | None = None
     sinks: int = 0
     rotary: bool = False
+    linear: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,7 @@ def shape_of(config: object, name: str = "model") -> Shape:  # noqa: ARG001
 @shape_of.register
 def _decoder(config: DecoderLMConfig, name: str = "model") -> Shape:
     E, N = config.width, config.vocabulary
-    seen: dict[str, Any] = {"causal": True, "window": config.window, "sinks": config.sinks}
+    seen: dict[str, Any] = {"causal": True, "window": config.window, "sinks": config.sinks, "linear": config.linear}
     layer = _language_layer(config, replace(_attention(config), **seen))
     rest = [Weight("embeddings", (N, E)), *_positions(config, config.longest, E), *_norm(config, E)]
     rest.append(Weight("head", (N, E), "tokens", stored=not config.tied))

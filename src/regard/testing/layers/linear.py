@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard import masks
 from regard.nn.fast_weights import FastWeights
 from regard.nn.linear import LinearAttention
+from regard.nn.linear_self_attention import LinearSelfAttention
 from regard.testing.layers.sample import Array, Call, Padded, array, first, sample
 
 LENGTHS = torch.tensor([3, 5])
@@ -122,3 +124,35 @@ sample("LinearAttention", _layer(LinearAttention, kdim=6, vdim=7), _other(4), _l
 for name, options in FAST.items():
     sample("FastWeights", _layer(FastWeights, **options), _itself(), _fast, own, name)
 sample("FastWeights", _layer(FastWeights, kdim=6, vdim=7), _other(5), _fast, others, "cross")
+
+
+def _linear_self(layer: Any, x: Tensor, attn_mask: Any = None) -> Array:
+    """Return what each of (B, L, C) reads of the rows up to it, of its own document if there are any."""
+    rows, D, H, G = array(x) @ array(layer.qkv.weight).T, layer.head_dim, layer.num_heads, layer.num_kv_heads
+    rows = rows + (0 if layer.qkv.bias is None else array(layer.qkv.bias))
+    pieces = [rows[..., i * D : (i + 1) * D] for i in range(H + 2 * G)]
+    visible = np.tri(x.shape[1], dtype=bool)[None]
+    if attn_mask is not None:
+        ids = array(attn_mask.ids)
+        visible = visible & (ids[..., :, None] == ids[..., None, :])
+    heads = []
+    for h in range(H):
+        query, key = (FEATURES[layer.feature_map](each) for each in (pieces[h], pieces[H + h // (H // G)]))
+        weights = np.where(visible, np.einsum("bld,bsd->bls", query, key), 0.0)
+        heads.append(weights / weights.sum(-1, keepdims=True) @ pieces[H + G + h // (H // G)])
+    return np.concatenate(heads, -1) @ array(layer.out.weight).T + array(layer.out.bias)
+
+
+sample(
+    "LinearSelfAttention",
+    lambda **where: LinearSelfAttention(8, 4, num_kv_heads=2, **where),
+    lambda new: ((new(2, 5, 8),), {}),
+    _linear_self,
+)
+sample(
+    "LinearSelfAttention",
+    lambda **where: LinearSelfAttention(8, 2, head_dim=3, bias=False, out_bias=True, **where),
+    lambda new: ((new(2, 5, 8), masks.document(torch.tensor([0, 0, 1, 1, 1]))), {}),
+    _linear_self,
+    variant="documents",
+)

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.data.corruption import corrupt_spans, mask_tokens
+from regard.data.corruption import corrupt_spans, hide_spans, mask_tokens
 from regard.data.packing import IGNORE_INDEX
+from regard.text.ragged import Ragged
 from regard.text.tokenizer import Tokenizer
 
 
@@ -116,6 +117,34 @@ def test_places_of_spans_are_uniform() -> None:
     kinds, counts = torch.unique(read, dim=0, return_counts=True)
     assert len(kinds) == 2 * 3  # two spans of three tokens, and two of the four others, each in all ways
     assert float(counts.min() / counts.max()) > 0.85
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    texts=st.lists(st.lists(st.integers(0, 20), max_size=12), min_size=1, max_size=8),
+    share=st.floats(0.05, 0.9), mean=st.floats(1, 4), times=st.integers(1, 3),
+)  # fmt: skip
+def test_hidden_spans_come_back_in_order(texts: list[list[int]], share: float, mean: float, times: int) -> None:
+    sentinels = list(range(100, 112))
+    read, written = hide_spans(Ragged.of(texts), sentinels, 3, share=share, mean_length=mean, times=times)
+    restored = []
+    for left, right in zip(read, written):
+        spans: dict[int, list[int]] = {}
+        for number in right.tolist():
+            if number in sentinels:
+                spans[number] = []
+            else:
+                spans[max(spans)].append(number)
+        assert list(spans) == sentinels[: len(spans)] == [each for each in left.tolist() if each in sentinels]
+        restored.append([token for number in left.tolist() for token in spans.get(number, [number])])
+    assert restored == [text for text in texts if len(text) > 1] * times
+    again = hide_spans(Ragged.of(texts), sentinels, 3, share=share, mean_length=mean, times=times)
+    assert [each.numbers.tolist() for each in again] == [read.numbers.tolist(), written.numbers.tolist()]
+
+
+def test_spans_are_others_each_time() -> None:
+    read, _ = hide_spans(Ragged.of([list(range(40))]), list(range(100, 112)), 0, times=4)
+    assert len({tuple(each.tolist()) for each in read}) == 4
 
 
 @pytest.mark.parametrize(

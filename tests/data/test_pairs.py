@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data.pairs import Count, Pairs, read_pairs, split
+from regard.data.pairs import Count, Pairs, read_pairs, read_texts, split
 from regard.text.normalization import normalize
 
 
@@ -131,6 +131,18 @@ def test_sides_of_unequal_length(tmp_path: Path, ours: int, theirs: int) -> None
     source, target = _file(tmp_path, "a", "x\n" * ours), _file(tmp_path, "b", "y\n" * theirs)
     expected = f"read_pairs: {target} must have as many lines as {source} ({ours}), got {theirs}."
     assert _refused(source, target) == expected
+
+
+def test_texts_are_their_own_targets_and_long_ones_come_in_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "texts"
+    path.write_text("One two  three four five\n\none two three\nsix\n")
+    texts = read_texts(path, words=3, lowercase=True)
+    assert texts.sources == ["one two three", "four five", "six"] and texts.targets is texts.sources
+    assert texts.report()[0].endswith("texts: 3 texts of 3 lines")
+    assert texts.counts == (Count("left out, identical to an earlier text", 1, 2),)
+    assert len(read_texts(path, words=3, lowercase=True, duplicates=True)) == 4
+    with pytest.raises(ValueError, match="exist, got no such file or folder"):
+        read_texts(tmp_path / "nothing")
 
 
 def test_a_damaged_gzip_file(tmp_path: Path) -> None:

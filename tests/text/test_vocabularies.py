@@ -196,6 +196,17 @@ def test_sampled_texts_are_the_texts_in_other_pieces(vocabulary: SubwordVocabula
     assert (again.numbers == sampled.numbers).all() and (again.offsets == sampled.offsets).all()
 
 
+@pytest.mark.parametrize("kind", SUBWORDS)
+def test_sentinels_stand_behind_all_others_and_in_no_text(kind: str) -> None:
+    plain = SubwordVocabulary.train(TEXTS, kind, 85 if kind != "characters" else None)
+    made = plain.with_sentinels(5)
+    assert made.sentinels == list(range(len(plain), len(plain) + 5)) and plain.sentinels == []
+    assert all(made.encode(text) == plain.encode(text) for text in TEXTS)
+    again = Vocabulary.from_json(json.loads(json.dumps(made.to_json())))
+    assert isinstance(again, SubwordVocabulary) and again.sentinels == made.sentinels
+    assert len(made.decode([*plain.encode(TEXTS[0]), made.sentinels[2]])) == len(normalize(TEXTS[0])) + 1
+
+
 def test_what_has_no_merges_is_not_sampled() -> None:
     with pytest.raises(
         ValueError, match=r"SubwordVocabulary\.sample_all: vocabulary must have the merges of 'bpe', got unigram"

@@ -50,7 +50,7 @@ class Copier(EncoderDecoder):
     def start(self, memory, beams):
         raise NotImplementedError
 
-    def step(self, last, memory, state):
+    def step(self, last, memory, state, out=None):
         raise NotImplementedError
 
     def align(self, source, lengths, target):

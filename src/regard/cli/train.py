@@ -76,6 +76,10 @@ def _train(console: Console, experiment: Experiment, resume: bool) -> None:
         experiment.say(
             "BLEU is 0 where no four words in a row are right: --set training.metric=chrf ranks short texts."
         )
+    if experiment.task.hides:
+        start = shlex.quote(str(out))
+        experiment.say(f"The model is in {out}. Now try:  regard train translation --data pairs.tsv --start {start}")
+        return
     word, example = ("translate", '"some text"') if task == "translation" else ("pronounce", "someword")
     shown = "--alignment " * bool(translator.model.maps)
     experiment.say(f"The model is in {out}. Now try:  regard {word} --model {shlex.quote(str(out))} {shown}{example}")
@@ -99,7 +103,7 @@ def options_table(task: str, options: Path | None, changes: dict[str, Any]) -> d
     start = table.get("start")
     folder = folder_of(Path(start)) if start else None
     model = None if folder is None else SequenceModel.load(folder)
-    table["kind"] = _kind(table.get("kind", "recurrent" if model is None else model.kind))
+    table["kind"] = _kind(table.get("kind", get_task(task).kind if model is None else model.kind))
     _attention(table)
     if model is not None:
         table = inherit_options(table, model) | {"start": str(folder)}

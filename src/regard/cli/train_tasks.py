@@ -50,6 +50,7 @@ def _train_on_pairs(task: str, text: str) -> None:
 
 
 _train_on_pairs("translation", "Learn to translate from pairs of sentences.")
+_train_on_pairs("span-corruption", "Learn hidden spans of the lines of text in --data, before translation.")
 _train_on_pairs("pronunciation", "Learn to pronounce from words and their phonemes.")
 
 

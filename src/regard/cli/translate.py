@@ -18,6 +18,7 @@ from regard.decoding.predictions import Prediction, PredictionOptions
 from regard.decoding.sequence_model import SequenceModel
 from regard.inspect import draw, legend, save_html, save_png
 from regard.models.folders import CONFIG
+from regard.translation.tasks import SpanCorruption
 
 #: Lines that are read before the first is answered, where standard input is no terminal.
 _AHEAD = 1024
@@ -75,7 +76,11 @@ def run(
 
 def load(folder: Path) -> SequenceModel:
     """Load a model from its folder or, where there is none, by the name of one that comes along."""
-    return SequenceModel.load(folder_of(folder))
+    model = SequenceModel.load(folder_of(folder))
+    if model.about.get("task") == SpanCorruption.name:
+        got = "one that restores spans: train it on pairs with `regard train translation --start`"
+        raise rejected("regard", "model", "be a model that translates", got)
+    return model
 
 
 def folder_of(folder: Path) -> Path:

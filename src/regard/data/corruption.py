@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from regard._errors import described, rejected
 from regard.data.packing import IGNORE_INDEX
+from regard.text.ragged import Ragged
 
 #: Of the tokens that are to be restored: the share that is masked, and that which is another token at random.
 _MASKED, _RANDOM = 0.8, 0.1
@@ -167,6 +169,43 @@ def corrupt_spans(
     if end is not None:
         read, write = (torch.nn.functional.pad(each, (0, 1), value=end) for each in (read, write))
     return (read, write) if tokens.dim() == 2 else (read[0], write[0])
+
+
+def hide_spans(
+    texts: Ragged, sentinels: Sequence[int], seed: int, *, share: float = 0.15, mean_length: float = 3.0, times: int = 1
+) -> tuple[Ragged, Ragged]:
+    """Return sequences of unequal lengths with spans hidden, and the spans, as :func:`corrupt_spans` does.
+
+    Parameters
+    ----------
+    texts : Ragged
+        Those of fewer than two tokens are left out.
+    sentinels : sequence of int
+    seed : int
+    share, mean_length : float
+    times : int, default 1
+        How often all of the texts come, with other spans each time.
+
+    Examples
+    --------
+    >>> from regard.text.ragged import Ragged
+    >>> read, write = hide_spans(Ragged.of([[5, 6, 7, 8], [9], [4, 4]]), [99], 1)
+    >>> read.lengths.tolist(), write.lengths.tolist()
+    ([4, 2], [2, 2])
+    """
+    generator = torch.Generator().manual_seed(seed)
+    lengths = np.tile(texts.lengths, times)
+    kept = np.flatnonzero(lengths > 1)
+    sides: tuple[list[list[int]], list[list[int]]] = ([[]] * len(kept), [[]] * len(kept))
+    for length in np.unique(lengths[kept]):
+        places = np.flatnonzero(lengths[kept] == length)
+        rows, _ = texts.padded(kept[places] % len(texts))
+        made = corrupt_spans(rows, sentinels, generator, share=share, mean_length=mean_length)
+        for side, each in zip(sides, made):
+            for place, row in zip(places, each.tolist()):
+                side[place] = row
+    read, written = (Ragged.of(side) for side in sides)
+    return read, written
 
 
 def _segments(rows: int, total: int, count: int, generator: torch.Generator) -> Tensor:

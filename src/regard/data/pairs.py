@@ -10,6 +10,7 @@ from itertools import count, zip_longest
 from pathlib import Path
 
 from regard._errors import rejected
+from regard.data.documents import read_documents
 from regard.data.files import DAMAGED, display_name, not_text, open_file
 from regard.text.normalization import normalize
 
@@ -17,6 +18,7 @@ from regard.text.normalization import normalize
 _LONGEST_LINE = 1 << 20
 _EMPTY = "left out, a side is empty"
 _DUPLICATE = "left out, identical to an earlier pair"
+_REPEATED = "left out, identical to an earlier text"
 _COPY = "left out, both sides are the same"
 _FURTHER = "further columns ignored"
 
@@ -100,7 +102,8 @@ class Pairs:
 
     def report(self) -> list[str]:
         """Return what was read, and a line for each kind of line that was left out or ignored."""
-        read = f"{self.name}: {len(self):,} pairs" + (f" of {self.lines:,} lines" if self.lines else "")
+        what = "texts" if self.sources is self.targets else "pairs"
+        read = f"{self.name}: {len(self):,} {what}" + (f" of {self.lines:,} lines" if self.lines else "")
         return [read, *(f"{each.what}: {each.count:,} (first in line {each.line:,})" for each in self.counts)]
 
 
@@ -179,6 +182,39 @@ def read_pairs(
     if not pairs:
         raise rejected("read_pairs", name, "have a pair that can be used", f"none: {'; '.join(pairs.report()[1:])}")
     return pairs
+
+
+def read_texts(path: str | Path, *, words: int = 200, lowercase: bool = False, duplicates: bool = False) -> Pairs:
+    """Read lines of text, each to be written as it stands: what spans are hidden in.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file or folder, as :func:`~regard.data.documents.read_documents` takes it; ``"-"`` is standard input.
+    words : int, default 200
+        The most words of a text; a longer line comes in pieces.
+    lowercase : bool, default False
+    duplicates : bool, default False
+        Keep texts that are identical to an earlier one.
+
+    Raises
+    ------
+    ValueError
+        As :func:`~regard.data.documents.read_documents`.
+    """
+    tally, seen, number = Tally(_REPEATED), set[str](), 0
+    found: list[str] = []
+    for number, line in enumerate(read_documents(path, per="line", function="train"), start=1):
+        parts = normalize(line, lowercase).split()
+        for first in range(0, len(parts), words):
+            text = " ".join(parts[first : first + words])
+            if text in seen:
+                tally.add(_REPEATED, number)
+                continue
+            found.append(text)
+            if not duplicates:
+                seen.add(text)
+    return Pairs(found, found, display_name(path), number, tally.counts())
 
 
 def split(pairs: Pairs, held_out: float | int, *, seed: int = 0) -> tuple[Pairs, Pairs]:

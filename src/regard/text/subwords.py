@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import json
 import math
 import warnings
 from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -15,13 +14,13 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, models, trainers
-from tokenizers.pre_tokenizers import Split
+from tokenizers import Tokenizer, models
 
 from regard._errors import RegardWarning, rejected, unknown_name
 from regard.text.bpe_dropout import merge_pairs
 from regard.text.normalization import normalize
 from regard.text.ragged import Ragged
+from regard.text.subword_training import PARTS, alphabet, learned
 from regard.text.vocabulary import (
     FIRST,
     SUBWORDS,
@@ -38,12 +37,10 @@ from regard.text.words import Span, find_words, locate_tokens
 
 #: How many subwords are learned where nothing else is asked.
 _SIZE = 8000
-#: The most characters of a subword.
-_LONGEST = 16
-#: No subword goes beyond one of these, each with the space before it: a word with its apostrophes, a digit, signs.
-_PARTS = Split(Regex(r" ?\p{L}[\p{L}\p{M}]*(?:['’]\p{L}[\p{L}\p{M}]*)*| ?\p{N}| ?[^ \p{L}\p{N}]+"), "isolated")
 #: In how many ways a word is split, where that is drawn.
 _WAYS = 8
+#: Unicode's area for private use, whose last part are sentinels: texts use the first, if any.
+_SENTINELS = range(0xF000, 0xF900)
 #: The numbers of a text's words are looked up for so many different words at a time.
 _BLOCK = 1 << 16
 
@@ -103,7 +100,7 @@ class SubwordVocabulary(Vocabulary):
             merges = [tuple(rule) for rule in self.rules]
             model = models.BPE(vocab=numbers, merges=merges, unk_token=reserved[UNKNOWN])
         self._tokenizer = Tokenizer(model)
-        self._tokenizer.pre_tokenizer = _PARTS
+        self._tokenizer.pre_tokenizer = PARTS
 
     def _check(self) -> None:
         if len(set(self.pieces)) != len(self.pieces):
@@ -168,23 +165,38 @@ class SubwordVocabulary(Vocabulary):
         lines = [f" {text}" for text in (normalize(text, lowercase) for text in texts) if text]
         if not lines:
             raise rejected("SubwordVocabulary.train", "texts", "have a text that is not empty", "none")
-        alphabet, dropped = _alphabet(lines, rare)
+        letters, dropped = alphabet(lines, rare)
         special = FIRST + 256 * byte_fallback
-        least = special + len(alphabet)
+        least = special + len(letters)
         usual = least if kind == "characters" else max(_SIZE, least)
         asked = usual if size is None else size
         if asked < least:
-            expected = f"be at least {least}, for the {len(alphabet)} characters of these texts"
+            expected = f"be at least {least}, for the {len(letters)} characters of these texts"
             raise rejected("SubwordVocabulary.train", "size", expected, asked)
         if dropped:
             away = str.maketrans(dict.fromkeys(dropped, " "))
             lines = [f" {' '.join(line.translate(away).split())}" for line in lines]
-        pieces, rules = _learned(lines, kind, asked - special, alphabet)
+        pieces, rules = learned(lines, kind, asked - special, letters)
         vocabulary = cls(kind, pieces, rules, lowercase=lowercase, byte_fallback=byte_fallback)
         if size is not None and len(vocabulary) < size:
             reached = f"a vocabulary of size {size:,} is more than these texts support: {len(vocabulary):,}."
             warnings.warn(f"SubwordVocabulary.train: {reached}", RegardWarning, stacklevel=2)
         return vocabulary
+
+    def with_sentinels(self, count: int) -> SubwordVocabulary:
+        """Return the vocabulary with so many more pieces behind the others, which stand in no text.
+
+        Each is a character of Unicode's private use area; of unigrams they are the least likely.
+        """
+        made = tuple(map(chr, _SENTINELS[:count]))
+        rules = (*self.rules, *[min(self.rules, default=0.0)] * count) if self.kind == "unigram" else self.rules
+        more = {"lowercase": self.lowercase, "byte_fallback": self.byte_fallback}
+        return SubwordVocabulary(self.kind, (*self.pieces, *made), rules, **more)
+
+    @property
+    def sentinels(self) -> list[int]:
+        """The numbers of the pieces of :meth:`with_sentinels`."""
+        return [number for piece, number in self._numbers.items() if len(piece) == 1 and ord(piece) in _SENTINELS]
 
     def __len__(self) -> int:
         return len(self._bytes)
@@ -208,7 +220,7 @@ class SubwordVocabulary(Vocabulary):
     def _another(self, word: str, plain: list[int], dropout: float, drawn: Random) -> list[int]:
         """Return the numbers of a word that is split in another way; of one with unknown characters, as it is."""
         numbers: list[int] = []
-        for part, _ in _PARTS.pre_tokenize_str(word):
+        for part, _ in PARTS.pre_tokenize_str(word):
             for piece in merge_pairs(part, self._ranks, dropout, drawn):
                 if piece not in self._numbers:
                     return plain
@@ -343,52 +355,3 @@ class SubwordVocabulary(Vocabulary):
         if number < self._first:
             return f"<0x{number - FIRST:02X}>"
         return self.pieces[number - self._first].replace(" ", "▁")
-
-
-def _alphabet(lines: list[str], rare: float) -> tuple[list[str], list[str]]:
-    """Return the characters that are at least such a share of the texts, with the space, and the other ones."""
-    counts: Counter[str] = Counter()
-    for line in lines:
-        counts.update(line)
-    least = rare * counts.total()
-    # The trainers end words with zeros. A space begins each text.
-    dropped = sorted(letter for letter, count in counts.items() if count < least or letter == "\0")
-    return sorted({" ", *counts}.difference(dropped)), [letter for letter in dropped if letter != " "]
-
-
-def _learned(lines: list[str], kind: str, size: int, alphabet: list[str]) -> tuple[list[str], list[Any]]:
-    """Return at most ``size`` pieces, the alphabet among them, and the rules of this kind."""
-    if kind == "characters":
-        return alphabet, []
-    tokenizer = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
-    tokenizer.pre_tokenizer = _PARTS
-    shared: dict[str, Any] = {"vocab_size": size, "show_progress": False, "special_tokens": []}
-    if kind == "bpe":
-        shared |= {"initial_alphabet": alphabet, "limit_alphabet": len(alphabet), "max_token_length": _LONGEST}
-        tokenizer.train_from_iterator(lines, trainers.BpeTrainer(min_frequency=2, **shared))
-        numbers = tokenizer.get_vocab()
-        return sorted(numbers, key=numbers.__getitem__), [tuple(rule) for rule in _model(tokenizer)["merges"]]
-    trainer = trainers.UnigramTrainer(max_piece_length=_LONGEST, unk_token=None, **shared)
-    tokenizer.train_from_iterator(lines, trainer)
-    # Sums over threads differ in their last digits: without these, the same texts give the same file.
-    scores = _settled({piece: round(score, 6) for piece, score in _model(tokenizer)["vocab"]})
-    pieces = sorted(scores, key=lambda piece: (-scores[piece], piece))
-    # Near the least size the trainer gives more than it was asked for.
-    long = [piece for piece in pieces if len(piece) > 1]
-    surplus = set(long[max(0, len(long) - max(0, len(pieces) - size)) :])
-    pieces = [piece for piece in pieces if piece not in surplus]
-    return pieces, [scores[piece] for piece in pieces]
-
-
-def _settled(scores: dict[str, float]) -> dict[str, float]:
-    """Return scores in which letters that the trainer added last, each a step below another by chance, are equal."""
-    last: list[str] = []
-    for piece in sorted(scores, key=scores.__getitem__):
-        if len(piece) > 1 or (last and not math.isclose(scores[piece] - scores[last[-1]], 1e-4, abs_tol=2e-6)):
-            break
-        last.append(piece)
-    return scores | dict.fromkeys(last, min(scores.values()))
-
-
-def _model(tokenizer: Tokenizer) -> dict[str, Any]:
-    return json.loads(tokenizer.to_str())["model"]

@@ -15,7 +15,8 @@ from regard._errors import RegardWarning, rejected
 from regard.alignment.attention import best_map
 from regard.alignment.guidance import Guidance
 from regard.data.batches import Batches
-from regard.data.pairs import Pairs, read_pairs, split
+from regard.data.corruption import hide_spans
+from regard.data.pairs import Pairs, split
 from regard.decoding.beam_search import SearchOptions
 from regard.decoding.predictions import Prediction, PredictionOptions, report_truncated
 from regard.decoding.sequence_model import SequenceModel
@@ -68,10 +69,10 @@ class Experiment:
         self.task: Task = get_task(options.task)
         config = options.model_config(8, 8)  # what is wrong with it is said before anything is read
         self._guidance = Guidance(self.options, self.folder, config)
-        if getattr(config, "tied", None) == "all" and not options.vocabularies.joint:
+        if getattr(config, "tied", None) == "all" and not (options.vocabularies.joint or self.task.joint):
             raise rejected("train", "model.tied", "be 'none' or 'target' without a joint vocabulary", "'all'")
         if options.training.metric not in ("loss", *self.task.names):
-            expected = f"be loss or one of {', '.join(self.task.names)} for {options.task}"
+            expected = f"be {' or one of '.join(filter(None, ('loss', ', '.join(self.task.names))))} for {options.task}"
             raise rejected("train", "training.metric", expected, repr(options.training.metric))
         check_processes(options.training)
 
@@ -138,7 +139,7 @@ class Experiment:
         ended = train(learner, list(once.once()), training, self.folder, resume=resume, callbacks=callbacks)
         if ended.reason != "interrupt" and rank == 0:
             sequence_model.model.eval()
-            aligning = guided or best_map(sequence_model, learn, valid)
+            aligning = guided or ("" if self.task.hides else best_map(sequence_model, learn, valid))
             if len(model.maps) > 1 and aligning:
                 self.say(f"words are aligned by {aligning}")
                 sequence_model.about["aligning"] = aligning
@@ -166,6 +167,8 @@ class Experiment:
             )
         else:
             sources, targets = (vocabulary.encode_all(texts) for vocabulary, texts in sides)
+        if self.task.hides:
+            sources, targets = self._hidden(sources, sequence_model.source, sampled)
         fits = np.ones(len(sources), bool)
         for ragged, most in zip((sources, targets), sequence_model.longest):
             fits &= True if most is None else ragged.lengths <= most
@@ -179,6 +182,23 @@ class Experiment:
             raise rejected("train", "model.longest", "be at least the length of some pair in tokens", "less than any")
         return (sources.take(fit), targets.take(fit)), fit
 
+    def _hidden(self, texts: Ragged, vocabulary: Vocabulary, sampled: bool) -> tuple[Ragged, Ragged]:
+        """Return texts with spans hidden, and these spans; those to learn from several times, with others each time."""
+        from regard.text.subwords import SubwordVocabulary
+
+        assert isinstance(vocabulary, SubwordVocabulary)
+        data, seed = self.options.data, self.options.training.seed
+        spans_of_longest = round(round(data.span_share * int(texts.lengths.max())) / data.span_length)
+        if spans_of_longest > len(vocabulary.sentinels):
+            expected = f"be so small that no text has more than {len(vocabulary.sentinels)} spans"
+            raise rejected("train", "data.longest", expected, f"{data.longest}, and {spans_of_longest} spans")
+        spans: dict[str, Any] = {
+            "share": data.span_share,
+            "mean_length": data.span_length,
+            "times": _SPLITS if sampled else 1,
+        }
+        return hide_spans(texts, vocabulary.sentinels, 2 * seed + sampled, **spans)
+
     def scores(self, sequence_model: SequenceModel) -> dict[str, float]:
         """Return the task's scores of a model on the sources that the training held out, by beam search."""
         references = self._valid.references()
@@ -188,15 +208,16 @@ class Experiment:
         """Return the pairs to learn from and to validate with."""
         data, lowercase = self.options.data, self.options.vocabularies.lowercase
         if not data.data:
-            raise rejected("train", "data", "be given: a file of pairs separated by a tab", "none")
+            what = "text" if self.task.hides else "pairs separated by a tab"
+            raise rejected("train", "data", f"be given: a file of {what}", "none")
         reading: dict[str, Any] = {"words": data.longest, "lowercase": lowercase}
-        learn = read_pairs(data.data, data.targets or None, duplicates=data.duplicates, **reading)
+        learn = self.task.read(data.data, data.targets or None, duplicates=data.duplicates, **reading)
         for line in learn.report():
             self.say(line)
         if not resume:
             self._guidance.read(learn)
         if data.valid:
-            valid = read_pairs(data.valid, data.valid_targets or None, **reading)
+            valid = self.task.read(data.valid, data.valid_targets or None, **reading)
             for line in valid.report():
                 self.say(line)
             known, held = set(learn.sources), set(valid.sources)
@@ -210,7 +231,8 @@ class Experiment:
             if count == DataOptions.held_out:
                 count = min(count, max(1, len(set(learn.sources)) // 10))
             learn, valid = split(learn, count)
-            self.say(f"held out to validate: {len(set(valid.sources)):,} sources with {len(valid):,} targets")
+            what = "texts" if self.task.hides else f"sources with {len(valid):,} targets"
+            self.say(f"held out to validate: {len(set(valid.sources)):,} {what}")
         return learn, valid
 
     def _resumed(
@@ -249,8 +271,10 @@ class Experiment:
             files.write(record, self.options)
         return source, target
 
-    def _score(self, sequence_model: SequenceModel, valid: Pairs) -> Callable[[Any], dict[str, float]]:
+    def _score(self, sequence_model: SequenceModel, valid: Pairs) -> Callable[[Any], dict[str, float]] | None:
         """Return what a validation asks beside the loss: greedy search for some of the held-out sources."""
+        if not self.task.names:
+            return None
         references = dict(list(valid.references().items())[: self.options.training.validate_most])
         options = PredictionOptions(SearchOptions(beams=1))
 

@@ -39,6 +39,9 @@ class DataOptions(Options):
     align: bool = option(False, "make such links of the pairs to learn from", flag="--align",
                          short="Guide attention by links.")  # fmt: skip
     aligner: str = option("lexical", "what makes them", known=ALIGNERS)
+    #: Raffel 2020, arXiv 1910.10683.
+    span_share: float = option(0.15, "of span-corruption: share of the tokens that is hidden", above=0, below=1)
+    span_length: float = option(3.0, "of span-corruption: tokens of a hidden span, on average", least=1)
 
     def check(self) -> None:
         """Raise where options contradict each other, or one has no effect."""
@@ -63,7 +66,7 @@ class DataOptions(Options):
 class ExperimentOptions(RunOptions):
     """Everything that a run is asked for."""
 
-    task: str = option("translation", "translation or pronunciation", known=TASKS)
+    task: str = option("translation", "translation, pronunciation or span-corruption", known=TASKS)
     data: DataOptions = section(DataOptions, "where the pairs come from")
     vocabularies: VocabularyOptions = section(VocabularyOptions, "how symbols are made of texts")
     kind: str = option("recurrent", "of the model: recurrent or transformer", known=MODELS, flag="--model",
@@ -90,6 +93,15 @@ class ExperimentOptions(RunOptions):
             for name in ("kind", "size", "joint", "dropout"):
                 with in_section("vocabularies"):
                     self.vocabularies.leave_out(name, where)
+
+        if self.task == "span-corruption":
+            with in_section("data"):
+                for name in ("targets", "valid_targets", "alignments", "align"):
+                    self.data.leave_out(name, "for span-corruption, which has texts and no pairs")
+        else:
+            with in_section("data"):
+                for name in ("span_share", "span_length"):
+                    self.data.leave_out(name, "unless the task is span-corruption")
 
     def with_absolute_paths(self) -> Self:
         """Return the options with the files' names from the root on."""

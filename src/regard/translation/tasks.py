@@ -5,13 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from regard._errors import in_section, unknown_name
 from regard._schema import Options, option
-from regard.data.pairs import Pairs
+from regard.data.pairs import Pairs, read_pairs, read_texts
 from regard.text.vocabulary import SUBWORDS, SymbolVocabulary, Vocabulary
 from regard.translation.metrics import bleu, chrf, error_rates
+
+#: Spans that a text may have hidden, as many as T5's.
+_SENTINELS = 100
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,15 @@ class Task(ABC):
     name: str
     metric: str
     names: tuple[str, ...]
+    #: The usual kind of model; whether both sides have one vocabulary in any case.
+    kind = "recurrent"
+    joint = False
+    #: Whether spans of a text are hidden in what is read, and are what is written.
+    hides = False
+
+    def read(self, source: str, target: str | None, **how: Any) -> Pairs:
+        """Return the pairs of a file, or of two; ``how`` as :func:`~regard.data.pairs.read_pairs` takes it."""
+        return read_pairs(source, target, **how)
 
     @abstractmethod
     def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:
@@ -98,8 +110,32 @@ class Pronunciation(Task):
         return {"per": rates.symbol, "wer": rates.sequence}
 
 
+@final
+class SpanCorruption(Task):
+    """Texts with spans hidden into these spans: what a model can learn before translation (Raffel 2020)."""
+
+    name, metric, names = "span-corruption", "loss", ()
+    kind, joint, hides = "transformer", True, True
+
+    def read(self, source: str, target: str | None, **how: Any) -> Pairs:  # noqa: ARG002
+        return read_texts(source, **how)
+
+    def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:
+        from regard.text.subwords import SubwordVocabulary
+
+        kind, lowercase = options.kind, options.lowercase
+        count = None if kind == "characters" else options.size
+        with in_section("vocabularies"):
+            vocabulary = SubwordVocabulary.train(pairs.sources, kind, count, lowercase=lowercase)
+        vocabulary = vocabulary.with_sentinels(_SENTINELS)
+        return vocabulary, vocabulary
+
+    def scores(self, written: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:  # noqa: ARG002
+        return {}
+
+
 #: By name.
-TASKS: Mapping[str, Task] = {task.name: task for task in (Translation(), Pronunciation())}
+TASKS: Mapping[str, Task] = {task.name: task for task in (Translation(), Pronunciation(), SpanCorruption())}
 
 
 def get_task(name: str) -> Task:

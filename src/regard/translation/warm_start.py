@@ -10,6 +10,7 @@ from regard._errors import rejected
 from regard.decoding.sequence_model import SequenceModel
 from regard.models import EncoderDecoder
 from regard.translation.options import ExperimentOptions
+from regard.translation.tasks import SpanCorruption, Translation
 
 #: Fields of a model's config that parameters do not depend on.
 _FREE = ("dropout", "attention_dropout", "activation_dropout")
@@ -25,7 +26,8 @@ def inherit_options(table: Mapping[str, Any], start: SequenceModel) -> dict[str,
     """
     made = dict(table)
     task = start.about.get("task", made["task"])
-    if task != made["task"]:
+    # What was learned of texts is for translation; the other way round, there are no sentinels.
+    if task != made["task"] and not (task == SpanCorruption.name and made["task"] == Translation.name):
         raise rejected("train", "start", f"be a model for {made['task']}", f"one for {task}")
     if made.setdefault("kind", start.kind) != start.kind:
         raise _settled("kind", start.kind, made["kind"])

@@ -27,6 +27,8 @@ the name of a goal
     how well attention aligns words, there, too
 ``published``, ``predicted``, ``predicted:machine``
     big models beside their published counts, and small ones beside predictions, in docs/planning.md
+``language``
+    what language models were asked to reach, and reached, in docs/language-models.md
 
 The marks of docs/regression.md are filled from benchmarks/results/real-data.json; ``benchmarks.real_report.contents``
 says what they are.
@@ -43,7 +45,7 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from benchmarks import planning
+from benchmarks import language_goals, planning
 from benchmarks.alignment import summary as of_alignment
 from benchmarks.bench import LIMIT_NAMES
 from benchmarks.machine import ROOT
@@ -63,6 +65,8 @@ TRAINED, TRANSLATION = RESULTS / "translation.json", ROOT / "docs" / "translatio
 ALIGNED = RESULTS / "alignment.json"
 #: What small models take, beside what was predicted, and the page that shows it.
 PLANNED, PLANNING = RESULTS / "planning.json", ROOT / "docs" / "planning.md"
+#: The page that shows what language models reach.
+LANGUAGE = ROOT / "docs" / "language-models.md"
 UNITS = {"time": "× the time", "speed": "× faster", "overhead": "µs more", "backward": "× the forward", "memory": "MB"}
 #: The goals that a reader sees first.
 HEADLINE = (
@@ -288,6 +292,11 @@ def of_planning() -> str:
     return filled(PLANNING.read_text(encoding="utf-8"), made)
 
 
+def of_language() -> str:
+    """Return the page on language models with what was measured last."""
+    return filled(LANGUAGE.read_text(encoding="utf-8"), {"language": language_goals.table})
+
+
 def newest(case: str) -> dict[str, Any] | None:
     """Return the newest report that has a case, or None."""
     paths = sorted(RESULTS.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -303,6 +312,7 @@ def main() -> int:
         TRANSLATION.write_text(translation(), encoding="utf-8")
     if PLANNED.exists():
         PLANNING.write_text(of_planning(), encoding="utf-8")
+    LANGUAGE.write_text(of_language(), encoding="utf-8")
     readme, found = ROOT / "README.md", newest("additive")
     if found is None:
         print("no report in benchmarks/results: run `make bench` first", file=sys.stderr)

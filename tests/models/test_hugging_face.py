@@ -269,10 +269,12 @@ def test_what_transformers_does_not_know_is_kept_in_a_folder_of_our_own(tmp_path
     decoder = DecoderLM(DecoderLMConfig(N, width=16, window=5, sinks=1, normalizer="entmax15", positions="alibi"))
     encoder = PairClassifier(EncoderLM(EncoderLMConfig(N, width=16, score="gaussian", norm_first=True)), ["a", "b"])
     mean = SequenceClassifier(EncoderLM(EncoderLMConfig.preset("bert-tiny", vocabulary=N, pooling="mean")), ["a", "b"])
+    forward = SequenceClassifier(DecoderLM(DecoderLMConfig(N, width=16, pooling="max")), ["a", "b"])
     for model, call in (
         (decoder, lambda model: model(given)),
         (encoder, lambda model: model(given, given[:, :4])),
         (mean, lambda model: model(given)),
+        (forward, lambda model: model(given)),
     ):
         save(model, tmp_path)
         assert json.loads((tmp_path / "config.json").read_text())["format"] == FORMAT

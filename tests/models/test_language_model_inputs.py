@@ -26,6 +26,22 @@ def test_tokens_that_cannot_be_read(model: torch.nn.Module, tokens: torch.Tensor
         model(tokens)
 
 
+@pytest.mark.parametrize("pooling", ["last", "mean", "max"])
+def test_what_stands_for_a_sequence_of_a_decoder_leaves_padding_out(pooling: str) -> None:
+    torch.manual_seed(0)
+    config = DecoderLMConfig(9, width=16, heads=2, layers=2, pooling=pooling)
+    model = SequenceClassifier(DecoderLM(config), ["a", "b"]).double().eval()
+    tokens, keep = torch.randint(9, (3, 7)), torch.ones(3, 7, dtype=torch.bool)
+    keep[1, 5:] = keep[2, 1:] = False
+    logits = model(tokens, keep=keep)
+    for i, length in enumerate((7, 5, 1)):
+        rows = model.model.features(tokens[i : i + 1, :length])[0]
+        row = {"last": rows[-1], "mean": sum(rows) / length, "max": rows.max(0).values}[pooling]
+        torch.testing.assert_close(logits[i], model.output(row), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model(tokens[:1]), logits[:1], rtol=1e-12, atol=1e-12)
+    assert model(tokens, keep=torch.zeros_like(keep)).isfinite().all()
+
+
 @pytest.mark.parametrize("pooled", [False, True])
 def test_the_mean_of_a_sequences_rows_leaves_padding_out(pooled: bool) -> None:
     torch.manual_seed(0)

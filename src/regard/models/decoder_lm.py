@@ -22,6 +22,7 @@ from regard.masks import Mask, MaskLike
 from regard.models._block import Block, BlockStack, PositionEmbedding, draw, embedded, norm, rotary
 from regard.models._parts import size
 from regard.models.language_config import LanguageConfig
+from regard.models.pooling import OF_DECODERS, pooled
 from regard.nn import KVCache
 from regard.nn.linear_cache import LinearCache
 from regard.nn.linear_self_attention import FEATURE_MAPS
@@ -42,6 +43,9 @@ class DecoderLMConfig(LanguageConfig):
     #: Katharopoulos 2020, arXiv 2006.16236.
     feature_map: str = option("none", "of queries and keys, whose products are the weights of linear attention in "
                               "place of a score and a normalizer", known=("none", *FEATURE_MAPS))  # fmt: skip
+
+    pooling: str = option("last", "what stands for a sequence: its last row, which knows all, or of each feature the "
+                          "mean or the largest", known=OF_DECODERS)  # fmt: skip
 
     def check(self) -> None:
         super().check()
@@ -203,6 +207,14 @@ class DecoderLM(BlockStack):
             if told is not None and aux is not None:
                 told.append(aux)
         return self.norm(x)
+
+    def pool(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Return one row (B, E) of the rows (B, L, E) of each sequence.
+
+        Of those that ``keep`` (B, L) says are real, by the config's ``pooling``. What reads forward never sees padding
+        behind a sequence; before it there must be none.
+        """
+        return pooled(self.config.pooling, rows, keep)
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the logits (..., N) of rows (..., E)."""

@@ -23,12 +23,10 @@ from regard.masks import Mask, MaskLike
 from regard.models._block import Block, BlockStack, PositionEmbedding, draw, embedded, norm, rotary
 from regard.models._parts import size
 from regard.models.language_config import LanguageConfig
+from regard.models.pooling import OF_ENCODERS, pooled
 from regard.nn.feed_forward import ACTIVATIONS
 
 __all__ = ["PRESETS", "EncoderLM", "EncoderLMConfig"]
-
-
-POOLINGS = ("first", "mean")
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,8 @@ class EncoderLMConfig(LanguageConfig):
     #: Lan 2019, arXiv 1909.11942, as the next.
     embedding_width: int | None = size(None, "width W of the embeddings, which are projected to E; E by default")
     shared: bool = option(False, "whether all layers have the parameters of one")
-    pooling: str = option("first", "what stands for a sequence: its first row, or the mean of its rows", known=POOLINGS)
+    pooling: str = option("first", "what stands for a sequence: its first row, or of each feature the mean or the "
+                          "largest", known=OF_ENCODERS)  # fmt: skip
     pooled: bool = option(True, "whether what stands for a sequence goes through another layer")
     masked_head: bool = option(True, "whether there is a head that scores the vocabulary")
     #: Liu 2019, arXiv 1907.11692: positions begin behind the number of padding.
@@ -186,9 +185,9 @@ class EncoderLM(BlockStack):
     def pool(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
         """Return one row (B, E) of the rows (B, L, E) of each sequence, through a layer if there is one.
 
-        Its first, or the mean of those that ``keep`` (B, L) says are real, by the config's ``pooling``.
+        Of those that ``keep`` (B, L) says are real, by the config's ``pooling``.
         """
-        row = mean_row(rows, keep) if self.config.pooling == "mean" else rows[:, 0]
+        row = pooled(self.config.pooling, rows, keep)
         return row if self.pooler is None else torch.tanh(self.pooler(row))
 
     def logits(self, rows: Tensor) -> Tensor:
@@ -233,14 +232,6 @@ class EncoderLM(BlockStack):
             raise rejected("EncoderLM", "keep", expected, shape(keep))
         if keep is not None and keep.dtype != torch.bool:
             raise rejected("EncoderLM", "keep", "be of type torch.bool", keep.dtype)
-
-
-def mean_row(rows: Tensor, keep: Tensor | None) -> Tensor:
-    """Return the mean (B, E) of the rows (B, L, E) that ``keep`` (B, L) says are real: of all where it is None."""
-    if keep is None:
-        return rows.mean(1)
-    share = keep.to(rows.dtype).unsqueeze(-1)
-    return (rows * share).sum(1) / share.sum(1).clamp(min=1)
 
 
 class MaskedHead(nn.Module):

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from regard._constraints import probability
 from regard._errors import rejected
 from regard.models.decoder_lm import DecoderLM
-from regard.models.encoder_lm import EncoderLM, mean_row
+from regard.models.encoder_lm import EncoderLM
+from regard.models.pooling import pooled
 
 #: What a head may stand on.
 LanguageModel = EncoderLM | DecoderLM
@@ -71,17 +72,8 @@ class Head(nn.Module, ABC):
         return self.model.features(tokens, **inputs)
 
     def sequence(self, tokens: Tensor, keep: Tensor | None, **inputs: Any) -> Tensor:
-        """Return one row (B, E) for each sequence: pooled, or the last real one of a model that reads forward.
-
-        A model that reads forward never sees padding behind a sequence; before it there must be none.
-        """
-        rows = self.rows(tokens, keep, **inputs)
-        if isinstance(self.model, EncoderLM):
-            return self.model.pool(rows, keep)
-        if keep is None:
-            return rows[:, -1]
-        last = (keep * torch.arange(1, keep.shape[1] + 1, device=keep.device)).amax(1) - 1
-        return rows[torch.arange(len(rows), device=rows.device), last.clamp(min=0)]
+        """Return one row (B, E) for each sequence, by the config's ``pooling``."""
+        return self.model.pool(self.rows(tokens, keep, **inputs), keep)
 
     def extra_repr(self) -> str:
         """Return the labels, or how many there are."""
@@ -152,4 +144,4 @@ class PairClassifier(Head):
 
     def embed(self, tokens: Tensor, keep: Tensor | None = None, **inputs: Any) -> Tensor:
         """Return the mean row (B, E) of each sequence's real tokens."""
-        return mean_row(self.rows(tokens, keep, **inputs), keep)
+        return pooled("mean", self.rows(tokens, keep, **inputs), keep)

@@ -41,7 +41,7 @@ def _write(config: DecoderLMConfig) -> Described | None:
     shape = (config.positions, config.norm, config.gated, config.window, config.groups, config.head * config.heads)
     if shape != ("learned", "layer", False, None, config.heads, config.width) or not is_plain(config) or config.linear:
         return None
-    if not (config.bias and config.qkv_bias is not False and config.out_bias is not False):
+    if config.pooling != "last" or not (config.bias and config.qkv_bias is not False and config.out_bias is not False):
         return None
     return {
         "model_type": "gpt2",

@@ -85,7 +85,9 @@ def _window(described: Described) -> int | None:
 
 def _write(config: DecoderLMConfig) -> Described | None:
     shape = (config.positions, config.norm, config.gated, config.sinks)
-    if shape != ("rotary", "rms", True, 0) or not is_plain(config) or config.linear or config.dropout:
+    if shape != ("rotary", "rms", True, 0) or not is_plain(config) or config.linear:
+        return None
+    if config.dropout or config.pooling != "last":
         return None
     qkv, out = (config.bias if given is None else given for given in (config.qkv_bias, config.out_bias))
     if qkv and not out and not config.bias and config.head * config.heads == config.width:

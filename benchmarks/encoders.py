@@ -1,12 +1,14 @@
-"""What pretraining gives a small encoder: labels of texts, with and without it.
+"""What pretraining gives a small language model: labels of texts, with and without it.
 
-    python -m benchmarks.encoders --imdb FOLDER --tasks FOLDER [--seeds 3] [--only sst2 trec imdb]
+    python -m benchmarks.encoders --imdb FOLDER --tasks FOLDER [--recipe imdb-decoder] [--seeds 3]
+                                  [--only sst2 trec imdb] [--starts random pretrained imdb]
 
 --imdb is the Large Movie Review Dataset (train, valid, test.tsv.gz, unlabelled.txt.gz), --tasks a folder of sst2 and
 trec in the same form: a text, a tab, a label. A model learns from the reviews to learn from and those without labels,
-from masked tokens (``recipes/imdb-encoder.toml``), in ``build/``, where it goes on where it was stopped; each task is
-then learned from there and from random numbers, with the same settings and several seeds. What is told is the accuracy
-on the test lines, its mean and how far seeds are apart.
+by a recipe: masked tokens (``recipes/imdb-encoder.toml``) or next ones (``recipes/imdb-decoder.toml``), in ``build/``,
+where it goes on where it was stopped. Each task is then learned from random numbers, from the pretrained model, and
+from a classifier that the pretrained model had become of the reviews' own labels, with the same settings and several
+seeds. What is told is the accuracy on the test lines, its mean and how far seeds are apart.
 """
 
 from __future__ import annotations
@@ -31,27 +33,33 @@ from regard.language.classification_options import ClassificationOptions
 from regard.language.fine_tuning import FineTuning
 from regard.language.options import LanguageOptions
 from regard.language.pretraining import Pretraining
-from regard.models import EncoderLM, load
+from regard.models import DecoderLM, EncoderLM, load
 
-RECIPE = ROOT / "recipes/imdb-encoder.toml"
+RECIPES = {"imdb-encoder": "masked tokens", "imdb-decoder": "next tokens"}
+#: What a task is learned from, and its heading.
+STARTS = {"random": "from random numbers", "pretrained": "pretrained", "imdb": "pretrained, then labels of reviews"}
 RESULTS = ROOT / "benchmarks/results/encoders.json"
 #: Settings of short texts.
 SHORT: dict[str, Any] = {
     "data": {"length": 64},
-    "model": {"dropout": 0.1},
+    "model": {"dropout": 0.1, "pooling": "mean"},
     "training": {"epochs": 3.0, "learning_rate": 5e-4, "threads": 1},
 }
 #: Of each task: its name, settings of all models, and what was published (Kim 2014; Turc 2019; Wang 2012).
 TASKS: dict[str, tuple[str, dict[str, Any], str]] = {
     "sst2": ("SST-2, whole sentences", SHORT, "BERT-Mini 85.9, Kim's CNN 83.5 to 87.0"),
     "trec": ("TREC, six labels", SHORT | {"training": SHORT["training"] | {"epochs": 6.0}}, "Kim's CNN 92.8"),
-    "imdb": ("IMDB", {"model": SHORT["model"], "training": SHORT["training"]}, "NB-SVM 91.2"),
+    "imdb": (
+        "IMDB, 256 tokens",
+        SHORT | {"data": {"length": 256}, "training": SHORT["training"] | {"epochs": 2.0}},
+        "NB-SVM 91.2",
+    ),
 }
 
 
 def pretrain(imdb: Path, folder: Path) -> None:
-    """Train the encoder by its recipe, or go on."""
-    text = folder.with_suffix(".txt")
+    """Train the model by the recipe of the folder's name, or go on."""
+    text = folder.with_name("imdb.txt")
     if not text.exists():
         text.parent.mkdir(parents=True, exist_ok=True)
         with text.open("w", encoding="utf-8") as file:
@@ -61,13 +69,13 @@ def pretrain(imdb: Path, folder: Path) -> None:
         if not (folder / "config.json").exists():
             Pretraining.resumed(folder, {}).train(resume=True)
     else:
-        table = read_toml(RECIPE)
+        table = read_toml(ROOT / f"recipes/{folder.name}.toml")
         table["data"] |= {"data": [str(text)]}
         Pretraining(LanguageOptions.from_table(table), folder).train()
 
 
-def tuned(task: str, data: Path, start: Path, seed: int, with_start: bool) -> dict[str, Any]:
-    """Return what a classifier reaches on a task, begun with the encoder or with random numbers of its shape."""
+def tuned(task: str, data: Path, pretrained: Path, start: str, seed: int) -> dict[str, Any]:
+    """Return what a classifier reaches on a task, begun with one of STARTS."""
     valid, changes = data / f"{task}.valid.tsv.gz", json.loads(json.dumps(TASKS[task][1]))
     if task == "imdb":
         files = {"data": str(data / "train.tsv.gz"), "valid": str(data / "valid.tsv.gz")}
@@ -75,47 +83,67 @@ def tuned(task: str, data: Path, start: Path, seed: int, with_start: bool) -> di
     else:
         files = {"data": str(data / f"{task}.train.tsv.gz")} | ({"valid": str(valid)} if valid.exists() else {})
         test = data / f"{task}.test.tsv.gz"
-    encoder = load(start)
-    assert isinstance(encoder, EncoderLM)
-    changes["data"] = changes.get("data", {}) | files
-    changes["training"] = changes.get("training", {}) | {"seed": seed}
-    if with_start:
-        changes["start"] = str(start)
-    else:
-        fields = asdict(encoder.config) | changes.get("model", {})
+    changes["data"] |= files
+    changes["training"]["seed"] = seed
+    if start == "random":
+        model = load(pretrained)
+        assert isinstance(model, EncoderLM | DecoderLM)
+        changes["kind"] = "encoder" if isinstance(model, EncoderLM) else "decoder"
+        fields = asdict(model.config) | changes["model"]
         changes["model"] = {k: v for k, v in fields.items() if v is not None and k not in ("vocabulary", "masked_head")}
-        changes["tokenizer"] = {"kind": str(start)}
-    folder = ROOT / "build/encoders" / f"{task}-{'pretrained' if with_start else 'random'}-{seed}"
+        changes["tokenizer"] = {"kind": str(pretrained)}
+    else:
+        changes["start"] = str(pretrained if start == "pretrained" else place("imdb", pretrained, "pretrained", 1))
+    folder = place(task, pretrained, start, seed)
     shutil.rmtree(folder, ignore_errors=True)
     classifier, ended = FineTuning(ClassificationOptions.from_table(changes), folder).train()
     lines = read_labelled(test)
     named = classifier.probabilities(classifier.read(lines.texts)).argmax(1)
     right = named == torch.from_numpy(lines.numbers(list(classifier.labels)))
-    row = {"task": task, "pretrained": with_start, "seed": seed, "accuracy": float(right.double().mean())}
-    return row | {"minutes": ended.seconds / 60}
+    found = {"model": pretrained.name, "task": task, "start": start, "seed": seed}
+    return found | {"accuracy": float(right.double().mean()), "minutes": ended.seconds / 60}
+
+
+def place(task: str, pretrained: Path, start: str, seed: int) -> Path:
+    """Return the folder of a classifier."""
+    return pretrained.with_name("encoders") / f"{pretrained.name}-{task}-{start}-{seed}"
 
 
 def report(result: dict[str, Any]) -> str:
     """Return the results as Markdown."""
     assert __doc__ is not None
-    lines = ["# What pretraining gives a small encoder", "", __doc__.partition("\n\n")[2].partition("\n\n")[2].strip()]
-    lines += ["", result["encoder"], "", "| task | pretrained | from random numbers | published of others |"]
-    lines += ["| --- | --- | --- | --- |"]
-    for task, (name, _, published) in TASKS.items():
-        cells = []
-        for with_start in (True, False):
-            found = [row for row in result["rows"] if (row["task"], row["pretrained"]) == (task, with_start)]
-            accuracies = [100 * row["accuracy"] for row in found]
-            if not found:
-                cells.append("not run")
-                continue
-            apart = f", {min(accuracies):.1f} to {max(accuracies):.1f}" if len(found) > 1 else ""
-            minutes = statistics.median(row["minutes"] for row in found)
-            seeds = f"{len(found)} seed{'s' * (len(found) > 1)}"
-            cells.append(f"**{statistics.mean(accuracies):.1f} %** ({seeds}{apart}; {minutes:.0f} min each)")
-        lines.append(f"| {name} | {' | '.join(cells)} | {published} |")
-    machine = result["machine"]
-    return "\n".join([*lines, "", f"{machine['CPU']}, {machine['cores']} cores, {result['date']}"]) + "\n"
+    lines = ["# What pretraining gives a small language model", ""]
+    lines += [__doc__.partition("\n\n")[2].partition("\n\n")[2].strip()]
+    for recipe, facts_of in result["models"].items():
+        lines += ["", f"## `recipes/{recipe}.toml`", "", facts_of["told"], ""]
+        lines += [f"| task | {' | '.join(STARTS.values())} | published of others |", "| --- | --- | --- | --- | --- |"]
+        for task, (name, _, published) in TASKS.items():
+            cells = [_cell(result["rows"], recipe, task, start) for start in STARTS]
+            lines.append(f"| {name} | {' | '.join(cells)} | {published} |")
+        machine = facts_of["machine"]
+        processor = f"{machine['CPU']} ({machine['vector instructions']}), {machine['cores']} cores"
+        lines += ["", f"{processor}, {facts_of['date']}"]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(rows: list[dict[str, Any]], recipe: str, task: str, start: str) -> str:
+    found = [row for row in rows if (row["model"], row["task"], row["start"]) == (recipe, task, start)]
+    if not found:
+        return "" if (task, start) == ("imdb", "imdb") else "not run"
+    accuracies = [100 * row["accuracy"] for row in found]
+    apart = f", {min(accuracies):.1f} to {max(accuracies):.1f}" if len(found) > 1 else ""
+    minutes = statistics.median(row["minutes"] for row in found)
+    seeds = f"{len(found)} seed{'s' * (len(found) > 1)}"
+    return f"**{statistics.mean(accuracies):.1f} %** ({seeds}{apart}; {minutes:.0f} min each)"
+
+
+def described(recipe: str, folder: Path) -> dict[str, Any]:
+    """Return what a reader needs to know of the pretrained model."""
+    options, model = Pretraining.resumed(folder, {}, lambda _: None).options, load(folder)
+    size, ended = sum(each.numel() for each in model.parameters()), options.training.seconds / 60
+    shape = f"{model.config.layers} layers × {model.config.width}, {size / 1e6:.1f} M parameters"
+    told = f"{shape}; {RECIPES[recipe]} for {ended:.0f} minutes."
+    return {"told": told, "machine": facts(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
 
 
 def main(arguments: list[str]) -> None:
@@ -124,28 +152,32 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--imdb", type=Path, required=True)
     parser.add_argument("--tasks", type=Path, required=True)
+    parser.add_argument("--recipe", choices=list(RECIPES), default="imdb-decoder")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--only", nargs="+", choices=list(TASKS), default=["imdb", "sst2", "trec"])
+    parser.add_argument("--starts", nargs="+", choices=list(STARTS), default=list(STARTS))
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
-    start = ROOT / "build" / RECIPE.stem
-    pretrain(given.imdb, start)
-    rows = json.loads(given.out.read_text(encoding="utf-8"))["rows"] if given.out.exists() else []
-    steps = Pretraining.resumed(start, {}, lambda _: None).options
-    encoder = load(start)
-    size = sum(each.numel() for each in encoder.parameters())
-    told = f"{encoder.config.layers} layers × {encoder.config.width}, {size / 1e6:.1f} M parameters; masked tokens"
-    result = {"encoder": f"{told} for {steps.training.seconds / 60:.0f} minutes.", "machine": facts()}
+    pretrained = ROOT / "build" / given.recipe
+    pretrain(given.imdb, pretrained)
     for seed in range(1, given.seeds + 1):
         for task in given.only:
-            for with_start in (True, False):
-                made = (task, with_start, seed)
-                rows = [each for each in rows if (each["task"], each["pretrained"], each["seed"]) != made]
-                rows.append(tuned(task, given.imdb if task == "imdb" else given.tasks, start, seed, with_start))
-                result |= {"rows": rows, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
-                given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-                given.out.with_suffix(".md").write_text(report(result), encoding="utf-8")
-    print(report(result))
+            for start in given.starts:
+                if task == start:
+                    continue  # its labels again
+                row = tuned(task, given.imdb if task == "imdb" else given.tasks, pretrained, start, seed)
+                write(given.out, row, described(given.recipe, pretrained))
+    print(given.out.with_suffix(".md").read_text(encoding="utf-8"))
+
+
+def write(out: Path, row: dict[str, Any], told: dict[str, Any]) -> None:
+    """Put a row and what is told of its model into the results, in place of those that stand there."""
+    result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"models": {}, "rows": []}
+    keys = ("model", "task", "start", "seed")
+    rows = [each for each in result["rows"] if any(each[key] != row[key] for key in keys)]
+    result = {"models": result["models"] | {row["model"]: told}, "rows": [*rows, row]}
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    out.with_suffix(".md").write_text(report(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

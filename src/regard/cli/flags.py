@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +20,13 @@ def flagged(options: type[Options], *places: str) -> dict[str, Field[Any]]:
     }
 
 
-def with_flags(options: type[Options], *places: str, unset: bool = False) -> Callable[[Any], Any]:
+def with_flags(
+    options: type[Options],
+    *places: str,
+    unset: bool = False,
+    without: Collection[str] = (),
+    short: Mapping[str, str] = MappingProxyType({}),
+) -> Callable[[Any], Any]:
     """Let a command take declared options, which reach it as one mapping ``given`` from their places to values.
 
     Parameters
@@ -29,13 +36,20 @@ def with_flags(options: type[Options], *places: str, unset: bool = False) -> Cal
         Those that it takes; all that have a flag by default.
     unset : bool, default False
         Give the command only those that were typed, rather than the defaults of others.
+    without : collection of str
+        Places of options that the command does not take after all.
+    short : mapping of str to str
+        What the help of the command says of an option, in place of what is declared.
     """
-    chosen = {_name(each): (place, each) for place, each in flagged(options, *places).items()}
+    chosen = {_name(each): (place, each) for place, each in flagged(options, *places).items() if place not in without}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         own = [each for each in signature.parameters.values() if each.name != "given"]
-        made = [_parameter(name, each, unset) for name, (_, each) in chosen.items()]
+        made = [
+            _parameter(name, each, unset, short.get(place, each.metadata["short"]))
+            for name, (place, each) in chosen.items()
+        ]
         required = [each for each in own if each.default is inspect.Parameter.empty]
 
         def run(**typed: Any) -> None:
@@ -59,10 +73,10 @@ def _name(option: Field[Any]) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def _parameter(name: str, option: Field[Any], unset: bool) -> inspect.Parameter:
+def _parameter(name: str, option: Field[Any], unset: bool, short: str) -> inspect.Parameter:
     declared = option.metadata
     kind: Any = list[str] if declared["kind"] is list else declared["kind"]
     kind = kind | None if unset or option.default is None else kind
-    annotation = Annotated[kind, typer.Option(declared["flag"], help=declared["short"])]
+    annotation = Annotated[kind, typer.Option(declared["flag"], help=short)]
     default = None if unset else option.default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

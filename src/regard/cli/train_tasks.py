@@ -15,6 +15,7 @@ from regard.language.classification_options import ClassificationOptions
 from regard.language.options import LanguageOptions
 from regard.scores.distance import kernels
 from regard.translation.options import ExperimentOptions
+from regard.translation.tasks import TASKS, Task
 
 train = typer.Typer(cls=Commands, help="Train a model on data of your own.", no_args_is_help=True)
 _ATTENTION = (
@@ -24,11 +25,16 @@ _ATTENTION = (
 )
 
 
-def _train_on_pairs(task: str, text: str) -> None:
-    """Define the command that trains a model of a task on pairs."""
+def _train_on_pairs(task: Task, text: str, **short: str) -> None:
+    """Define the command that trains a model of a task on pairs, with its own words for options of data."""
 
-    @train.command(task, cls=Command, epilog=_ATTENTION, help=text)
-    @with_flags(ExperimentOptions, unset=True)
+    @train.command(task.name, cls=Command, epilog=_ATTENTION, help=text)
+    @with_flags(
+        ExperimentOptions,
+        unset=True,
+        without=task.refused,
+        short={f"data.{name}": said for name, said in short.items()},
+    )
     def command(
         out: Annotated[Path, typer.Option(help="Folder of the run.")],
         given: dict[str, Any],
@@ -44,14 +50,19 @@ def _train_on_pairs(task: str, text: str) -> None:
 
         given = given if attention is None else given | {"attention": attention}
         run(
-            task, out=out, resume=resume, options=options, given=given, settings=settings or [],
+            task.name, out=out, resume=resume, options=options, given=given, settings=settings or [],
             show_options=show_options,
         )  # fmt: skip
 
 
-_train_on_pairs("translation", "Learn to translate from pairs of sentences.")
-_train_on_pairs("span-corruption", "Learn hidden spans of the lines of text in --data, before translation.")
-_train_on_pairs("pronunciation", "Learn to pronounce from words and their phonemes.")
+_train_on_pairs(TASKS["translation"], "Learn to translate from pairs of sentences.")
+_train_on_pairs(
+    TASKS["span-corruption"],
+    "Learn hidden spans of the lines of text in --data, before translation.",
+    data="Lines of text; - stdin.",
+    valid="Lines to validate with.",
+)
+_train_on_pairs(TASKS["pronunciation"], "Learn to pronounce from words and their phonemes.")
 
 
 def _train_on_text(task: str, declared: type[Options], text: str) -> None:

@@ -85,23 +85,10 @@ class ExperimentOptions(RunOptions):
         if not guided:
             with in_section("training"):
                 self.training.leave_out("guided", "without data.alignments or data.align")
-        if self.task == "pronunciation":
-            where = "for pronunciation, where letters and phonemes are the symbols"
-            for name in ("alignments", "align"):
-                with in_section("data"):
-                    self.data.leave_out(name, where)
-            for name in ("kind", "size", "joint", "dropout"):
-                with in_section("vocabularies"):
-                    self.vocabularies.leave_out(name, where)
-
-        if self.task == "span-corruption":
-            with in_section("data"):
-                for name in ("targets", "valid_targets", "alignments", "align"):
-                    self.data.leave_out(name, "for span-corruption, which has texts and no pairs")
-        else:
-            with in_section("data"):
-                for name in ("span_share", "span_length"):
-                    self.data.leave_out(name, "unless the task is span-corruption")
+        for place, where in TASKS[self.task].refused.items():
+            part, _, name = place.partition(".")
+            with in_section(part):
+                getattr(self, part).leave_out(name, where)
 
     def with_absolute_paths(self) -> Self:
         """Return the options with the files' names from the root on."""

@@ -15,6 +15,8 @@ from regard.translation.metrics import bleu, chrf, error_rates
 
 #: Spans that a text may have hidden, as many as T5's.
 _SENTINELS = 100
+_SYMBOLS = "for pronunciation, where letters and phonemes are the symbols"
+_TEXTS = "for span-corruption, which has texts and no pairs"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,10 @@ class Task(ABC):
     joint = False
     #: Whether spans of a text are hidden in what is read, and are what is written.
     hides = False
+    #: Options that mean nothing to it, by section and name, each with what is said where it is given.
+    refused: dict[str, str] = dict.fromkeys(
+        ("data.span_share", "data.span_length"), "unless the task is span-corruption"
+    )
 
     def read(self, source: str, target: str | None, **how: Any) -> Pairs:
         """Return the pairs of a file, or of two; ``how`` as :func:`~regard.data.pairs.read_pairs` takes it."""
@@ -97,6 +103,11 @@ class Pronunciation(Task):
     """Words into phonemes separated by spaces: symbols, phoneme and word error rates."""
 
     name, metric, names = "pronunciation", "wer", ("per", "wer")
+    refused = (
+        Task.refused
+        | dict.fromkeys(("data.alignments", "data.align"), _SYMBOLS)
+        | {f"vocabularies.{name}": _SYMBOLS for name in ("kind", "size", "joint", "dropout")}
+    )
 
     def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:  # noqa: ARG002
         return SymbolVocabulary.train(pairs.sources, lowercase=True), SymbolVocabulary.train(
@@ -116,6 +127,9 @@ class SpanCorruption(Task):
 
     name, metric, names = "span-corruption", "loss", ()
     kind, joint, hides = "transformer", True, True
+    refused = dict.fromkeys(
+        ("data.targets", "data.valid_targets", "data.alignments", "data.align", "vocabularies.joint"), _TEXTS
+    )
 
     def read(self, source: str, target: str | None, **how: Any) -> Pairs:  # noqa: ARG002
         return read_texts(source, **how)

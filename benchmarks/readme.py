@@ -29,6 +29,8 @@ the name of a goal
     big models beside their published counts, and small ones beside predictions, in docs/planning.md
 ``language``
     what language models were asked to reach, and reached, in docs/language-models.md
+``hugging-face``
+    how fast models of transformers run, in docs/hugging-face.md
 
 The marks of docs/regression.md are filled from benchmarks/results/real-data.json; ``benchmarks.real_report.contents``
 says what they are.
@@ -45,7 +47,7 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from benchmarks import language_goals, planning
+from benchmarks import hugging_face, language_goals, planning
 from benchmarks.alignment import summary as of_alignment
 from benchmarks.bench import LIMIT_NAMES
 from benchmarks.machine import ROOT
@@ -67,6 +69,8 @@ ALIGNED = RESULTS / "alignment.json"
 PLANNED, PLANNING = RESULTS / "planning.json", ROOT / "docs" / "planning.md"
 #: The page that shows what language models reach.
 LANGUAGE = ROOT / "docs" / "language-models.md"
+#: How fast models of transformers run, and the page that shows it.
+HUGGED, HUGGING_FACE = RESULTS / "hugging-face.json", ROOT / "docs" / "hugging-face.md"
 UNITS = {"time": "× the time", "speed": "× faster", "overhead": "µs more", "backward": "× the forward", "memory": "MB"}
 #: The goals that a reader sees first.
 HEADLINE = (
@@ -297,6 +301,12 @@ def of_language() -> str:
     return filled(LANGUAGE.read_text(encoding="utf-8"), {"language": language_goals.table})
 
 
+def of_hugging_face() -> str:
+    """Return the page on models of transformers with what was measured last."""
+    numbers = json.loads(HUGGED.read_text(encoding="utf-8"))
+    return filled(HUGGING_FACE.read_text(encoding="utf-8"), {"hugging-face": lambda: hugging_face.table(numbers)})
+
+
 def newest(case: str) -> dict[str, Any] | None:
     """Return the newest report that has a case, or None."""
     paths = sorted(RESULTS.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -313,6 +323,7 @@ def main() -> int:
     if PLANNED.exists():
         PLANNING.write_text(of_planning(), encoding="utf-8")
     LANGUAGE.write_text(of_language(), encoding="utf-8")
+    HUGGING_FACE.write_text(of_hugging_face(), encoding="utf-8")
     readme, found = ROOT / "README.md", newest("additive")
     if found is None:
         print("no report in benchmarks/results: run `make bench` first", file=sys.stderr)

@@ -130,6 +130,13 @@ def attention_function(
     mask = _together(mask, None if position_bias is None else position_bias[..., :S])
     request = AuxRequest(lse=s_aux is not None, weights=bool(output_attentions) or collects_weights())
     asked = request if request.lse or request.weights else None
+    grouped = query.shape[1] != key.shape[1]
+    common = mask is None or (isinstance(mask, Tensor) and mask.shape[1:3] == (1, 1))
+    if grouped and L == 1 and common and asked is None and parts.are_the_models:
+        # The heads of a group are queries of its key head: one product for each group.
+        rows = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
+        output = attention(rows, key, value, mask, dropout, scale=scaling, softcap=softcap)
+        return output.reshape(len(query), 1, query.shape[1], -1), None
     found: Any = attention(
         query,
         key,
@@ -137,7 +144,7 @@ def attention_function(
         mask,
         dropout,
         scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
+        enable_gqa=grouped,
         score=parts.score,
         normalizer=parts.normalizer,
         softcap=softcap,

@@ -29,6 +29,11 @@ class Parts:
     normalizer: NormalizerLike = "softmax"
     mask: Mask | None = None
 
+    @property
+    def are_the_models(self) -> bool:
+        """Whether nothing is in place of the model's own."""
+        return self.score is None and self.mask is None and self.normalizer == "softmax"
+
     def part_of_mask(self, query: Tensor, S: int, first_query: int, first_key: int) -> MaskLike | None:
         """Return the mask of these queries and S keys, where so many came before the first of each."""
         if self.mask is None or ((first_query, first_key) == (0, 0) and query.shape[2] == S):

@@ -146,6 +146,9 @@ class _Where:
 
     def row(self, structure: Mask, real: Tensor | None, batch: int) -> Tensor | None:
         """Return which keys a single query sees, (B, 1, 1, S), or None where it sees all of them."""
+        low, high = structure.as_band(masks.Extent(batch, 1, 1, self.keys)) or (1, None)
+        if (low is None or low <= 0) and (high is None or high >= self.keys - 1):
+            return None if real is None else real[:, None, None]
         zero = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         b = torch.arange(batch, device=self.device)[:, None, None, None]
         seen = (

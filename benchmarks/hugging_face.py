@@ -1,0 +1,180 @@
+"""A Mistral-shaped model of transformers on "regard", beside the same one on "sdpa".
+
+    python -m benchmarks.hugging_face [--only window packed decoding] [--rounds 5] [--threads 2]
+
+Random weights, 4 layers of width 512, 8 heads over 2 of keys and values. A prompt of 8,192 tokens with a window of
+1,024; 32 documents of 256 tokens packed into one row, told apart by their positions; and 64 tokens written one by one
+behind 1,024. That both give the same logits is checked first. They take turns; what is told is the median of the
+ratios of neighbouring turns. The time of attention is that of transformers' attention function and mask function.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.decoding import interleaved
+from benchmarks.machine import ROOT, facts
+
+RESULTS = ROOT / "benchmarks/results/hugging-face.json"
+TOKENS, WINDOW, DOCUMENTS, PROMPT, NEW = 8192, 1024, 32, 1024, 64
+#: What is run, and how much faster its attention is to be.
+CASES = {
+    "window": (f"prompt of {TOKENS:,} tokens, window of {WINDOW:,}", "≥ 3× in attention, ahead in all"),
+    "packed": (f"{DOCUMENTS} documents of {TOKENS // DOCUMENTS} tokens in one row", "≥ 3× in attention, ahead in all"),
+    "decoding": (f"{NEW} tokens, one by one, behind {PROMPT:,}", "no slower in all"),
+}
+_SPENT = {"seconds": 0.0}
+
+
+def model(window: int | None) -> nn.Module:
+    """Return the random model."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    sizes = {"vocab_size": 8000, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4}
+    sizes |= {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": TOKENS}
+    torch.manual_seed(0)
+    return MistralForCausalLM(MistralConfig(**sizes, sliding_window=window)).eval()
+
+
+@contextmanager
+def timed_attention() -> Iterator[None]:
+    """Add up what both implementations' functions take of masks and attention."""
+    from transformers import AttentionInterface, masking_utils
+
+    kept = []
+    for registry in (AttentionInterface, masking_utils.AttentionMaskInterface):
+        for name in ("sdpa", "regard"):
+            function = registry._global_mapping[name]
+            kept.append((registry, name, function))
+            registry.register(name, _timed(function))
+    try:
+        yield
+    finally:
+        for registry, name, function in kept:
+            registry.register(name, function)
+
+
+def _timed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        begun = time.perf_counter()
+        answer = function(*args, **kwargs)
+        _SPENT["seconds"] += time.perf_counter() - begun
+        return answer
+
+    return call
+
+
+def prefill(made: nn.Module, positions: Tensor | None) -> Callable[[str], Tensor]:
+    """Return what reads all tokens by an implementation, and gives the rows of the last layer."""
+    tokens = torch.randint(8000, (1, TOKENS), generator=torch.Generator().manual_seed(1))
+
+    def call(implementation: str) -> Tensor:
+        made.set_attn_implementation(implementation)  # type: ignore[operator]
+        _SPENT["seconds"] = 0.0
+        rows: Tensor = made.model(tokens, position_ids=positions, use_cache=False).last_hidden_state  # type: ignore[operator,union-attr]
+        return rows
+
+    return call
+
+
+def decoding(made: nn.Module) -> Callable[[str], Tensor]:
+    """Return what writes tokens by an implementation, behind a prompt that is read before; its logits."""
+    tokens = torch.randint(8000, (1, PROMPT + NEW), generator=torch.Generator().manual_seed(1))
+    made.set_attn_implementation("sdpa")  # type: ignore[operator]
+
+    def call(implementation: str) -> Tensor:
+        made.set_attn_implementation(implementation)  # type: ignore[operator]
+        cache = made(tokens[:, :PROMPT], use_cache=True).past_key_values
+        begun, _SPENT["seconds"], logits = time.perf_counter(), 0.0, []
+        for i in range(PROMPT, PROMPT + NEW):
+            logits.append(made(tokens[:, i : i + 1], past_key_values=cache, use_cache=True).logits)
+        _SPENT["all"] = time.perf_counter() - begun
+        return torch.cat(logits, 1)
+
+    return call
+
+
+@torch.no_grad()
+def measured(case: str, rounds: int) -> dict[str, Any]:
+    """Return the speed of a case on "regard", as a multiple of that on "sdpa"."""
+    length = TOKENS // DOCUMENTS
+    positions = torch.arange(length).repeat(DOCUMENTS)[None] if case == "packed" else None
+    made = model(WINDOW if case == "window" else None)
+    call = decoding(made) if case == "decoding" else prefill(made, positions)
+    rows = {name: call(name) for name in ("sdpa", "regard")}
+    difference = float((rows["sdpa"] - rows["regard"]).abs().max())
+    assert difference < 1e-4, (case, difference)
+    found: dict[str, list[tuple[float, float]]] = {"sdpa": [], "regard": []}
+
+    def turn(name: str) -> None:
+        begun = time.perf_counter()
+        call(name)
+        whole = _SPENT.pop("all", time.perf_counter() - begun)
+        found[name].append((whole, _SPENT["seconds"]))
+
+    with timed_attention():
+        interleaved({name: lambda name=name: turn(name) for name in found}, rounds + 1)  # type: ignore[misc]
+    result: dict[str, Any] = {"case": case, "difference": difference}
+    for i, part in enumerate(("all", "attention")):
+        pairs = zip(found["sdpa"][1:], found["regard"][1:])
+        result[part] = statistics.median(theirs[i] / ours[i] for theirs, ours in pairs)
+        result[f"{part}_seconds"] = {name: statistics.median(each[i] for each in found[name][1:]) for name in found}
+    return result
+
+
+def report(result: dict[str, Any]) -> str:
+    """Return the results as Markdown."""
+    assert __doc__ is not None
+    lines = ["# Models of transformers on regard", "", __doc__.partition("\n\n")[2].partition("\n\n")[2].strip()]
+    return "\n".join([*lines, "", table(result)]) + "\n"
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return the table of the results, with where they were measured."""
+    lines = ["| case | attention | all | seconds, sdpa → regard | asked |", "| --- | --- | --- | --- | --- |"]
+    for row in result["rows"]:
+        name, asked = CASES[row["case"]]
+        seconds = row["all_seconds"]
+        spent = f"{seconds['sdpa']:.2f} → {seconds['regard']:.2f}"
+        lines.append(f"| {name} | {row['attention']:.1f}× | {row['all']:.2f}× | {spent} | {asked} |")
+    machine = result["machine"]
+    processor = f"{machine['CPU']} ({machine['vector instructions']}), {result['threads']} threads"
+    return "\n".join([*lines, "", f"{processor}, transformers {result['transformers']}, {result['date']}."])
+
+
+def main(arguments: list[str]) -> None:
+    """Measure, and write the report."""
+    import transformers
+
+    from regard.integrations.transformers import register
+
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args(arguments)
+    register()
+    torch.set_num_threads(given.threads)
+    result = {"machine": facts(), "threads": given.threads, "transformers": transformers.__version__}
+    result |= {"date": f"{datetime.now(UTC):%Y-%m-%d}", "rows": [measured(case, given.rounds) for case in given.only]}
+    given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    given.out.with_suffix(".md").write_text(report(result), encoding="utf-8")
+    print(report(result))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -77,6 +77,11 @@ def joined(*meshes: Any) -> Any:
     return DeviceMesh._concatenate(list(meshes))
 
 
+def in_backward() -> bool:
+    """Whether a backward pass runs in this thread: layers that are checkpointed compute their output again in it."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def is_fake(tensor: Tensor) -> bool:
     """Whether a tensor has a shape and no values."""
     return isinstance(tensor, FakeTensor)
@@ -93,6 +98,7 @@ __all__ = [
     "flash_attention_backward",
     "flattened",
     "has_bfloat16_cells",
+    "in_backward",
     "in_forward_mode",
     "in_functorch",
     "is_autocast_enabled",

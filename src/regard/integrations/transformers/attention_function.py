@@ -115,19 +115,9 @@ def attention_function(
     """
     if cache is not None:
         raise rejected("regard", "cache", "be None: paged caches are not supported", described(cache))
-    parts = parts_of(module)
-    given = attention_mask if isinstance(attention_mask, ModelMask) else ModelMask(attention_mask)  # type: ignore[arg-type]
-    L, S = query.shape[2], key.shape[2]
-    mask: MaskLike | None = given.mask
-    if attention_mask is None and L > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal):
-        # The first of S keys, where a static cache has room for more, stand beside the queries.
-        mask = masks.causal(offset=0) if sliding_window is None else masks.window(sliding_window - 1, 0, offset=0)
-    if isinstance(mask, Tensor) and mask.shape[-1] > S:  # as a static cache had room for
-        mask = mask[..., :S]
-    mask = _together(mask, _packed(given, position_ids, cu_seq_lens_q, cu_seq_lens_k, L, S))
-    if parts.mask is not None:
-        mask = _together(mask, parts.part_of_mask(query, S, _first_query(given), given.first_key))
-    mask = _together(mask, None if position_bias is None else position_bias[..., :S])
+    parts, L = parts_of(module), query.shape[2]
+    packing = {"position_ids": position_ids, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
+    mask = layer_mask(module, query, key, attention_mask, is_causal, position_bias, sliding_window, **packing)
     request = AuxRequest(lse=s_aux is not None, weights=bool(output_attentions) or collects_weights())
     asked = request if request.lse or request.weights else None
     grouped = query.shape[1] != key.shape[1]
@@ -159,6 +149,34 @@ def attention_function(
         share = torch.sigmoid(lse - s_aux.to(lse.dtype)[:, None]).unsqueeze(-1).to(output.dtype)
         output, weights = output * share, None if weights is None else weights * share
     return output.transpose(1, 2).contiguous(), weights
+
+
+def layer_mask(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    attention_mask: ModelMask | MaskLike | None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    sliding_window: int | None = None,
+    *,
+    position_ids: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+) -> MaskLike | None:
+    """Return what a layer's queries may see, and what is added to scores; arguments as :func:`attention_function`."""
+    given = attention_mask if isinstance(attention_mask, ModelMask) else ModelMask(attention_mask)  # type: ignore[arg-type]
+    L, S, parts = query.shape[2], key.shape[2], parts_of(module)
+    mask: MaskLike | None = given.mask
+    if attention_mask is None and L > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        # The first of S keys, where a static cache has room for more, stand beside the queries.
+        mask = masks.causal(offset=0) if sliding_window is None else masks.window(sliding_window - 1, 0, offset=0)
+    if isinstance(mask, Tensor) and mask.shape[-1] > S:  # as a static cache had room for
+        mask = mask[..., :S]
+    mask = _together(mask, _packed(given, position_ids, cu_seq_lens_q, cu_seq_lens_k, L, S))
+    if parts.mask is not None:
+        mask = _together(mask, parts.part_of_mask(query, S, _first_query(given), given.first_key))
+    return _together(mask, None if position_bias is None else position_bias[..., :S])
 
 
 def _together(mask: MaskLike | None, other: MaskLike | None) -> MaskLike | None:

@@ -1,0 +1,366 @@
+"""What a model attended to: queries and keys of each layer, from which weights are computed when somebody looks.
+
+Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+import regard
+from regard import AuxRequest, TopK
+from regard._errors import rejected, unknown_name
+from regard.masks import Extent, Mask, MaskLike, Submatrix, as_mask, causal
+from regard.normalizers import NormalizerLike
+from regard.scores import ScoreLike
+
+#: What layers are called that read another sequence: in torch, BART, T5 and BERT.
+_CROSS = ("cross", "multihead_attn", "encoder_attn", "encdec")
+#: What queries and keys are kept in.
+PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Attended:
+    """One call of attention: what its weights follow from.
+
+    Attributes
+    ----------
+    query : Tensor (B, H, L, E)
+    key : Tensor (B, G, S, E)
+    mask : Tensor, Mask, callable or None
+        As :func:`regard.attention` takes it.
+    is_causal, scale, score, normalizer, softcap
+        The same.
+    sinks : Tensor (H,), optional
+        Scores of a key without a value.
+    """
+
+    query: Tensor
+    key: Tensor
+    mask: MaskLike | None = None
+    is_causal: bool = False
+    scale: float | None = None
+    score: ScoreLike | None = None
+    normalizer: NormalizerLike = "softmax"
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @torch.no_grad()
+    def kept(self, dtype: torch.dtype) -> Attended:
+        """Return a copy that later changes of its tensors do not reach, in four dimensions."""
+        query, key = (each.detach().reshape(-1, *each.shape[-3:]) if each.dim() > 2 else each.detach()[None, None]
+                      for each in (self.query, self.key))  # fmt: skip
+        batch = max(len(query), len(key))
+        query, key = (each.expand(batch, -1, -1, -1).to(dtype, copy=True) for each in (query, key))
+        return replace(
+            self, query=query, key=_ungrouped(query, key), mask=_copied(self.mask), sinks=_copied(self.sinks)
+        )
+
+    def rows(self, first: int, last: int, request: AuxRequest) -> regard.Aux:
+        """Return what is asked for of the queries from ``first`` to before ``last``."""
+        B, H, L, _ = self.query.shape
+        S, device = self.key.shape[2], self.query.device
+        mask, where = self._mask(), Extent(B, H, L, S)
+        if mask is not None and (first, last) != (0, L):
+            mask = Submatrix(mask.bind(where, device), where, first, 0)
+        query, key = self.query[:, :, first:last].float(), self.key.float()
+        _, aux = regard.attention(
+            query, key, key[..., :1], mask, scale=self.scale, enable_gqa=key.shape[1] != H, score=self.score,
+            normalizer=self.normalizer, softcap=self.softcap, return_aux=request,
+        )  # fmt: skip
+        return aux
+
+    def share(self, lse: Tensor) -> Tensor:
+        """Return which part of the weight (B, H, L, 1) its keys have beside a sink."""
+        if self.sinks is None:
+            return torch.ones_like(lse).unsqueeze(-1)
+        return torch.sigmoid(lse - self.sinks.float()[:, None]).unsqueeze(-1)
+
+    def _mask(self) -> Mask | None:
+        given = None if self.mask is None else as_mask(self.mask)
+        if not self.is_causal:
+            return given
+        return causal(offset=0) if given is None else given & causal(offset=0)
+
+
+class AttentionRecord:
+    """The weights of one layer in one run: a matrix (B, H, L, S), computed where it is read.
+
+    While a model writes, its layers are called with one query at a time, and keys that grow: these calls are one
+    matrix.
+
+    Attributes
+    ----------
+    name : str
+        The layer's name in the model.
+    shape : (int, int, int, int)
+        B, H, L and S.
+    """
+
+    def __init__(self, name: str, attended: Attended) -> None:
+        self.name = name
+        self.calls = [attended]
+
+    def grows_by(self, attended: Attended) -> bool:
+        """Whether a call goes on with this matrix: its keys are those before, and as many more as there are queries."""
+        last, (B, H, L, _) = self.calls[-1], attended.query.shape
+        before, S = last.key.shape[2], attended.key.shape[2]
+        if last.query.shape[:2] != (B, H) or before + L != S or attended.key.shape[1] != last.key.shape[1]:
+            return False
+        ends = [0, before - 1]  # a beam that took the place of another has other keys
+        return torch.equal(attended.key[:, :, ends], last.key[:, :, ends])
+
+    def grow(self, attended: Attended) -> None:
+        """Append the rows of a call."""
+        self.calls.append(attended)
+        for i, each in enumerate(self.calls[:-1]):  # the last call's keys hold those of all
+            self.calls[i] = replace(each, key=attended.key[:, :, : each.key.shape[2]])
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """B, H, L and S."""
+        B, H = self.calls[0].query.shape[:2]
+        return B, H, sum(each.query.shape[2] for each in self.calls), self.calls[-1].key.shape[2]
+
+    @property
+    def kind(self) -> str:
+        """Whether it reads its own sequence, "self", or another, "cross": by its name, or as L and S differ."""
+        _, _, L, S = self.shape
+        return "cross" if L != S or any(each in self.name.lower() for each in _CROSS) else "self"
+
+    @property
+    def heads_per_group(self) -> int:
+        """How many query heads read one head of keys."""
+        return self.shape[1] // self.calls[0].key.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that queries and keys take."""
+        return sum(each.query.nbytes for each in self.calls) + self.calls[-1].key.nbytes
+
+    def weights(
+        self, *, batch: int | slice | None = None, head: int | slice | None = None, rows: int | slice | None = None,
+        cols: int | slice | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return weights: of all, of one (an int, whose dimension falls away), or of some (a slice).
+
+        Only the rows that are asked for are computed, each over all of its keys.
+
+        Parameters
+        ----------
+        batch, head, rows, cols : int or slice, optional
+            Which sequences, heads, queries and keys.
+
+        Returns
+        -------
+        Tensor (B, H, L, S) of float32
+            Those dimensions of it that are not single.
+        """
+        B, H, L, S = self.shape
+        given = {"batch": (batch, B), "head": (head, H), "rows": (rows, L), "cols": (cols, S)}
+        index = tuple(_index(name, each, size) for name, (each, size) in given.items())
+        first, last, step = index[2].indices(L) if isinstance(index[2], slice) else (index[2], index[2] + 1, 1)
+        if step < 1:
+            raise rejected("weights", "rows", "go forward", rows)
+        parts, at = [], 0
+        for call in self.calls:
+            length = call.query.shape[2]
+            begin, end = max(first - at, 0), min(last - at, length)
+            if begin < end:
+                parts.append(_padded(_weights(call, begin, end), S))
+            at += length
+        whole = torch.cat(parts, 2) if parts else torch.zeros(B, H, 0, S)
+        within = slice(0, None, step) if isinstance(index[2], slice) else 0
+        for dim, each in reversed(list(enumerate((index[0], index[1], within, index[3])))):
+            whole = whole[(slice(None),) * dim + (each,)]
+        return whole
+
+    def lse(self) -> Tensor:
+        """Return the log-sum-exp (B, H, L) of each query's scores: a weight is exp(score − lse)."""
+        return torch.cat([_whole(each, AuxRequest(lse=True)).lse for each in self.calls], 2)
+
+    def entropy(self) -> Tensor:
+        """Return the entropy (B, H, L) of each query's weights, in nats; of those over keys where there are sinks."""
+        return torch.cat([_whole(each, AuxRequest(entropy=True)).entropy for each in self.calls], 2)
+
+    def topk(self, k: int = 5) -> TopK:
+        """Return the k largest weights of each query and the indices of their keys, (B, H, L, k) each.
+
+        Where there are fewer keys, weights are 0 and indices −1.
+        """
+        found = [_whole(each, AuxRequest(topk=k, lse=each.sinks is not None)) for each in self.calls]
+        weights = [
+            aux.topk.weights if call.sinks is None else aux.topk.weights * call.share(aux.lse)
+            for call, aux in zip(self.calls, found)
+        ]
+        return TopK(torch.cat(weights, 2), torch.cat([aux.topk.indices for aux in found], 2))
+
+    def received(self) -> Tensor:
+        """Return how much each key is attended to, (B, H, S): the sum of its weights over all queries."""
+        B, H, _, S = self.shape
+        total = torch.zeros(B, H, S)
+        for call in self.calls:
+            if call.sinks is None:
+                found = _whole(call, AuxRequest(received=True)).received
+            else:
+                found = _weights(call, 0, call.query.shape[2]).sum(2)
+            total[..., : found.shape[-1]] += found
+        return total
+
+    def __repr__(self) -> str:
+        B, H, L, S = self.shape
+        calls = f", {len(self.calls)} calls" if len(self.calls) > 1 else ""
+        return f"AttentionRecord({self.name!r}: {B} × {H} heads, {L} queries, {S} keys{calls})"
+
+
+class Record:
+    """What a model attended to, layer by layer; made by :func:`regard.inspect.capture`.
+
+    ``record[layer]`` is the latest run of a layer, by its name or its number in the order of the first run;
+    ``record[layer, 0]`` the first one.
+
+    Attributes
+    ----------
+    names : dict of int to str
+        The model's modules that are recorded, by their identities.
+    """
+
+    def __init__(self, names: dict[int, str], dtype: torch.dtype, layers: Sequence[int | str] | None = None) -> None:
+        self.names = names
+        self._dtype, self._wanted = dtype, layers
+        self._runs: dict[str, list[AttentionRecord]] = {}
+        self._order: list[str] = []
+
+    def add(self, name: str, attended: Attended) -> None:
+        """Keep a call of a layer, if it is wanted."""
+        if name not in self._order:
+            self._order.append(name)
+        if not self._wants(name):
+            return
+        kept = attended.kept(self._dtype)
+        runs = self._runs.setdefault(name, [])
+        growing = next((run for run in reversed(runs) if run.grows_by(kept)), None)
+        if growing is None:
+            runs.append(AttentionRecord(name, kept))
+        else:
+            growing.grow(kept)
+
+    def _wants(self, name: str) -> bool:
+        if self._wanted is None:
+            return True
+        number = self._order.index(name)
+        return any(
+            each == number if isinstance(each, int) else name == each or name.startswith(f"{each}.")
+            for each in self._wanted
+        )
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the layers that were recorded, in the order of their first calls."""
+        return tuple(self._runs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all queries and keys take."""
+        return sum(run.nbytes for runs in self._runs.values() for run in runs)
+
+    def runs(self, layer: int | str) -> list[AttentionRecord]:
+        """Return all runs of a layer."""
+        if not self._runs:
+            raise rejected("record", "layer", "be one of a model that attends to something", "no call of attention")
+        if isinstance(layer, str):
+            if layer not in self._runs:
+                raise unknown_name("record", "layer", layer, self._runs)
+            return self._runs[layer]
+        names = self.layers
+        if not isinstance(layer, int) or not -len(names) <= layer < len(names):
+            raise rejected("record", "layer", f"be a name, or a number below {len(names)}", repr(layer))
+        return self._runs[names[layer]]
+
+    def __getitem__(self, layer: int | str | tuple[int | str, int]) -> AttentionRecord:
+        which = -1
+        if isinstance(layer, tuple):
+            layer, which = layer
+        runs = self.runs(layer)
+        if not -len(runs) <= which < len(runs):
+            raise rejected("record", "run", f"be below {len(runs)}, as often as the layer ran", which)
+        return runs[which]
+
+    def __iter__(self) -> Iterator[AttentionRecord]:
+        return (runs[-1] for runs in self._runs.values())
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __repr__(self) -> str:
+        return f"Record({len(self)} layers, {self.nbytes / 2**20:.1f} MiB)"
+
+    def save(self, path: str | Path) -> Path:
+        """Write the record to a file, which :meth:`load` reads."""
+        from regard.inspect.record_file import save_record
+
+        return save_record(path, self._runs)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Return the record in a file.
+
+        Raises
+        ------
+        ValueError
+            If the file is no record, damaged, or of a version that is not known, in one sentence.
+        """
+        from regard.inspect.record_file import load_record
+
+        made = cls({}, torch.float32)
+        made._runs = load_record(path)
+        made._order = list(made._runs)
+        return made
+
+
+def _weights(call: Attended, first: int, last: int) -> Tensor:
+    aux: Any = call.rows(first, last, AuxRequest(weights=True, lse=call.sinks is not None))
+    weights: Tensor = aux.weights
+    return weights if call.sinks is None else weights * call.share(aux.lse)
+
+
+def _whole(call: Attended, request: AuxRequest) -> Any:
+    return call.rows(0, call.query.shape[2], request)
+
+
+def _padded(weights: Tensor, S: int) -> Tensor:
+    return torch.nn.functional.pad(weights, (0, S - weights.shape[-1]))
+
+
+def _index(name: str, given: int | slice | None, size: int) -> int | slice:
+    if given is None:
+        return slice(None)
+    if isinstance(given, slice):
+        return given
+    if isinstance(given, bool) or not isinstance(given, int) or not -size <= given < size:
+        raise rejected("weights", name, f"be a slice, or a number below {size}", repr(given))
+    return given % size
+
+
+def _ungrouped(query: Tensor, key: Tensor) -> Tensor:
+    """Return keys once for each group, where a caller had repeated them for its heads."""
+    H = key.shape[1]
+    if query.shape[1] != H or H == 1:
+        return key
+    for groups in range(1, H):
+        if H % groups == 0:
+            first = key.unflatten(1, (groups, H // groups))
+            if torch.equal(first[:, :, :1].expand_as(first), first):
+                return first[:, :, 0].contiguous()
+    return key
+
+
+def _copied(given: Any) -> Any:
+    return given.detach().clone() if isinstance(given, Tensor) else given

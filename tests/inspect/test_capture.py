@@ -262,6 +262,34 @@ class TestCapturing:
             query.zero_()
         near(record[0].weights(), expected)
 
+    def test_parts_that_learn_later_are_kept_as_they_were(self) -> None:
+        query, learned = drawn(1, 2, 5, 4), nn.Parameter(torch.eye(4))
+        aux = regard.AuxRequest(weights=True)
+        with capture() as record:
+            _, told = regard.attention(query, query, query, score=regard.scores.General(learned), return_aux=aux)
+        with torch.no_grad():
+            learned.zero_()
+        near(record[0].weights(), told.weights.detach())
+
+    @pytest.mark.parametrize("shapes", [((5, 8), (6, 8)), ((3, 5, 8), (3, 6, 8)), ((2, 3, 4, 5, 8), (3, 4, 6, 8)),
+                                        ((2, 4, 5, 8), (1, 4, 6, 8)), ((1, 1, 1, 1), (1, 1, 1, 1))])  # fmt: skip
+    def test_any_number_of_dimensions(self, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+        query, key = drawn(*shapes[0]), drawn(*shapes[1], seed=1)
+        seen = (
+            drawn(*torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]), query.shape[-2], key.shape[-2], seed=2)
+            > -1
+        )
+        expected = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num()
+        with capture() as record:
+            F.scaled_dot_product_attention(query, key, key, seen)
+        near(record[0].weights(), expected[(None,) * (4 - expected.dim())].flatten(0, -4))
+
+    def test_nested_tensors_are_left_out_with_a_word(self) -> None:
+        rows = torch.nested.nested_tensor([drawn(2, 5, 8), drawn(2, 3, 8)])
+        with capture() as record, pytest.warns(regard.RegardWarning, match="nested tensors is left out"):
+            F.scaled_dot_product_attention(rows, rows, rows)
+        assert len(record) == 0
+
     def test_other_threads_are_not_recorded_nor_disturbed(self) -> None:
         query, answers = drawn(1, 2, 5, 8), []
 

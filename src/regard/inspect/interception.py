@@ -11,6 +11,7 @@ import functools
 import inspect
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
+from regard._errors import RegardWarning
 from regard._torch import in_backward
 from regard.inspect.record import Attended, Record
 from regard.masks import Extent, Submatrix, as_mask
@@ -96,7 +98,7 @@ def _set(undo: list[Callable[[], None]], held: dict[str, Any], key: str, value: 
     held[key] = value
 
 
-def _wrapped(function: Callable[..., Any], tell: Callable[..., Attended | None]) -> Callable[..., Any]:
+def _wrapped(function: Callable[..., Any], tell: Callable[..., Attended]) -> Callable[..., Any]:
     """Return a function that calls another, and tells the record of its thread."""
 
     @functools.wraps(function)
@@ -110,7 +112,12 @@ def _wrapped(function: Callable[..., Any], tell: Callable[..., Attended | None])
         finally:
             _active.reset(token)
         attended = tell(*args, **kwargs)
-        if attended is not None:
+        if attended.query.is_nested:
+            message = (
+                "capture: a call of attention on nested tensors is left out, whose sequences have no common length."
+            )
+            warnings.warn(message, RegardWarning, stacklevel=2)
+        else:
             record.add(_caller(record.names), attended)
         return answer
 

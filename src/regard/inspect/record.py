@@ -16,6 +16,7 @@ from torch import Tensor
 import regard
 from regard import AuxRequest, TopK
 from regard._errors import rejected, unknown_name
+from regard._part import Part
 from regard.masks import Extent, Mask, MaskLike, Submatrix, as_mask, causal
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
@@ -55,13 +56,15 @@ class Attended:
     @torch.no_grad()
     def kept(self, dtype: torch.dtype) -> Attended:
         """Return a copy that later changes of its tensors do not reach, in four dimensions."""
-        query, key = (each.detach().reshape(-1, *each.shape[-3:]) if each.dim() > 2 else each.detach()[None, None]
-                      for each in (self.query, self.key))  # fmt: skip
-        batch = max(len(query), len(key))
-        query, key = (each.expand(batch, -1, -1, -1).to(dtype, copy=True) for each in (query, key))
-        return replace(
-            self, query=query, key=_ungrouped(query, key), mask=_copied(self.mask), sinks=_copied(self.sinks)
-        )
+        query, key = (each.detach() for each in (self.query, self.key))
+        query, key = (each[(None,) * (4 - each.dim())] for each in (query, key))
+        lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
+        query, key = (each.expand(*lead, *each.shape[-3:]).flatten(0, -4).to(dtype, copy=True) for each in (query, key))
+        mask = self.mask
+        if isinstance(mask, Tensor) and mask.dim() > 4:
+            mask = mask.expand(*lead, *mask.shape[-3:]).flatten(0, -4)
+        parts = {name: _copied(getattr(self, name)) for name in ("score", "normalizer", "sinks")}
+        return replace(self, query=query, key=_ungrouped(query, key), mask=_copied(mask), **parts)
 
     def rows(self, first: int, last: int, request: AuxRequest) -> regard.Aux:
         """Return what is asked for of the queries from ``first`` to before ``last``."""
@@ -363,4 +366,6 @@ def _ungrouped(query: Tensor, key: Tensor) -> Tensor:
 
 
 def _copied(given: Any) -> Any:
-    return given.detach().clone() if isinstance(given, Tensor) else given
+    if isinstance(given, Tensor):
+        return given.detach().clone()
+    return given.map_tensors(lambda tensor: tensor.detach().clone()) if isinstance(given, Part) else given

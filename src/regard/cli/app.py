@@ -355,6 +355,22 @@ def regress(
     )  # fmt: skip
 
 
+@_command(epilog="Weights do not say why: docs/inspector.md says what they do.")
+def look(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of a language model, ours or of Hugging Face.")],
+    text: Annotated[str, typer.Option(help="What the model reads.")],
+    layer: Annotated[int | None, typer.Option(help="Draw what this layer attends to.")] = None,
+    head: Annotated[int | None, typer.Option(help="One head of it, rather than their mean.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw that to this PNG file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Draw that to this HTML file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Keep the record of all layers in this file.")] = None,
+) -> None:
+    """Show what a model attends to in a text."""
+    from regard.cli.look import run
+
+    run(folder, text, layer=layer, head=head, png=png, html=html, out=out)
+
+
 @_command(epilog="A GB is 10⁹ bytes. --table alone shows published models beside what is counted here.")
 @with_flags(PlanOptions)
 def plan(

@@ -36,9 +36,9 @@ def run(
         if head is not None and layer is None:
             raise rejected("look", "--head", "come with --layer", "it alone")
         model, tokenizer = _model(folder), Tokenizer.load(folder)
-        numbers = tokenizer.encode(text, specials=True)
-        if not numbers:
+        if not tokenizer.encode(text):
             raise rejected("look", "--text", "have a token", repr(text))
+        numbers = tokenizer.encode(text, specials=True)
         with capture(model) as record, torch.no_grad():
             model(torch.tensor([numbers]))
         if not len(record):
@@ -69,13 +69,14 @@ def _model(folder: Path) -> nn.Module:
         loaded = load(folder, dtype=torch.float32)
         return loaded if isinstance(loaded, EncoderLM | DecoderLM) else loaded.model
     import transformers
+    from safetensors import SafetensorError
 
     transformers.utils.logging.disable_progress_bar()
     try:
         model: Any = transformers.AutoModel.from_pretrained(
             folder, attn_implementation="sdpa", dtype=torch.float32, local_files_only=True, use_safetensors=True
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise rejected("look", "FOLDER", "be a model that transformers loads", reason, ModelFileError) from None
     if model.config.is_encoder_decoder:

@@ -12,7 +12,7 @@ import inspect
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -24,7 +24,8 @@ from torch import Tensor, nn
 import regard
 from regard._errors import RegardWarning
 from regard._torch import in_backward
-from regard.inspect.record import Attended, Record
+from regard.inspect.calls import Attended, Projected
+from regard.inspect.record import Record
 from regard.masks import Extent, Submatrix, as_mask
 
 _active: ContextVar[Record | None] = ContextVar("capture", default=None)
@@ -68,14 +69,13 @@ def telling(record: Record) -> Iterator[None]:
 
 
 def _replace(undo: list[Callable[[], None]]) -> None:
-    signature = inspect.signature(regard.attention)
-    _everywhere(undo, F.scaled_dot_product_attention, _wrapped(F.scaled_dot_product_attention, _sdpa))
-    _everywhere(undo, regard.attention, _wrapped(regard.attention, functools.partial(_ours, signature)))
-    for holder, name, tell in (
-        (torch, "_native_multi_head_attention", _native),
-        (torch, "_transformer_encoder_layer_fwd", _encoder_layer),
-    ):
-        _set(undo, vars(holder), name, _wrapped(getattr(holder, name), tell))
+    ours = functools.partial(_ours, inspect.signature(regard.attention))
+    sdpa = F.scaled_dot_product_attention
+    wrappers = {id(sdpa): _wrapped(sdpa, _sdpa), id(regard.attention): _wrapped(regard.attention, ours)}
+    for held, key in _holders(wrappers.keys()):
+        _set(undo, held, key, wrappers[id(held[key])])
+    for name, tell in (("_native_multi_head_attention", _native), ("_transformer_encoder_layer_fwd", _encoder_layer)):
+        _set(undo, vars(torch), name, _wrapped(getattr(torch, name), tell))
     if (modeling := sys.modules.get("transformers.modeling_utils")) is not None:
         interface = modeling.AttentionInterface
         original = interface.get_interface
@@ -83,14 +83,24 @@ def _replace(undo: list[Callable[[], None]]) -> None:
         undo.append(functools.partial(setattr, interface, "get_interface", original))
 
 
-def _everywhere(undo: list[Callable[[], None]], function: Any, wrapper: Any) -> None:
-    """Replace a function in all modules that hold it by name, but those that compute it."""
+#: Of each module: its namespace, how many names that had, and which of them held a function.
+_scanned: dict[str, tuple[int, int, tuple[str, ...]]] = {}
+
+
+def _holders(functions: Collection[int]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the namespaces that hold functions, given by their identities, and the names; not those that compute them.
+
+    A module is looked through once, and again when it has other names: thousands are loaded.
+    """
     for name, module in list(sys.modules.items()):
         if module is None or name.startswith(_INNER):
             continue
         held = getattr(module, "__dict__", {})
-        for key in [key for key, value in list(held.items()) if value is function]:
-            _set(undo, held, key, wrapper)
+        known = _scanned.get(name)
+        if known is None or name == "__main__" or known[:2] != (id(held), len(held)):
+            keys = tuple(key for key, value in list(held.items()) if id(value) in functions)
+            _scanned[name] = known = (id(held), len(held), keys)
+        yield from ((held, key) for key in known[2] if id(held.get(key)) in functions)
 
 
 def _set(undo: list[Callable[[], None]], held: dict[str, Any], key: str, value: Any) -> None:
@@ -98,7 +108,7 @@ def _set(undo: list[Callable[[], None]], held: dict[str, Any], key: str, value: 
     held[key] = value
 
 
-def _wrapped(function: Callable[..., Any], tell: Callable[..., Attended]) -> Callable[..., Any]:
+def _wrapped(function: Callable[..., Any], tell: Callable[..., Attended | Projected]) -> Callable[..., Any]:
     """Return a function that calls another, and tells the record of its thread."""
 
     @functools.wraps(function)
@@ -152,14 +162,14 @@ def _ours(signature: inspect.Signature, *args: Any, **kwargs: Any) -> Attended:
     return Attended(given.arguments["query"], given.arguments["key"], given.arguments["attn_mask"], **told)
 
 
-def _native(query: Tensor, key: Tensor, *others: Any) -> Attended:
+def _native(query: Tensor, key: Tensor, *others: Any) -> Projected:
     """Torch's fused attention: (value, width, heads, weight, bias, out, out, mask, needs weights, average, kind)."""
     width, heads, weight, bias = others[1:5]
     mask, kind = others[7], others[10]
     return _projected(query, key, width, heads, weight, bias, mask, kind)
 
 
-def _encoder_layer(source: Tensor, width: int, heads: int, weight: Tensor, bias: Tensor, *others: Any) -> Attended:
+def _encoder_layer(source: Tensor, width: int, heads: int, weight: Tensor, bias: Tensor, *others: Any) -> Projected:
     """Torch's fused layer: (out, out, act, first, eps, norm, norm, norm, norm, 4 of the hidden layer, mask, kind)."""
     first, eps, norm, shift = others[3:7]
     mask, kind = (*others[13:15], None, None)[:2]
@@ -169,19 +179,11 @@ def _encoder_layer(source: Tensor, width: int, heads: int, weight: Tensor, bias:
 
 def _projected(
     query: Tensor, key: Tensor, width: int, heads: int, weight: Tensor, bias: Tensor, mask: Tensor | None, kind: Any
-) -> Attended:
-    if query.is_nested:
-        query, key = (torch.nested.to_padded_tensor(each, 0.0) for each in (query, key))
-    q, k = (
-        F.linear(rows, weight[i * width : (i + 1) * width], bias[i * width : (i + 1) * width])
-        .unflatten(-1, (heads, -1))
-        .transpose(1, 2)
-        for i, rows in enumerate((query, key))
-    )
+) -> Projected:
     if mask is not None:  # True hides; kind 0 is of pairs, 1 of keys
         mask = ~mask if mask.dtype == torch.bool else mask
         mask = mask[:, None, None] if kind == 1 and mask.dim() == 2 else mask
-    return Attended(q, k, mask)
+    return Projected(query, key, weight[: 2 * width], bias[: 2 * width], heads, mask)
 
 
 def _interface(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,91 +6,22 @@ Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E wi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-import regard
 from regard import AuxRequest, TopK
 from regard._errors import rejected, unknown_name
-from regard._part import Part
-from regard.masks import Extent, Mask, MaskLike, Submatrix, as_mask, causal
-from regard.normalizers import NormalizerLike
-from regard.scores import ScoreLike
+from regard.inspect.calls import Attended, Projected
 
 #: What layers are called that read another sequence: in torch, BART, T5 and BERT.
 _CROSS = ("cross", "multihead_attn", "encoder_attn", "encdec")
 #: What queries and keys are kept in.
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class Attended:
-    """One call of attention: what its weights follow from.
-
-    Attributes
-    ----------
-    query : Tensor (B, H, L, E)
-    key : Tensor (B, G, S, E)
-    mask : Tensor, Mask, callable or None
-        As :func:`regard.attention` takes it.
-    is_causal, scale, score, normalizer, softcap
-        The same.
-    sinks : Tensor (H,), optional
-        Scores of a key without a value.
-    """
-
-    query: Tensor
-    key: Tensor
-    mask: MaskLike | None = None
-    is_causal: bool = False
-    scale: float | None = None
-    score: ScoreLike | None = None
-    normalizer: NormalizerLike = "softmax"
-    softcap: float | None = None
-    sinks: Tensor | None = None
-
-    @torch.no_grad()
-    def kept(self, dtype: torch.dtype) -> Attended:
-        """Return a copy that later changes of its tensors do not reach, in four dimensions."""
-        query, key = (each.detach() for each in (self.query, self.key))
-        query, key = (each[(None,) * (4 - each.dim())] for each in (query, key))
-        lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
-        query, key = (each.expand(*lead, *each.shape[-3:]).flatten(0, -4).to(dtype, copy=True) for each in (query, key))
-        mask = self.mask
-        if isinstance(mask, Tensor) and mask.dim() > 4:
-            mask = mask.expand(*lead, *mask.shape[-3:]).flatten(0, -4)
-        parts = {name: _copied(getattr(self, name)) for name in ("score", "normalizer", "sinks")}
-        return replace(self, query=query, key=_ungrouped(query, key), mask=_copied(mask), **parts)
-
-    def rows(self, first: int, last: int, request: AuxRequest) -> regard.Aux:
-        """Return what is asked for of the queries from ``first`` to before ``last``."""
-        B, H, L, _ = self.query.shape
-        S, device = self.key.shape[2], self.query.device
-        mask, where = self._mask(), Extent(B, H, L, S)
-        if mask is not None and (first, last) != (0, L):
-            mask = Submatrix(mask.bind(where, device), where, first, 0)
-        query, key = self.query[:, :, first:last].float(), self.key.float()
-        _, aux = regard.attention(
-            query, key, key[..., :1], mask, scale=self.scale, enable_gqa=key.shape[1] != H, score=self.score,
-            normalizer=self.normalizer, softcap=self.softcap, return_aux=request,
-        )  # fmt: skip
-        return aux
-
-    def share(self, lse: Tensor) -> Tensor:
-        """Return which part of the weight (B, H, L, 1) its keys have beside a sink."""
-        if self.sinks is None:
-            return torch.ones_like(lse).unsqueeze(-1)
-        return torch.sigmoid(lse - self.sinks.float()[:, None]).unsqueeze(-1)
-
-    def _mask(self) -> Mask | None:
-        given = None if self.mask is None else as_mask(self.mask)
-        if not self.is_causal:
-            return given
-        return causal(offset=0) if given is None else given & causal(offset=0)
 
 
 class AttentionRecord:
@@ -107,12 +38,20 @@ class AttentionRecord:
         B, H, L and S.
     """
 
-    def __init__(self, name: str, attended: Attended) -> None:
+    def __init__(self, name: str, attended: Attended | Projected) -> None:
         self.name = name
-        self.calls = [attended]
+        self._calls = [attended]
 
-    def grows_by(self, attended: Attended) -> bool:
+    @property
+    def calls(self) -> list[Attended]:
+        """The calls, in turn, of which the rows are."""
+        self._calls = [each.attended() if isinstance(each, Projected) else each for each in self._calls]
+        return self._calls  # type: ignore[return-value]
+
+    def grows_by(self, attended: Attended | Projected) -> bool:
         """Whether a call goes on with this matrix: its keys are those before, and as many more as there are queries."""
+        if isinstance(attended, Projected) or isinstance(self._calls[-1], Projected):
+            return False
         last, (B, H, L, _) = self.calls[-1], attended.query.shape
         before, S = last.key.shape[2], attended.key.shape[2]
         if last.query.shape[:2] != (B, H) or before + L != S or attended.key.shape[1] != last.key.shape[1]:
@@ -241,7 +180,7 @@ class Record:
         self._runs: dict[str, list[AttentionRecord]] = {}
         self._order: list[str] = []
 
-    def add(self, name: str, attended: Attended) -> None:
+    def add(self, name: str, attended: Attended | Projected) -> None:
         """Keep a call of a layer, if it is wanted."""
         if name not in self._order:
             self._order.append(name)
@@ -250,7 +189,7 @@ class Record:
         kept = attended.kept(self._dtype)
         runs = self._runs.setdefault(name, [])
         growing = next((run for run in reversed(runs) if run.grows_by(kept)), None)
-        if growing is None:
+        if growing is None or isinstance(kept, Projected):
             runs.append(AttentionRecord(name, kept))
         else:
             growing.grow(kept)
@@ -339,7 +278,7 @@ def _whole(call: Attended, request: AuxRequest) -> Any:
 
 
 def _padded(weights: Tensor, S: int) -> Tensor:
-    return torch.nn.functional.pad(weights, (0, S - weights.shape[-1]))
+    return F.pad(weights, (0, S - weights.shape[-1]))
 
 
 def _index(name: str, given: int | slice | None, size: int) -> int | slice:
@@ -350,22 +289,3 @@ def _index(name: str, given: int | slice | None, size: int) -> int | slice:
     if isinstance(given, bool) or not isinstance(given, int) or not -size <= given < size:
         raise rejected("weights", name, f"be a slice, or a number below {size}", repr(given))
     return given % size
-
-
-def _ungrouped(query: Tensor, key: Tensor) -> Tensor:
-    """Return keys once for each group, where a caller had repeated them for its heads."""
-    H = key.shape[1]
-    if query.shape[1] != H or H == 1:
-        return key
-    for groups in range(1, H):
-        if H % groups == 0:
-            first = key.unflatten(1, (groups, H // groups))
-            if torch.equal(first[:, :, :1].expand_as(first), first):
-                return first[:, :, 0].contiguous()
-    return key
-
-
-def _copied(given: Any) -> Any:
-    if isinstance(given, Tensor):
-        return given.detach().clone()
-    return given.map_tensors(lambda tensor: tensor.detach().clone()) if isinstance(given, Part) else given

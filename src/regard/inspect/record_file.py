@@ -17,10 +17,11 @@ from torch import Tensor
 from regard import masks
 from regard._errors import rejected
 from regard._writing import write_together
+from regard.inspect.calls import Attended
 from regard.masks import Extent, as_mask
 
 if TYPE_CHECKING:
-    from regard.inspect.record import Attended, AttentionRecord
+    from regard.inspect.record import AttentionRecord
 
 FORMAT, VERSION = "regard-record", 1
 #: Pairs of a mask that has to be written out, at most.
@@ -78,7 +79,7 @@ def load_record(path: str | Path) -> dict[str, list[AttentionRecord]]:
 
 
 def _runs(described: Any, tensors: dict[str, Tensor]) -> dict[str, list[AttentionRecord]]:
-    from regard.inspect.record import Attended, AttentionRecord
+    from regard.inspect.record import AttentionRecord
 
     found: dict[str, list[AttentionRecord]] = {}
     for at, run in enumerate(described):

@@ -1,0 +1,114 @@
+"""What it costs to record what a model attends to.
+
+    python -m benchmarks.capture [--rounds 15] [--threads 2]
+
+Random models of 6 layers of width 512 and 8 heads that read 512 tokens: GPT-2 of transformers on SDPA, and torch's
+``nn.TransformerEncoder`` on its fast path. They run with and without :func:`regard.inspect.capture` in turns, after it
+was checked that outputs are equal to the bit; what is told is the median of the ratios of neighbouring turns. Beside
+the bytes that a record takes stand those of its weights in float32, which no one has to hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.decoding import interleaved
+from benchmarks.machine import ROOT, facts
+from regard.inspect import capture
+
+RESULTS = ROOT / "benchmarks/results/capture.json"
+LAYERS, WIDTH, HEADS, TOKENS = 6, 512, 8, 512
+
+
+def gpt2() -> tuple[nn.Module, Callable[[], Tensor]]:
+    """Return GPT-2 of transformers, and a call of it."""
+    from transformers import GPT2Config, GPT2Model
+
+    config = GPT2Config(n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=TOKENS, attn_implementation="sdpa")
+    model, tokens = GPT2Model(config).eval(), torch.randint(50000, (1, TOKENS))
+    return model, lambda: model(tokens, use_cache=False).last_hidden_state
+
+
+def encoder() -> tuple[nn.Module, Callable[[], Tensor]]:
+    """Return torch's encoder, and a call of it."""
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, batch_first=True)
+    model, rows = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False).eval(), torch.randn(1, TOKENS, WIDTH)
+    return model, lambda: model(rows)
+
+
+MODELS = {"GPT-2 of transformers, sdpa": gpt2, "torch's TransformerEncoder, fast path": encoder}
+
+
+@torch.no_grad()
+def measured(name: str, rounds: int) -> dict[str, Any]:
+    """Return how much longer a model takes that is recorded, and what the record takes."""
+    torch.manual_seed(0)
+    model, call = MODELS[name]()
+    with capture(model) as record:
+        together = call()
+    assert torch.equal(call(), together) and len(record) == LAYERS
+    weights = sum(4 * torch.Size(run.shape).numel() for run in record)
+
+    def recorded() -> None:
+        with capture(model):
+            call()
+
+    seconds = interleaved({"alone": call, "recorded": recorded}, rounds + 1)
+    pairs = list(zip(seconds["alone"], seconds["recorded"]))[1:]
+    ratio = statistics.median(after[0] / before[0] for before, after in pairs)
+    alone = statistics.median(before[0] for before, _ in pairs)
+    return {"model": name, "ratio": ratio, "seconds": alone, "bytes": record.nbytes, "weights": weights}
+
+
+def report(result: dict[str, Any]) -> str:
+    """Return the results as Markdown."""
+    assert __doc__ is not None
+    lines = ["# What a record costs", "", __doc__.partition("\n\n")[2].partition("\n\n")[2].strip()]
+    return "\n".join([*lines, "", table(result)]) + "\n"
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return the table of the results, with where they were measured."""
+    lines = [
+        "| model | alone | recorded, asked < 15 % more | record | its weights |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in result["rows"]:
+        more, sizes = (
+            f"{100 * (row['ratio'] - 1):+.1f} %",
+            [f"{row[name] / 1e6:.1f} MB" for name in ("bytes", "weights")],
+        )
+        lines.append(f"| {row['model']} | {1000 * row['seconds']:.0f} ms | {more} | {' | '.join(sizes)} |")
+    machine = result["machine"]
+    return "\n".join([*lines, "", f"{machine['CPU']} ({machine['vector instructions']}), {result['threads']} threads, "
+                      f"{result['date']}."])  # fmt: skip
+
+
+def main(arguments: list[str]) -> None:
+    """Measure, and write the report."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(given.threads)
+    rows = [measured(name, given.rounds) for name in MODELS]
+    result = {"machine": facts(), "threads": given.threads, "date": f"{datetime.now(UTC):%Y-%m-%d}", "rows": rows}
+    given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    given.out.with_suffix(".md").write_text(report(result), encoding="utf-8")
+    print(report(result))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,147 @@
+"""One call of attention as it is kept: what its weights follow from.
+
+Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E width of a head, C width of the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import regard
+from regard import AuxRequest
+from regard._part import Part
+from regard.masks import Extent, Mask, MaskLike, Submatrix, as_mask, causal
+from regard.normalizers import NormalizerLike
+from regard.scores import ScoreLike
+
+
+@dataclass(frozen=True)
+class Attended:
+    """One call of attention: what its weights follow from.
+
+    Attributes
+    ----------
+    query : Tensor (B, H, L, E)
+    key : Tensor (B, G, S, E)
+    mask : Tensor, Mask, callable or None
+        As :func:`regard.attention` takes it.
+    is_causal, scale, score, normalizer, softcap
+        The same.
+    sinks : Tensor (H,), optional
+        Scores of a key without a value.
+    """
+
+    query: Tensor
+    key: Tensor
+    mask: MaskLike | None = None
+    is_causal: bool = False
+    scale: float | None = None
+    score: ScoreLike | None = None
+    normalizer: NormalizerLike = "softmax"
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @torch.no_grad()
+    def kept(self, dtype: torch.dtype) -> Attended:
+        """Return a copy that later changes of its tensors do not reach, in four dimensions."""
+        query, key = (each.detach() for each in (self.query, self.key))
+        query, key = (each[(None,) * (4 - each.dim())] for each in (query, key))
+        lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
+        query, key = (each.expand(*lead, *each.shape[-3:]).flatten(0, -4).to(dtype, copy=True) for each in (query, key))
+        mask = self.mask
+        if isinstance(mask, Tensor) and mask.dim() > 4:
+            mask = mask.expand(*lead, *mask.shape[-3:]).flatten(0, -4)
+        parts = {name: _copied(getattr(self, name)) for name in ("score", "normalizer", "sinks")}
+        return replace(self, query=query, key=_ungrouped(query, key), mask=_copied(mask), **parts)
+
+    def rows(self, first: int, last: int, request: AuxRequest) -> regard.Aux:
+        """Return what is asked for of the queries from ``first`` to before ``last``."""
+        B, H, L, _ = self.query.shape
+        S, device = self.key.shape[2], self.query.device
+        mask, where = self._mask(), Extent(B, H, L, S)
+        if mask is not None and (first, last) != (0, L):
+            mask = Submatrix(mask.bind(where, device), where, first, 0)
+        query, key = self.query[:, :, first:last].float(), self.key.float()
+        _, aux = regard.attention(
+            query, key, key[..., :1], mask, scale=self.scale, enable_gqa=key.shape[1] != H, score=self.score,
+            normalizer=self.normalizer, softcap=self.softcap, return_aux=request,
+        )  # fmt: skip
+        return aux
+
+    def share(self, lse: Tensor) -> Tensor:
+        """Return which part of the weight (B, H, L, 1) its keys have beside a sink."""
+        if self.sinks is None:
+            return torch.ones_like(lse).unsqueeze(-1)
+        return torch.sigmoid(lse - self.sinks.float()[:, None]).unsqueeze(-1)
+
+    def _mask(self) -> Mask | None:
+        given = None if self.mask is None else as_mask(self.mask)
+        if not self.is_causal:
+            return given
+        return causal(offset=0) if given is None else given & causal(offset=0)
+
+
+@dataclass(frozen=True)
+class Projected:
+    """One call of a fused layer, whose queries and keys nobody has seen: rows and matrices, multiplied when read.
+
+    Attributes
+    ----------
+    query, key : Tensor (B, L, C) and (B, S, C)
+        The rows.
+    weight, bias : Tensor (2·C, C) and (2·C,)
+        That make queries and keys of them.
+    heads : int
+    mask : Tensor, optional
+    dtype : torch.dtype
+        Of the queries and keys.
+    """
+
+    query: Tensor
+    key: Tensor
+    weight: Tensor
+    bias: Tensor
+    heads: int
+    mask: Tensor | None = None
+    dtype: torch.dtype = torch.float32
+
+    @torch.no_grad()
+    def kept(self, dtype: torch.dtype) -> Projected:
+        """Return a copy that later changes of its tensors do not reach."""
+        query = self.query.detach().clone()
+        key = query if self.key is self.query else self.key.detach().clone()
+        weight, bias, mask = (_copied(each) for each in (self.weight, self.bias, self.mask))
+        return Projected(query, key, weight, bias, self.heads, mask, dtype)
+
+    @torch.no_grad()
+    def attended(self) -> Attended:
+        """Return the call with its queries and keys."""
+        query, key = (
+            F.linear(rows, weight, bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for rows, weight, bias in zip((self.query, self.key), self.weight.chunk(2), self.bias.chunk(2))
+        )
+        return Attended(query, key, self.mask).kept(self.dtype)
+
+
+def _ungrouped(query: Tensor, key: Tensor) -> Tensor:
+    """Return keys once for each group, where a caller had repeated them for its heads."""
+    H = key.shape[1]
+    if query.shape[1] != H or H == 1:
+        return key
+    for groups in range(1, H):
+        if H % groups == 0:
+            first = key.unflatten(1, (groups, H // groups))
+            if torch.equal(first[:, :, :1].expand_as(first), first):
+                return first[:, :, 0].contiguous()
+    return key
+
+
+def _copied(given: Any) -> Any:
+    if isinstance(given, Tensor):
+        return given.detach().clone()
+    return given.map_tensors(lambda tensor: tensor.detach().clone()) if isinstance(given, Part) else given

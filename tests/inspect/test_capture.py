@@ -153,7 +153,7 @@ def test_torchs_layers_on_their_fast_path(first: bool, padding: bool) -> None:
     alone = model(x, **given)
     with capture(model) as record:
         together = model(x, **given)
-    assert torch.equal(alone, together) and record.layers == ("layers.0", "layers.1")
+    assert torch.equal(alone, together) and record.layers == ("layers.0.self_attn", "layers.1.self_attn")
     rows = model.layers[0].norm1(x) if first else x
     attend = model.layers[0].self_attn
     expected = attend(rows, rows, rows, key_padding_mask=hidden if padding else None, average_attn_weights=False)[1]

@@ -128,7 +128,8 @@ def _wrapped(function: Callable[..., Any], tell: Callable[..., Attended | Projec
             )
             warnings.warn(message, RegardWarning, stacklevel=2)
         else:
-            record.add(_caller(record.names), attended)
+            names = (_caller(record.names), "self_attn" if tell is _encoder_layer else "")
+            record.add(".".join(filter(None, names)), attended)
         return answer
 
     return call

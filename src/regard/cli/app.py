@@ -371,6 +371,19 @@ def look(
     run(folder, text, layer=layer, head=head, png=png, html=html, out=out)
 
 
+@_command(epilog="Records are kept by regard look --out, and by Record.save.")
+def view(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="A record, or two to compare.")],
+    port: Annotated[int, typer.Option(help="Serve at this port; 0 takes a free one.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser", "-b", help="Open it in the browser.")] = False,
+    batch: Annotated[int, typer.Option(help="Which sequence of a batch.")] = 0,
+) -> None:
+    """Show what a model attends to on a page, on this machine alone."""
+    from regard.cli.view import run
+
+    run(files, port=port, browser=browser, batch=batch)
+
+
 @_command(epilog="A GB is 10⁹ bytes. --table alone shows published models beside what is counted here.")
 @with_flags(PlanOptions)
 def plan(

@@ -5,11 +5,14 @@ from regard.inspect.capture import capture
 from regard.inspect.page import render_html, save_html
 from regard.inspect.plots import plot_alignment, render_png, save_png
 from regard.inspect.record import AttentionRecord, Record
+from regard.inspect.texts import Patches, Text
 
 __all__ = [
     "Alignment",
     "AttentionRecord",
+    "Patches",
     "Record",
+    "Text",
     "capture",
     "draw",
     "legend",

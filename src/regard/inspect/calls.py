@@ -73,6 +73,22 @@ class Attended:
         )  # fmt: skip
         return aux
 
+    def intervals(self) -> tuple[Tensor, Tensor] | None:
+        """Return the first key that each query sees and the one behind its last, (B, L) each.
+
+        None where that does not say all: where a mask has gaps or a bias, or heads see other keys.
+        """
+        (B, H, L, _), S, device = self.query.shape, self.key.shape[2], self.query.device
+        mask, extent = self._mask(), Extent(B, H, L, S)
+        if mask is None:
+            return torch.zeros(B, L, dtype=torch.long), torch.full((B, L), S)
+        bound = mask.bind(extent, device)
+        span = None if bound.has_bias else bound.intervals(extent)
+        if span is None or any(each.shape[1] != 1 for each in span):
+            return None
+        start, stop = (each.expand(B, 1, L)[:, 0].clamp(0, S) for each in span)
+        return start, stop
+
     def share(self, lse: Tensor) -> Tensor:
         """Return which part of the weight (B, H, L, 1) its keys have beside a sink."""
         if self.sinks is None:

@@ -1,74 +1,47 @@
-"""Alignments as one self-contained HTML page."""
+"""The page on which a record, or alignments, are looked at: one file that needs no network."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from collections.abc import Sequence
+from functools import cache
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 
-from regard._writing import naming
+from regard._errors import rejected
+from regard._writing import write_out
 from regard.inspect.alignment import Alignment, drawable
+from regard.inspect.page_data import PageData, page_data
+from regard.inspect.record import Record
 
-_STYLE = """
-:root { color-scheme: light dark; --paper: #fbfaf7; --ink: #1c2126; --soft: #667079; --line: #dcd9d1;
-  --mark: #1d5fa8; --on: #fff; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #15181c; --ink: #e7e9ec; --soft: #99a3ad; --line: #30363d; --mark: #6db3ff; --on: #0d1117; }
-}
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 72rem; padding: 2rem 1.25rem 4rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0 0 .25rem; }
-h2 { font-size: 1.1rem; margin: 0 0 .75rem; overflow-wrap: anywhere; }
-p { color: var(--soft); margin: 0 0 2rem; max-width: 44rem; }
-main { display: flex; flex-wrap: wrap; gap: 2.5rem 3rem; align-items: flex-start; }
-section { max-width: 100%; overflow-x: auto; }
-table { border-collapse: separate; border-spacing: 2px; }
-th { font-weight: 600; padding: 0 .25rem; border-radius: 3px; }
-thead th { height: 2rem; min-width: 2.1rem; }
-.words thead th { vertical-align: bottom; padding: .4rem 0; }
-.words thead span { writing-mode: vertical-rl; transform: rotate(180deg); white-space: nowrap; }
-tbody th { text-align: right; padding-right: .6rem; }
-tbody td { position: relative; width: 2.1rem; height: 2.1rem; border-radius: 4px; text-align: center;
-  outline: 1px solid var(--line); outline-offset: -1px; font-size: .72rem;
-  background: color-mix(in srgb, var(--mark) calc(var(--w) * 100%), transparent); }
-tbody td span { opacity: 0; }
-tbody td:hover, tbody td:focus { outline: 2px solid var(--ink); }
-tbody td:hover span, tbody td:focus span { opacity: 1; }
-td.strong span { color: var(--on); }
-.lit { background: var(--line); }
-output { display: block; min-height: 1.5em; color: var(--soft); font-size: .9rem; }
-"""
-
-_SCRIPT = """
-for (const table of document.querySelectorAll("table")) {
-  const head = table.tHead.rows[0].cells, say = table.nextElementSibling;
-  const light = (cell, on) => {
-    const row = cell.parentNode.cells[0], column = head[cell.cellIndex];
-    row.classList.toggle("lit", on); column.classList.toggle("lit", on);
-    say.textContent = on ? `${row.textContent} attends to ${column.textContent}: ${cell.dataset.weight}` : "";
-  };
-  for (const cell of table.querySelectorAll("tbody td")) {
-    for (const event of ["mouseenter", "focus"]) cell.addEventListener(event, () => light(cell, true));
-    for (const event of ["mouseleave", "blur"]) cell.addEventListener(event, () => light(cell, false));
-  }
-}
-"""
+#: What is said below every page.
+HONEST = (
+    "A weight says how much of a value entered a sum, not why a model answers as it does: "
+    "test what a picture suggests, by regard.inspect.ablate."
+)
+#: Characters of a page that a browser is asked to read in one piece.
+_LONGEST = 400 << 20
 
 
-def render_html(alignments: Sequence[Alignment], *, heading: str = "Alignments", note: str = "") -> str:
-    """Return alignments as one HTML page that needs no network: style and script are inside.
+def render_html(
+    shown: Record | Sequence[Record] | Sequence[Alignment], *, heading: str = "", note: str = "", batch: int = 0
+) -> str:
+    """Return a page that shows attention, in one piece that needs no network.
 
-    Input symbols run across, words turned on their side, and output symbols down. Pointing at a cell (or reaching it
-    with the tab key) shows its weight; without a script the number still shows in the cell. The page follows the
-    reader's light or dark setting.
-    All texts are escaped.
+    It holds queries and keys, or weights, and computes what is looked at: any part of a matrix of any size. All texts
+    are data: nothing of them is run, and the page asks nobody for anything.
 
     Parameters
     ----------
-    alignments : sequence of Alignment
+    shown : Record, or sequence of Record or of Alignment
+        Of two records, heads stand beside each other.
     heading, note : str
-        The page's title, and a sentence below it.
+        The page's title, and a sentence at its foot, before the one on what weights explain.
+    batch : int
+        Which sequence of a record's batch.
 
     Returns
     -------
@@ -77,62 +50,87 @@ def render_html(alignments: Sequence[Alignment], *, heading: str = "Alignments",
     Raises
     ------
     ValueError
-        If there is nothing to draw.
+        If there is nothing to show, or it is too large for one file (``regard view`` shows it piece by piece).
 
     Examples
     --------
     >>> import torch
     >>> page = render_html([Alignment(("<",), ("K",), torch.ones(1, 1))])
-    >>> "&lt;" in page, "http" in page
-    (True, False)
+    >>> "u003c" in page, "src=" in page, "connect-src" in page
+    (True, False, False)
     """
-    body = "\n".join(_section(alignment) for alignment in drawable(alignments, "render_html"))
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(heading)}</title>\n'
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{escape(heading)}</h1>\n<p>{escape(note)}</p>\n"
-        f"<main>\n{body}\n</main>\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
+    data = describe_page(shown, heading=heading, note=note, batch=batch)
+    made: dict[int, str] = {}
+    total = 0
+    for number, block in enumerate(data.blocks):
+        made[number] = base64.b64encode(block()).decode()
+        total += len(made[number])
+        if total > _LONGEST:
+            raise rejected("page", "record", f"fit {_LONGEST >> 20} MB of a file (regard view reads more)", "more")
+    blocks = "\n".join(
+        f'<script type="text/plain" id="block-{number}">{each}</script>' for number, each in made.items()
     )
+    return document(data, blocks)
 
 
 def save_html(
-    alignments: Sequence[Alignment], path: str | Path, *, heading: str = "Alignments", note: str = ""
-) -> Path:
+    shown: Record | Sequence[Record] | Sequence[Alignment], path: str | Path, *, heading: str = "", note: str = "",
+    batch: int = 0,
+) -> Path:  # fmt: skip
     """Write :func:`render_html` to a file.
 
     Raises
     ------
     ValueError
-        If there is nothing to draw.
+        If there is nothing to show, or too much for one file.
     OSError
         If the file cannot be written.
     """
-    path = Path(path)
-    data = render_html(alignments, heading=heading, note=note).encode()
-    with naming(path):
-        path.write_bytes(data)
-    return path
+    write_out(Path(path), render_html(shown, heading=heading, note=note, batch=batch).encode())
+    return Path(path)
 
 
-def _section(alignment: Alignment) -> str:
-    head = "".join(f'<th scope="col"><span>{escape(symbol)}</span></th>' for symbol in alignment.source)
-    kind = ' class="words"' if alignment.of_words() else ""
-    rows = "\n".join(_row(symbol, row) for symbol, row in zip(alignment.target, alignment.rows()))
+def describe_page(
+    shown: Record | Sequence[Record] | Sequence[Alignment], *, heading: str = "", note: str = "", batch: int = 0
+) -> PageData:
+    """Return what the page is given of what it shows."""
+    if isinstance(shown, Record):
+        shown = [shown]
+    if all(isinstance(each, Alignment) for each in shown):
+        shown = drawable(shown, "page")  # type: ignore[arg-type]
+        title = "Alignments"
+    else:
+        title = " and ".join(each.title for each in shown if each.title) or "Attention"
+    return page_data(shown, title=heading or title, note=f"{note} {HONEST}".strip(), batch=batch)
+
+
+def document(data: PageData, blocks: str = "", *, served: bool = False) -> str:
+    """Return the page's HTML, with blocks in it, or asking its server for them."""
+    script, style = (_bundled(name) for name in ("page.js", "page.css"))
+    # Nothing runs but this very script, and nobody is asked but who is named here.
+    rules = f"default-src 'none'; script-src {_digest(script)}; style-src 'unsafe-inline'; img-src data: blob:"
+    rules += "; base-uri 'none'; form-action 'none'" + ("; connect-src 'self'" if served else "")
+    description = data.described | {"blocks": "served" if served else "inside"}
+    described = json.dumps(description, separators=(",", ":")).replace("<", "\\u003c")
     return (
-        f"<section>\n<h2>{escape(alignment.title)}</h2>\n<table{kind}>\n<thead><tr><td></td>{head}</tr></thead>\n"
-        f"<tbody>\n{rows}\n</tbody>\n</table>\n<output></output>\n</section>"
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{rules}">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(data.described['title'])}</title>\n"
+        f"<style>html, body, #app {{ height: 100%; margin: 0; }}\n{style}</style>\n</head>\n<body>\n"
+        f'<div id="app"></div>\n<noscript>This page computes what it shows; it needs JavaScript.</noscript>\n'
+        f'<script type="application/json" id="page">{described}</script>\n{blocks}\n<script>{script}</script>\n'
+        f"</body>\n</html>\n"
     )
 
 
-def _row(symbol: str, weights: list[float]) -> str:
-    cells = "".join(_cell(weight) for weight in weights)
-    return f'<tr><th scope="row">{escape(symbol)}</th>{cells}</tr>'
+@cache
+def _bundled(name: str) -> str:
+    """Return a file that ``viewer/`` builds."""
+    text = files("regard.inspect").joinpath("bundle", name).read_text(encoding="utf-8").strip()
+    assert "</script" not in text.lower()
+    return text
 
 
-def _cell(weight: float) -> str:
-    percent = f"{100 * weight:.0f}%"
-    strong = ' class="strong"' if weight > 0.5 else ""
-    return (
-        f'<td{strong} style="--w:{weight:.3f}" data-weight="{100 * weight:.1f} %" tabindex="0">'
-        f"<span>{percent.removesuffix('%')}</span></td>"
-    )
+def _digest(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -17,6 +17,7 @@ from torch import Tensor
 from regard import AuxRequest, TopK
 from regard._errors import rejected, unknown_name
 from regard.inspect.calls import Attended, Projected
+from regard.inspect.texts import Text, as_texts, texts_of
 
 #: What layers are called that read another sequence: in torch, BART, T5 and BERT.
 _CROSS = ("cross", "multihead_attn", "encoder_attn", "encdec")
@@ -172,11 +173,17 @@ class Record:
     ----------
     names : dict of int to str
         The model's modules that are recorded, by their identities.
+    title : str
+        What pictures and pages are headed with.
+    texts : tuple of Text
+        What was read, or what was read and what was written; see :meth:`describe`.
     """
 
     def __init__(self, names: dict[int, str], dtype: torch.dtype, layers: Sequence[int | str] | None = None) -> None:
         self.names = names
         self._dtype, self._wanted = dtype, layers
+        self.title = ""
+        self.texts: tuple[Text, ...] = ()
         self._runs: dict[str, list[AttentionRecord]] = {}
         self._order: list[str] = []
 
@@ -244,11 +251,43 @@ class Record:
     def __repr__(self) -> str:
         return f"Record({len(self)} layers, {self.nbytes / 2**20:.1f} MiB)"
 
+    def describe(self, *texts: Text | Sequence[str], title: str = "") -> Self:
+        """Name the tokens that were read, for pictures and pages, and return the record.
+
+        Parameters
+        ----------
+        *texts : Text or sequence of str
+            The text; or what an encoder read, and what a decoder wrote.
+        title : str
+
+        Raises
+        ------
+        ValueError
+            If a layer has another number of rows or columns than texts have tokens.
+        """
+        given = as_texts(texts)
+        for run in self:
+            texts_of(given, run)
+        self.texts, self.title = given, title
+        return self
+
     def save(self, path: str | Path) -> Path:
-        """Write the record to a file, which :meth:`load` reads."""
+        """Write the record to a file, which :meth:`load` and ``regard view`` read."""
         from regard.inspect.record_file import save_record
 
-        return save_record(path, self._runs)
+        return save_record(path, self)
+
+    def to_html(self, path: str | Path | None = None, *, batch: int = 0) -> str | Path:
+        """Return the page that shows the record, in one piece that works offline; or write it to a file.
+
+        Raises
+        ------
+        ValueError
+            If the record is empty, or too large for one file.
+        """
+        from regard.inspect.page import render_html, save_html
+
+        return render_html(self, batch=batch) if path is None else save_html(self, path, batch=batch)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -262,7 +301,7 @@ class Record:
         from regard.inspect.record_file import load_record
 
         made = cls({}, torch.float32)
-        made._runs = load_record(path)
+        made._runs, made.texts, made.title = load_record(path)
         made._order = list(made._runs)
         return made
 

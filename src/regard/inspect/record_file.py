@@ -6,7 +6,7 @@ Dimensions: B batch, H heads, L queries, S keys.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,11 @@ from regard import masks
 from regard._errors import rejected
 from regard._writing import write_together
 from regard.inspect.calls import Attended
+from regard.inspect.texts import Patches, Text
 from regard.masks import Extent, as_mask
 
 if TYPE_CHECKING:
-    from regard.inspect.record import AttentionRecord
+    from regard.inspect.record import AttentionRecord, Record
 
 FORMAT, VERSION = "regard-record", 1
 #: Pairs of a mask that has to be written out, at most.
@@ -29,13 +30,13 @@ _LARGEST = 1 << 30
 _FIELDS = {"is_causal": bool, "scale": float, "softcap": float, "score": str, "normalizer": str, "mask": str}
 
 
-def save_record(path: str | Path, runs: Mapping[str, Sequence[AttentionRecord]]) -> Path:
-    """Write runs to a file, whole or not at all."""
+def save_record(path: str | Path, record: Record) -> Path:
+    """Write a record to a file, whole or not at all."""
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
     described: list[dict[str, Any]] = []
-    for name, each in ((name, run) for name, found in runs.items() for run in found):
+    for name, each in ((layer, run) for layer in record.layers for run in record.runs(layer)):
         at, calls = str(len(described)), []
         tensors[f"{at}.key"] = each.calls[-1].key.contiguous()
         for i, call in enumerate(each.calls):
@@ -46,14 +47,20 @@ def save_record(path: str | Path, runs: Mapping[str, Sequence[AttentionRecord]])
             tensors |= {f"{at}.{i}.{part}": tensor.contiguous() for part, tensor in parts.items()}
             calls.append({"keys": call.key.shape[2], "mask": kind, **_numbers(call)})
         described.append({"name": name, "calls": calls})
-    about = {"format": FORMAT, "version": VERSION, "runs": described}
+    texts = []
+    for number, text in enumerate(record.texts):
+        texts.append({"tokens": text.tokens, "special": text.special, "patches": None})
+        if (patches := text.patches) is not None:
+            tensors[f"image.{number}"] = torch.frombuffer(bytearray(patches.image), dtype=torch.uint8)
+            texts[-1]["patches"] = (patches.rows, patches.cols, patches.first)
+    about = {"format": FORMAT, "version": VERSION, "title": record.title, "texts": texts, "runs": described}
     target = Path(path)
     write_together({target: save(tensors, {"regard": json.dumps(about)})})
     return target
 
 
-def load_record(path: str | Path) -> dict[str, list[AttentionRecord]]:
-    """Return the runs in a file, layer by layer.
+def load_record(path: str | Path) -> tuple[dict[str, list[AttentionRecord]], tuple[Text, ...], str]:
+    """Return the runs in a file, layer by layer, its texts and its title.
 
     Raises
     ------
@@ -69,7 +76,9 @@ def load_record(path: str | Path) -> dict[str, list[AttentionRecord]]:
                 raise _wrong(path, "be a record of attention", "another file")
             if about.get("version") != VERSION:
                 raise _wrong(path, f"be of version {VERSION}", about.get("version"))
-            return _runs(about["runs"], {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            runs = _runs(about["runs"], tensors)
+            return runs, _texts(about["texts"], tensors), str(about["title"])
     except FileNotFoundError:
         raise _wrong(path, "be a file that is there", "none") from None
     except OSError as error:
@@ -105,6 +114,17 @@ def _runs(described: Any, tensors: dict[str, Tensor]) -> dict[str, list[Attentio
     return found
 
 
+def _texts(described: Any, tensors: dict[str, Tensor]) -> tuple[Text, ...]:
+    found = []
+    for number, each in enumerate(described):
+        patches = None
+        if each["patches"] is not None:
+            rows, cols, first = map(int, each["patches"])
+            patches = Patches(tensors[f"image.{number}"].numpy().tobytes(), rows, cols, first)
+        found.append(Text(tuple(each["tokens"]), tuple(map(int, each["special"])), patches))
+    return tuple(found)
+
+
 def _numbers(call: Attended) -> dict[str, Any]:
     for name in ("score", "normalizer"):
         given = getattr(call, name)
@@ -121,13 +141,11 @@ def _mask_tensors(call: Attended) -> tuple[str | None, dict[str, Tensor]]:
         return None, {}
     if isinstance(call.mask, Tensor):
         return "tensor", {"mask": call.mask}
+    if (span := replace(call, is_causal=False).intervals()) is not None:
+        return "intervals", {"start": span[0], "stop": span[1]}
     (B, H, L, _), S = call.query.shape, call.key.shape[2]
     extent, device = Extent(B, H, L, S), call.query.device
     bound = as_mask(call.mask).bind(extent, device)
-    span = None if bound.has_bias else bound.intervals(extent)
-    if span is not None and all(each.shape[1] == 1 for each in span):
-        start, stop = (each.expand(B, 1, L)[:, 0].clamp(0, S) for each in span)
-        return "intervals", {"start": start, "stop": stop}
     b, h = torch.arange(B, device=device)[:, None, None, None], torch.arange(H, device=device)[:, None, None]
     if B * H * L * S > _LARGEST:
         raise rejected(

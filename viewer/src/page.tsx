@@ -1,0 +1,11 @@
+// The page as a document of its own.
+
+import { render } from "preact";
+import { App } from "./app";
+import { fetcher } from "./blocks";
+import type { Page } from "./schema";
+
+const root = document.getElementById("app")!;
+const page = JSON.parse(document.getElementById("page")!.textContent!) as Page;
+render(<App page={page} fetch={fetcher(page, document)} />, root);
+(root.firstElementChild as HTMLElement | null)?.focus();

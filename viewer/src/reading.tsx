@@ -29,19 +29,20 @@ export function Reading(props: Props) {
   const spans = useRef<HTMLElement[]>([]);
   const painted = useRef<Set<number>>(new Set());
   const image = text.image;
-  const spaced = !text.tokens.some((token) => /^\s|^##/.test(token));
+  const spaced = !text.tokens.some((token) => /^\s/.test(token));
   const patches = image ? [image.first, image.first + image.rows * image.cols] : [0, 0];
   useEffect(() => {
     const made = text.tokens.map((token, at) => {
       const span = document.createElement("span");
-      span.textContent = shown(token) || " ";
+      span.textContent = shown(spaced ? token.replace(/^##(?=.)/, "") : token) || " ";
       span.dataset.token = String(at);
       if (at >= patches[0] && at < patches[1]) span.hidden = true;
       return span;
     });
-    const behind = (span: HTMLElement): (Node | string)[] =>
-      span.textContent === "⏎" ? [document.createElement("br")] : spaced ? [" "] : [];
-    const parts = made.flatMap((span) => [span, ...behind(span)]);
+    const before = (at: number): string[] => (spaced && at > 0 && !text.tokens[at].startsWith("##") ? [" "] : []);
+    const parts = made.flatMap((span, at) => [
+      ...before(at), span, ...(span.textContent === "⏎" ? [document.createElement("br")] : []),
+    ]);
     place.current!.replaceChildren(...parts);
     spans.current = made;
     painted.current = new Set();

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from regard.cli.flags import with_flags
+from regard.cli.inspector import inspector
 from regard.cli.messages import Command, Commands, echo, fail, report_errors
 from regard.cli.plan_options import PlanOptions
 from regard.cli.train_tasks import train
@@ -355,33 +356,7 @@ def regress(
     )  # fmt: skip
 
 
-@_command(epilog="Weights do not say why: docs/inspector.md says what they do.")
-def look(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of a language model, ours or of Hugging Face.")],
-    text: Annotated[str, typer.Option(help="What the model reads.")],
-    layer: Annotated[int | None, typer.Option(help="Draw what this layer attends to.")] = None,
-    head: Annotated[int | None, typer.Option(help="One head of it, rather than their mean.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Draw that to this PNG file.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Draw that to this HTML file.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Keep the record of all layers in this file.")] = None,
-) -> None:
-    """Show what a model attends to in a text."""
-    from regard.cli.look import run
-
-    run(folder, text, layer=layer, head=head, png=png, html=html, out=out)
-
-
-@_command(epilog="Records are kept by regard look --out, and by Record.save.")
-def view(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="A record, or two to compare.")],
-    port: Annotated[int, typer.Option(help="Serve at this port; 0 takes a free one.")] = 0,
-    browser: Annotated[bool, typer.Option("--browser", "-b", help="Open it in the browser.")] = False,
-    batch: Annotated[int, typer.Option(help="Which sequence of a batch.")] = 0,
-) -> None:
-    """Show what a model attends to on a page, on this machine alone."""
-    from regard.cli.view import run
-
-    run(files, port=port, browser=browser, batch=batch)
+app.add_typer(inspector)
 
 
 @_command(epilog="A GB is 10⁹ bytes. --table alone shows published models beside what is counted here.")

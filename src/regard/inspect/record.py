@@ -19,8 +19,8 @@ from regard._errors import rejected, unknown_name
 from regard.inspect.calls import Attended, Projected
 from regard.inspect.texts import Text, as_texts, texts_of
 
-#: What layers are called that read another sequence: in torch, BART, T5 and BERT.
-_CROSS = ("cross", "multihead_attn", "encoder_attn", "encdec")
+#: What layers are called that read another sequence: in torch, BART, T5 and BERT, and in our recurrent decoders.
+_CROSS = ("cross", "multihead_attn", "encoder_attn", "encdec", "attending")
 #: What queries and keys are kept in.
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
 

@@ -5,6 +5,7 @@ Dimensions: B batch, H heads, L queries, S keys.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,10 +17,13 @@ from torch import Tensor
 
 from regard import masks
 from regard._errors import rejected
+from regard._part import Part
 from regard._writing import write_together
 from regard.inspect.calls import Attended
 from regard.inspect.texts import Patches, Text
 from regard.masks import Extent, as_mask
+from regard.normalizers.base import TABLE as NORMALIZERS
+from regard.scores.base import TABLE as SCORES
 
 if TYPE_CHECKING:
     from regard.inspect.record import AttentionRecord, Record
@@ -27,7 +31,9 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "regard-record", 1
 #: Pairs of a mask that has to be written out, at most.
 _LARGEST = 1 << 30
-_FIELDS = {"is_causal": bool, "scale": float, "softcap": float, "score": str, "normalizer": str, "mask": str}
+_FIELDS = {"is_causal": bool, "scale": float, "softcap": float, "mask": str}
+#: Of each kind of part, those that a name stands for.
+_PARTS: dict[str, Mapping[str, type[Part]]] = {"score": SCORES, "normalizer": NORMALIZERS}
 
 
 def save_record(path: str | Path, record: Record) -> Path:
@@ -45,7 +51,8 @@ def save_record(path: str | Path, record: Record) -> Path:
                 tensors[f"{at}.{i}.sinks"] = call.sinks.contiguous()
             kind, parts = _mask_tensors(call)
             tensors |= {f"{at}.{i}.{part}": tensor.contiguous() for part, tensor in parts.items()}
-            calls.append({"keys": call.key.shape[2], "mask": kind, **_numbers(call)})
+            named = {part: _described(part, getattr(call, part), f"{at}.{i}.{part}", tensors) for part in _PARTS}
+            calls.append({"keys": call.key.shape[2], "mask": kind, **_numbers(call), **named})
         described.append({"name": name, "calls": calls})
     texts = []
     for number, text in enumerate(record.texts):
@@ -101,8 +108,9 @@ def _runs(described: Any, tensors: dict[str, Tensor]) -> dict[str, list[Attentio
             key = whole[:, :, : call["keys"]]
             if query.dim() != 4 or whole.dim() != 4 or key.shape[2] != call["keys"] or len(query) != len(key):
                 raise TypeError(f"{run['name']} has queries {tuple(query.shape)} and keys {tuple(whole.shape)}")
-            told = {name: call[name] for name in ("is_causal", "scale", "softcap", "score", "normalizer")}
-            attended = Attended(query, key, sinks=tensors.get(f"{at}.{i}.sinks"), **told)
+            given = {name: call[name] for name in ("is_causal", "scale", "softcap")}
+            given |= {part: _made(part, call[part], f"{at}.{i}.{part}", tensors) for part in _PARTS}
+            attended = Attended(query, key, sinks=tensors.get(f"{at}.{i}.sinks"), **given)
             attended = replace(attended, mask=_mask(call["mask"], f"{at}.{i}", tensors))
             if run_of is None:
                 run_of = AttentionRecord(str(run["name"]), attended)
@@ -126,13 +134,37 @@ def _texts(described: Any, tensors: dict[str, Tensor]) -> tuple[Text, ...]:
 
 
 def _numbers(call: Attended) -> dict[str, Any]:
-    for name in ("score", "normalizer"):
-        given = getattr(call, name)
-        if given is not None and not isinstance(given, str):
-            raise rejected("save", name, "be one that a name stands for", repr(given))
     scale, softcap = (None if each is None else float(each) for each in (call.scale, call.softcap))
-    told = {"is_causal": bool(call.is_causal), "score": call.score, "normalizer": call.normalizer}
-    return {"scale": scale, "softcap": softcap, **told}
+    return {"scale": scale, "softcap": softcap, "is_causal": bool(call.is_causal)}
+
+
+def _described(kind: str, given: Any, at: str, tensors: dict[str, Tensor]) -> Any:
+    """Return a score or a normalizer as JSON holds it; its tensors go with the others."""
+    if given is None or isinstance(given, str):
+        return given
+    name = next((name for name, each in _PARTS[kind].items() if type(given) is each), None)
+    if name is None:
+        raise rejected(
+            "save", kind, f"be one that a name stands for, such as {next(iter(_PARTS[kind]))!r}", repr(given)
+        )
+    fields = {}
+    for field in inspect.signature(type(given)).parameters:
+        fields[field] = value = getattr(given, field)
+        if isinstance(value, Tensor):
+            tensors[f"{at}.{field}"] = value.contiguous()
+            fields[field] = {"tensor": f"{at}.{field}"}
+    return {"name": name, "fields": fields}
+
+
+def _made(kind: str, described: Any, at: str, tensors: Mapping[str, Tensor]) -> Any:
+    if described is None or isinstance(described, str):
+        return described
+    made = _PARTS[kind][described["name"]]
+    fields = {
+        name: tensors[f"{at}.{name}"] if isinstance(value, dict) else value
+        for name, value in described["fields"].items()
+    }
+    return made(**fields)
 
 
 def _mask_tensors(call: Attended) -> tuple[str | None, dict[str, Tensor]]:

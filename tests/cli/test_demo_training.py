@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from lightning.pytorch import Callback
+from pages import Page
 
 from regard.cli import demo_training as demo
 from regard.data.pairs import Pairs
@@ -51,7 +52,7 @@ def test_it_says_what_a_newcomer_needs(regard, small: Dictionary, tmp_path: Path
         assert word in outcome.out
     assert f"regard pronounce serendipity flibbertigibbet --alignment --model {out / 'model'}" in outcome.out
     assert (out / "alignments.png").read_bytes().startswith(b"\x89PNG")
-    assert "<table>" in (out / "alignments.html").read_text(encoding="utf-8")
+    assert Page((out / "alignments.html").read_text(encoding="utf-8")).described["heads"]
     again = regard("pronounce", "table", "--model", out / "model")
     assert again.code == 0, again.err
 

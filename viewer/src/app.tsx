@@ -11,7 +11,7 @@ import { type Overview, Overviews } from "./overview";
 import { Plot } from "./plot";
 import { Reading } from "./reading";
 import type { Head, Page } from "./schema";
-import { shown } from "./tokens";
+import { label } from "./tokens";
 import type { Cell, View } from "./view";
 
 /** How many of the largest weights are listed. */
@@ -171,7 +171,7 @@ export function App({ page, fetch }: { page: Page; fetch: Fetch }) {
   };
 
   const spoken = (cell: Cell): string => {
-    const [query, token] = [queries.tokens[cell.row] ?? "", keys.tokens[cell.col] ?? ""].map((each) => shown(each).trim() || "␣");
+    const [query, token] = [queries.tokens[cell.row] ?? "", keys.tokens[cell.col] ?? ""].map(label);
     const said = first && cell.row < first.rows && cell.col < first.cols ? first.weight(cell.row, cell.col) : 0;
     const second = !first?.signed && same && matrices ? ` and ${matrices.all[1].weight(cell.row, cell.col).toPrecision(4)}` : "";
     return `${query} (${cell.row}) → ${token} (${cell.col}): ${said.toPrecision(4)}${second}`;
@@ -240,14 +240,12 @@ export function App({ page, fetch }: { page: Page; fetch: Fetch }) {
           ))}
         </main>
         <div class="texts">
-          <output role="status">{hovered ? spoken(hovered) : row !== null ? `${shown(queries.tokens[row] ?? "")} (${row}) is pinned` : "Point at a cell; click to pin its query"}</output>
-          {asked !== null && (
-            <ol class="largest">
-              {largest.map((col) => (
-                <li key={col}><b>{shown(keys.tokens[col] ?? "")}</b> <small>{col}</small> <span>{values![col].toFixed(4)}</span></li>
-              ))}
-            </ol>
-          )}
+          <output role="status">{hovered ? spoken(hovered) : row !== null ? `${label(queries.tokens[row] ?? "")} (${row}) is pinned` : "Point at a cell; click to pin its query"}</output>
+          <ol class="largest">
+            {largest.map((col) => (
+              <li key={col}><b>{label(keys.tokens[col] ?? "")}</b> <small>{col}</small> <span>{values![col].toFixed(4)}</span></li>
+            ))}
+          </ol>
           {queries === keys ? (
             <Reading {...plain} heading="Text" text={keys} values={values} hidden={hidden} pinned={asked} onPin={pinToken} />
           ) : (

@@ -76,7 +76,7 @@ function Thumbnail({ size, head, overview, theme }: ThumbnailProps) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const [rows, cols] = size;
   useEffect(() => {
-    if (!overview) return;
+    if (!overview || !rows || !cols) return;
     const codes = overview.thumbnails.subarray(head * rows * cols, (head + 1) * rows * cols);
     const colors = new Uint32Array(palette(theme, false).buffer);
     const context = canvas.current!.getContext("2d")!;

@@ -114,8 +114,9 @@ function Patches({ image, values, signed, theme, pinned, onPin }: PatchesProps) 
     [canvas.current!.width, canvas.current!.height] = [cols * side, rows * side];
     const colors = palette(theme, signed);
     for (let at = 0; values && at < rows * cols; at++) {
-      context.fillStyle = css(colors, shade(values[at], signed));
-      context.globalAlpha = 0.15 + 0.7 * Math.abs(values[at]);
+      // What is not attended to lies in the dark; a difference has colours.
+      context.fillStyle = signed ? css(colors, shade(values[at], true)) : "#000";
+      context.globalAlpha = signed ? 0.15 + 0.7 * Math.abs(values[at]) : 0.8 * (1 - values[at]);
       context.fillRect((at % cols) * side, Math.floor(at / cols) * side, side, side);
     }
     const mine = pinned === null ? -1 : pinned - first;

@@ -1,5 +1,10 @@
 // Tokens as they are written on a page: data, whose control characters become signs.
 
+/** Return a token by itself, as labels and lists show it: without blanks around it. */
+export function label(token: string): string {
+  return shown(token).trim() || "␣";
+}
+
 /** Return a token with visible signs for what would not be seen, or would change what is. */
 export function shown(token: string): string {
   return token.replace(/[\u0000-\u001f\u007f-\u009f\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, (each) => {

@@ -3,7 +3,7 @@
 import type { Camera } from "./camera";
 import { along, css, ink, palette, shade } from "./colors";
 import { type Matrix, TILE } from "./matrix";
-import { shown } from "./tokens";
+import { label as tokenLabel } from "./tokens";
 import { type Look, Tiles } from "./tiles";
 
 export interface Cell {
@@ -232,7 +232,7 @@ export class View {
     const { scale, x, y } = this.camera;
     const { width, height } = this.plot;
     const every = scale >= READABLE ? 1 : nice((READABLE * 4) / scale);
-    const label = (tokens: string[], at: number): string => (every === 1 ? shown(tokens[at] ?? `${at}`) : `${at}`);
+    const label = (tokens: string[], at: number): string => (every === 1 ? tokenLabel(tokens[at] ?? `${at}`) : `${at}`);
     const found: Label[] = [];
     const span = (from: number, room: number, count: number): [number, number] => [
       Math.max(Math.ceil((-from / scale - 0.5) / every) * every, 0),

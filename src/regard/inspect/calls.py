@@ -79,6 +79,9 @@ class Attended:
         None where that does not say all: where a mask has gaps or a bias, or heads see other keys.
         """
         (B, H, L, _), S, device = self.query.shape, self.key.shape[2], self.query.device
+        if isinstance(self.mask, Tensor) and not self.is_causal:
+            seen = _runs_of(self.mask)
+            return None if seen is None else (seen[0].expand(B, L), seen[1].expand(B, L))
         mask, extent = self._mask(), Extent(B, H, L, S)
         if mask is None:
             return torch.zeros(B, L, dtype=torch.long), torch.full((B, L), S)
@@ -142,6 +145,25 @@ class Projected:
             for rows, weight, bias in zip((self.query, self.key), self.weight.chunk(2), self.bias.chunk(2))
         )
         return Attended(query, key, self.mask).kept(self.dtype)
+
+
+def _runs_of(mask: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the first key that a tensor shows each query and the one behind its last, if it hides all others alone."""
+    mask = mask[(None,) * (4 - mask.dim())]
+    if mask.dtype == torch.bool:
+        seen = mask
+    else:
+        seen = mask == 0
+        # What adds the least number where it hides spreads the weights of a query that sees nothing over all keys.
+        if not bool((seen | (mask <= torch.finfo(mask.dtype).min)).all() and seen.any(-1).all()):
+            return None
+    if not bool((seen == seen[:, :1]).all()):
+        return None
+    seen = seen[:, 0]
+    at = torch.arange(1, seen.shape[-1] + 1, device=seen.device)
+    stop = (seen * at).amax(-1)
+    start = torch.where(seen.any(-1), torch.where(seen, at, at[-1] + 1).amin(-1) - 1, 0)
+    return (start, stop) if bool((seen.sum(-1) == stop - start).all()) else None
 
 
 def _ungrouped(query: Tensor, key: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ from regard.inspect.texts import Text, as_texts, texts_of
 
 #: What layers are called that read another sequence: in torch, BART, T5 and BERT, and in our recurrent decoders.
 _CROSS = ("cross", "multihead_attn", "encoder_attn", "encdec", "attending")
+#: Bytes of a record that a notebook shows as it is.
+_SHOWN = 32 << 20
 #: What queries and keys are kept in.
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
 
@@ -247,6 +249,16 @@ class Record:
 
     def __len__(self) -> int:
         return len(self._runs)
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame that can do nothing but show itself; a sentence where it is large."""
+        from html import escape
+
+        if not self._runs or self.nbytes > _SHOWN:
+            return escape(f"{self!r}; its to_html(path) writes a page, and regard view serves what save(path) writes")
+        page = escape(str(self.to_html()))
+        size = 'width="100%" height="560" style="border: 1px solid #8884"'
+        return f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{page}" {size}></iframe>'
 
     def __repr__(self) -> str:
         return f"Record({len(self)} layers, {self.nbytes / 2**20:.1f} MiB)"

@@ -1,0 +1,101 @@
+"""A page as the browser reads it: its description, its blocks, and a weight computed from them in float64."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+
+
+class Page(HTMLParser):
+    """The tags, attributes and scripts of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.scripts: dict[str, str] = {}
+        self.text = ""
+        self._inside: str | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        self._inside = None
+        if tag == "script":
+            self._inside = dict(attrs).get("id") or "code"
+            assert self._inside not in self.scripts
+            self.scripts[self._inside] = ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = None
+
+    def handle_data(self, data: str) -> None:
+        if self._inside is None:
+            self.text += data
+        else:
+            self.scripts[self._inside] += data
+
+    @property
+    def described(self) -> dict[str, Any]:
+        return json.loads(self.scripts["page"])
+
+    def block(self, number: int) -> bytes:
+        return base64.b64decode(self.scripts[f"block-{number}"], validate=True)
+
+    def layer(self, head: dict[str, Any]) -> dict[str, Any]:
+        return self.described["layers"][head["layer"]]
+
+    def weights(self, head: dict[str, Any]) -> np.ndarray:
+        """The matrix of a head, in float64, as the page computes it."""
+        L, S = self.layer(head)["shape"]
+        given = head["weights"]
+        if given["kind"] == "table":
+            return np.frombuffer(self.block(given["block"]), "<f2").reshape(L, S).astype(float)
+        kind = {"float16": "<f2", "float32": "<f4"}[given["format"]]
+        query, key = (
+            np.frombuffer(self.block(given[n]), kind).reshape(-1, given["width"]).astype(float)
+            for n in ("query", "key")
+        )
+        start, stop = (np.frombuffer(self.block(given[name]), "<i4") for name in ("start", "stop"))
+        lse = np.frombuffer(self.block(given["lse"]), "<f4").astype(float)
+        scores = query @ key.T * given["scale"]
+        if given["softcap"]:
+            scores = given["softcap"] * np.tanh(scores / given["softcap"])
+        at = np.arange(S)
+        seen = (at >= start[:, None]) & (at < stop[:, None])
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.where(seen, np.exp(scores - lse[:, None]), 0)
+
+    def overview(self, layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Entropies, sinks and thumbnails of a layer's heads."""
+        described = self.described["layers"][layer]
+        heads = sum(head["layer"] == layer for head in self.described["heads"])
+        block = self.block(described["overview"])
+        thumbnails = np.frombuffer(block[8 * heads :], np.uint8).reshape(heads, *described["thumbnail"])
+        return np.frombuffer(block[: 4 * heads], "<f4"), np.frombuffer(block[4 * heads : 8 * heads], "<i4"), thumbnails
+
+
+def decoded(codes: np.ndarray) -> np.ndarray:
+    """Weights by their codes, as viewer/src/blocks.ts has them."""
+    return np.where(codes == 0, 0, 2.0 ** ((codes.astype(float) - 1) / 254 * 24 - 24))
+
+
+def pooled(weights: np.ndarray, size: int) -> np.ndarray:
+    """The largest weights of square blocks."""
+    rows, cols = (math.ceil(each / size) for each in weights.shape)
+    padded = np.zeros((rows * size, cols * size))
+    padded[: weights.shape[0], : weights.shape[1]] = weights
+    return padded.reshape(rows, size, cols, size).max((1, 3))
+
+
+def addresses(text: str) -> list[str]:
+    """Everything in a page that could make a browser ask somebody; names of formats are none."""
+    without = text.replace("http://www.w3.org/", "")
+    return re.findall(r"https?:|//[a-z]+\.[a-z]|@import|url\(", without)

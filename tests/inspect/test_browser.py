@@ -1,0 +1,337 @@
+"""The page in a browser without a network: it draws, answers the pointer and the keys, and writes what is in view."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hugging_face_models import DECODERS, made
+from PIL import Image
+
+from regard.inspect import Alignment, Patches, Record, Text, capture, save_html
+from regard.inspect.page import describe_page
+from regard.inspect.server import PageServer
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.slow
+WORDS = ["[CLS]", "The", "cat", "sat", "on", "</script>", "<b>mat</b>", "\u202eit\x07", "日本", "."]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None and not os.environ.get("REGARD_BROWSER"):
+        pytest.skip("there is no Chromium here; apt-get install chromium brings it, and REGARD_BROWSER=1 insists on it")
+    assert CHROMIUM is not None, "REGARD_BROWSER is set, and there is no Chromium"
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Open a page with all network blocked, and let nothing pass that it complains of."""
+    complaints: list[str] = []
+    opened: list[Any] = []
+
+    def visit(address: str | Path, **options: Any) -> Any:
+        context = browser.new_context(
+            **{"viewport": {"width": 1300, "height": 800}, "accept_downloads": True} | options
+        )
+        page = context.new_page()
+        opened.append(context)
+
+        def route(request: Any) -> None:
+            url = request.request.url
+            if url.startswith(("file:", "data:", "blob:", "http://127.0.0.1:")):
+                request.continue_()
+            else:
+                complaints.append(url)
+                request.abort()
+
+        context.route("**/*", route)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+        page.on("dialog", lambda dialog: complaints.append(dialog.message))
+        page.goto(f"file://{address}" if isinstance(address, Path) else address)
+        page.wait_for_selector(".room canvas")
+        page.wait_for_timeout(300)
+        return page
+
+    yield visit
+    for each in opened:
+        each.close()
+    assert not complaints
+
+
+@pytest.fixture(scope="module")
+def record() -> Record:
+    model = made(DECODERS["gpt2"]())
+    with capture(model) as found, torch.no_grad():
+        model(torch.arange(10)[None])
+    return found.describe(Text(tuple(WORDS), (0,)), title="A <model>")
+
+
+def cell(page: Any, row: int, col: int, at: int = 0) -> tuple[float, float]:
+    """Where a cell of a matrix that is shown whole is on the screen."""
+    box = page.locator(".room canvas").nth(at).bounding_box()
+    rows = cols = len(WORDS)
+    side = min((box["width"] - 96) / cols, (box["height"] - 84) / rows, 56)
+    return box["x"] + 96 + (col + 0.5) * side, box["y"] + 84 + (row + 0.5) * side
+
+
+def colour(page: Any, x: float, y: float) -> tuple[int, ...]:
+    picture = Image.open(io.BytesIO(page.screenshot()))
+    return picture.convert("RGB").getpixel((int(x), int(y)))
+
+
+def status(page: Any) -> str:
+    return page.locator("output").text_content()
+
+
+def test_it_draws_hovers_and_pins(visit, record: Record, tmp_path: Path) -> None:
+    page = visit(record.to_html(tmp_path / "a.html"))
+    weights = record[0].weights(batch=0, head=0)
+    for row, col in ((9, 2), (4, 4), (3, 0)):
+        page.mouse.move(*cell(page, row, col))
+        page.wait_for_timeout(50)
+        found = float(status(page).rpartition(": ")[2])
+        assert found == pytest.approx(float(weights[row, col]), rel=1e-3)
+        assert f"({row}) → " in status(page) and f"({col})" in status(page)
+    page.mouse.click(*cell(page, 9, 2))
+    page.mouse.move(5, 5)
+    page.wait_for_timeout(100)
+    assert ". (9) is pinned" in status(page)
+    listed = page.locator(".largest li").all_text_contents()
+    best = weights[9].topk(8)
+    assert [float(each.split()[-1]) for each in listed] == pytest.approx(best.values.tolist(), abs=1e-4)
+    dark, light = (colour(page, cell(page, 9, col)[0], cell(page, 9, col)[1] + 20) for col in
+                   (int(best.indices[0]), int(weights[9].argmin())))  # fmt: skip
+    assert sum(dark) < sum(light) - 150
+    page.keyboard.press("ArrowUp")
+    assert "(8) is pinned" in status(page)
+    page.keyboard.press("Escape")
+    assert "Point at a cell" in status(page)
+
+
+def test_tokens_are_data(visit, record: Record, tmp_path: Path) -> None:
+    page = visit(record.to_html(tmp_path / "a.html"))
+    spans = page.locator(".tokens span").all_text_contents()
+    assert spans == [*WORDS[:7], "�it␇", *WORDS[8:]]
+    assert page.locator(".tokens b").count() == 0 and page.locator("h1").text_content() == "A <model>"
+    page.locator(".tokens span").nth(6).click()
+    assert "<b>mat</b> (6) is pinned" in status(page)
+
+
+def test_zoom_pan_and_fit(visit, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(1, 1, 3000, 16, generator=generator) for _ in range(2))
+    with capture() as found:
+        F.scaled_dot_product_attention(query, key, key)
+    page = visit(found.to_html(tmp_path / "a.html"))
+    box = page.locator(".room canvas").bounding_box()
+    x, y = box["x"] + 300, box["y"] + 300
+    for times in range(14):
+        page.mouse.move(x, y)
+        page.wait_for_timeout(30)
+        said = re.fullmatch(r"(\d+) \(\1\) → (\d+) \(\2\): (\S+)", status(page))
+        assert said, status(page)
+        row, col, weight = int(said[1]), int(said[2]), float(said[3])
+        scores = query[0, 0, row].double() @ key[0, 0].double().T / 4
+        assert weight == pytest.approx(float(scores.softmax(-1)[col]), abs=1e-3, rel=1e-3)
+        page.mouse.wheel(0, -200)
+        page.mouse.move(x + times % 3, y)
+        page.wait_for_timeout(30)
+    assert page.locator("output").text_content()
+    before = status(page)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x - 200, y - 150, steps=4)
+    page.mouse.up()
+    page.mouse.move(x, y)
+    page.wait_for_timeout(50)
+    assert status(page) != before and "pinned" not in status(page)
+    page.keyboard.press("0")
+    page.mouse.move(x + 1, y)
+    page.wait_for_timeout(50)
+    assert abs(int(status(page).split()[0]) - (300 - 84) * 3000 / min(box["width"] - 96, box["height"] - 84)) < 8
+
+
+def test_heads_layers_order_and_scales(visit, record: Record, tmp_path: Path) -> None:
+    page = visit(record.to_html(tmp_path / "a.html"))
+    page.locator('[data-head="6"]').click()
+    page.wait_for_timeout(200)
+    page.mouse.move(*cell(page, 9, 2))
+    page.wait_for_timeout(50)
+    assert "layer 1, head 2" in page.locator("figcaption").text_content()
+    assert float(status(page).rpartition(": ")[2]) == pytest.approx(
+        float(record[1].weights(batch=0, head=2)[9, 2]), rel=1e-3
+    )
+    page.keyboard.press("{")
+    page.wait_for_timeout(100)
+    assert "layer 0, head 2" in page.locator("figcaption").text_content()
+    page.keyboard.press("]")
+    page.wait_for_timeout(100)
+    assert "layer 0, head 3" in page.locator("figcaption").text_content()
+    page.select_option('[aria-label="Order of heads"]', "entropy")
+    found = [int(each.get_attribute("data-head")) for each in page.locator("[data-head]").all()]
+    entropies = torch.cat([run.entropy()[0].mean(-1) for run in record])
+    assert found == entropies.argsort(stable=True).tolist()
+    colours = set()
+    for _ in range(3):
+        page.locator("h1").click()
+        page.keyboard.press("s")
+        page.wait_for_timeout(150)
+        x, y = cell(page, 9, 1)
+        colours.add(colour(page, x, y + 20))
+    assert len(colours) == 3
+
+
+def test_two_heads_are_linked_and_subtracted(visit, record: Record, tmp_path: Path) -> None:
+    page = visit(record.to_html(tmp_path / "a.html"))
+    page.select_option('[aria-label="Compare with"]', "5")
+    page.wait_for_timeout(300)
+    assert page.locator(".room canvas").count() == 2
+    first, second = record[0].weights(batch=0, head=0), record[1].weights(batch=0, head=1)
+    page.mouse.move(*cell(page, 9, 3, at=1))
+    page.wait_for_timeout(50)
+    said = [float(each) for each in status(page).rpartition(": ")[2].split(" and ")]
+    assert said == pytest.approx([float(first[9, 3]), float(second[9, 3])], rel=1e-3)
+    page.get_by_text("Difference").click()
+    page.wait_for_timeout(300)
+    page.mouse.move(*cell(page, 9, 3))
+    page.wait_for_timeout(50)
+    assert page.locator(".room canvas").count() == 1 and " less " in page.locator("figcaption").text_content()
+    assert float(status(page).rpartition(": ")[2]) == pytest.approx(
+        float(first[9, 3] - second[9, 3]), rel=2e-3, abs=1e-6
+    )
+
+
+def test_search_and_sinks(visit, record: Record, tmp_path: Path) -> None:
+    page = visit(record.to_html(tmp_path / "a.html"))
+    page.keyboard.press("/")
+    page.keyboard.type("AT")
+    assert page.locator(".found").all_text_contents() == ["cat", "sat", "<b>mat</b>"]
+    page.keyboard.press("Enter")
+    assert "cat (2) is pinned" in status(page)
+    page.keyboard.press("Enter")
+    assert "sat (3) is pinned" in status(page)
+    page.keyboard.press("Escape")
+    x, y = cell(page, 0, 0)
+    before = colour(page, x, y + 20)
+    page.get_by_label("Hide sinks").check()
+    page.mouse.move(5, 5)
+    page.wait_for_timeout(300)
+    assert sum(colour(page, x, y + 20)) > sum(before)
+    assert "[CLS]" not in " ".join(page.locator(".largest li").all_text_contents())
+
+
+def test_it_writes_what_is_in_view(visit, record: Record, tmp_path: Path) -> None:
+    page = visit(record.to_html(tmp_path / "a.html"))
+    with page.expect_download() as download:
+        page.get_by_role("button", name="PNG").click()
+    picture = Image.open(download.value.path())
+    assert picture.format == "PNG" and len({picture.convert("RGB").getpixel((x, 500)) for x in range(0, 600, 10)}) > 4
+    with page.expect_download() as download:
+        page.get_by_role("button", name="SVG").click()
+    text = Path(download.value.path()).read_text()
+    from xml.etree import ElementTree
+
+    root = ElementTree.fromstring(text)
+    names = [each.tag.rpartition("}")[2] for each in root.iter()]
+    assert names.count("rect") == 1 + len(WORDS) ** 2
+    said = [each.text for each in root.iter() if each.tag.endswith("text")]
+    assert {"</script>", "cat", "日本"} <= set(said)
+    assert download.value.suggested_filename.endswith(".svg") and "<" not in download.value.suggested_filename
+
+
+def test_images_and_their_patches(visit, tmp_path: Path) -> None:
+    rows, cols = 4, 6
+    written = io.BytesIO()
+    Image.new("RGB", (96, 64), "white").save(written, "PNG")
+    text = Text(("[CLS]", *(f"p{i}" for i in range(24))), (0,), Patches(written.getvalue(), rows, cols, 1))
+    query = torch.zeros(1, 1, 25, 4)
+    key = torch.zeros(1, 1, 25, 4)
+    query[..., 0], key[..., 9, 0] = 8.0, 8.0  # all look at patch 8: row 1, column 2
+    with capture() as found:
+        F.scaled_dot_product_attention(query, key, key)
+    page = visit(found.describe(text).to_html(tmp_path / "a.html"))
+    box = page.locator(".image canvas").bounding_box()
+    page.mouse.click(box["x"] + 5.5 * box["width"] / cols, box["y"] + 3.5 * box["height"] / rows)
+    page.wait_for_timeout(200)
+    assert "p23 (24) is pinned" in status(page)
+    middle = [
+        [sum(colour(page, box["x"] + (c + 0.5) * box["width"] / cols, box["y"] + (r + 0.5) * box["height"] / rows))
+         for c in range(cols)]
+        for r in range(rows)
+    ]  # fmt: skip
+    assert np.unravel_index(np.argmax(middle), (rows, cols)) == (1, 2)
+    assert np.array(middle)[1, 2] > 700 and np.median(middle) < 300
+
+
+def test_light_dark_and_narrow(visit, record: Record, tmp_path: Path) -> None:
+    path = record.to_html(tmp_path / "a.html")
+    dark = visit(path, color_scheme="dark")
+    assert sum(colour(dark, 600, 790)) < 150
+    dark.keyboard.press("d")
+    dark.wait_for_timeout(100)
+    assert sum(colour(dark, 600, 790)) > 600
+    narrow = visit(path, viewport={"width": 380, "height": 800})
+    assert narrow.evaluate("document.documentElement.scrollWidth") <= 381
+
+
+def test_shapes_from_one_cell(visit, tmp_path: Path) -> None:
+    shapes = [(1, 1), (0, 2), (3, 200), (200, 3)]
+    shown = [
+        Alignment(tuple(f"s{i}" for i in range(S)), tuple(f"t{i}" for i in range(L)), torch.rand(L, S), f"{L} × {S}")
+        for L, S in shapes
+    ]
+    page = visit(save_html(shown, tmp_path / "a.html", heading="Shapes"))
+    for number, (L, S) in enumerate(shapes):
+        page.locator(f'[data-head="{number}"]').click()
+        page.wait_for_timeout(150)
+        assert page.locator("figcaption").text_content() == f"{L} × {S}"
+        box = page.locator(".room canvas").bounding_box()
+        page.mouse.move(box["x"] + 98, box["y"] + 86)
+        page.wait_for_timeout(50)
+        if L:
+            assert float(status(page).rpartition(": ")[2]) == pytest.approx(
+                float(shown[number].weights[0, 0]), abs=1e-3
+            )
+
+
+def test_a_served_record(visit, record: Record) -> None:
+    with PageServer(describe_page(record)) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        page = visit(server.address)
+        page.locator('[data-head="7"]').click()
+        page.wait_for_timeout(300)
+        page.mouse.move(*cell(page, 9, 2))
+        page.wait_for_timeout(50)
+        expected = float(record[1].weights(batch=0, head=3)[9, 2])
+        assert float(status(page).rpartition(": ")[2]) == pytest.approx(expected, rel=1e-3)
+        server.shutdown()
+        thread.join()
+
+
+def test_a_notebook_shows_it_in_a_box_of_its_own(visit, record: Record, tmp_path: Path) -> None:
+    shown = record._repr_html_()
+    assert re.match(r'<iframe sandbox="allow-scripts allow-downloads"', shown)
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><body><div class='room'><canvas></canvas></div>{shown}")
+    page = visit(tmp_path / "notebook.html")
+    frame = page.frame_locator("iframe")
+    assert frame.locator("h1").text_content() == "A <model>"
+    assert frame.locator(".room canvas").count() == 1

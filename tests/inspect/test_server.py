@@ -1,0 +1,152 @@
+"""A page that is served answers those who know its address, and nobody else, whatever they ask."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from urllib.parse import urlsplit
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pages import Page
+
+from regard.inspect import capture
+from regard.inspect.page import describe_page
+from regard.inspect.page_data import PageData
+from regard.inspect.server import HOST, PageServer
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[PageServer]:
+    query = torch.randn(1, 2, 300, 16, generator=torch.Generator().manual_seed(0))
+    with capture() as record:
+        F.scaled_dot_product_attention(query, query, query, is_causal=True)
+    with PageServer(describe_page(record)) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def small_page() -> PageData:
+    query = torch.zeros(1, 1, 2, 2)
+    with capture() as record:
+        F.scaled_dot_product_attention(query, query, query)
+    return describe_page(record)
+
+
+def asked(
+    server: PageServer, path: str, method: str = "GET", **headers: str
+) -> tuple[int, bytes, http.client.HTTPMessage]:
+    with closing(http.client.HTTPConnection(HOST, server.server_port, timeout=30)) as connection:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read(), answer.headers
+
+
+def token(server: PageServer) -> str:
+    return urlsplit(server.address).path
+
+
+def test_the_page_and_its_blocks(served: PageServer) -> None:
+    status, body, headers = asked(served, token(served))
+    assert status == 200 and headers["Content-Type"].startswith("text/html") and headers["X-Frame-Options"] == "DENY"
+    page = Page(body.decode())
+    assert page.described["blocks"] == "served" and set(page.scripts) == {"page", "code"}
+    policy = next(value for name, value in page.attributes if name == "content" and value and "default-src" in value)
+    assert "connect-src 'self'" in policy
+    (first, _) = page.described["heads"]
+    status, lse, _ = asked(served, f"{token(served)}blocks/{first['weights']['lse']}")
+    assert status == 200 and len(lse) == 4 * 300
+
+
+@pytest.mark.parametrize("path", ["/", "/blocks/0", "/wrong/", "/wrong/blocks/0", "//", "/%2e%2e/", "/%C3%A9/"])
+def test_without_the_token(served: PageServer, path: str) -> None:
+    status, body, _ = asked(served, path)
+    assert status == 403 and b"<" not in body
+
+
+@pytest.mark.parametrize(
+    "rest",
+    ["../", "..%2f..%2fetc/passwd", "blocks", "blocks/", "blocks/-1", "blocks/99999", "blocks/1e3", "blocks/%D9%A3",
+     "blocks/0/0", "blocks/" + "9" * 100, "page.js", "?x=1"],
+)  # fmt: skip
+def test_outside(served: PageServer, rest: str) -> None:
+    status, body, _ = asked(served, token(served) + rest)
+    assert status == 404 and len(body) < 100
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": f"{HOST}:1"}, 403),
+    ],
+)
+def test_from_elsewhere(served: PageServer, headers: dict[str, str], status: int) -> None:
+    assert asked(served, token(served), **headers)[0] == status
+
+
+def test_from_its_own_origin(served: PageServer) -> None:
+    port = served.server_port
+    assert asked(served, token(served), Origin=f"http://{HOST}:{port}")[0] == 200
+    assert asked(served, token(served), Host=f"localhost:{port}")[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD", "TRACE"])
+def test_other_methods(served: PageServer, method: str) -> None:
+    assert asked(served, token(served), method)[0] == 501
+
+
+def test_a_long_path(served: PageServer) -> None:
+    assert asked(served, token(served) + "a" * 3000)[0] == 414
+    assert asked(served, "/" + "a" * 70_000)[0] == 414
+
+
+def test_noise(served: PageServer) -> None:
+    for noise in (
+        b"\x00\xff" * 100 + b"\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        "GET /é/ HTTP/1.1\r\n\r\n".encode(),
+        b"\r\n",
+        b"",
+    ):
+        with closing(socket.create_connection((HOST, served.server_port), timeout=10)) as connection:
+            connection.sendall(noise)
+    assert asked(served, token(served))[0] == 200
+
+
+def test_a_flood_is_answered(served: PageServer) -> None:
+    """Silent connections and many requests at once: each gets an answer, and the server stays."""
+    silent = [socket.create_connection((HOST, served.server_port), timeout=30) for _ in range(50)]
+    found: list[int] = []
+    path = f"{token(served)}blocks/0"
+    threads = [threading.Thread(target=lambda: found.append(asked(served, path)[0])) for _ in range(60)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    for each in silent:
+        each.close()
+    assert len(found) == 60 and set(found) <= {200, 503} and 200 in found
+    assert asked(served, token(served))[0] == 200
+
+
+def test_the_port_is_taken(served: PageServer) -> None:
+    for port in (served.server_port, 1 << 20):
+        with pytest.raises(ValueError, match=f"view: port must be free, got {port} "):
+            PageServer(small_page(), port)
+
+
+def test_only_this_machine_reaches_it(served: PageServer) -> None:
+    assert served.server_address[0] == "127.0.0.1"
+    with PageServer(small_page()) as other:
+        assert urlsplit(other.address).path != token(served) and len(token(served)) > 30

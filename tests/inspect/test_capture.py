@@ -54,6 +54,58 @@ def padded() -> Tensor:
     return keep
 
 
+@pytest.mark.parametrize("hidden", ["nothing", "pairs", "bias", "bias of heads", "keys", "both"])
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"kdim": 6, "vdim": 6},
+        {"add_bias_kv": True},
+        {"add_zero_attn": True},
+        {"bias": False},
+        {"batch_first": True},
+    ],
+    ids=str,
+)
+def test_torch_s_layer_where_weights_are_asked_for(options: dict[str, Any], batched: bool, hidden: str) -> None:
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(8, 2, **options)
+    query, key = drawn(5, 3, 8), drawn(5, 3, options.get("kdim", 8), seed=1)
+    if not batched:
+        query, key = query[:, 0], key[:, 0]
+    length, batch = (3, 5) if batched and options.get("batch_first") else (5, 3)
+    last = torch.arange(length) == length - 1
+    given = {
+        "nothing": {},
+        "pairs": {"attn_mask": torch.ones(length, length, dtype=torch.bool).triu(1)},
+        "bias": {"attn_mask": drawn(length, length)},
+        "bias of heads": {"attn_mask": drawn(2 * (batch if batched else 1), length, length)},
+        "keys": {"key_padding_mask": last.expand(batch, length) if batched else last},
+    }
+    given["both"] = given["bias"] | given["keys"]
+    with capture(model) as record:
+        _, expected = model(query, key, key, average_attn_weights=False, **given[hidden])
+    near(record[0].weights(), expected if batched else expected[None])
+    with capture(model) as record:
+        model(query, key, key, need_weights=False, **given[hidden])
+    near(record[0].weights(), expected if batched else expected[None])
+    assert len(record.runs(0)) == 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", PAIRED)
+def test_what_an_encoder_decoder_writes_is_one_matrix_a_layer(name: str) -> None:
+    model = made(PAIRED[name](), AutoModelForSeq2SeqLM)
+    with capture(model) as record:
+        written = model.generate(tokens(1), max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    with capture(model) as whole:
+        model(input_ids=tokens(1), decoder_input_ids=written[:, :-1])
+    assert record.layers == whole.layers and all(len(record.runs(name)) == 1 for name in record.layers)
+    for mine, theirs in zip(record, whole):
+        near(mine.weights(), theirs.weights(), 2e-5)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", DECODERS)
@@ -442,7 +494,7 @@ class TestFiles:
     def test_parts_without_a_name_are_not_written(self, tmp_path: Path) -> None:
         query = drawn(1, 1, 6, 4)
         with capture() as record:
-            regard.attention(query, query, query, score=regard.scores.General(torch.eye(4)))
+            regard.attention(query, query, query, score=lambda score, b, h, q, k: score / 2)
         with pytest.raises(ValueError, match="save: score must be one that a name stands for"):
             record.save(tmp_path / "run.regard")
 

@@ -1,4 +1,4 @@
-// The page as a widget of a notebook (anywidget), whose blocks come with its model.
+// The page as a widget of a notebook (anywidget), which asks its Python half for the blocks that it needs.
 
 import { render } from "preact";
 import { App } from "./app";
@@ -6,18 +6,34 @@ import type { Page } from "./schema";
 
 interface Model {
   get(name: "page"): Page;
-  get(name: "blocks"): DataView[];
+  send(message: { block: number }): void;
+  on(event: "msg:custom", listener: (message: { block: number }, buffers: DataView[]) => void): void;
+  off(event: "msg:custom", listener: (message: { block: number }, buffers: DataView[]) => void): void;
 }
 
 export default {
   render({ model, el }: { model: Model; el: HTMLElement }): () => void {
-    const blocks = model.get("blocks");
-    const fetch = async (number: number): Promise<Uint8Array> => {
-      const { buffer, byteOffset, byteLength } = blocks[number];
-      return new Uint8Array(buffer, byteOffset, byteLength);
+    const waiting = new Map<number, ((bytes: Uint8Array) => void)[]>();
+    const listener = (message: { block: number }, [buffer]: DataView[]): void => {
+      const bytes = new Uint8Array(buffer.buffer, buffer.byteOffset, buffer.byteLength);
+      for (const resolve of waiting.get(message.block) ?? []) resolve(bytes);
+      waiting.delete(message.block);
     };
+    model.on("msg:custom", listener);
+    const fetch = (block: number): Promise<Uint8Array> =>
+      new Promise((resolve) => {
+        const others = waiting.get(block);
+        if (others) others.push(resolve);
+        else {
+          waiting.set(block, [resolve]);
+          model.send({ block });
+        }
+      });
     el.classList.add("regard-widget");
     render(<App page={model.get("page")} fetch={fetch} />, el);
-    return () => render(null, el);
+    return () => {
+      model.off("msg:custom", listener);
+      render(null, el);
+    };
   },
 };

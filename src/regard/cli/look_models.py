@@ -117,6 +117,9 @@ def _pair(folder: Path, text: str, target: str | None) -> Subject:
     model = _hugging_face(folder, "AutoModelForSeq2SeqLM")
     numbers, read = _tokens(folder, text)
     source = torch.tensor([numbers])
+    begins = (model.config, model.generation_config)
+    if all(getattr(each, "decoder_start_token_id", None) is None for each in begins):
+        raise rejected("look", "MODEL", "say which token its decoder begins with", "no decoder_start_token_id")
     if target is None:
         with torch.no_grad():
             written = model.generate(source, max_new_tokens=_LONGEST, do_sample=False, num_beams=1)[:, :-1]

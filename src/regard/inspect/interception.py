@@ -25,6 +25,7 @@ import regard
 from regard._errors import RegardWarning
 from regard._torch import in_backward
 from regard.inspect.calls import Attended, Projected
+from regard.inspect.multi_head import multi_head
 from regard.inspect.record import Record
 from regard.masks import Extent, Submatrix, as_mask
 
@@ -70,8 +71,9 @@ def telling(record: Record) -> Iterator[None]:
 
 def _replace(undo: list[Callable[[], None]]) -> None:
     ours = functools.partial(_ours, inspect.signature(regard.attention))
-    sdpa = F.scaled_dot_product_attention
+    sdpa, forward = F.scaled_dot_product_attention, F.multi_head_attention_forward
     wrappers = {id(sdpa): _wrapped(sdpa, _sdpa), id(regard.attention): _wrapped(regard.attention, ours)}
+    wrappers[id(forward)] = _forward(forward)
     for held, key in _holders(wrappers.keys()):
         _set(undo, held, key, wrappers[id(held[key])])
     for name, tell in (("_native_multi_head_attention", _native), ("_transformer_encoder_layer_fwd", _encoder_layer)):
@@ -153,6 +155,27 @@ def _sdpa(
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,  # noqa: ARG001
 ) -> Attended:  # fmt: skip
     return Attended(query, key, attn_mask, is_causal=is_causal, scale=scale)
+
+
+def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch's function of a multi-head layer, whose calls tell of themselves where no other does.
+
+    It multiplies queries and keys itself where somebody asks for weights.
+    """
+    signature = inspect.signature(original)
+
+    def bound(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        return given.arguments
+
+    telling = _wrapped(original, lambda *args, **kwargs: multi_head(bound(*args, **kwargs)))
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (telling if bound(*args, **kwargs)["need_weights"] else original)(*args, **kwargs)
+
+    return call
 
 
 def _ours(signature: inspect.Signature, *args: Any, **kwargs: Any) -> Attended:

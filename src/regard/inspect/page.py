@@ -106,7 +106,7 @@ def describe_page(
 
 def document(data: PageData, blocks: str = "", *, served: bool = False) -> str:
     """Return the page's HTML, with blocks in it, or asking its server for them."""
-    script, style = (_bundled(name) for name in ("page.js", "page.css"))
+    script, style = (bundled(name) for name in ("page.js", "page.css"))
     # Nothing runs but this very script, and nobody is asked but who is named here.
     rules = f"default-src 'none'; script-src {_digest(script)}; style-src 'unsafe-inline'; img-src data: blob:"
     rules += "; base-uri 'none'; form-action 'none'" + ("; connect-src 'self'" if served else "")
@@ -125,7 +125,7 @@ def document(data: PageData, blocks: str = "", *, served: bool = False) -> str:
 
 
 @cache
-def _bundled(name: str) -> str:
+def bundled(name: str) -> str:
     """Return a file that ``viewer/`` builds."""
     text = files("regard.inspect").joinpath("bundle", name).read_text(encoding="utf-8").strip()
     assert "</script" not in text.lower()

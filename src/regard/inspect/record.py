@@ -52,12 +52,16 @@ class AttentionRecord:
         return self._calls  # type: ignore[return-value]
 
     def grows_by(self, attended: Attended | Projected) -> bool:
-        """Whether a call goes on with this matrix: its keys are those before, and as many more as there are queries."""
+        """Whether a call goes on with this matrix.
+
+        Its keys are those before, and as many more as there are queries; or all the same, where one query reads them.
+        """
         if isinstance(attended, Projected) or isinstance(self._calls[-1], Projected):
             return False
         last, (B, H, L, _) = self.calls[-1], attended.query.shape
         before, S = last.key.shape[2], attended.key.shape[2]
-        if last.query.shape[:2] != (B, H) or before + L != S or attended.key.shape[1] != last.key.shape[1]:
+        goes_on = before + L == S or (L == 1 < before == S)
+        if last.query.shape[:2] != (B, H) or not goes_on or attended.key.shape[1] != last.key.shape[1]:
             return False
         ends = [0, before - 1]  # a beam that took the place of another has other keys
         return torch.equal(attended.key[:, :, ends], last.key[:, :, ends])

@@ -97,7 +97,7 @@ def test_what_cannot_be_looked_at_is_said(regard, tmp_path) -> None:
         ((MINILM,), "look: --text must be given, got none"),
         ((MINILM, "--text", "a", "--image", tmp_path / "torn"), "--image must be left out for one of texts"),
         ((tmp_path / "nothing.py:make", "--text", "a"), "must be a folder, or FILE.py:FUNCTION, got"),
-        ((written(tmp_path, "make = 3"), "--text", "a"), "must name a function in own.py, got 'make'"),
+        ((tmp_path / "own.py:other", "--text", "a"), "must name a function in own.py, got 'other'"),
         ((written(tmp_path, "def make(text): return 3"), "--text", "a"), "must return a module and its inputs"),
         ((tmp_path / "torn", "--text", "a"), "must be a model that transformers loads"),
     ]

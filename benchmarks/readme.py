@@ -31,6 +31,8 @@ the name of a goal
     what language models were asked to reach, and reached, in docs/language-models.md
 ``hugging-face``
     how fast models of transformers run, in docs/hugging-face.md
+``page``, ``capture``
+    how fast the inspector's page is, and what recording costs, in docs/inspector.md
 
 The marks of docs/regression.md are filled from benchmarks/results/real-data.json; ``benchmarks.real_report.contents``
 says what they are.
@@ -43,11 +45,12 @@ import re
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import regard
-from benchmarks import hugging_face, language_goals, planning
+from benchmarks import capture, hugging_face, language_goals, page, planning
 from benchmarks.alignment import summary as of_alignment
 from benchmarks.bench import LIMIT_NAMES
 from benchmarks.machine import ROOT
@@ -70,6 +73,7 @@ PLANNED, PLANNING = RESULTS / "planning.json", ROOT / "docs" / "planning.md"
 #: The page that shows what language models reach.
 LANGUAGE = ROOT / "docs" / "language-models.md"
 #: How fast models of transformers run, and the page that shows it.
+INSPECTOR = ROOT / "docs" / "inspector.md"
 HUGGED, HUGGING_FACE = RESULTS / "hugging-face.json", ROOT / "docs" / "hugging-face.md"
 UNITS = {"time": "× the time", "speed": "× faster", "overhead": "µs more", "backward": "× the forward", "memory": "MB"}
 #: The goals that a reader sees first.
@@ -307,6 +311,14 @@ def of_hugging_face() -> str:
     return filled(HUGGING_FACE.read_text(encoding="utf-8"), {"hugging-face": lambda: hugging_face.table(numbers)})
 
 
+def of_inspector() -> str:
+    """Return the page on the inspector with what was measured last."""
+    told = {"page": page.table, "capture": capture.table}
+    results = {name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in told}
+    marks = {name: partial(table, results[name]) for name, table in told.items()}
+    return filled(INSPECTOR.read_text(encoding="utf-8"), marks)
+
+
 def newest(case: str) -> dict[str, Any] | None:
     """Return the newest report that has a case, or None."""
     paths = sorted(RESULTS.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -324,6 +336,7 @@ def main() -> int:
         PLANNING.write_text(of_planning(), encoding="utf-8")
     LANGUAGE.write_text(of_language(), encoding="utf-8")
     HUGGING_FACE.write_text(of_hugging_face(), encoding="utf-8")
+    INSPECTOR.write_text(of_inspector(), encoding="utf-8")
     readme, found = ROOT / "README.md", newest("additive")
     if found is None:
         print("no report in benchmarks/results: run `make bench` first", file=sys.stderr)

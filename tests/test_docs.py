@@ -37,7 +37,7 @@ def test_links_of_a_page_lead_to_files(page: Path) -> None:
 
 
 def test_the_numbers_are_those_of_the_newest_report() -> None:
-    from benchmarks import readme
+    from benchmarks import capture, page, readme
     from benchmarks.joeynmt import report
     from benchmarks.translation import markdown
 
@@ -52,4 +52,8 @@ def test_the_numbers_are_those_of_the_newest_report() -> None:
     assert readme.of_planning() == readme.PLANNING.read_text(encoding="utf-8"), "run `make docs`"
     assert readme.of_language() == readme.LANGUAGE.read_text(encoding="utf-8"), "run `make docs`"
     assert readme.of_hugging_face() == readme.HUGGING_FACE.read_text(encoding="utf-8"), "run `make docs`"
+    assert readme.of_inspector() == readme.INSPECTOR.read_text(encoding="utf-8"), "run `make docs`"
+    for name, table in (("page", page), ("capture", capture)):
+        text = (results / f"{name}.json").read_text(encoding="utf-8")
+        assert table.report(json.loads(text)) == (results / f"{name}.md").read_text(encoding="utf-8")
     assert readme.translation() == readme.TRANSLATION.read_text(encoding="utf-8"), "run `make docs`"

@@ -20,9 +20,9 @@ export interface Label {
   strong: boolean;
 }
 
-const FONT = "12px system-ui, sans-serif";
+const FONT = (size: number): string => `${size}px system-ui, sans-serif`;
 /** Least pixels of a cell whose token is written, and whose weight is. */
-const READABLE = 11;
+const READABLE = 9.5;
 const NUMBERED = 34;
 const LEFT = 96;
 const TOP = 84;
@@ -121,12 +121,14 @@ export class View {
     if (this.camera.scale >= NUMBERED) this.#drawNumbers(context);
     this.#drawMarks(context, mark, text);
     context.restore();
-    context.font = FONT;
+    this.canvas.dataset.state = this.tiles.complete ? "complete" : "drawing";
+    context.font = FONT(12);
     context.textBaseline = "middle";
     context.textAlign = "left";
     context.fillStyle = soft;
     context.fillText("queries ↓", 8, 14);
     context.fillText("keys →", 8, 30);
+    context.font = FONT(Math.min(12, Math.max(this.camera.scale, READABLE)));
     for (const label of this.labels()) {
       context.save();
       context.translate(label.x, label.y);
@@ -183,7 +185,7 @@ export class View {
     const [top, bottom, left, right] = this.#span();
     const colors = palette(this.look.theme, this.matrix.signed);
     const largest = this.matrix.rowMax(this.look.bare);
-    context.font = "11px system-ui, sans-serif";
+    context.font = FONT(11);
     context.textAlign = "center";
     context.textBaseline = "middle";
     for (let row = top; row < bottom; row++)
@@ -231,7 +233,7 @@ export class View {
   labels(): Label[] {
     const { scale, x, y } = this.camera;
     const { width, height } = this.plot;
-    const every = scale >= READABLE ? 1 : nice((READABLE * 4) / scale);
+    const every = scale >= READABLE ? 1 : nice(48 / scale);
     const label = (tokens: string[], at: number): string => (every === 1 ? tokenLabel(tokens[at] ?? `${at}`) : `${at}`);
     const found: Label[] = [];
     const span = (from: number, room: number, count: number): [number, number] => [

@@ -70,6 +70,7 @@ class Attended:
         _, aux = regard.attention(
             query, key, key[..., :1], mask, scale=self.scale, enable_gqa=key.shape[1] != H, score=self.score,
             normalizer=self.normalizer, softcap=self.softcap, return_aux=request,
+            engine="reference" if request.weights else "auto",  # which has the matrix at hand that is asked for
         )  # fmt: skip
         return aux
 

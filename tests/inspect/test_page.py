@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -295,3 +298,42 @@ def test_our_decoder(tmp_path: Path) -> None:
     with capture(model) as record, torch.no_grad():
         model(torch.arange(7)[None])
     assert len(exact(record).described["heads"]) == 8
+
+
+def test_damaged_records_are_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any part of the description may be anything."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    record = attended(score="gaussian").describe(Text(tuple("abcdefghi"), (0,), Patches(PIXEL, 2, 2)), title="nine")
+    path = record.save(tmp_path / "whole.regard")
+    with safe_open(path, "pt") as file:
+        about = json.loads(file.metadata()["regard"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    refused = 0
+    for value in (None, -1, 10**9, "x", [], {}, [[]], {"name": "additive", "fields": {}}, True, 1.5):
+        for place in places(about):
+            changed = json.loads(json.dumps(about))
+            inner = changed
+            for step in place[:-1]:
+                inner = inner[step]
+            inner[place[-1]] = value
+            save_file(tensors, tmp_path / "damaged.regard", {"regard": json.dumps(changed)})
+            try:
+                for run in Record.load(tmp_path / "damaged.regard"):
+                    run.weights(batch=0)
+            except ValueError as error:
+                assert str(error).endswith(".") and "\n" not in str(error)
+                refused += 1
+    assert refused > 150
+    monkeypatch.setattr("regard.inspect.record_file.available_memory", lambda: 100)
+    with pytest.raises(ValueError, match=r"whole.regard must fit 0.0 GB of memory, got 0.0 GB"):
+        Record.load(path)
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a description."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        yield (*at, key)
+        yield from places(inner, (*at, key))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard import masks
 from regard._errors import rejected
+from regard._memory import available_memory
 from regard._part import Part
 from regard._writing import write_together
 from regard.inspect.calls import Attended
@@ -83,15 +84,24 @@ def load_record(path: str | Path) -> tuple[dict[str, list[AttentionRecord]], tup
                 raise _wrong(path, "be a record of attention", "another file")
             if about.get("version") != VERSION:
                 raise _wrong(path, f"be of version {VERSION}", about.get("version"))
+            size, free = Path(path).stat().st_size, available_memory()
+            if free is not None and size > free:
+                raise _wrong(path, f"fit {free / 1e9:.1f} GB of memory", f"{size / 1e9:.1f} GB")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            runs = _runs(about["runs"], tensors)
-            return runs, _texts(about["texts"], tensors), str(about["title"])
+            return _read(about, tensors)
     except FileNotFoundError:
         raise _wrong(path, "be a file that is there", "none") from None
     except OSError as error:
         raise _wrong(path, "be a file that can be read", error.strerror or error) from None
-    except (SafetensorError, KeyError, TypeError, RuntimeError, json.JSONDecodeError) as error:
+    except (SafetensorError, KeyError, TypeError, AttributeError, RuntimeError, json.JSONDecodeError) as error:
         raise _wrong(path, "be a whole record of attention", f"a damaged one ({error})") from None
+
+
+def _read(about: Any, tensors: dict[str, Tensor]) -> tuple[dict[str, list[AttentionRecord]], tuple[Text, ...], str]:
+    try:
+        return _runs(about["runs"], tensors), _texts(about["texts"], tensors), str(about["title"])
+    except ValueError as error:  # parts and texts check what they are given
+        raise TypeError(str(error)) from None
 
 
 def _runs(described: Any, tensors: dict[str, Tensor]) -> dict[str, list[AttentionRecord]]:
@@ -157,7 +167,7 @@ def _described(kind: str, given: Any, at: str, tensors: dict[str, Tensor]) -> An
 
 
 def _made(kind: str, described: Any, at: str, tensors: Mapping[str, Tensor]) -> Any:
-    if described is None or isinstance(described, str):
+    if (described is None and kind == "score") or (isinstance(described, str) and described in _PARTS[kind]):
         return described
     made = _PARTS[kind][described["name"]]
     fields = {

@@ -4,6 +4,7 @@ from regard.inspect.alignment import Alignment, draw, legend
 from regard.inspect.capture import capture
 from regard.inspect.difference import difference
 from regard.inspect.flow import flow
+from regard.inspect.intervention import ablate, patch
 from regard.inspect.page import render_html, save_html
 from regard.inspect.plots import plot_alignment, render_png, save_png
 from regard.inspect.record import AttentionRecord, Record
@@ -14,6 +15,7 @@ __all__ = [
     "Alignment",
     "AttentionRecord",
     "Record",
+    "ablate",
     "average",
     "capture",
     "difference",
@@ -21,6 +23,7 @@ __all__ = [
     "flow",
     "legend",
     "merge_tokens",
+    "patch",
     "plot_alignment",
     "render_html",
     "render_png",

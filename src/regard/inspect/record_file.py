@@ -17,7 +17,7 @@ from torch import Tensor
 from regard import masks
 from regard._errors import rejected
 from regard._writing import write_together
-from regard.inspect.calls import Attended
+from regard.inspect.calls import Attended, Change
 from regard.masks import Extent, as_mask
 
 if TYPE_CHECKING:
@@ -42,9 +42,13 @@ def save_record(path: str | Path, runs: Mapping[str, Sequence[AttentionRecord]])
             tensors[f"{at}.{i}.query"] = call.query.contiguous()
             if call.sinks is not None:
                 tensors[f"{at}.{i}.sinks"] = call.sinks.contiguous()
+            for j, change in enumerate(call.changes):
+                if change.weights is not None:
+                    tensors[f"{at}.{i}.change.{j}"] = change.weights.contiguous()
             kind, parts = _mask_tensors(call)
             tensors |= {f"{at}.{i}.{part}": tensor.contiguous() for part, tensor in parts.items()}
-            calls.append({"keys": call.key.shape[2], "mask": kind, **_numbers(call)})
+            heads = [change.heads for change in call.changes]
+            calls.append({"keys": call.key.shape[2], "mask": kind, "changes": heads, **_numbers(call)})
         described.append({"name": name, "calls": calls})
     about = {"format": FORMAT, "version": VERSION, "runs": described}
     target = Path(path)
@@ -94,7 +98,8 @@ def _runs(described: Any, tensors: dict[str, Tensor]) -> dict[str, list[Attentio
                 raise TypeError(f"{run['name']} has queries {tuple(query.shape)} and keys {tuple(whole.shape)}")
             told = {name: call[name] for name in ("is_causal", "scale", "softcap", "score", "normalizer")}
             attended = Attended(query, key, sinks=tensors.get(f"{at}.{i}.sinks"), **told)
-            attended = replace(attended, mask=_mask(call["mask"], f"{at}.{i}", tensors))
+            changes = _changes(call["changes"], f"{at}.{i}", tensors, attended)
+            attended = replace(attended, mask=_mask(call["mask"], f"{at}.{i}", tensors), changes=changes)
             if run_of is None:
                 run_of = AttentionRecord(str(run["name"]), attended)
             else:
@@ -153,6 +158,18 @@ def _mask(kind: str | None, at: str, tensors: Mapping[str, Tensor]) -> Any:
     if kind == "tensor":
         return tensors[f"{at}.mask"]
     return masks.padding(tensors[f"{at}.stop"]) & ~masks.padding(tensors[f"{at}.start"])
+
+
+def _changes(
+    given: Sequence[Sequence[int]], at: str, tensors: Mapping[str, Tensor], attended: Attended
+) -> tuple[Change, ...]:
+    changes = tuple(Change(tuple(heads), tensors.get(f"{at}.change.{j}")) for j, heads in enumerate(given))
+    (B, H, L, _), S = attended.query.shape, attended.key.shape[2]
+    for each in changes:
+        whole = each.weights is None or each.weights.shape == (B, len(each.heads), L, S)
+        if not whole or not all(isinstance(head, int) and 0 <= head < H for head in each.heads):
+            raise TypeError(f"heads {each.heads} have other weights than there are")
+    return changes
 
 
 def _wrong(path: str | Path, expected: str, got: object) -> Exception:

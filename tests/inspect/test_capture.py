@@ -212,15 +212,25 @@ def test_torchs_layers_on_their_fast_path(first: bool, padding: bool) -> None:
     near(record[0].weights(), expected)
 
 
-@torch.no_grad()
+@pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("needed", [False, True])
-def test_torchs_module_with_and_without_its_fast_path(needed: bool) -> None:
+def test_torchs_module_with_and_without_its_fast_path(needed: bool, grad: bool) -> None:
     torch.manual_seed(0)
-    attend = nn.MultiheadAttention(16, 4, batch_first=True).eval()
-    x = drawn(2, 7, 16)
-    _, expected = attend(x, x, x, average_attn_weights=False)
-    with capture(attend) as record:
-        attend(x, x, x, need_weights=needed)
+    attend = nn.MultiheadAttention(16, 4, batch_first=True, dropout=0.2, add_bias_kv=grad).train(grad)
+    x, hidden = drawn(2, 7, 16), torch.zeros(2, 7, dtype=torch.bool)
+    hidden[1, 4:] = True
+    given: dict[str, Any] = {"key_padding_mask": hidden, "need_weights": needed, "average_attn_weights": False}
+    expected = attend.eval()(x, x, x, **given | {"need_weights": True})[1].detach()
+    attend.train(grad)
+    with torch.set_grad_enabled(grad):
+        torch.manual_seed(1)
+        alone = attend(x, x, x, **given)
+        after = torch.rand(1)
+        torch.manual_seed(1)
+        with capture(attend) as record:
+            together = attend(x, x, x, **given)
+    assert torch.equal(torch.rand(1), after) and torch.equal(alone[0], together[0])
+    assert len(record) == len(record.runs(0)) == 1
     near(record[0].weights(), expected)
 
 
@@ -365,6 +375,13 @@ class TestCapturing:
         with pytest.raises(ZeroDivisionError), capture():
             _ = 1 / 0
         assert (F.scaled_dot_product_attention, regard.attention, by_name) == before
+
+    def test_what_is_read_in_the_block_is_not_recorded(self) -> None:
+        query = drawn(1, 2, 5, 8)
+        with capture() as record:
+            F.scaled_dot_product_attention(query, query, query)
+            near(record[0].weights(), weights(query, query))
+        assert len(record.runs(0)) == 1
 
     def test_a_call_that_fails_is_not_kept(self) -> None:
         with capture() as record, pytest.raises(ValueError, match="attn_mask"):

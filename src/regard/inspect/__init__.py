@@ -2,10 +2,15 @@
 
 from regard.inspect.alignment import Alignment, draw, legend
 from regard.inspect.capture import capture
+from regard.inspect.difference import difference
+from regard.inspect.flow import flow
+from regard.inspect.intervention import ablate, patch
 from regard.inspect.page import render_html, save_html
 from regard.inspect.plots import plot_alignment, render_png, save_png
 from regard.inspect.record import AttentionRecord, Record
+from regard.inspect.rollout import average, rollout
 from regard.inspect.texts import Patches, Text
+from regard.inspect.words import merge_tokens, words_of
 
 __all__ = [
     "Alignment",
@@ -13,12 +18,20 @@ __all__ = [
     "Patches",
     "Record",
     "Text",
+    "ablate",
+    "average",
     "capture",
+    "difference",
     "draw",
+    "flow",
     "legend",
+    "merge_tokens",
+    "patch",
     "plot_alignment",
     "render_html",
     "render_png",
+    "rollout",
     "save_html",
     "save_png",
+    "words_of",
 ]

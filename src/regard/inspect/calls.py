@@ -1,6 +1,6 @@
 """One call of attention as it is kept: what its weights follow from.
 
-Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E width of a head, C width of the rows.
+Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E and V widths of a head, C width of the rows.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import regard
-from regard import AuxRequest
+from regard import Aux, AuxRequest, TopK, attention
 from regard._part import Part
 from regard.masks import Extent, Mask, MaskLike, Submatrix, as_mask, causal
 from regard.normalizers import NormalizerLike
@@ -34,6 +33,10 @@ class Attended:
         The same.
     sinks : Tensor (H,), optional
         Scores of a key without a value.
+    value : Tensor (B, G, S, V), optional
+        Not kept.
+    changes : tuple of Change
+        Weights that interventions put in the place of the layer's own, in turn.
     """
 
     query: Tensor
@@ -45,6 +48,8 @@ class Attended:
     normalizer: NormalizerLike = "softmax"
     softcap: float | None = None
     sinks: Tensor | None = None
+    value: Tensor | None = None
+    changes: tuple[Change, ...] = ()
 
     @torch.no_grad()
     def kept(self, dtype: torch.dtype) -> Attended:
@@ -57,21 +62,28 @@ class Attended:
         if isinstance(mask, Tensor) and mask.dim() > 4:
             mask = mask.expand(*lead, *mask.shape[-3:]).flatten(0, -4)
         parts = {name: _copied(getattr(self, name)) for name in ("score", "normalizer", "sinks")}
-        return replace(self, query=query, key=_ungrouped(query, key), mask=_copied(mask), **parts)
+        key, changes = _ungrouped(query, key), tuple(each.copy() for each in self.changes)
+        return replace(self, query=query, key=key, mask=_copied(mask), value=None, changes=changes, **parts)
 
-    def rows(self, first: int, last: int, request: AuxRequest) -> regard.Aux:
-        """Return what is asked for of the queries from ``first`` to before ``last``."""
+    @torch.no_grad()
+    def rows(self, first: int, last: int, request: AuxRequest) -> Aux:
+        """Return what is asked for of the queries from ``first`` to before ``last``, learned sinks counted in."""
         B, H, L, _ = self.query.shape
         S, device = self.key.shape[2], self.query.device
         mask, where = self._mask(), Extent(B, H, L, S)
         if mask is not None and (first, last) != (0, L):
             mask = Submatrix(mask.bind(where, device), where, first, 0)
         query, key = self.query[:, :, first:last].float(), self.key.float()
-        _, aux = regard.attention(
+        if self.sinks is not None:
+            request = replace(request, lse=True, received=False, weights=request.weights or request.received)
+        _, aux = attention(
             query, key, key[..., :1], mask, scale=self.scale, enable_gqa=key.shape[1] != H, score=self.score,
             normalizer=self.normalizer, softcap=self.softcap, return_aux=request,
             engine="reference" if request.weights else "auto",  # which has the matrix at hand that is asked for
         )  # fmt: skip
+        aux = aux if self.sinks is None else _beside_sinks(aux, self.sinks)
+        for change in self.changes:
+            aux = change.over(aux, first, last)
         return aux
 
     def intervals(self) -> tuple[Tensor, Tensor] | None:
@@ -93,17 +105,77 @@ class Attended:
         start, stop = (each.expand(B, 1, L)[:, 0].clamp(0, S) for each in span)
         return start, stop
 
-    def share(self, lse: Tensor) -> Tensor:
-        """Return which part of the weight (B, H, L, 1) its keys have beside a sink."""
-        if self.sinks is None:
-            return torch.ones_like(lse).unsqueeze(-1)
-        return torch.sigmoid(lse - self.sinks.float()[:, None]).unsqueeze(-1)
-
     def _mask(self) -> Mask | None:
         given = None if self.mask is None else as_mask(self.mask)
         if not self.is_causal:
             return given
         return causal(offset=0) if given is None else given & causal(offset=0)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Weights in the place of those that a layer computed.
+
+    Attributes
+    ----------
+    heads : tuple of int
+        Whose.
+    weights : Tensor (B, len(heads), L, S), optional
+        None is zero.
+    """
+
+    heads: tuple[int, ...]
+    weights: Tensor | None = None
+
+    def copy(self) -> Change:
+        """Return a copy that later changes of its tensors do not reach, in float32."""
+        given = self.weights
+        return self if given is None else Change(self.heads, given.detach().to(torch.float32, copy=True))
+
+    def output(self, output: Tensor, value: Tensor) -> Tensor:
+        """Return a layer's output (..., H, L, V) with what these weights read of values (..., G, S, V) in it."""
+        whole = output[(None,) * (4 - output.dim())]
+        lead, whole = whole.shape[:-3], whole.flatten(0, -4)
+        heads = torch.tensor(self.heads, device=output.device)
+        if self.weights is None:
+            read = torch.zeros_like(whole[:, : len(self.heads)])
+        else:
+            value = value[(None,) * (4 - value.dim())]
+            value = value.expand(*lead, *value.shape[-3:]).flatten(0, -4)[:, :, : self.weights.shape[-1]]
+            value = value[:, heads * value.shape[1] // whole.shape[1]]
+            dtype = torch.promote_types(value.dtype, torch.float32)
+            with torch.autocast(value.device.type, enabled=False):
+                read = (self.weights.to(value.device, dtype) @ value.to(dtype)).to(output.dtype)
+        return whole.index_copy(1, heads, read).reshape(output.shape)
+
+    def over(self, aux: Aux, first: int, last: int) -> Aux:
+        """Return what is known of rows ``first`` to before ``last``, with these weights counted in; scores stay.
+
+        Fields may have any number of dimensions before that of the heads.
+        """
+
+        def put(field: Tensor, tail: int, changed: Tensor | float) -> Tensor:
+            H = field.shape[-tail - 1] if field.dim() > tail else 1
+            whole = field.reshape(-1, H, *field.shape[field.dim() - tail :]).clone()
+            whole[:, list(self.heads)] = changed if isinstance(changed, float) else changed.to(whole)
+            return whole.reshape(field.shape)
+
+        fields: dict[str, Any] = {}
+        weights = None if self.weights is None else self.weights[:, :, first:last]
+        if aux.weights is not None:
+            fields["weights"] = put(aux.weights, 2, 0.0 if weights is None else weights)
+        if aux.entropy is not None:
+            fields["entropy"] = put(aux.entropy, 1, 0.0 if weights is None else entropy_of(weights))
+        if aux.received is not None:
+            fields["received"] = put(aux.received, 1, 0.0 if weights is None else weights.sum(2))
+        if aux.topk is not None:
+            top = aux.topk
+            new = None if weights is None else topk_of(weights, top.weights.shape[-1])
+            fields["topk"] = TopK(
+                put(top.weights, 2, 0.0 if new is None else new.weights),
+                put(top.indices, 2, -1.0 if new is None else new.indices),
+            )
+        return replace(aux, **fields)
 
 
 @dataclass(frozen=True)
@@ -165,6 +237,27 @@ def _runs_of(mask: Tensor) -> tuple[Tensor, Tensor] | None:
     stop = (seen * at).amax(-1)
     start = torch.where(seen.any(-1), torch.where(seen, at, at[-1] + 1).amin(-1) - 1, 0)
     return (start, stop) if bool((seen.sum(-1) == stop - start).all()) else None
+
+
+def entropy_of(weights: Tensor) -> Tensor:
+    """Return the entropy (B, H, L) in nats of weights (B, H, L, S)."""
+    return torch.special.entr(weights).sum(-1)
+
+
+def topk_of(weights: Tensor, k: int) -> TopK:
+    """Return the k largest of weights (B, H, L, S); where there are fewer, weights of 0 and indices of −1."""
+    top = weights.topk(min(k, weights.shape[-1]), -1)
+    room = (0, k - top.values.shape[-1])
+    return TopK(F.pad(top.values, room), F.pad(top.indices.where(top.values > 0, -1), room, value=-1))
+
+
+def _beside_sinks(aux: Aux, sinks: Tensor) -> Aux:
+    """Return weights (B, H, L, S) that leave a sink its share, and what follows from them."""
+    assert aux.lse is not None
+    share = torch.sigmoid(aux.lse - sinks.float()[:, None]).unsqueeze(-1)
+    weights = None if aux.weights is None else aux.weights * share
+    topk = None if aux.topk is None else TopK(aux.topk.weights * share, aux.topk.indices)
+    return replace(aux, weights=weights, topk=topk, received=None if weights is None else weights.sum(2))
 
 
 def _ungrouped(query: Tensor, key: Tensor) -> Tensor:

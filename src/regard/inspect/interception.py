@@ -2,7 +2,7 @@
 
 While something is captured, the functions that compute attention are replaced, in every module that holds them by
 name, by wrappers that call them and then tell of the call. No hook and no mode is set, so that torch's fast paths stay
-as they are. A wrapper tells the capture of its own thread or task alone.
+as they are. A wrapper knows of the capture and the interventions of its own thread or task alone.
 """
 
 from __future__ import annotations
@@ -15,43 +15,57 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
+from regard import Aux
 from regard._errors import RegardWarning
 from regard._torch import in_backward
-from regard.inspect.calls import Attended, Projected
-from regard.inspect.multi_head import multi_head
+from regard.inspect import arguments
+from regard.inspect.calls import Attended, Change, Projected
 from regard.inspect.record import Record
-from regard.masks import Extent, Submatrix, as_mask
 
-_active: ContextVar[Record | None] = ContextVar("capture", default=None)
-#: Modules that compute what the call of another tells of.
-_INNER = ("regard._attention", "regard.engines", __name__)
+if TYPE_CHECKING:
+    from regard.inspect.intervention import Intervention
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """Who wants to know of calls."""
+
+    record: Record | None = None
+    interventions: tuple[Intervention, ...] = ()
+
+
+_NOBODY = _Watch()
+_active: ContextVar[_Watch] = ContextVar("watch", default=_NOBODY)
+#: Modules that compute what the call of another tells of, or what somebody reads of a record.
+_INNER = ("regard._attention", "regard.engines", "regard.inspect")
 
 
 class _Replacement:
-    """The wrappers in place of the functions, as long as there is a capture in any thread."""
+    """The wrappers in place of the functions, as long as somebody watches in any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._captures = 0
+        self._watches = 0
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> None:
         with self._lock:
-            if not self._captures:
+            if not self._watches:
                 _replace(self._undo)
-            self._captures += 1
+            self._watches += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._captures -= 1
-            while self._undo and not self._captures:
+            self._watches -= 1
+            while self._undo and not self._watches:
                 self._undo.pop()()
 
 
@@ -59,25 +73,48 @@ _replacement = _Replacement()
 
 
 @contextmanager
+def _watching(watch: _Watch) -> Iterator[None]:
+    token = _active.set(watch)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+@contextmanager
 def telling(record: Record) -> Iterator[None]:
     """Let calls of attention tell a record of themselves."""
-    with _replacement:
-        token = _active.set(record)
-        try:
-            yield
-        finally:
-            _active.reset(token)
+    with _replacement, _watching(replace(_active.get(), record=record)):
+        yield
+
+
+@contextmanager
+def intervening(intervention: Intervention) -> Iterator[None]:
+    """Let calls of attention of one layer give what an intervention makes of their outputs."""
+    watch = _active.get()
+    with _replacement, _watching(replace(watch, interventions=(*watch.interventions, intervention))):
+        yield
 
 
 def _replace(undo: list[Callable[[], None]]) -> None:
-    ours = functools.partial(_ours, inspect.signature(regard.attention))
-    sdpa, forward = F.scaled_dot_product_attention, F.multi_head_attention_forward
-    wrappers = {id(sdpa): _wrapped(sdpa, _sdpa), id(regard.attention): _wrapped(regard.attention, ours)}
-    wrappers[id(forward)] = _forward(forward)
+    ours = functools.partial(arguments.of_regard, inspect.signature(regard.attention))
+    sdpa, weighing = F.scaled_dot_product_attention, F.multi_head_attention_forward
+    wrappers = {
+        id(sdpa): _wrapped(sdpa, arguments.of_sdpa),
+        id(regard.attention): _wrapped(regard.attention, ours),
+        id(weighing): _weighing(weighing),
+    }
     for held, key in _holders(wrappers.keys()):
         _set(undo, held, key, wrappers[id(held[key])])
-    for name, tell in (("_native_multi_head_attention", _native), ("_transformer_encoder_layer_fwd", _encoder_layer)):
-        _set(undo, vars(torch), name, _wrapped(getattr(torch, name), tell))
+    fused = {
+        "_native_multi_head_attention": _wrapped(torch._native_multi_head_attention, arguments.of_fused_attention),
+        "_transformer_encoder_layer_fwd": _wrapped(
+            torch._transformer_encoder_layer_fwd, arguments.of_fused_layer, part="self_attn"
+        ),
+    }
+    for name, wrapper in fused.items():
+        _set(undo, vars(torch), name, wrapper)
+    _set(undo, vars(torch.backends.mha), "get_fastpath_enabled", _slow(torch.backends.mha.get_fastpath_enabled))
     if (modeling := sys.modules.get("transformers.modeling_utils")) is not None:
         interface = modeling.AttentionInterface
         original = interface.get_interface
@@ -110,36 +147,134 @@ def _set(undo: list[Callable[[], None]], held: dict[str, Any], key: str, value: 
     held[key] = value
 
 
-def _wrapped(function: Callable[..., Any], tell: Callable[..., Attended | Projected]) -> Callable[..., Any]:
-    """Return a function that calls another, and tells the record of its thread."""
+def _wrapped(
+    function: Callable[..., Any],
+    tell: Callable[..., Attended | Projected],
+    *,
+    part: str = "",
+    rows_first: bool = False,
+) -> Callable[..., Any]:
+    """Return a function that calls another, and tells those of its thread that watch.
+
+    ``part`` is what a module calls the attention within it, and ``rows_first`` says that outputs are (B, L, H, V).
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        record = None if torch.compiler.is_compiling() else _active.get()
-        if record is None or in_backward():  # where checkpointed layers compute again what was recorded
+        watch = _NOBODY if torch.compiler.is_compiling() else _active.get()
+        # Layers that are checkpointed compute again, in a backward pass, what was recorded.
+        record = None if watch is _NOBODY or in_backward() else watch.record
+        interventions = _concerned(watch, part)
+        if record is None and not interventions:
             return function(*args, **kwargs)
-        token = _active.set(None)
-        try:
+        with _watching(_NOBODY):
             answer = function(*args, **kwargs)
-        finally:
-            _active.reset(token)
         attended = tell(*args, **kwargs)
+        for each in interventions:
+            answer, attended = _changed(each, answer, attended, rows_first)
+        if record is None:
+            return answer
         if attended.query.is_nested:
             message = (
                 "capture: a call of attention on nested tensors is left out, whose sequences have no common length."
             )
             warnings.warn(message, RegardWarning, stacklevel=2)
         else:
-            names = (_caller(record.names), "self_attn" if tell is _encoder_layer else "")
-            record.add(".".join(filter(None, names)), attended)
+            record.add(_joined(_caller(record.names), part), attended)
         return answer
 
     return call
 
 
+def _concerned(watch: _Watch, part: str = "") -> list[Intervention]:
+    """Return the interventions in the layer that calls."""
+    return [each for each in watch.interventions if each.concerns(_joined(_caller(each.names), part))]
+
+
+def _joined(*names: str) -> str:
+    return ".".join(filter(None, names))
+
+
+def _changed(
+    intervention: Intervention, answer: Any, attended: Attended | Projected, rows_first: bool
+) -> tuple[Any, Attended]:
+    """Return what a function answers, and what it attended to, after an intervention."""
+    assert isinstance(attended, Attended)  # fused layers do not run while somebody intervenes
+    change = intervention.change(attended)
+    output, *rest = answer if isinstance(answer, tuple) else (answer,)
+    assert attended.value is not None
+    if rows_first:
+        output = change.output(output.transpose(1, 2), attended.value).transpose(1, 2).contiguous()
+    else:
+        output = change.output(output, attended.value)
+    attended = replace(attended, changes=(*attended.changes, change))
+    if not isinstance(answer, tuple):
+        return output, attended
+    if rest and isinstance(rest[0], Aux):
+        rest[0] = change.over(rest[0], 0, attended.query.shape[-2])
+    elif rows_first and isinstance(rest[0], Tensor):
+        rest[0] = _weights_with(change, rest[0])
+    return (output, *rest), attended
+
+
+def _weights_with(change: Change, weights: Tensor) -> Tensor:
+    """Return a layer's weights (B, H, L, S) after a change of a part of its keys, or of all."""
+    if change.weights is not None:
+        change = replace(change, weights=F.pad(change.weights, (0, weights.shape[-1] - change.weights.shape[-1])))
+    found = change.over(Aux(weights=weights), 0, weights.shape[2]).weights
+    assert found is not None
+    return found
+
+
+def _weighing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch's multi-head attention, which multiplies matrices by itself where weights are asked for.
+
+    Where they are not it calls ``scaled_dot_product_attention``, which tells, and in which one can intervene.
+    """
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        watch = _NOBODY if torch.compiler.is_compiling() else _active.get()
+        if watch is _NOBODY:
+            return original(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        interventions = _concerned(watch)
+        if not given["need_weights"] or (in_backward() and not interventions):
+            return original(*args, **kwargs)
+        if not interventions:
+            with _watching(_NOBODY):
+                answer = original(*args, **kwargs)
+            with torch.no_grad():
+                original(**given | {"need_weights": False, "dropout_p": 0.0})
+            return answer
+        output, _ = original(**given | {"need_weights": False})
+        with _watching(_NOBODY):
+            _, weights = original(**given | {"average_attn_weights": False})
+        batched = weights[(None,) * (4 - weights.dim())]
+        for each in interventions:
+            batched = _weights_with(each.latest, batched)
+        weights = batched.reshape(weights.shape)
+        return output, weights.mean(-3) if given["average_attn_weights"] else weights
+
+    return call
+
+
+def _slow(original: Callable[[], bool]) -> Callable[[], bool]:
+    """Return whether torch's modules may take their fast paths, which nobody can look into: not in an intervention."""
+
+    @functools.wraps(original)
+    def get_fastpath_enabled() -> bool:
+        return original() and (torch.compiler.is_compiling() or not _active.get().interventions)
+
+    return get_fastpath_enabled
+
+
 def _caller(names: Mapping[int, str]) -> str:
     """Return the name of the innermost module of the model that runs: frames know it, so that no hook is needed."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_argcount and code.co_varnames[0] == "self":
@@ -150,117 +285,15 @@ def _caller(names: Mapping[int, str]) -> str:
     return ""
 
 
-def _sdpa(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,  # noqa: ARG001
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,  # noqa: ARG001
-) -> Attended:  # fmt: skip
-    return Attended(query, key, attn_mask, is_causal=is_causal, scale=scale)
-
-
-def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch's function of a multi-head layer, whose calls tell of themselves where no other does.
-
-    It multiplies queries and keys itself where somebody asks for weights.
-    """
-    signature = inspect.signature(original)
-
-    def bound(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        return given.arguments
-
-    telling = _wrapped(original, lambda *args, **kwargs: multi_head(bound(*args, **kwargs)))
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return (telling if bound(*args, **kwargs)["need_weights"] else original)(*args, **kwargs)
-
-    return call
-
-
-def _ours(signature: inspect.Signature, *args: Any, **kwargs: Any) -> Attended:
-    given = signature.bind(*args, **kwargs)
-    given.apply_defaults()
-    names = ("is_causal", "scale", "score", "normalizer", "softcap")
-    told = {name: given.arguments[name] for name in names}
-    return Attended(given.arguments["query"], given.arguments["key"], given.arguments["attn_mask"], **told)
-
-
-def _native(query: Tensor, key: Tensor, *others: Any) -> Projected:
-    """Torch's fused attention: (value, width, heads, weight, bias, out, out, mask, needs weights, average, kind)."""
-    width, heads, weight, bias = others[1:5]
-    mask, kind = others[7], others[10]
-    return _projected(query, key, width, heads, weight, bias, mask, kind)
-
-
-def _encoder_layer(source: Tensor, width: int, heads: int, weight: Tensor, bias: Tensor, *others: Any) -> Projected:
-    """Torch's fused layer: (out, out, act, first, eps, norm, norm, norm, norm, 4 of the hidden layer, mask, kind)."""
-    first, eps, norm, shift = others[3:7]
-    mask, kind = (*others[13:15], None, None)[:2]
-    rows = F.layer_norm(source, (width,), norm, shift, eps) if first else source
-    return _projected(rows, rows, width, heads, weight, bias, mask, kind)
-
-
-def _projected(
-    query: Tensor, key: Tensor, width: int, heads: int, weight: Tensor, bias: Tensor, mask: Tensor | None, kind: Any
-) -> Projected:
-    if mask is not None:  # True hides; kind 0 is of pairs, 1 of keys
-        mask = ~mask if mask.dtype == torch.bool else mask
-        mask = mask[:, None, None] if kind == 1 and mask.dim() == 2 else mask
-    return Projected(query, key, weight[: 2 * width], bias[: 2 * width], heads, mask)
-
-
 def _interface(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return transformers' choice of an attention function, whose calls tell of themselves."""
 
     @functools.wraps(original)
     def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function = original(self, attn_implementation, default)
-        return (
-            function if _active.get() is None else _wrapped(function, functools.partial(_hugged, function is default))
-        )
+        if _active.get() is _NOBODY:
+            return function
+        tell = functools.partial(arguments.of_transformers, function is default)
+        return _wrapped(function, tell, rows_first=True)
 
     return get_interface
-
-
-def _hugged(
-    eager: bool,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,  # noqa: ARG001
-    attention_mask: Any,
-    *_: Any,
-    **kwargs: Any,
-) -> Attended:
-    from regard.integrations.transformers.attention_function import layer_mask
-    from regard.integrations.transformers.configuration import parts_of
-
-    causal = False if eager else kwargs.get("is_causal")
-    names = ("position_bias", "sliding_window", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k")
-    mask = layer_mask(
-        module, query, key, attention_mask, causal, **{name: kwargs[name] for name in names if name in kwargs}
-    )
-    if getattr(module, "is_causal", False):
-        key, mask = _seen(query, key, mask)
-    parts, scale = parts_of(module), kwargs.get("scaling")
-    return Attended(
-        query, key, mask, scale=scale, softcap=kwargs.get("softcap"), score=parts.score, normalizer=parts.normalizer,
-        sinks=kwargs.get("s_aux", getattr(module, "sinks", None)),
-    )  # fmt: skip
-
-
-def _seen(query: Tensor, key: Tensor, mask: Any) -> tuple[Tensor, Any]:
-    """Return the keys, and the mask of them, without the room that a static cache has behind those that are there."""
-    (B, H, L, _), S = query.shape, key.shape[2]
-    if mask is None or S <= L:
-        return key, mask
-    extent = Extent(B, H, L, S)
-    bound = as_mask(mask).bind(extent, query.device)
-    if isinstance(mask, Tensor):
-        shown = (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min).flatten(0, -2).any(0)
-        stop = int((shown * torch.arange(1, len(shown) + 1, device=mask.device)).max())
-    else:
-        span = bound.intervals(extent)
-        stop = S if span is None else int(span[1].max())
-    return (key, mask) if stop >= S else (key[:, :, :stop], Submatrix(bound, extent, 0, 0))

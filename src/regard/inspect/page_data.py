@@ -169,7 +169,7 @@ def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str
     E, H, G = first.query.shape[-1], run.shape[1], first.key.shape[1]
     for each in calls:
         plain = each.score in (None, "scaled_dot") and each.normalizer == "softmax"
-        if not plain or (each.scale, each.softcap) != (first.scale, first.softcap):
+        if each.changes or not plain or (each.scale, each.softcap) != (first.scale, first.softcap):
             return None
     spans = [_span(each, batch) for each in calls]
     starts, stops = [each[0] for each in spans if each], [each[1] for each in spans if each]

@@ -123,7 +123,8 @@ class AttentionRecord:
             length = call.query.shape[2]
             begin, end = max(first - at, 0), min(last - at, length)
             if begin < end:
-                parts.append(_padded(_weights(call, begin, end), S))
+                weights: Any = call.rows(begin, end, AuxRequest(weights=True)).weights
+                parts.append(F.pad(weights, (0, S - weights.shape[-1])))
             at += length
         whole = torch.cat(parts, 2) if parts else torch.zeros(B, H, 0, S)
         within = slice(0, None, step) if isinstance(index[2], slice) else 0
@@ -144,24 +145,14 @@ class AttentionRecord:
 
         Where there are fewer keys, weights are 0 and indices −1.
         """
-        found = [_whole(each, AuxRequest(topk=k, lse=each.sinks is not None)) for each in self.calls]
-        weights = [
-            aux.topk.weights if call.sinks is None else aux.topk.weights * call.share(aux.lse)
-            for call, aux in zip(self.calls, found)
-        ]
-        return TopK(torch.cat(weights, 2), torch.cat([aux.topk.indices for aux in found], 2))
+        found = [_whole(each, AuxRequest(topk=k)).topk for each in self.calls]
+        return TopK(torch.cat([each.weights for each in found], 2), torch.cat([each.indices for each in found], 2))
 
     def received(self) -> Tensor:
         """Return how much each key is attended to, (B, H, S): the sum of its weights over all queries."""
-        B, H, _, S = self.shape
-        total = torch.zeros(B, H, S)
-        for call in self.calls:
-            if call.sinks is None:
-                found = _whole(call, AuxRequest(received=True)).received
-            else:
-                found = _weights(call, 0, call.query.shape[2]).sum(2)
-            total[..., : found.shape[-1]] += found
-        return total
+        S = self.shape[3]
+        found = [_whole(each, AuxRequest(received=True)).received for each in self.calls]
+        return torch.stack([F.pad(each, (0, S - each.shape[-1])) for each in found]).sum(0)
 
     def __repr__(self) -> str:
         B, H, L, S = self.shape
@@ -322,18 +313,8 @@ class Record:
         return made
 
 
-def _weights(call: Attended, first: int, last: int) -> Tensor:
-    aux: Any = call.rows(first, last, AuxRequest(weights=True, lse=call.sinks is not None))
-    weights: Tensor = aux.weights
-    return weights if call.sinks is None else weights * call.share(aux.lse)
-
-
 def _whole(call: Attended, request: AuxRequest) -> Any:
     return call.rows(0, call.query.shape[2], request)
-
-
-def _padded(weights: Tensor, S: int) -> Tensor:
-    return F.pad(weights, (0, S - weights.shape[-1]))
 
 
 def _index(name: str, given: int | slice | None, size: int) -> int | slice:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from regard._errors import rejected
 from regard._memory import available_memory
 from regard._part import Part
 from regard._writing import write_together
-from regard.inspect.calls import Attended
+from regard.inspect.calls import Attended, Change
 from regard.inspect.texts import Patches, Text
 from regard.masks import Extent, as_mask
 from regard.normalizers.base import TABLE as NORMALIZERS
@@ -50,10 +50,14 @@ def save_record(path: str | Path, record: Record) -> Path:
             tensors[f"{at}.{i}.query"] = call.query.contiguous()
             if call.sinks is not None:
                 tensors[f"{at}.{i}.sinks"] = call.sinks.contiguous()
+            for j, change in enumerate(call.changes):
+                if change.weights is not None:
+                    tensors[f"{at}.{i}.change.{j}"] = change.weights.contiguous()
             kind, parts = _mask_tensors(call)
             tensors |= {f"{at}.{i}.{part}": tensor.contiguous() for part, tensor in parts.items()}
             named = {part: _described(part, getattr(call, part), f"{at}.{i}.{part}", tensors) for part in _PARTS}
-            calls.append({"keys": call.key.shape[2], "mask": kind, **_numbers(call), **named})
+            heads = [change.heads for change in call.changes]
+            calls.append({"keys": call.key.shape[2], "mask": kind, "changes": heads, **_numbers(call), **named})
         described.append({"name": name, "calls": calls})
     texts = []
     for number, text in enumerate(record.texts):
@@ -121,7 +125,8 @@ def _runs(described: Any, tensors: dict[str, Tensor]) -> dict[str, list[Attentio
             given = {name: call[name] for name in ("is_causal", "scale", "softcap")}
             given |= {part: _made(part, call[part], f"{at}.{i}.{part}", tensors) for part in _PARTS}
             attended = Attended(query, key, sinks=tensors.get(f"{at}.{i}.sinks"), **given)
-            attended = replace(attended, mask=_mask(call["mask"], f"{at}.{i}", tensors))
+            changes = _changes(call["changes"], f"{at}.{i}", tensors, attended)
+            attended = replace(attended, mask=_mask(call["mask"], f"{at}.{i}", tensors), changes=changes)
             if run_of is None:
                 run_of = AttentionRecord(str(run["name"]), attended)
             else:
@@ -213,6 +218,18 @@ def _mask(kind: str | None, at: str, tensors: Mapping[str, Tensor]) -> Any:
     if kind == "tensor":
         return tensors[f"{at}.mask"]
     return masks.padding(tensors[f"{at}.stop"]) & ~masks.padding(tensors[f"{at}.start"])
+
+
+def _changes(
+    given: Sequence[Sequence[int]], at: str, tensors: Mapping[str, Tensor], attended: Attended
+) -> tuple[Change, ...]:
+    changes = tuple(Change(tuple(heads), tensors.get(f"{at}.change.{j}")) for j, heads in enumerate(given))
+    (B, H, L, _), S = attended.query.shape, attended.key.shape[2]
+    for each in changes:
+        whole = each.weights is None or each.weights.shape == (B, len(each.heads), L, S)
+        if not whole or not all(isinstance(head, int) and 0 <= head < H for head in each.heads):
+            raise TypeError(f"heads {each.heads} have other weights than there are")
+    return changes
 
 
 def _wrong(path: str | Path, expected: str, got: object) -> Exception:

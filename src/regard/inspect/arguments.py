@@ -1,0 +1,100 @@
+"""What a call of each function that computes attention says: its arguments as one call of attention.
+
+Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E width of a head.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.inspect.calls import Attended, Projected
+from regard.masks import Extent, Submatrix, as_mask
+
+
+def of_sdpa(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,  # noqa: ARG001
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,  # noqa: ARG001
+) -> Attended:  # fmt: skip
+    """``scaled_dot_product_attention``."""
+    return Attended(query, key, attn_mask, is_causal=is_causal, scale=scale, value=value)
+
+
+def of_regard(signature: inspect.Signature, *args: Any, **kwargs: Any) -> Attended:
+    """:func:`regard.attention`, whose signature comes first."""
+    given = signature.bind(*args, **kwargs)
+    given.apply_defaults()
+    names = ("query", "key", "value", "is_causal", "scale", "score", "normalizer", "softcap")
+    return Attended(mask=given.arguments["attn_mask"], **{name: given.arguments[name] for name in names})
+
+
+def of_fused_attention(query: Tensor, key: Tensor, *others: Any) -> Projected:
+    """Torch's fused attention: (value, width, heads, weight, bias, out, out, mask, needs weights, average, kind)."""
+    width, heads, weight, bias = others[1:5]
+    mask, kind = others[7], others[10]
+    return _projected(query, key, width, heads, weight, bias, mask, kind)
+
+
+def of_fused_layer(source: Tensor, width: int, heads: int, weight: Tensor, bias: Tensor, *others: Any) -> Projected:
+    """Torch's fused layer: (out, out, act, first, eps, norm, norm, norm, norm, 4 of the hidden layer, mask, kind)."""
+    first, eps, norm, shift = others[3:7]
+    mask, kind = (*others[13:15], None, None)[:2]
+    rows = F.layer_norm(source, (width,), norm, shift, eps) if first else source
+    return _projected(rows, rows, width, heads, weight, bias, mask, kind)
+
+
+def _projected(
+    query: Tensor, key: Tensor, width: int, heads: int, weight: Tensor, bias: Tensor, mask: Tensor | None, kind: Any
+) -> Projected:
+    if mask is not None:  # True hides; kind 0 is of pairs, 1 of keys
+        mask = ~mask if mask.dtype == torch.bool else mask
+        mask = mask[:, None, None] if kind == 1 and mask.dim() == 2 else mask
+    return Projected(query, key, weight[: 2 * width], bias[: 2 * width], heads, mask)
+
+
+def of_transformers(
+    eager: bool,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    *_: Any,
+    **kwargs: Any,
+) -> Attended:
+    """Any attention function of transformers; first comes whether it is a model's own one, "eager"."""
+    from regard.integrations.transformers.attention_function import layer_mask
+    from regard.integrations.transformers.configuration import parts_of
+
+    causal = False if eager else kwargs.get("is_causal")
+    names = ("position_bias", "sliding_window", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k")
+    mask = layer_mask(
+        module, query, key, attention_mask, causal, **{name: kwargs[name] for name in names if name in kwargs}
+    )
+    if getattr(module, "is_causal", False):
+        key, mask = _seen(query, key, mask)
+    parts, scale = parts_of(module), kwargs.get("scaling")
+    return Attended(
+        query, key, mask, scale=scale, softcap=kwargs.get("softcap"), score=parts.score, normalizer=parts.normalizer,
+        sinks=kwargs.get("s_aux", getattr(module, "sinks", None)), value=value[:, :, : key.shape[2]],
+    )  # fmt: skip
+
+
+def _seen(query: Tensor, key: Tensor, mask: Any) -> tuple[Tensor, Any]:
+    """Return the keys, and the mask of them, without the room that a static cache has behind those that are there."""
+    (B, H, L, _), S = query.shape, key.shape[2]
+    if mask is None or S <= L:
+        return key, mask
+    extent = Extent(B, H, L, S)
+    bound = as_mask(mask).bind(extent, query.device)
+    if isinstance(mask, Tensor):
+        shown = (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min).flatten(0, -2).any(0)
+        stop = int((shown * torch.arange(1, len(shown) + 1, device=mask.device)).max())
+    else:
+        span = bound.intervals(extent)
+        stop = S if span is None else int(span[1].max())
+    return (key, mask) if stop >= S else (key[:, :, :stop], Submatrix(bound, extent, 0, 0))

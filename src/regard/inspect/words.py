@@ -1,0 +1,180 @@
+"""Merge the tokens of a word: which tokens make one, and what its attention is.
+
+Dimensions: L queries, S keys, M and N words.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from regard._errors import rejected, shape, unknown_name
+
+#: Tokens that are no part of a text: [CLS], <s>, <|endoftext|>, ...; <0xE2> is a byte of one.
+_SPECIAL = re.compile(r"\[[A-Z][A-Z0-9_]*\]|<(?!0x[0-9A-F]{2}>)[^<>\s]+>")
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def merge_tokens(weights: Tensor, groups: Sequence[int], key_groups: Sequence[int] | None = None) -> Tensor:
+    """Return the weights between words: sums over the keys of a word, means over its queries.
+
+    ``merged[m, n] = 1/|m| · Σ_{i ∈ m} Σ_{j ∈ n} weights[i, j]`` (Clark et al. 2019, arXiv 1906.04341): rows that
+    sum to one still do.
+
+    Parameters
+    ----------
+    weights : Tensor (..., L, S)
+    groups : sequence of L int
+        The number of each query's word, as :func:`words_of` gives it: 0 to M − 1.
+    key_groups : sequence of S int, optional
+        The same of the keys, where they are of another sequence.
+
+    Returns
+    -------
+    Tensor (..., M, N)
+
+    Raises
+    ------
+    ValueError
+        If there are not as many numbers as tokens, or a word has none.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.inspect import merge_tokens
+    >>> merge_tokens(torch.tensor([[0.2, 0.3, 0.5], [0.4, 0.0, 0.6], [0.1, 0.7, 0.2]]), [0, 1, 1])
+    tensor([[0.2000, 0.8000],
+            [0.2500, 0.7500]])
+    """
+    if weights.dim() < 2:
+        raise rejected("merge_tokens", "weights", "have dimensions (..., L, S)", f"shape {shape(weights)}")
+    key_groups = groups if key_groups is None else key_groups
+    rows = _membership("groups", groups, weights, -2)
+    cols = _membership("key_groups" if key_groups is not groups else "groups", key_groups, weights, -1)
+    return (rows / rows.sum(0)).mT @ weights @ cols
+
+
+def words_of(tokens: Sequence[str], scheme: str | None = None) -> tuple[list[int], list[str]]:
+    """Return which tokens make a word, and the words.
+
+    A special token such as ``[CLS]`` or ``</s>`` is a word of its own. Punctuation is one in WordPiece, and belongs to
+    the word before it in the schemes that mark spaces alone.
+
+    Parameters
+    ----------
+    tokens : sequence of str
+        As a tokenizer writes them.
+    scheme : {"wordpiece", "sentencepiece", "byte-level", "subword-nmt", "suffix", "none"}, optional
+        How a token says that it goes on with a word or begins one: ``##`` before one that goes on (BERT), ``▁`` in
+        place of a space (T5, Llama), ``Ġ`` in place of a space byte (GPT-2), ``@@`` behind one that another follows,
+        ``</w>`` behind the last one (CLIP). By default the first whose mark is there, in the order suffix,
+        subword-nmt, wordpiece, byte-level, sentencepiece; without any mark each token is a word.
+
+    Returns
+    -------
+    groups : list of int
+        The number of each token's word, from 0.
+    words : list of str
+        The words, without marks.
+
+    Raises
+    ------
+    ValueError
+        If the scheme is not known.
+
+    Examples
+    --------
+    >>> from regard.inspect import words_of
+    >>> words_of(["[CLS]", "un", "##believ", "##able", "!"])
+    ([0, 1, 1, 1, 2], ['[CLS]', 'unbelievable', '!'])
+    >>> words_of(["▁The", "▁un", "believ", "able", "▁c", "at", "</s>"])
+    ([0, 1, 1, 1, 2, 2, 3], ['The', 'unbelievable', 'cat', '</s>'])
+    >>> words_of(["The", "Ġna", "Ã¯", "ve", "Ġcat"])
+    ([0, 1, 1, 1, 2], ['The', 'naïve', 'cat'])
+    """
+    tokens = list(tokens)
+    if scheme is None:
+        scheme = next((name for name, marks in _MARKS.items() if any(map(marks, tokens))), "none")
+    elif scheme not in _PARTS:
+        raise unknown_name("words_of", "scheme", scheme, _PARTS)
+    groups: list[int] = []
+    words: list[bytes] = []
+    ended = True  # whether the next token begins a word
+    for token in tokens:
+        special = bool(_SPECIAL.fullmatch(token))
+        begins, text, ends = (True, token.encode(), True) if special else _PARTS[scheme](token)
+        if ended or begins:
+            words.append(b"")
+        groups.append(len(words) - 1)
+        words[-1] += text
+        ended = ends
+    texts = (word.decode(errors="replace") for word in words)
+    return groups, [text.strip() or text for text in texts]
+
+
+def _wordpiece(token: str) -> tuple[bool, bytes, bool]:
+    return not token.startswith("##"), token.removeprefix("##").encode(), False
+
+
+def _sentencepiece(token: str) -> tuple[bool, bytes, bool]:
+    byte = _BYTE.fullmatch(token)
+    return token.startswith("▁"), bytes.fromhex(byte[1]) if byte else token.replace("▁", " ").encode(), False
+
+
+def _byte_level(token: str) -> tuple[bool, bytes, bool]:
+    letters = _letters()
+    text = bytes(letters[each] for each in token) if all(each in letters for each in token) else token.encode()
+    return text[:1].isspace(), text, text[-1:].isspace() and not text.endswith(b" ")
+
+
+@functools.cache
+def _letters() -> dict[str, int]:
+    from regard.text.tokenizer_training import byte_letters
+
+    return {letter: byte for byte, letter in enumerate(byte_letters())}
+
+
+def _subword_nmt(token: str) -> tuple[bool, bytes, bool]:
+    return False, token.removesuffix("@@").encode(), not token.endswith("@@")
+
+
+def _suffix(token: str) -> tuple[bool, bytes, bool]:
+    return False, token.removesuffix("</w>").encode(), token.endswith("</w>")
+
+
+def _none(token: str) -> tuple[bool, bytes, bool]:
+    return True, token.encode(), True
+
+
+#: For each scheme, whether a token begins a word, its text, and whether it ends one.
+_PARTS: dict[str, Callable[[str], tuple[bool, bytes, bool]]] = {
+    "wordpiece": _wordpiece,
+    "sentencepiece": _sentencepiece,
+    "byte-level": _byte_level,
+    "subword-nmt": _subword_nmt,
+    "suffix": _suffix,
+    "none": _none,
+}
+#: What tells a scheme, in the order in which they are tried.
+_MARKS: dict[str, Callable[[str], bool]] = {
+    "suffix": lambda token: token.endswith("</w>"),
+    "subword-nmt": lambda token: token.endswith("@@"),
+    "wordpiece": lambda token: token.startswith("##"),
+    "byte-level": lambda token: token.startswith(("Ġ", "Ċ")),
+    "sentencepiece": lambda token: "▁" in token,
+}
+
+
+def _membership(name: str, groups: Sequence[int], weights: Tensor, dim: int) -> Tensor:
+    """Return which token is of which word, (tokens, words), as zeros and ones."""
+    count, numbers = weights.shape[dim], [int(each) for each in groups]
+    if len(numbers) != count:
+        raise rejected("merge_tokens", name, f"be {count} numbers, one for each token", len(numbers))
+    if sorted(set(numbers)) != list(range(max(numbers, default=-1) + 1)):
+        raise rejected("merge_tokens", name, "be numbers from 0, none left out", numbers)
+    index = torch.tensor(numbers, device=weights.device)
+    return torch.nn.functional.one_hot(index, len(set(numbers))).to(weights.dtype)

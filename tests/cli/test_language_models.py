@@ -54,7 +54,7 @@ def test_several_texts_as_json(regard, model) -> None:
 
 
 def test_what_each_token_looked_at(regard, model, tmp_path) -> None:
-    pictures = ["--png", tmp_path / "a.png", "--html", tmp_path / "a.html"]
+    pictures = ["--plot", tmp_path / "a.png", "--html", tmp_path / "a.html"]
     result = regard("generate", "--model", model, "a rose", "--max-new-tokens", "4", "--alignment", *pictures)
     assert result.code == 0 and "attention:" in result.out
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -78,11 +78,11 @@ def test_beams_and_lookup_write_the_same(regard, model) -> None:
     ("given", "sentence"),
     [
         (["--samples", "2"], "--samples must be 1 where temperature is 0, got 2."),
-        (["--beams", "2", "--alignment"], "--alignment, --png and --html must be left out with --beams, got both."),
+        (["--beams", "2", "--alignment"], "--alignment, --plot and --html must be left out with --beams, got both."),
         (["--draft", "lookup", "--alignment"], "--draft must be left out where attention is drawn, got lookup."),
         (["--top-p", "0.5"], "--top-p must be 1.0 where temperature is 0, got 0.5."),
         (["--temperature", "-1"], "--temperature must be at least 0, got -1.0."),
-        (["--png", "/nowhere/a.png"], "/nowhere/a.png cannot be used: No such file or directory"),
+        (["--plot", "/nowhere/a.png"], "/nowhere/a.png cannot be used: No such file or directory"),
     ],
 )
 def test_options_that_do_not_fit(regard, model, given, sentence) -> None:

@@ -51,7 +51,7 @@ def test_how_spread_each_head_is(regard, tmp_path) -> None:
 
 
 def test_a_head_is_drawn(regard, tmp_path) -> None:
-    pictures = ["--png", tmp_path / "head.png", "--html", tmp_path / "head.html"]
+    pictures = ["--plot", tmp_path / "head.png", "--html", tmp_path / "head.html"]
     result = regard("look", MINILM, "--text", TEXT, "--layer", "3", "--head", "2", *pictures)
     assert result.code == 0, result.err
     assert re.search(r"^\[CLS\] +█", result.out, re.M) and "layer 3" in result.out and "head 2" in result.out

@@ -52,7 +52,7 @@ def test_json(regard, model: Path) -> None:
 
 def test_the_alignment_is_drawn_and_written(regard, model: Path, tmp_path: Path) -> None:
     png, html = tmp_path / "a.png", tmp_path / "a.html"
-    outcome = regard("pronounce", "cat", "--model", model, "--alignment", "--png", png, "--html", html)
+    outcome = regard("pronounce", "cat", "--model", model, "--alignment", "--plot", png, "--html", html)
     assert outcome.code == 0
     assert "c  a  t" in outcome.out
     assert "attention: ░ 25%" in outcome.out
@@ -147,7 +147,7 @@ def test_a_model_of_another_task(regard, model: Path) -> None:
     _refused(regard("pronounce", "cat", "--model", model), message)
 
 
-@pytest.mark.parametrize("option", [["--alignment"], ["--png", "a.png"], ["--html", "a.html"]])
+@pytest.mark.parametrize("option", [["--alignment"], ["--plot", "a.png"], ["--html", "a.html"]])
 def test_a_model_without_attention_speaks_and_draws_nothing(regard, tmp_path: Path, option: list[str]) -> None:
     pairs = Pairs(["abct"], ["K AE T"])
     model = Pronouncer.untrained(pairs, encoder=8, decoder=8, attention="none").save(tmp_path / "blind")
@@ -159,9 +159,11 @@ def test_a_model_without_attention_speaks_and_draws_nothing(regard, tmp_path: Pa
     )
 
 
-@pytest.mark.parametrize("option", ["--png", "--html"])
+@pytest.mark.parametrize("option", ["--plot", "--html"])
 def test_a_picture_that_cannot_be_written(regard, model: Path, tmp_path: Path, option: str) -> None:
-    _refused(regard("pronounce", "cat", "--model", model, option, tmp_path / "no" / "a"), "No such file or directory")
+    _refused(
+        regard("pronounce", "cat", "--model", model, option, tmp_path / "no" / "a.png"), "No such file or directory"
+    )
 
 
 def test_an_interrupt_exits_quietly(regard, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

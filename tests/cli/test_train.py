@@ -170,7 +170,7 @@ def test_the_alignment_of_a_translation_that_is_given(regard, model) -> None:
     assert record["text"] == own["text"] and record["score"] == pytest.approx(own["score"], abs=1e-4)
     pairs = {
         ("red", "dog", "--given", "rouge"): "--given must be there for each text, 2, got 1.",
-        ("--given", "rouge"): "texts must be given as arguments for --png, --html and --given.",
+        ("--given", "rouge"): "texts must be given as arguments for --plot, --html and --given.",
         (
             "red",
             "--given",
@@ -188,16 +188,16 @@ def test_the_alignment_of_a_translation_that_is_given(regard, model) -> None:
 
 def test_pictures(regard, model, tmp_path) -> None:
     png, html = tmp_path / "a.png", tmp_path / "a.html"
-    assert regard("translate", "--model", model, "red dog", "--png", png, "--html", html).code == 0
+    assert regard("translate", "--model", model, "red dog", "--plot", png, "--html", html).code == 0
     assert png.read_bytes().startswith(b"\x89PNG") and "rouge" in html.read_text(encoding="utf-8")
-    result = regard("translate", "--model", model, "red \udce9 dog", "--png", png, "--html", html)
+    result = regard("translate", "--model", model, "red \udce9 dog", "--plot", png, "--html", html)
     assert result.code == 0 and "red � dog" in html.read_text(encoding="utf-8"), result.err
     png.unlink()
-    result = regard("translate", "--model", model, " ", "--png", png)
+    result = regard("translate", "--model", model, " ", "--plot", png)
     assert (result.code, result.out) == (0, "\n") and not png.exists()
     assert f"regard: nothing was written, so there is no picture: {png}" in result.err
     for path, why in ((tmp_path, "Is a directory"), (tmp_path / "no" / "a.png", "No such file or directory")):
-        result = regard("translate", "--model", model, "red dog", "--png", path)
+        result = regard("translate", "--model", model, "red dog", "--plot", path)
         assert (result.code, result.out, result.err) == (2, "", f"regard: {path} cannot be used: {why}\n")
 
 
@@ -209,7 +209,7 @@ def test_a_sentence_without_quotes_is_told(regard, model) -> None:
 
 
 def test_a_sign_that_no_font_has_is_drawn_without_a_word(regard, model, tmp_path) -> None:
-    result = regard("translate", "--model", model, "red dog\U0001f9ff", "--png", tmp_path / "a.png")
+    result = regard("translate", "--model", model, "red dog\U0001f9ff", "--plot", tmp_path / "a.png")
     assert result.code == 0 and not result.err, result.err
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pages import Page
 
-from regard.inspect import Alignment, draw, legend, plot_alignment, render_html, save_png
+from regard.inspect import Alignment, draw, legend, plot_attention, render_html, save_plot
 
 THROUGH = Alignment(
     tuple("through"),
@@ -98,7 +98,7 @@ def test_wide_characters_take_two_columns() -> None:
 
 def test_pictures_make_room_for_words(tmp_path: Path) -> None:
     def size(alignments: list[Alignment]) -> tuple[int, int]:
-        data = save_png(alignments, tmp_path / "a.png", dpi=50).read_bytes()
+        data = save_plot(alignments, tmp_path / "a.png", dpi=50).read_bytes()
         return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
 
     short = Alignment(tuple("abcdef"), tuple("abcdef"), torch.eye(6))
@@ -111,16 +111,16 @@ def test_pictures_make_room_for_words(tmp_path: Path) -> None:
 
 def test_too_much_for_a_picture_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"^save_png: alignments must fit a picture of at most 65535 dots a side, got "
+        ValueError, match=r"^save_plot: alignments must fit a picture of at most 65535 dots a side, got "
     ):
-        save_png([SENTENCE] * 4, tmp_path / "a.png", dpi=20_000)
+        save_plot([SENTENCE] * 4, tmp_path / "a.png", dpi=20_000)
     assert not (tmp_path / "a.png").exists()
 
 
 def test_nothing_said_is_drawn_too(tmp_path: Path) -> None:
     nothing = Alignment(("a", "b"), (), torch.zeros(0, 2))
     assert draw(nothing) == "  a  b"
-    assert save_png([nothing], tmp_path / "a.png").stat().st_size > 1000
+    assert save_plot([nothing], tmp_path / "a.png").stat().st_size > 1000
     assert Page(render_html([nothing])).described["layers"][0]["shape"] == [0, 2]
 
 
@@ -136,7 +136,7 @@ def test_bad_weights_are_refused(weights: torch.Tensor, message: str) -> None:
         Alignment(THROUGH.source, THROUGH.target, weights)
 
 
-@pytest.mark.parametrize("function", [render_html, lambda alignments: save_png(alignments, "never.png")])
+@pytest.mark.parametrize("function", [render_html, lambda alignments: save_plot(alignments, "never.png")])
 def test_nothing_to_draw_is_an_error(function) -> None:
     with pytest.raises(ValueError, match="alignments must have at least one alignment, got none"):
         function([])
@@ -145,7 +145,7 @@ def test_nothing_to_draw_is_an_error(function) -> None:
 
 
 def test_the_picture_is_a_png(tmp_path: Path) -> None:
-    path = save_png([THROUGH, _letters(28), THROUGH, THROUGH], tmp_path / "a.png")
+    path = save_plot([THROUGH, _letters(28), THROUGH, THROUGH], tmp_path / "a.png")
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     assert int.from_bytes(data[16:20], "big") > 500
@@ -155,7 +155,7 @@ def test_pictures_leave_the_plotting_state_alone(tmp_path: Path) -> None:
     import matplotlib
 
     before = matplotlib.get_backend()
-    save_png([Alignment(("$", "_"), ("^", "\\"), torch.eye(2), "$a^$ costs_$")], tmp_path / "a.png")
+    save_plot([Alignment(("$", "_"), ("^", "\\"), torch.eye(2), "$a^$ costs_$")], tmp_path / "a.png")
     assert matplotlib.get_backend() == before
 
 
@@ -171,19 +171,19 @@ def test_it_draws_on_an_axis_of_ones_own() -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(4, 2))
-    assert plot_alignment(THROUGH, axes[1]) is axes[1] and not axes[0].images
+    assert plot_attention(THROUGH, axes[1]) is axes[1] and not axes[0].images
     (image,) = axes[1].images
     torch.testing.assert_close(torch.tensor(image.get_array()), THROUGH.weights.double())
     assert (image.norm.vmin, image.norm.vmax) == (0, 1), "axes can be compared"
     assert [label.get_text() for label in axes[1].get_xticklabels()] == list("through")
-    own = plot_alignment(SENTENCE)
+    own = plot_attention(SENTENCE)
     assert own.figure is not figure
     shrunk, usual = (ax.get_yticklabels()[0].get_fontsize() for ax in (axes[1], own))
     assert shrunk < usual, "labels shrink with their cells"
-    with pytest.raises(TypeError, match="plot_alignment: ax must be a matplotlib Axes or None, got 'here'"):
-        plot_alignment(THROUGH, "here")
-    with pytest.raises(ValueError, match="plot_alignment: alignments must have source symbols"):
-        plot_alignment(Alignment((), ("AH",), torch.ones(1, 0)))
+    with pytest.raises(TypeError, match="plot_attention: ax must be a matplotlib Axes or None, got 'here'"):
+        plot_attention(THROUGH, "here")
+    with pytest.raises(ValueError, match="plot_attention: alignments must have source symbols"):
+        plot_attention(Alignment((), ("AH",), torch.ones(1, 0)))
     plt.close("all")
 
 

@@ -126,7 +126,7 @@ def pronounce(
     words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Words to pronounce; - reads them from stdin.")],
     model: Annotated[Path, typer.Option(help="Folder of a saved model.")] = MODEL,
     alignment: Annotated[bool, typer.Option("--alignment", help="Draw which letters each phoneme looked at.")] = False,
-    png: Annotated[Path | None, typer.Option(help="Write the alignments to this PNG file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the alignments to this picture: .png, .svg, .pdf.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the alignments to this self-contained HTML file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, alignment weights included.")] = False,
 ) -> None:
@@ -136,7 +136,7 @@ def pronounce(
     with report_errors():
         if "-" in words:
             words = [word for given in words for word in (sys.stdin.read().split() if given == "-" else [given])]
-    run(words, model=model, alignment=alignment, png=png, html=html, as_json=as_json)
+    run(words, model=model, alignment=alignment, plot=plot, html=html, as_json=as_json)
 
 
 app.add_typer(train, name="train")
@@ -155,7 +155,7 @@ def generate(
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Weights in 8 bits: faster, and not the same.")] = False,
     alignment: Annotated[bool, typer.Option("--alignment", help="Draw which tokens each new one looked at.")] = False,
-    png: Annotated[Path | None, typer.Option(help="Draw that to this PNG file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw that to this picture: .png, .svg, .pdf.")] = None,
     html: Annotated[Path | None, typer.Option(help="Draw that to this HTML file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
 ) -> None:
@@ -164,7 +164,7 @@ def generate(
 
     run(
         prompts or [], model=model, given=given, stop=stop or [], beams=beams, draft=draft, int8=int8,
-        alignment=alignment, png=png, html=html, as_json=as_json,
+        alignment=alignment, plot=plot, html=html, as_json=as_json,
     )  # fmt: skip
 
 
@@ -200,7 +200,7 @@ def translate(
     ] = None,
     alignment: Annotated[bool, typer.Option("--alignment", help="Draw which words each word looked at.")] = False,
     tokens: Annotated[bool, typer.Option("--tokens", help="Draw tokens instead of words.")] = False,
-    png: Annotated[Path | None, typer.Option(help="Write the alignments to this PNG file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the alignments to this picture: .png, .svg, .pdf.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the alignments to this self-contained HTML file.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, a line each, attention weights included.")
@@ -213,14 +213,14 @@ def translate(
     from regard.cli.translate import run
 
     with report_errors("translate"):
-        drawn = alignment or png is not None or html is not None
+        drawn = alignment or plot is not None or html is not None
         if tokens and not drawn:
-            raise fail("translate: --tokens must come with --alignment, --png or --html, got it alone.")
+            raise fail("translate: --tokens must come with --alignment, --plot or --html, got it alone.")
         shown = {"alignment": drawn or as_json, "replace_unknown": not keep_unknown}
         chosen = PredictionOptions.from_places(given | shown)
     run(
         texts or [], references=references or [], model=model, options=chosen, alignment=alignment, words=not tokens,
-        png=png, html=html, as_json=as_json,
+        plot=plot, html=html, as_json=as_json,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from regard.alignment.maps import alignment as aligned
 from regard.cli.messages import Console, ascii_only, report_errors, require
 from regard.decoding.predictions import Prediction, PredictionOptions
 from regard.decoding.sequence_model import SequenceModel
-from regard.inspect import draw, legend, save_html, save_png
+from regard.inspect import draw, legend, save_html, save_plot
 
 #: Drawn, word by word.
 DRAWN = ("the zone of international control", "I love you", "My sister has never seen the sea.")
@@ -47,7 +47,7 @@ def run(sentences: Sequence[str], *, out: Path) -> None:
     console.print(f"{legend(ascii_only=ascii_only())}\n")
     with report_errors("translate"):
         pictures = [aligned(each) for each in drawn if each.tokens]
-        save_png(pictures, out / "alignments.png")
+        save_plot(pictures, out / "alignments.png")
         save_html(pictures, out / "alignments.html", heading=_HEADING, note=_NOTE)
     if not sentences:
         for each in translator.predict(MORE):

@@ -53,7 +53,7 @@ def run(*, deadline: float, out: Path, seed: int) -> None:
     console.print(f"\n{legend(ascii_only=ascii_only())}")
     with report_errors():
         pronouncer.save(out / "model")
-    write_pictures(spoken, png=out / "alignments.png", html=out / "alignments.html")
+    write_pictures(spoken, plot=out / "alignments.png", html=out / "alignments.html")
     _say_where(console, out)
 
 

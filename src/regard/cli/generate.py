@@ -13,7 +13,7 @@ from regard.cli.messages import ascii_only, echo, note, report_errors, require_w
 from regard.decoding.continuous_batching import AttentionRequest
 from regard.decoding.requests import GenerationOptions
 from regard.decoding.speculative import Drafter, NGramDrafter
-from regard.inspect import draw, legend, save_html, save_png
+from regard.inspect import draw, legend, save_html, save_plot
 from regard.language.text_generator import GeneratedText, TextGenerator, earlier_tokens
 from regard.models import DecoderLM
 
@@ -31,14 +31,14 @@ def run(
     draft: str | None,
     int8: bool,
     alignment: bool,
-    png: Path | None,
+    plot: Path | None,
     html: Path | None,
     as_json: bool,
 ) -> None:
     """Write on from each prompt, or from standard input where one is ``-``; from nothing where there is none."""
-    drawn = alignment or png is not None or html is not None
+    drawn = alignment or plot is not None or html is not None
     with report_errors("train"):
-        require_writable(png, html)
+        require_writable(html, picture=plot)
         options = GenerationOptions.from_places(given)
         _check(options, beams, stop, draft, drawn)
         texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts or [""]]
@@ -68,13 +68,13 @@ def run(
         for each in () if alone else written:
             echo(json.dumps(_record(each), ensure_ascii=False) if as_json else f"{each.prompt}{each.text}")
         if drawn:
-            _draw(written, generator, alignment and not as_json, png, html)
+            _draw(written, generator, alignment and not as_json, plot, html)
 
 
 def _check(options: GenerationOptions, beams: int, stop: Sequence[str], draft: str | None, drawn: bool) -> None:
     """Raise where options contradict each other."""
     if beams > 1:
-        unused = {"--stop": bool(stop), "--draft": draft is not None, "--alignment, --png and --html": drawn}
+        unused = {"--stop": bool(stop), "--draft": draft is not None, "--alignment, --plot and --html": drawn}
         unused |= {"--samples": options.samples > 1, "--temperature": not options.sampling.is_greedy}
         unused |= {"--repetition-penalty": options.sampling.repetition_penalty != 1}
         for name, used in unused.items():
@@ -99,7 +99,7 @@ def _record(written: GeneratedText) -> dict[str, Any]:
 
 
 def _draw(
-    written: Sequence[GeneratedText], generator: TextGenerator, shown: bool, png: Path | None, html: Path | None
+    written: Sequence[GeneratedText], generator: TextGenerator, shown: bool, plot: Path | None, html: Path | None
 ) -> None:
     pictures = [earlier_tokens(each, generator.tokenizer) for each in written if each.attended]
     if not pictures:
@@ -109,8 +109,8 @@ def _draw(
         echo(f"\n{draw(each, ascii_only=ascii_only())}\n")
     if shown:
         echo(legend(ascii_only=ascii_only()))
-    if png is not None:
-        save_png(pictures, png)
+    if plot is not None:
+        save_plot(pictures, plot)
     if html is not None:
         caption = "Columns are earlier tokens, rows what was written, attention the mean over layers and heads."
         save_html(pictures, html, heading="What each token looked at", note=caption)

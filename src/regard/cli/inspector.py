@@ -27,14 +27,15 @@ def look(
     out: Annotated[Path | None, typer.Option(help="Keep the record in this file, for regard view.")] = None,
     layer: Annotated[int | None, typer.Option(help="Draw what this layer attends to.")] = None,
     head: Annotated[int | None, typer.Option(help="One head of it, rather than their mean.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Draw that to this PNG file.")] = None,
+    scale: Annotated[str, typer.Option(help="What shades stand for: absolute, row or log.")] = "absolute",
+    plot: Annotated[Path | None, typer.Option(help="Draw that to this picture: .png, .svg, .pdf.")] = None,
 ) -> None:
     """Show what a model attends to in a text or an image."""
     from regard.cli.look import run
 
     run(
-        model, text=text, image=image, target=target, layer=layer, head=head, png=png, html=html, out=out,
-        browser=browser,
+        model, text=text, image=image, target=target, layer=layer, head=head, plot=plot, scale=scale, html=html,
+        out=out, browser=browser,
     )  # fmt: skip
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._errors import rejected, unknown_name
 from regard.cli.look_models import subject
 from regard.cli.messages import ascii_only, echo, note, report_errors, require_writable
 from regard.cli.view import serve
-from regard.inspect import Alignment, Record, capture, draw, legend, save_png
+from regard.inspect import Alignment, Record, capture, draw, legend, save_plot
+from regard.inspect.scales import SCALES
 from regard.inspect.texts import texts_of
 
 #: Heads whose entropies stand side by side.
@@ -26,14 +27,17 @@ def run(
     target: str | None,
     layer: int | None,
     head: int | None,
-    png: Path | None,
+    plot: Path | None,
+    scale: str,
     html: Path | None,
     out: Path | None,
     browser: bool,
 ) -> None:
     """Tell how spread the attention of each head is, draw that of one head, or of a layer's mean, or show the page."""
     with report_errors("hf"):
-        require_writable(png, html, out)
+        require_writable(html, out, picture=plot)
+        if scale not in SCALES:
+            raise unknown_name("look", "--scale", scale, SCALES)
         if head is not None and layer is None:
             raise rejected("look", "--head", "come with --layer", "it alone")
         looked = subject(path, text, image, target)
@@ -42,16 +46,16 @@ def run(
         if not len(record):
             raise rejected("look", "MODEL", "be a model that attends to something", type(looked.model).__name__)
         record.describe(*looked.texts, title=looked.title)
-        chosen = _drawn(record, layer, head) if layer is not None or png is not None else None
+        chosen = _drawn(record, layer, head) if layer is not None or plot is not None else None
         if chosen is None:
             _tell(record)
         else:
-            echo(draw(chosen, ascii_only=ascii_only()))
-            echo(f"\n{legend(ascii_only=ascii_only())}; {chosen.title}")
+            echo(draw(chosen, ascii_only=ascii_only(), scale=scale))
+            echo(f"\n{legend(ascii_only=ascii_only(), scale=scale)}; {chosen.title}")
     with report_errors("plot"):
-        if png is not None and chosen is not None:
-            save_png([chosen], png)
-            note(f"regard: {png} is written")
+        if plot is not None and chosen is not None:
+            save_plot([chosen], plot, scale=scale)
+            note(f"regard: {plot} is written")
         if html is not None:
             record.to_html(html)
             note(f"regard: {html} is written")
@@ -86,4 +90,4 @@ def _tell(record: Record) -> None:
         entropies = run.entropy().mean((0, 2)).tolist()
         echo(f"{i:>5}" + "".join(f"{each:5.2f}" for each in entropies[:_SHOWN]) + (f"  {run.name}" if mixed else ""))
     echo("\nLow is sharp. -b shows all of it in the browser, --html FILE on a page to keep, --out FILE as a record;")
-    echo("--layer 0 --head 0 draws a head here, --png FILE a picture of it.")
+    echo("--layer 0 --head 0 draws a head here, --plot FILE a picture of it.")

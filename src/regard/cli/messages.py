@@ -192,9 +192,13 @@ def require(package: str) -> None:
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
-def require_writable(*paths: Path | None) -> None:
-    """Raise OSError now, rather than after minutes of work, if a file cannot be there."""
-    for path in paths:
+def require_writable(*paths: Path | None, picture: Path | None = None) -> None:
+    """Raise now, rather than after minutes of work, if a file cannot be there, or a picture not be of its name."""
+    if picture is not None:
+        from regard.inspect.plots import checked_format
+
+        checked_format(picture, "--plot")
+    for path in (*paths, picture):
         if path is None:
             continue
         if path.is_dir():

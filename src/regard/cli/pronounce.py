@@ -9,26 +9,27 @@ from pathlib import Path
 from regard._errors import rejected
 from regard.alignment.maps import alignment as drawn
 from regard.alignment.maps import select_map
-from regard.cli.messages import ascii_only, echo, fail, report_errors
+from regard.cli.messages import ascii_only, echo, fail, report_errors, require_writable
 from regard.decoding.predictions import Prediction
-from regard.inspect import Alignment, draw, legend, save_html, save_png
+from regard.inspect import Alignment, draw, legend, save_html, save_plot
 from regard.translation.pronunciation import Pronouncer
 
 
 def run(
-    words: Sequence[str], *, model: Path, alignment: bool, png: Path | None, html: Path | None, as_json: bool
+    words: Sequence[str], *, model: Path, alignment: bool, plot: Path | None, html: Path | None, as_json: bool
 ) -> None:
     """Pronounce the words and show them as asked. A bad word or model ends it before anything is shown."""
     if not words:
         raise fail("pronounce: words must not be empty, got none.")
     with report_errors():
+        require_writable(html, picture=plot)
         pronouncer = load(model)
         for word in words:
             pronouncer.read(word)
-        if (alignment or png is not None or html is not None) and not pronouncer.model.model.maps:
+        if (alignment or plot is not None or html is not None) and not pronouncer.model.model.maps:
             raise rejected("pronounce", str(model), "hold a model with attention to draw an alignment", "one without")
     spoken = pronouncer.pronounce(words)
-    write_pictures(spoken, png=png, html=html)
+    write_pictures(spoken, plot=plot, html=html)
     if as_json:
         echo(json.dumps([_record(each) for each in spoken], ensure_ascii=False))
         return
@@ -55,15 +56,15 @@ def aligned(spoken: Prediction) -> Alignment:
     return drawn(spoken, words=False, title=f"{spoken.source}: {' '.join(spoken.tokens)}")
 
 
-def write_pictures(spoken: Sequence[Prediction], *, png: Path | None, html: Path | None) -> None:
+def write_pictures(spoken: Sequence[Prediction], *, plot: Path | None, html: Path | None) -> None:
     """Write the alignments of words to the files asked for."""
-    if png is None and html is None:
+    if plot is None and html is None:
         return
     alignments = [aligned(each) for each in spoken]
     note = "Letters across, phonemes down. The stronger a cell, the more of the phoneme's attention went to the letter."
     with report_errors():
-        if png is not None:
-            save_png(alignments, png)
+        if plot is not None:
+            save_plot(alignments, plot)
         if html is not None:
             save_html(alignments, html, heading="How each phoneme looks at the letters", note=note)
 

@@ -16,7 +16,7 @@ from regard.data.pairs import read_lines
 from regard.decoding.beam_search import SearchOptions
 from regard.decoding.predictions import Prediction, PredictionOptions
 from regard.decoding.sequence_model import SequenceModel
-from regard.inspect import draw, legend, save_html, save_png
+from regard.inspect import draw, legend, save_html, save_plot
 from regard.models.folders import CONFIG
 from regard.translation.tasks import SpanCorruption
 
@@ -32,7 +32,7 @@ def run(
     options: PredictionOptions,
     alignment: bool,
     words: bool,
-    png: Path | None,
+    plot: Path | None,
     html: Path | None,
     as_json: bool,
 ) -> None:
@@ -40,10 +40,10 @@ def run(
 
     References are shown in place of what the model would write.
     """
-    pictures = png is not None or html is not None
+    pictures = plot is not None or html is not None
     piped = not texts or list(texts) == ["-"]
     if piped and (pictures or references):
-        raise fail("translate: texts must be given as arguments for --png, --html and --given.")
+        raise fail("translate: texts must be given as arguments for --plot, --html and --given.")
     if references and len(references) != len(texts):
         raise fail(f"translate: --given must be there for each text, {len(texts)}, got {len(references)}.")
     searched = options.search != SearchOptions(length_penalty=options.search.length_penalty)
@@ -53,7 +53,7 @@ def run(
     if len(texts) > 1 and not any(" " in text for text in texts):
         note("regard: each argument is a text of its own; a sentence is one in quotes")
     with report_errors("translate"):
-        require_writable(png, html)
+        require_writable(html, picture=plot)
         translator = load(model)
         lines: Iterable[str] = read_lines("-", "translate") if piped else texts
         if piped and sys.stdin.isatty():
@@ -71,7 +71,7 @@ def run(
                 kept.append(prediction)
         if alignment and not as_json and not piped:
             echo(legend(ascii_only=ascii_only()))
-        _draw([each for each in kept if each.tokens], words=words, png=png, html=html)
+        _draw([each for each in kept if each.tokens], words=words, plot=plot, html=html)
 
 
 def load(folder: Path) -> SequenceModel:
@@ -112,15 +112,15 @@ def _show(prediction: Prediction, *, alignment: bool, words: bool, as_json: bool
         echo(f"\n{draw(aligned(prediction, words=words), ascii_only=ascii_only())}\n")
 
 
-def _draw(predictions: Sequence[Prediction], *, words: bool, png: Path | None, html: Path | None) -> None:
+def _draw(predictions: Sequence[Prediction], *, words: bool, plot: Path | None, html: Path | None) -> None:
     if not predictions:
-        for path in (png, html):
+        for path in (plot, html):
             if path is not None:
                 note(f"regard: nothing was written, so there is no picture: {path}")
         return
     drawn = [aligned(each, words=words) for each in predictions]
-    if png is not None:
-        save_png(drawn, png)
+    if plot is not None:
+        save_plot(drawn, plot)
     if html is not None:
         caption = (
             "Columns are what was read, rows what was written. The stronger a cell, the more attention went there."

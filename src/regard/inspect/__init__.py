@@ -3,10 +3,11 @@
 from regard.inspect.alignment import Alignment, draw, legend
 from regard.inspect.capture import capture
 from regard.inspect.difference import difference
+from regard.inspect.figures import plot_heads, plot_image
 from regard.inspect.flow import flow
 from regard.inspect.intervention import ablate, patch
 from regard.inspect.page import render_html, save_html
-from regard.inspect.plots import plot_alignment, render_png, save_png
+from regard.inspect.plots import plot_attention, render_png, save_plot
 from regard.inspect.record import AttentionRecord, Record
 from regard.inspect.rollout import average, rollout
 from regard.inspect.texts import Patches, Text
@@ -27,11 +28,13 @@ __all__ = [
     "legend",
     "merge_tokens",
     "patch",
-    "plot_alignment",
+    "plot_attention",
+    "plot_heads",
+    "plot_image",
     "render_html",
     "render_png",
     "rollout",
     "save_html",
-    "save_png",
+    "save_plot",
     "words_of",
 ]

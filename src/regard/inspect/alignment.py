@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from regard._errors import described, rejected, shape
+from regard.inspect.scales import DECADES, as_shown, pooled, scaled
 
-#: Shades from no weight to all of it. A weight takes the nearest.
-SHADES = " ░▒▓█"
-ASCII_SHADES = " .:*#"
+#: Shades from no weight to all of it. A weight takes the nearest; what is below nothing, in a difference, the second.
+SHADES, BELOW = " ░▒▓█", " -=≡≣"
+ASCII_SHADES, ASCII_BELOW = " .:*#", " -=%@"
+#: Symbols along the longer side that a drawing has at most.
+_LONGEST = 400
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Alignment:
     target : tuple of str
         The L symbols that were written, such as phonemes or words.
     weights : Tensor (L, S)
-        How much of each output symbol's attention went to each input symbol; between 0 and 1.
+        How much of each output symbol's attention went to each input symbol, between 0 and 1; or differences of these,
+        between −1 and 1.
     title : str
         What the pictures are headed with.
     """
@@ -65,12 +69,18 @@ class Alignment:
         """Return whether what was read is too long to stand side by side over narrow columns."""
         return any(columns(symbol) > 2 for symbol in self.source)
 
-    def rows(self) -> list[list[float]]:
-        """Return the weights as nested lists of numbers in [0, 1]."""
-        return self.weights.detach().to("cpu", torch.float64).clamp(0, 1).tolist()
+    @property
+    def is_signed(self) -> bool:
+        """Whether weights have signs, as differences do."""
+        return bool((self.weights < 0).any())
+
+    def pooled(self, most: int) -> tuple[Alignment, int]:
+        """Return the largest weights of blocks, named by their first symbols, and the side of a block."""
+        weights, block = pooled(as_shown(self.weights), most)
+        return replace(self, source=self.source[::block], target=self.target[::block], weights=weights), block
 
 
-def draw(alignment: Alignment, *, width: int = 80, ascii_only: bool = False) -> str:
+def draw(alignment: Alignment, *, width: int = 80, ascii_only: bool = False, scale: str = "absolute") -> str:
     """Draw an alignment with characters: input symbols across, output symbols down, a shade for each weight.
 
     Letters stand over their columns. Words are set one below the other, each at the top of a line that leads down to
@@ -83,11 +93,14 @@ def draw(alignment: Alignment, *, width: int = 80, ascii_only: bool = False) -> 
         Columns to keep within; cells shrink from three columns to two, or to one for letters.
     ascii_only : bool
         Use ``. : * #`` where block characters cannot be printed.
+    scale : {"absolute", "row", "log"}
+        What shades stand for: weights, shares of the largest of their row, or logarithms from 0.0001 to 1.
 
     Returns
     -------
     str
-        Lines without trailing blanks, and no colour codes.
+        Lines without trailing blanks, and no colour codes. Of a difference, what is below nothing has other shades. Of
+        more than 400 symbols, cells are the largest of blocks, and a line says so.
 
     Examples
     --------
@@ -104,15 +117,16 @@ def draw(alignment: Alignment, *, width: int = 80, ascii_only: bool = False) -> 
     sais     ██
     .           ██
     """
-    shades = ASCII_SHADES if ascii_only else SHADES
+    alignment, block = alignment.pooled(_LONGEST)
+    shades, below = (ASCII_SHADES, ASCII_BELOW) if ascii_only else (SHADES, BELOW)
     label = max((columns(symbol) for symbol in alignment.target), default=0) + 2
     label = min(label, max(width // 3, 6))
     widest = max(map(columns, alignment.source), default=0)
     words, least = alignment.of_words(), min(2, max(1, widest))
     cell = max(least, min(3, (width - label) // max(1, len(alignment.source))))
     ink = max(1, cell - 1)
-    rows = alignment.rows()
-    blocks = []
+    rows = scaled(as_shown(alignment.weights), scale, "draw").tolist()
+    blocks = [] if block == 1 else [f"Each cell is the largest of {block} × {block} weights."]
     for span in _spans(alignment.source, cell, max(1, width - label)):
         shown = alignment.source[span.start : span.stop]
         if words:
@@ -120,7 +134,8 @@ def draw(alignment: Alignment, *, width: int = 80, ascii_only: bool = False) -> 
         else:
             lines = [" " * label + "".join(padded(symbol.center(ink), cell) for symbol in shown)]
         for symbol, row in zip(alignment.target, rows):
-            marks = (shades[round(weight * (len(shades) - 1))] for weight in row[span.start : span.stop])
+            steps = (round(weight * (len(shades) - 1)) for weight in row[span.start : span.stop])
+            marks = (shades[step] if step >= 0 else below[-step] for step in steps)
             lines.append(
                 padded(clipped(symbol, label - 2), label) + "".join(padded(mark * ink, cell) for mark in marks)
             )
@@ -140,17 +155,22 @@ def _stairs(source: Sequence[str], label: int, cell: int, room: int, bar: str) -
     return [bars[i] + clipped(symbol, max(room - i * cell, 1)) for i, symbol in enumerate(source)]
 
 
-def legend(*, ascii_only: bool = False) -> str:
-    """Return one line that says what the shades mean.
+def legend(*, ascii_only: bool = False, scale: str = "absolute", is_signed: bool = False) -> str:
+    """Return one line that says what the shades of a scale mean.
 
     Examples
     --------
     >>> legend(ascii_only=True)
     'attention: . 25%  : 50%  * 75%  # 100%'
+    >>> legend(scale="log", is_signed=True)
+    'attention: ░ 0.001  ▒ 0.01  ▓ 0.1  █ 1; less: - = ≡ ≣'
     """
-    shades = ASCII_SHADES if ascii_only else SHADES
-    steps = [f"{shade} {round(100 * i / (len(shades) - 1))}%" for i, shade in enumerate(shades) if i]
-    return "attention: " + "  ".join(steps)
+    shades, below = (ASCII_SHADES, ASCII_BELOW) if ascii_only else (SHADES, BELOW)
+    last = len(shades) - 1
+    steps = [f"{10.0 ** (DECADES * (i / last - 1)):g}" if scale == "log" else f"{100 * i // last}%" for i in range(5)]
+    told = "  ".join(f"{shade} {step}" for shade, step in zip(shades[1:], steps[1:]))
+    less = f"; less: {' '.join(below[1:])}" if is_signed else ""
+    return f"attention{' beside the largest of its row' if scale == 'row' else ''}: {told}{less}"
 
 
 def columns(text: str) -> int:

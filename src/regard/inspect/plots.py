@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 import warnings
 from collections.abc import Sequence
@@ -10,14 +11,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from regard._errors import described, rejected
 from regard._writing import naming
 from regard.inspect.alignment import Alignment, columns, drawable
+from regard.inspect.scales import DECADES, SCALES, as_shown, pooled, scaled
 
 # All lengths in inches. Every cell has the same size, whatever the word, so that panels can be compared; all are
 # smaller where a sequence is so long that the picture would be larger than _LONGEST.
 _CELL, _SIDE, _TOP, _GAP, _WIDEST, _LONGEST = 0.36, 0.55, 0.75, 0.45, 13.0, 40.0
 _BAR_WIDTH, _BAR_HEIGHT, _FOOT = 2.4, 0.14, 0.75
+#: A cell's side from which each has its label, and from which lines part cells; and points of the least label.
+_READABLE, _LINED, _LEAST = 0.1, 0.05, 6.0
+#: Cells along a side that are drawn, at most.
+_MOST = 2000
+#: Palettes whose lightness goes one way for every kind of colour vision; and of what has signs, from the middle.
+SEQUENTIAL, DIVERGING = "Blues", "PuOr"
+FORMATS = ("png", "svg", "pdf")
 #: The width of a column of text, and how far down from the panel's head the labels of columns reach.
 _LETTER, _HEAD = 0.09, 0.38
 #: Dots that a picture may have on a side.
@@ -29,61 +41,71 @@ _SCRIPTS = (
 )  # fmt: skip
 
 
-def save_png(alignments: Sequence[Alignment], path: str | Path, *, dpi: int = 144) -> Path:
-    """Draw alignments as heat maps and write them as a PNG file.
+def save_plot(alignments: Sequence[Alignment], path: str | Path, *, scale: str = "absolute", dpi: int = 144) -> Path:
+    """Draw alignments as heat maps and write them to a picture: PNG, SVG or PDF, as its name ends.
 
     Input symbols run across the top, words turned on their side, and output symbols down the side; the darker a cell,
-    the more of the output symbol's attention went to that input symbol. Needs matplotlib; draws without a display.
+    the more of the output symbol's attention went to that input symbol. Of differences, two colours show the signs.
+    Needs matplotlib; draws without a display.
 
     Parameters
     ----------
     alignments : sequence of Alignment
     path : str or Path
         The file to write; its folder must exist.
+    scale : {"absolute", "row", "log"}
+        What colours stand for: weights, shares of the largest of their row, or logarithms from 0.0001 to 1.
     dpi : int
         Dots per inch.
-
-    Returns
-    -------
-    Path
 
     Raises
     ------
     ValueError
-        If there is nothing to draw, or too much for a picture.
+        If there is nothing to draw, too much for a picture, or the name ends in something else.
     OSError
         If the file cannot be written.
     """
     path = Path(path)
-    picture = _png(alignments, dpi, "save_png")
+    picture = _rendered(alignments, dpi, scale, checked_format(path, "save_plot"), "save_plot")
     with naming(path):
         path.write_bytes(picture)
     return path
 
 
-def render_png(alignments: Sequence[Alignment], *, dpi: int = 144) -> bytes:
-    """Return the picture that :func:`save_png` writes.
+def checked_format(path: Path, function: str) -> str:
+    """Return what a picture is written as, by the end of its name."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
+        raise rejected(function, "path", f"end in {', '.join(f'.{each}' for each in FORMATS)}", repr(path.name))
+    return kind
+
+
+def render_png(alignments: Sequence[Alignment], *, scale: str = "absolute", dpi: int = 144) -> bytes:
+    """Return the picture that :func:`save_plot` writes, as PNG.
 
     Raises
     ------
     ValueError
         If there is nothing to draw, or too much for a picture.
     """
-    return _png(alignments, dpi, "render_png")
+    return _rendered(alignments, dpi, scale, "png", "render_png")
 
 
-def plot_alignment(alignment: Alignment, ax: Any = None) -> Any:
+def plot_attention(alignment: Alignment, ax: Any = None, *, scale: str = "absolute") -> Any:
     """Draw an alignment as a heat map on an axis of a matplotlib figure.
 
-    Input symbols run across the top and output symbols down the side, as :func:`save_png` draws them. Cells are
-    square, and their labels shrink with them. All axes have one scale, from 0 to 1; ``ax.images[0]`` is what a colour
-    bar takes.
+    Input symbols run across the top and output symbols down the side, as :func:`save_plot` draws them. Cells are
+    square, and their labels shrink with them, and are fewer where there is no room. All axes of a scale go from 0 to
+    1, or, of differences, from −1 to 1; ``ax.images[0]`` is what a colour bar takes. Of more than 2,000 symbols, cells
+    are the largest of blocks.
 
     Parameters
     ----------
     alignment : Alignment
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure by default, as large as its cells need.
+    scale : {"absolute", "row", "log"}
+        What colours stand for: weights, shares of the largest of their row, or logarithms from 0.0001 to 1.
 
     Returns
     -------
@@ -97,17 +119,17 @@ def plot_alignment(alignment: Alignment, ax: Any = None) -> Any:
     Examples
     --------
     >>> import torch
-    >>> from regard.inspect import Alignment, plot_alignment
-    >>> ax = plot_alignment(Alignment(("I", "know"), ("je", "sais"), torch.eye(2), "I know"))
+    >>> from regard.inspect import Alignment, plot_attention
+    >>> ax = plot_attention(Alignment(("I", "know"), ("je", "sais"), torch.eye(2), "I know"))
     >>> [label.get_text() for label in ax.get_yticklabels()]
     ['je', 'sais']
     """
     from matplotlib import pyplot, rc_context
 
     if ax is not None and not hasattr(ax, "add_artist"):
-        raise rejected("plot_alignment", "ax", "be a matplotlib Axes or None", described(ax), TypeError)
-    shown = drawable([alignment], "plot_alignment")
-    with rc_context({"font.family": _fonts()}):
+        raise rejected("plot_attention", "ax", "be a matplotlib Axes or None", described(ax), TypeError)
+    shown = drawable([alignment], "plot_attention")
+    with rc_context({"font.family": fonts()}):
         if ax is None:
             cell = _cell(shown)
             (place,) = _places(shown, cell)
@@ -116,27 +138,27 @@ def plot_alignment(alignment: Alignment, ax: Any = None) -> Any:
         else:
             inches = ax.get_window_extent().transformed(ax.figure.dpi_scale_trans.inverted())
             cell = min(_CELL, inches.width / len(alignment.source), inches.height / max(1, len(alignment.target)))
-        _heat_map(ax, alignment, cell)
+        _heat_map(ax, alignment, cell, scale)
     return ax
 
 
-def _png(alignments: Sequence[Alignment], dpi: int, function: str) -> bytes:
+def _rendered(alignments: Sequence[Alignment], dpi: int, scale: str, kind: str, function: str) -> bytes:
     from matplotlib import rc_context
 
     shown, written = drawable(alignments, function), io.BytesIO()
-    with rc_context({"font.family": _fonts()}), warnings.catch_warnings():
+    with rc_context({"font.family": fonts()}), warnings.catch_warnings():
         # What no font has is a box in the picture.
         warnings.filterwarnings("ignore", r"Glyph .* missing from")
-        figure = _figure(shown)
+        figure = _figure(shown, scale)
         dots = [int(side * dpi) for side in figure.get_size_inches()]
         if max(dots) > _DOTS:
             got = f"{dots[0]} × {dots[1]} dots for {len(shown)} alignments"
             raise rejected(function, "alignments", f"fit a picture of at most {_DOTS} dots a side", got)
-        figure.savefig(written, dpi=dpi, format="png")
+        figure.savefig(written, dpi=dpi, format=kind)
     return written.getvalue()
 
 
-def _fonts() -> list[str]:
+def fonts() -> list[str]:
     """Return the usual font, and behind it those of other scripts that are installed."""
     from matplotlib.font_manager import fontManager
 
@@ -144,7 +166,7 @@ def _fonts() -> list[str]:
     return ["DejaVu Sans", *(name for name in _SCRIPTS if name in installed)]
 
 
-def _figure(shown: list[Alignment]) -> Any:
+def _figure(shown: list[Alignment], scale: str) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -154,13 +176,26 @@ def _figure(shown: list[Alignment]) -> Any:
     height = max(place.top + place.height for place in places) + _FOOT
     figure = Figure(figsize=(max(width, _SIDE + _BAR_WIDTH + _GAP), height), facecolor="white")
     FigureCanvasAgg(figure)
-    images = [_heat_map(_axes(figure, place), place.alignment, cell) for place in places]
+    images = [_heat_map(_axes(figure, place), place.alignment, cell, scale) for place in places]
+    # One bar for all: that of differences, if there are any.
+    image = next((each for each in images if each.norm.vmin < 0), images[0])
     foot = _Place(places[0].alignment, _SIDE, height - _FOOT + 0.28, _BAR_WIDTH, _BAR_HEIGHT)
-    bar = figure.colorbar(images[0], cax=_axes(figure, foot), orientation="horizontal", ticks=[0, 0.5, 1])
-    bar.ax.set_xticklabels(["0", "attention weight", "1"], fontsize=9)
+    color_bar(figure, image, scale, cax=_axes(figure, foot), orientation="horizontal")
+    return figure
+
+
+def color_bar(figure: Any, image: Any, scale: str, **place: Any) -> Any:
+    """Draw what the colours of a scale stand for."""
+    signed = image.norm.vmin < 0
+    ticks, names = ([-1, 0, 1], ["-1", "difference", "1"]) if signed else ([0, 0.5, 1], ["0", SCALES[scale], "1"])
+    if scale == "log":
+        names = ["-1", "difference (log)", "1"] if signed else [f"≤ {10.0**-DECADES:g}", f"{SCALES[scale]} (log)", "1"]
+    bar = figure.colorbar(image, ticks=ticks, **place)
+    across = place.get("orientation") == "horizontal"
+    (bar.ax.set_xticklabels if across else bar.ax.set_yticklabels)(names, fontsize=9)
     bar.ax.tick_params(length=0)
     bar.outline.set_edgecolor("0.75")
-    return figure
+    return bar
 
 
 def _cell(shown: list[Alignment]) -> float:
@@ -224,26 +259,39 @@ def _axes(figure: Any, place: _Place) -> Any:
     return figure.add_axes((place.left / width, bottom / height, place.width / width, place.height / height))
 
 
-def _heat_map(panel: Any, alignment: Alignment, cell: float) -> Any:
-    scale, width = cell / _CELL, len(alignment.source) * cell
-    across, down = range(len(alignment.source)), range(len(alignment.target))
-    cells = alignment.rows() or [[0.0] * len(alignment.source)]  # nothing was written: one blank row
-    image = panel.imshow(cells, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    turned: dict[str, Any] = (
-        {"fontsize": 10 * scale, "rotation": 90} if alignment.of_words() else {"fontsize": 12 * scale}
-    )
-    panel.set_xticks(across, [_plain(symbol) for symbol in alignment.source], **turned)
-    panel.set_yticks(down, [_plain(symbol) for symbol in alignment.target], fontsize=10 * scale)
-    panel.set_xticks([x + 0.5 for x in across[:-1]], minor=True)
-    panel.set_yticks([y + 0.5 for y in down[:-1]], minor=True)
+def _heat_map(panel: Any, alignment: Alignment, cell: float, scale: str) -> Any:
+    S, L = len(alignment.source), max(1, len(alignment.target))
+    image = shades(panel, alignment.weights, scale, (S, L))
+    for axis, symbols, size in ((panel.xaxis, alignment.source, 12.0), (panel.yaxis, alignment.target, 10.0)):
+        turned = axis is panel.xaxis and alignment.of_words()
+        every = max(1, math.ceil(_READABLE / cell))
+        style: dict[str, Any] = {"fontsize": max((10 if turned else size) * cell / _CELL, _LEAST * min(1, every - 1))}
+        at = range(0, len(symbols), every)
+        axis.set_ticks(at, [_plain(symbols[i]) for i in at], **style | ({"rotation": 90} if turned else {}))
+        if cell > _LINED:
+            axis.set_ticks([i + 0.5 for i in range(len(symbols) - 1)], minor=True)
     panel.xaxis.tick_top()
     panel.tick_params(which="both", length=0, top=False)
     panel.grid(which="minor", color="0.88", linewidth=0.6)
     for spine in panel.spines.values():
         spine.set_color("0.75")
     if alignment.title:
-        title = "\n".join(_title(alignment, width))
+        title = "\n".join(_title(alignment, S * cell))
         panel.set_title(_plain(title), fontsize=11, pad=8, loc="left", fontweight="bold")
+    return image
+
+
+def shades(panel: Any, weights: Tensor, scale: str, size: tuple[int, int]) -> Any:
+    """Draw weights (L, S) as colours, one unit for each symbol."""
+    across, down = size
+    values, block = pooled(as_shown(weights), _MOST)
+    cells = scaled(values, scale, "plot").numpy() if values.numel() else np.zeros((down, across))
+    least, palette = (-1, DIVERGING) if (weights < 0).any() else (0, SEQUENTIAL)
+    right, bottom = cells.shape[1] * block - 0.5, cells.shape[0] * block - 0.5
+    image = panel.imshow(
+        cells, cmap=palette, vmin=least, vmax=1, interpolation="nearest", extent=(-0.5, right, bottom, -0.5)
+    )
+    panel.set(xlim=(-0.5, across - 0.5), ylim=(down - 0.5, -0.5))
     return image
 
 

@@ -73,8 +73,8 @@ def rollout(
     >>> model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
     >>> with capture(model) as record, torch.no_grad():
     ...     out = model(torch.randn(1, 5, 16))
-    >>> rollout(record).sum(-1)
-    tensor([1.0000, 1.0000, 1.0000, 1.0000, 1.0000])
+    >>> bool(rollout(record).sum(-1).allclose(torch.ones(5)))
+    True
     """
     if not 0 <= discard < 1:
         raise rejected("rollout", "discard", "be in [0, 1)", discard)

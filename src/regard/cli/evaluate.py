@@ -11,7 +11,7 @@ from regard._errors import rejected
 from regard._writing import naming
 from regard.alignment.attention import strongest_links, symmetrize_attention, word_attention
 from regard.alignment.links import Agreement, read_pair_links
-from regard.cli import evaluate_language
+from regard.cli import evaluate_captions, evaluate_language
 from regard.cli.align import require_attention
 from regard.cli.evaluate_language import TextReading
 from regard.cli.messages import echo, note, report_errors, require_writable
@@ -24,6 +24,7 @@ from regard.models.language_folders import is_language_folder
 from regard.text.words import find_words, split_at_spaces
 from regard.translation.metrics import bleu, chrf, tokenized_bleu
 from regard.translation.tasks import get_task
+from regard.vision.captioner import is_captioner
 
 #: The ways to symmetrize whose links are scored.
 _METHODS = ("intersection", "grow-diag-final-and")
@@ -31,7 +32,8 @@ _METHODS = ("intersection", "grow-diag-final-and")
 
 def run(
     data: str, targets: str | None, *, model: Path, options: PredictionOptions, tokenized: bool, out: Path | None,
-    as_json: bool, links: str | None, back: Path | None, reading: TextReading,
+    as_json: bool, links: str | None, back: Path | None, reading: TextReading, images: str | None = None,
+    features: str | None = None,
 ) -> None:  # fmt: skip
     """Score the model in a folder by what it is.
 
@@ -39,6 +41,17 @@ def run(
     by links.
     """
     with report_errors("train"):
+        if is_captioner(folder := folder_of(model)):
+            reading.leave_out("a captioner", "per", "length", "stride", "pairs")
+            for name, value in {"--targets": targets, "--links": links, "--back": back}.items():
+                if value is not None:
+                    raise rejected("evaluate", name, "be left out unless the model is a translator", value)
+            require_writable(out)
+            _tell(evaluate_captions.evaluate(data, images, folder, options, features=features, out=out), as_json)
+            return
+        for name, value in {"--images": images, "--features": features}.items():
+            if value is not None:
+                raise rejected("evaluate", name, "be left out unless the model is a captioner", value)
         if is_language_folder(folder := folder_of(model)):
             alone = {"--targets": targets, "--links": links, "--back": back, "--tokenized": tokenized or None}
             for name, value in alone.items():

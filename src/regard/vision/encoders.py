@@ -23,6 +23,8 @@ from regard.models.folders import ModelFileError, brief, file_error, read_json
 EFFICIENTNET, CNN = "efficientnet-lite0", "cnn"
 NAMES, SIDE, SMALL_SIDE = (EFFICIENTNET, CNN), 224, 64
 _LARGEST_SIDE = 2048
+#: Images that go through an encoder at once: so many fit the processor's cache.
+TOGETHER = 4
 
 
 class ImageEncoder(nn.Module, ABC):

@@ -195,7 +195,8 @@ def scores(bench: Bench) -> None:
         bench.keep(f"scores {name}", {
             "scores": found, "parameters": parameters, "steps": about["steps"],
             "minutes": round(about["seconds"] / 60, 1), "seed": about["seed"],
-            "command": shlex.join(bench.command(name)), "search": f"{SEARCH.beams} beams, length penalty {SEARCH.length_penalty:g}",
+            "command": shlex.join(bench.command(name)),
+            "search": f"{SEARCH.beams} beams, length penalty {SEARCH.length_penalty:g}",
         })  # fmt: skip
 
 
@@ -307,8 +308,8 @@ def costs(results: dict[str, Any]) -> str:
         rates, ratios = each["images a second"], each["ratios"]
         lines.append(
             f"- Learning, 16 images with five captions each: {rates['ours']:g} images a second, {each['ratio']:g} "
-            f"times the {rates['plain']:g} of a plain PyTorch implementation of Xu 2015 on the same features (≥ 1.5 asked; "
-            f"rounds from {ratios[0]:g} to {ratios[-1]:g})."
+            f"times the {rates['plain']:g} of a plain PyTorch implementation of Xu 2015 on the same features (≥ 1.5 "
+            f"asked; rounds from {ratios[0]:g} to {ratios[-1]:g})."
         )
     for name, (title, *_) in MODELS.items():
         if each := results.get(f"scores {name}"):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import regard
 from regard import Aux
 from regard._errors import RegardWarning
-from regard._torch import in_backward
+from regard._torch import fused_attention, fused_layer, in_backward
 from regard.inspect import arguments
 from regard.inspect.calls import Attended, Change, Projected
 from regard.inspect.record import Record
@@ -107,13 +107,11 @@ def _replace(undo: list[Callable[[], None]]) -> None:
     for held, key in _holders(wrappers.keys()):
         _set(undo, held, key, wrappers[id(held[key])])
     fused = {
-        "_native_multi_head_attention": _wrapped(torch._native_multi_head_attention, arguments.of_fused_attention),
-        "_transformer_encoder_layer_fwd": _wrapped(
-            torch._transformer_encoder_layer_fwd, arguments.of_fused_layer, part="self_attn"
-        ),
+        fused_attention: _wrapped(fused_attention, arguments.of_fused_attention),
+        fused_layer: _wrapped(fused_layer, arguments.of_fused_layer, part="self_attn"),
     }
-    for name, wrapper in fused.items():
-        _set(undo, vars(torch), name, wrapper)
+    for function, wrapper in fused.items():
+        _set(undo, vars(torch), function.__name__, wrapper)
     _set(undo, vars(torch.backends.mha), "get_fastpath_enabled", _slow(torch.backends.mha.get_fastpath_enabled))
     if (modeling := sys.modules.get("transformers.modeling_utils")) is not None:
         interface = modeling.AttentionInterface

@@ -105,7 +105,7 @@ def _add_alignment(data: PageData, alignment: Alignment) -> None:
     L, S = alignment.weights.shape
     weights = alignment.weights.detach().float().cpu()
     seen = _Seen(lambda first, last: weights[None, first:last], (1, L, S), lambda: [None], ())
-    queries, keys = Text(alignment.target), Text(alignment.source)
+    queries, keys = Text(alignment.target), Text(alignment.source, patches=alignment.patches)
     layer = {
         "record": 0, "number": len(data.described["layers"]), "name": alignment.title, "kind": "picture",
         "queries": data.text(queries), "keys": data.text(keys), "shape": [L, S],

@@ -15,11 +15,11 @@ from regard._writing import write_out
 from regard.cli.messages import note
 from regard.data.documents import read_documents
 from regard.data.labelled import read_labelled
-from regard.language.classification_metrics import classification_metrics
 from regard.language.classifier import TextClassifier, check_tokenizer
 from regard.language.evaluation import score_text
 from regard.models import DecoderLM, EncoderLM, SequenceClassifier, load
 from regard.text.tokenizer import Tokenizer
+from regard.training.classification_metrics import classification_metrics
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class TextClassifier:
         for rows in length_batches(inputs.tokens.lengths.tolist(), batch):
             read = label_batch(inputs, labels, np.array(rows)).to(device)
             with narrow:
-                logits = self.model(read.tokens, **read.inputs)
+                logits = read.logits(self.model)
             made[rows] = logits.float().softmax(1).cpu()
         return made
 

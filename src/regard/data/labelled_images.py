@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from regard._errors import rejected
+from regard._errors import rejected, rejection
 from regard._memory import available_memory
 from regard.data.files import read_bytes
 from regard.data.images import ImageFileError, open_images
@@ -102,8 +102,14 @@ def unreadable(files: Sequence[tuple[str, str]]) -> list[str]:
     if not files:
         return []
     rest = [f"… and {len(files) - _SHOWN:,} more"] if len(files) > _SHOWN else []
-    listed = [f"  {name}: {why}" for name, why in files[:_SHOWN]] + [f"  {each}" for each in rest]
+    listed = [f"  {name} {why}" for name, why in files[:_SHOWN]] + [f"  {each}" for each in rest]
     return [f"left out, no image that can be read: {len(files):,}", *listed]
+
+
+def reason(error: ImageFileError) -> str:
+    """Return what is wrong with a file, without its name."""
+    told = rejection(error)
+    return str(error) if told is None else f"must {told.expected}, got {told.got}"
 
 
 def read_labelled_images(
@@ -165,12 +171,12 @@ def _read_folder(path: Path, preprocessing: Preprocessing | None, function: str)
             try:
                 pixels[len(kept)] = how.fit(images.read(name, side=side, function=function))
             except ImageFileError as error:
-                left_out.append((name, str(error).partition(" must ")[2].rstrip(".") or str(error)))
+                left_out.append((name, reason(error)))
             else:
                 kept.append(name)
     if not kept:
         name, why = left_out[0]
-        raise rejected(function, str(path), "have images that can be read", f"none; {name} must {why}")
+        raise rejected(function, str(path), "have images that can be read", f"none: {name} {why}")
     labels = [name.split("/")[0] for name in kept]
     folders = {each.name for each in path.iterdir() if each.is_dir()} if path.is_dir() else set()
     folders |= {name.split("/")[0] for name in found}

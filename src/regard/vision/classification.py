@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from regard._errors import rejected
@@ -13,6 +14,7 @@ from regard.data.labelled_images import SIDE, LabelledImages, read_labelled_imag
 from regard.data.preprocessing import Preprocessing
 from regard.models import ImageClassifier, ResNet, VisionTransformer, load
 from regard.training.classification import ClassificationRun, Prepared
+from regard.training.classification_metrics import classification_metrics
 from regard.training.run import place
 from regard.vision.classification_options import KINDS, ImageClassificationOptions
 from regard.vision.image_classifier import PictureClassifier
@@ -31,6 +33,7 @@ class ImageTraining(ClassificationRun[ImageClassificationOptions, LabelledImages
         super().__init__(options.with_absolute_paths(), folder, say)  # a run is resumed from anywhere
         #: How images are read; None before it is known.
         self._preprocessing = self._asked()
+        self._valid: LabelledImages | None = None
 
     def sources(self) -> tuple[str, str, float]:
         data = self.options.data
@@ -56,6 +59,7 @@ class ImageTraining(ClassificationRun[ImageClassificationOptions, LabelledImages
         resume: bool,  # noqa: ARG002
     ) -> Prepared[PictureClassifier]:
         assert self._preprocessing is not None
+        self._valid = valid
         how = self._preprocessing if self.options.start else self._preprocessing.with_statistics(learn.pixels)
         torch.manual_seed(self.options.training.seed)
         model = self._model(how, names)
@@ -71,6 +75,14 @@ class ImageTraining(ClassificationRun[ImageClassificationOptions, LabelledImages
             self.options.suitable_rate(model.model),
             lambda: PictureClassifier(model.eval(), how),
         )
+
+    def scores(self, made: PictureClassifier) -> dict[str, float]:
+        """Return the accuracy and the F1 of a classifier on the images that the training validated with."""
+        assert self._valid is not None, "there are some when it was trained"
+        true, K = self._valid.numbers(made.labels), len(made.labels)
+        named = made.probabilities(self._valid.pixels).argmax(1).numpy()
+        measures = classification_metrics(np.bincount(K * true + named, minlength=K * K).reshape(K, K), made.labels)
+        return {name: measures[name] for name in ("accuracy", "f1")}
 
     def _asked(self) -> Preprocessing | None:
         """Return how images are read where the options say it."""

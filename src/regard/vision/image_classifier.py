@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard._errors import rejected
 from regard._writing import write_atomically
@@ -51,15 +51,23 @@ class PictureClassifier:
             raise rejected("PictureClassifier", "preprocessing", expected, preprocessing.channels)
 
     @classmethod
-    def load(cls, folder: str | Path, function: str = "load") -> Self:
+    def load(cls, folder: str | Path, function: str = "load", model: nn.Module | None = None) -> Self:
         """Return the classifier in a folder, of ours or of Hugging Face.
+
+        Parameters
+        ----------
+        folder : str or Path
+        function : str
+            What error messages begin with.
+        model : Module, optional
+            The model in it, where that was loaded before.
 
         Raises
         ------
         ValueError
             If there is none, or it is damaged, in one sentence.
         """
-        model = load(folder, dtype=torch.float32)
+        model = load(folder, dtype=torch.float32) if model is None else model
         if not isinstance(model, ImageClassifier):
             got = f"{type(model).__name__} in {folder}"
             raise rejected(function, "model", "be the folder of a classifier of images", got)

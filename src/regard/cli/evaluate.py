@@ -20,7 +20,7 @@ from regard.data.pairs import read_pairs
 from regard.decoding.beam_search import SearchOptions
 from regard.decoding.predictions import PredictionOptions, report_truncated
 from regard.decoding.sequence_model import SequenceModel
-from regard.models.language_folders import is_language_folder
+from regard.models.stored_models import is_model_folder
 from regard.text.words import find_words, split_at_spaces
 from regard.translation.metrics import bleu, chrf, tokenized_bleu
 from regard.translation.tasks import get_task
@@ -52,7 +52,7 @@ def run(
         for name, value in {"--images": images, "--features": features}.items():
             if value is not None:
                 raise rejected("evaluate", name, "be left out unless the model is a captioner", value)
-        if is_language_folder(folder := folder_of(model)):
+        if is_model_folder(folder):
             alone = {"--targets": targets, "--links": links, "--back": back, "--tokenized": tokenized or None}
             for name, value in alone.items():
                 if value is not None:

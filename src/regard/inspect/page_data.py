@@ -18,8 +18,9 @@ from torch import Tensor
 from regard._errors import rejected
 from regard.inspect.alignment import Alignment
 from regard.inspect.calls import Attended
+from regard.inspect.layer_record import AttentionRecord, LayerRecord
 from regard.inspect.overview import Overview, overview, pooled_block, thumbnail_block
-from regard.inspect.record import AttentionRecord, Record
+from regard.inspect.record import Record
 from regard.inspect.texts import Text, texts_of
 
 #: Bytes of queries and keys up to which float32 is sent, and pairs of a matrix that is sent as it is.
@@ -80,7 +81,7 @@ def page_data(shown: Sequence[Record | Alignment], *, title: str, note: str, bat
     return data
 
 
-def _add_layer(data: PageData, run: AttentionRecord, texts: Sequence[Text], place: dict[str, int], batch: int) -> None:
+def _add_layer(data: PageData, run: LayerRecord, texts: Sequence[Text], place: dict[str, int], batch: int) -> None:
     B, H, L, S = run.shape
     if not 0 <= batch < B:
         raise rejected("page", "batch", f"be below {B}, as many sequences as there are", batch)
@@ -172,7 +173,7 @@ def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str
         if each.changes or not plain or (each.scale, each.softcap) != (first.scale, first.softcap):
             return None
     spans = [_span(each, batch) for each in calls]
-    starts, stops = [each[0] for each in spans if each], [each[1] for each in spans if each]
+    starts, stops = ([each[i] + call.first for each, call in zip(spans, calls) if each] for i in (0, 1))
     if len(starts) < len(calls):
         return None
     dtype = torch.float32 if run.nbytes <= _EXACT and first.query.dtype == torch.float32 else torch.float16
@@ -186,7 +187,7 @@ def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str
         return found if first.sinks is None else torch.logaddexp(found, first.sinks.float()[:, None])
 
     span = [data.block(partial(_bytes, torch.cat(each).int())) for each in (starts, stops)]
-    groups = [data.block(partial(_bytes, calls[-1].key[batch, group], dtype)) for group in range(G)]
+    groups = [data.block(partial(_bytes, run.key[batch, group], dtype)) for group in range(G)]
     return [
         {
             "kind": "products", "key": groups[head * G // H],
@@ -206,7 +207,7 @@ def _span(call: Attended, batch: int) -> tuple[Tensor, Tensor] | None:
     return None if found is None else (found[0][batch], found[1][batch])
 
 
-def _table(data: PageData, weights: Callable[[], Tensor], run: AttentionRecord | None) -> dict[str, Any]:
+def _table(data: PageData, weights: Callable[[], Tensor], run: LayerRecord | None) -> dict[str, Any]:
     if run is not None and run.shape[2] * run.shape[3] > _LARGEST:
         expected = f"be a softmax of dot products with one run of keys for each query beyond {_LARGEST:,} pairs"
         raise rejected("page", run.name or "the layer", expected, f"{run.shape[2]} × {run.shape[3]}")

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard._errors import in_section, rejected
 from regard.data.batches import length_batches
@@ -58,15 +58,23 @@ class TextClassifier:
         self._layout = input_layout(model.model, tokenizer)
 
     @classmethod
-    def load(cls, folder: str | Path, function: str = "load") -> Self:
+    def load(cls, folder: str | Path, function: str = "load", model: nn.Module | None = None) -> Self:
         """Return the classifier in a folder, of ours or of Hugging Face.
+
+        Parameters
+        ----------
+        folder : str or Path
+        function : str
+            What error messages begin with.
+        model : Module, optional
+            The model in it, where that was loaded before.
 
         Raises
         ------
         ValueError
             If there is none, or it is damaged, in one sentence.
         """
-        model = load(folder, dtype=torch.float32)
+        model = load(folder, dtype=torch.float32) if model is None else model
         if not isinstance(model, SequenceClassifier):
             got = f"{type(model).__name__} in {folder}"
             raise rejected(function, "model", "be the folder of a classifier of texts", got)
@@ -107,7 +115,7 @@ class TextClassifier:
         for rows in length_batches(inputs.tokens.lengths.tolist(), batch):
             read = label_batch(inputs, labels, np.array(rows)).to(device)
             with narrow:
-                logits = self.model(read.tokens, **read.inputs)
+                logits = read.logits(self.model)
             made[rows] = logits.float().softmax(1).cpu()
         return made
 

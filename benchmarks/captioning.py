@@ -320,11 +320,16 @@ def costs(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def goodness(results: dict[str, Any]) -> str:
+    """Return the scores, and what features and training cost."""
+    machine = results["machine"]
+    where = f"{machine['CPU']}, {machine['cores']} cores; {machine['date']}."
+    return "\n\n".join([table(results), costs(results), where])
+
+
 def report(results: dict[str, Any]) -> str:
     """Return the report in Markdown."""
-    machine = ", ".join(f"{name} {value}" for name, value in results["machine"].items())
-    parts = ["# Captions of Flickr8k's test images", machine, table(results), looked(results), costs(results)]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return "\n\n".join(["# Captions of Flickr8k's test images", goodness(results), looked(results)]) + "\n"
 
 
 JOBS = {"features": features, "speed": speed, "scores": scores, "looks": looks, "baselines": baselines}

@@ -141,8 +141,8 @@ def test_a_folder_of_hugging_face(vit: Path, tmp_path: Path) -> None:
         open_encoder(str(vit), 64)
     with pytest.raises(ModelFileError, match=r"preprocessor_config\.json must exist"):
         open_encoder(str(tmp_path))
-    (tmp_path / "preprocessor_config.json").write_text('{"size": 9}')
-    with pytest.raises(ModelFileError, match="must have image_mean, image_std and size, of three channels"):
+    (tmp_path / "preprocessor_config.json").write_text('{"size": {"height": 9, "width": 8}}')
+    with pytest.raises(ModelFileError, match="must describe squares of colour, up to 2048 pixels, got 9 × 8 × 3"):
         open_encoder(str(tmp_path))
 
 

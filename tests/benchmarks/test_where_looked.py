@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-
 from benchmarks.captioning import judged, table
 from benchmarks.where_looked import OBJECTS, Look, colour_places, named_places, object_places
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,22 +14,15 @@ from regard._errors import RegardWarning, rejected
 from regard.data.label_batches import LabelBatches
 from regard.data.labelled import LabelledTexts, read_labelled, split_labelled
 from regard.language.classification_options import ClassificationOptions
-from regard.language.classifier import TextClassifier, bare, check_tokenizer, input_layout, readable_length
+from regard.language.classifier import TextClassifier, bare, input_layout, readable_length
+from regard.language.folders import check_tokenizer
 from regard.language.labels_objective import NameLabels
 from regard.language.options import KINDS, TOKENIZERS
 from regard.models import DecoderLM, EncoderLM, SequenceClassifier, load
 from regard.models.lora import add_lora, merge_lora
 from regard.text.inputs import Inputs
 from regard.text.tokenizer import Tokenizer
-from regard.training.run import (
-    check_processes,
-    conditions,
-    from_first,
-    place,
-    restore_conditions,
-    resumed_options,
-    save_unbroken,
-)
+from regard.training.run import FolderRun, place, restore_conditions, save_unbroken
 from regard.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -38,30 +31,16 @@ if TYPE_CHECKING:
     from regard.training.loop import TrainingResult
 
 
-class FineTuning:
-    """A run in a folder.
-
-    Parameters
-    ----------
-    options : ClassificationOptions
-    folder : str or Path
-    say : callable
-        Called with every line that a user should read.
-    """
-
-    def __init__(self, options: ClassificationOptions, folder: str | Path, say: Callable[[str], None] = print) -> None:
-        self.options = options.with_absolute_paths()  # a run is resumed from anywhere
-        self.folder = Path(folder)
-        self.say = from_first(say)
-        if not options.start:
-            options.model_config(1000)  # what is wrong with it is said before anything is read
-        check_processes(options.training)
+class FineTuning(FolderRun[ClassificationOptions]):
+    """A run that learns labels of texts, in a folder."""
 
     @classmethod
-    def resumed(cls, folder: str | Path, changes: dict[str, Any], say: Callable[[str], None] = print) -> FineTuning:
-        """Return the run in a folder, to go on; ``changes`` are options of training that may differ now."""
-        files = RunFolder(Path(folder), ClassificationOptions)
-        return cls(resumed_options(files, changes, from_first(say)), folder, say)
+    def files(cls, folder: str | Path) -> RunFolder[ClassificationOptions]:
+        return RunFolder(Path(folder), ClassificationOptions)
+
+    def check(self) -> None:
+        if not self.options.start:
+            self.options.model_config(1000)
 
     def train(
         self, *, resume: bool = False, callbacks: Iterable[Callback] = ()
@@ -76,12 +55,9 @@ class FineTuning:
             If training cannot go on.
         """
         from regard.training.learner import Learner, Stream
-        from regard.training.loop import check_devices, train
+        from regard.training.loop import train
 
-        check_devices(self.options.training)
-        files = RunFolder(self.folder, ClassificationOptions)
-        files.check_resumable() if resume else files.check_new(", or be resumed (--resume)")
-        here = conditions(self.options.training)
+        files, here = self.open(resume)
         learn, valid = self._texts(report=not resume)
         record = {"data": learn.checksum(), "valid": valid.checksum(), **here}
         names = learn.names()

@@ -75,6 +75,8 @@ class Pretraining(FolderRun[LanguageOptions]):
         tokenizer = Tokenizer.load(self.folder)
         learn, valid = TokenShards.open(self.folder / LEARN), TokenShards.open(self.folder / VALID)
         model = self._model(tokenizer)
+        if self.options.skip_gram.epochs and not resume:
+            self._learn_vectors(model, learn, tokenizer)
         count = sum(parameter.numel() for parameter in model.parameters())
         self.say(f"{self.options.kind}, {count:,} parameters, vocabulary of {len(tokenizer):,}")
         batches, checks = self._batches(learn, tokenizer), self._batches(valid, tokenizer)
@@ -114,6 +116,17 @@ class Pretraining(FolderRun[LanguageOptions]):
         torch.manual_seed(training.seed)
         model.reset_parameters()  # as they are drawn where processes divide the model
         return model
+
+    def _learn_vectors(self, model: DecoderLM | EncoderLM, learn: TokenShards, tokenizer: Tokenizer) -> None:
+        """Give the embedding the vectors that the text's neighbouring tokens make; each process makes the same."""
+        from regard.language.skip_gram import token_vectors
+
+        width = model.embedding.weight.shape[1]
+        marks = tuple(set(tokenizer.roles().values()))
+        seed = self.options.training.seed
+        made = token_vectors(learn, width, self.options.skip_gram, skip=marks, seed=seed, say=self.say)
+        with torch.no_grad():
+            model.embedding.weight[: len(made)] = made
 
     def _batches(self, shards: TokenShards, tokenizer: Tokenizer) -> LanguageBatches:
         data, training = self.options.data, self.options.training

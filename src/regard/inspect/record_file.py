@@ -116,7 +116,7 @@ def load_record(path: str | Path) -> tuple[dict[str, list[LayerRecord]], tuple[T
         raise _wrong(path, "be a file that is there", "none") from None
     except OSError as error:
         raise _wrong(path, "be a file that can be read", error.strerror or error) from None
-    except (SafetensorError, KeyError, TypeError, AttributeError, RuntimeError, json.JSONDecodeError) as error:
+    except (SafetensorError, LookupError, TypeError, AttributeError, RuntimeError, json.JSONDecodeError) as error:
         raise _wrong(path, "be a whole record of attention", f"a damaged one ({error})") from None
 
 

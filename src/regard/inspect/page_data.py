@@ -108,15 +108,14 @@ def _add_layer(data: PageData, run: LayerRecord, texts: Sequence[Text], place: d
     texts_at = {"queries": data.text(queries), "keys": data.text(keys)}
     layer = place | {"name": run.name, "kind": run.kind, "shape": [L, S]} | texts_at
     if isinstance(run, AttentionSummary):
-        small = summary_thumbnail(run)
-        _add_heads(data, layer, seen, _largest(data, run, batch), small.max.shape[2:], run.pyramid()[0].size, True)
+        thumbnail, size = summary_thumbnail(run).max.shape[2:], run.pyramid()[0].size
+        _add_heads(data, layer, seen, _largest(data, run, batch), thumbnail, size, is_pooled=True)
         return
     assert isinstance(run, AttentionRecord)
     weights = _products(data, run, batch)
     if weights is None:
         weights = [_table(data, partial(run.weights, batch=batch, head=head), run) for head in range(H)]
-    small, size = [-(-each // thumbnail_block(L, S)) for each in (L, S)], pooled_block(L, S)
-    _add_heads(data, layer, seen, weights, small, size, size > 1)
+    _add_whole(data, layer, seen, weights)
 
 
 def _add_alignment(data: PageData, alignment: Alignment) -> None:
@@ -130,8 +129,7 @@ def _add_alignment(data: PageData, alignment: Alignment) -> None:
         "queries": data.text(queries), "keys": data.text(keys), "shape": [L, S],
     }  # fmt: skip
     table = _table(data, lambda: weights, None) | {"signed": bool((weights < 0).any())}
-    small, size = [-(-each // thumbnail_block(L, S)) for each in (L, S)], pooled_block(L, S)
-    _add_heads(data, layer, seen, [table], small, size, size > 1)
+    _add_whole(data, layer, seen, [table])
 
 
 @dataclass
@@ -157,9 +155,16 @@ class _Seen:
         return _bytes(self.all.entropy) + _bytes(sinks) + _bytes(self.all.thumbnails)
 
 
+def _add_whole(data: PageData, layer: dict[str, Any], seen: _Seen, weights: list[dict[str, Any]]) -> None:
+    """Add heads of whose matrices everything is there."""
+    L, S = layer["shape"]
+    thumbnail, size = [-(-each // thumbnail_block(L, S)) for each in (L, S)], pooled_block(L, S)
+    _add_heads(data, layer, seen, weights, thumbnail, size, is_pooled=size > 1)
+
+
 def _add_heads(
     data: PageData, layer: dict[str, Any], seen: _Seen, weights: list[dict[str, Any]], thumbnail: Sequence[int],
-    size: int, is_pooled: bool,
+    size: int, *, is_pooled: bool,
 ) -> None:  # fmt: skip
     number = len(data.described["layers"])
     data.described["layers"].append(layer | {"overview": data.block(seen.told), "thumbnail": list(thumbnail)})

@@ -34,7 +34,7 @@ from regard.models.folders import (
 )
 from regard.text.ragged import pad
 from regard.text.vocabulary import Vocabulary
-from regard.vision.encoders import ImageEncoder, build_encoder
+from regard.vision.encoders import TOGETHER, ImageEncoder, build_encoder
 
 FORMAT, VERSION, TARGET = "regard.captioner", 1, "target.json"
 #: Tokens that are written at most, where nothing else is asked.
@@ -121,12 +121,14 @@ class Captioner:
         """Return an image (H, W, 3) as the encoder reads it, (X, X, 3)."""
         return resize_image(pixels, self.encoder.side)
 
+    @torch.no_grad()
     def features(self, images: Sequence[np.ndarray]) -> Tensor:
-        """Return the features (B, S, F) of images (X, X, 3)."""
-        with torch.inference_mode():
-            pixels = torch.from_numpy(np.stack(images))
-            # In float16, as those are that it learned from.
-            return torch.cat([self.encoder(each).half() for each in pixels.split(4)]).float()
+        """Return the features (B, S, F) of images (X, X, 3), rounded to float16 as those on disk are."""
+        pixels, learning = torch.from_numpy(np.stack(images)), self.encoder.training
+        self.encoder.eval()
+        made = torch.cat([self.encoder(each).half() for each in pixels.split(TOGETHER)]).float()
+        self.encoder.train(learning)
+        return made
 
     def caption(self, grids: Tensor, names: Sequence[str], options: PredictionOptions) -> list[Prediction]:
         """Return what is written for images.

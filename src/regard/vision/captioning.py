@@ -107,6 +107,7 @@ class Captioning:
         here = conditions(self.options.training)
         with self._images() as images:
             learn, valid = self._captions(images)
+            torch.manual_seed(self.options.training.seed)  # an encoder that knows nothing is drawn
             encoder = open_encoder(self.options.encoder, self.options.data.side)
             learn, valid, sides = self._grids(images, encoder, learn, valid)
             record = {"data": learn.checksum(), "valid": valid.checksum(), "encoder": encoder.checksum(), **here}
@@ -303,6 +304,7 @@ class Captioning:
             for first in range(0, len(names), options.batch):
                 rows = np.arange(first, min(first + options.batch, len(names)))
                 some = grids.take(rows, np.zeros(len(rows), bool))
+                some = captioner.features(list(some.numpy())) if some.dtype == torch.uint8 else some
                 written += [each.text for each in captioner.caption(some, names[first:], options)]
             scores = caption_scores(written, listed)
             return {name: scores[name] for name in ("bleu", "chrf", "rouge", "cider")}

@@ -24,11 +24,9 @@ from regard._errors import rejected
 from regard._writing import naming
 from regard.data.images import ImageFileError, Images, decode_image, resize_image
 from regard.models.folders import brief, file_error, read_header
-from regard.vision.encoders import ImageEncoder
+from regard.vision.encoders import TOGETHER, ImageEncoder
 
 FORMAT = "regard.features"
-#: Images that go through an encoder at once: so many fit the processor's cache.
-_TOGETHER = 4
 #: Bytes of a header for each name, and beside them.
 _PER_NAME, _BESIDE = 120, 4096
 Progress = Callable[[int, int], None]
@@ -160,7 +158,7 @@ def _batches(
             say(f"left out: {str(error).removeprefix('train: ')}") if len(bad) <= 10 else None
             continue
         some.append((name, hashlib.blake2b(data, digest_size=8).hexdigest(), pixels))
-        if len(some) == _TOGETHER:
+        if len(some) == TOGETHER:
             yield some
             some = []
     if some:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from hugging_face_models import DECODERS, PAIRED, L, made, tokens
 from hypothesis import given
 from hypothesis import strategies as st
+from pages import Page
 from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM
 
-from regard.inspect import AttentionSummary, LayerRecord, Record, capture
+from regard.inspect import AttentionSummary, LayerRecord, Record, Text, capture
 from regard.inspect.summary import BASE, Pyramid
 from regard.integrations.transformers import register
 
@@ -146,6 +148,34 @@ class TestFiles:
             record[0].weights()
         with pytest.raises(ValueError, match=r"topk: k must be in \[1, 4\], as many as the summary keeps, got 5"):
             record[0].topk()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", [12, 700])
+def test_the_page_of_a_summary(length: int) -> None:
+    query = 3 * drawn(1, 2, length, 8)
+    with capture() as whole:
+        F.scaled_dot_product_attention(query, query, query, is_causal=True)
+    with capture(keep="summaries", topk=4) as record:
+        F.scaled_dot_product_attention(query, query, query, is_causal=True)
+    words = [f"t{i}" for i in range(length)]
+    page = Page(str(record.describe(Text(tuple(words), (0,))).to_html()))
+    (layer,), heads, weights = page.described["layers"], page.described["heads"], whole[0].weights(batch=0)
+    assert "the 4 largest weights of each query are there" in page.described["note"]
+    size = 1 if length == 12 else 4
+    for head, described in enumerate(heads):
+        best = weights[head].topk(4).values
+        found = np.frombuffer(page.block(described["weights"]["weights"]), "<f4").reshape(length, 4)
+        np.testing.assert_allclose(found, best, rtol=1e-5, atol=1e-6)
+        assert np.frombuffer(page.block(described["weights"]["keys"]), "<i4").min() == -1  # row 0 has one key
+        largest, bare = (np.frombuffer(page.block(each), "<f4") for each in described["rowMax"])
+        np.testing.assert_allclose(largest, weights[head].amax(-1), rtol=1e-5)
+        assert (bare <= largest).all() and bare[0] == 0
+        assert described["pooled"]["size"] == size
+        blocks = np.frombuffer(page.block(described["pooled"]["blocks"]), np.uint8)
+        assert blocks.size == (-(-length // size)) ** 2
+    down, across = layer["thumbnail"]
+    assert len(page.block(layer["overview"])) == 2 * 8 + 2 * down * across and max(down, across) <= 48
 
 
 @pytest.mark.parametrize("wrong", [{"keep": "all"}, {"topk": 0}, {"topk": True}, {"topk": 2.0}])

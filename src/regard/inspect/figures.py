@@ -28,6 +28,8 @@ def plot_heads(
 ) -> Any:  # fmt: skip
     """Draw the matrices of many heads as a grid: a row for each layer of a record, or the heads of one layer.
 
+    Above each stand its layer, its head and the mean entropy of its rows in nats.
+
     Parameters
     ----------
     heads : Record, LayerRecord or Tensor (H, L, S)
@@ -70,7 +72,7 @@ def plot_heads(
     down = math.ceil(len(found) / across)
     with rc_context({"font.family": fonts()}):
         if figure is None:
-            size = (across * _SIDE + 1.0, down * (_SIDE + 0.2) + 0.2)
+            size = (across * _SIDE + 2.0, down * (_SIDE + 0.2) + 0.2)
             figure = pyplot.figure(figsize=size, layout="constrained")
         panels = figure.subplots(down, across, squeeze=False)
         for panel in panels.flat:
@@ -83,7 +85,7 @@ def plot_heads(
             panel.set_title(f"{name}  {entropy:.2f}", fontsize=7, pad=2)
             for spine in panel.spines.values():
                 spine.set_color("0.75")
-        color_bar(figure, image, scale, ax=list(panels.flat), fraction=0.02, aspect=30)
+        color_bar(figure, image, scale, ax=list(panels.flat), fraction=0.02, aspect=20, shrink=0.5, anchor=(0.0, 1.0))
     return figure
 
 

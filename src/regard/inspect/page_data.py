@@ -19,8 +19,16 @@ from regard._errors import rejected
 from regard.inspect.alignment import Alignment
 from regard.inspect.calls import Attended
 from regard.inspect.layer_record import AttentionRecord, LayerRecord
-from regard.inspect.overview import Overview, overview, pooled_block, thumbnail_block
+from regard.inspect.overview import (
+    Overview,
+    overview,
+    pooled_block,
+    summary_overview,
+    summary_thumbnail,
+    thumbnail_block,
+)
 from regard.inspect.record import Record
+from regard.inspect.summary import AttentionSummary
 from regard.inspect.texts import Text, texts_of
 
 #: Bytes of queries and keys up to which float32 is sent, and pairs of a matrix that is sent as it is.
@@ -92,35 +100,43 @@ def _add_layer(data: PageData, run: LayerRecord, texts: Sequence[Text], place: d
         least = _SINK if min(L, S) > _SMALL else math.inf
         return [key if share > least else None for share, key in zip(largest.tolist(), at.tolist())]
 
-    rows = lambda first, last: run.weights(batch=batch, rows=slice(first, last))  # noqa: E731
-    seen = _Seen(rows, (H, L, S), sinks, keys.special)
+    if isinstance(run, AttentionSummary):
+        look = partial(summary_overview, run, batch)
+    else:
+        look = partial(overview, lambda first, last: run.weights(batch=batch, rows=slice(first, last)), (H, L, S))
+    seen = _Seen(look, sinks, keys.special)
     texts_at = {"queries": data.text(queries), "keys": data.text(keys)}
     layer = place | {"name": run.name, "kind": run.kind, "shape": [L, S]} | texts_at
+    if isinstance(run, AttentionSummary):
+        thumbnail, size = summary_thumbnail(run).max.shape[2:], run.pyramid()[0].size
+        _add_heads(data, layer, seen, _largest(data, run, batch), thumbnail, size, is_pooled=True)
+        return
+    assert isinstance(run, AttentionRecord)
     weights = _products(data, run, batch)
     if weights is None:
         weights = [_table(data, partial(run.weights, batch=batch, head=head), run) for head in range(H)]
-    _add_heads(data, layer, seen, weights)
+    _add_whole(data, layer, seen, weights)
 
 
 def _add_alignment(data: PageData, alignment: Alignment) -> None:
     L, S = alignment.weights.shape
     weights = alignment.weights.detach().float().cpu()
-    seen = _Seen(lambda first, last: weights[None, first:last], (1, L, S), lambda: [None], ())
+    look = partial(overview, lambda first, last: weights[None, first:last], (1, L, S))
+    seen = _Seen(look, lambda: [None], ())
     queries, keys = Text(alignment.target), Text(alignment.source, patches=alignment.patches)
     layer = {
         "record": 0, "number": len(data.described["layers"]), "name": alignment.title, "kind": "picture",
         "queries": data.text(queries), "keys": data.text(keys), "shape": [L, S],
     }  # fmt: skip
     table = _table(data, lambda: weights, None) | {"signed": bool((weights < 0).any())}
-    _add_heads(data, layer, seen, [table])
+    _add_whole(data, layer, seen, [table])
 
 
 @dataclass
 class _Seen:
     """A layer's overview, and its sinks, once somebody asks."""
 
-    rows: Callable[[int, int], Tensor]
-    shape: tuple[int, int, int]
+    look: Callable[[list[list[int]]], Overview]
     find_sinks: Callable[[], list[int | None]]
     special: tuple[int, ...]
 
@@ -131,7 +147,7 @@ class _Seen:
     @cached_property
     def all(self) -> Overview:
         hidden = [sorted({*self.special, *([] if sink is None else [sink])}) for sink in self.sinks]
-        return overview(self.rows, self.shape, hidden)
+        return self.look(hidden)
 
     def told(self) -> bytes:
         """Return entropies, sinks and thumbnails, one behind the other."""
@@ -139,19 +155,26 @@ class _Seen:
         return _bytes(self.all.entropy) + _bytes(sinks) + _bytes(self.all.thumbnails)
 
 
-def _add_heads(data: PageData, layer: dict[str, Any], seen: _Seen, weights: list[dict[str, Any]]) -> None:
-    _, L, S = seen.shape
+def _add_whole(data: PageData, layer: dict[str, Any], seen: _Seen, weights: list[dict[str, Any]]) -> None:
+    """Add heads of whose matrices everything is there."""
+    L, S = layer["shape"]
+    thumbnail, size = [-(-each // thumbnail_block(L, S)) for each in (L, S)], pooled_block(L, S)
+    _add_heads(data, layer, seen, weights, thumbnail, size, is_pooled=size > 1)
+
+
+def _add_heads(
+    data: PageData, layer: dict[str, Any], seen: _Seen, weights: list[dict[str, Any]], thumbnail: Sequence[int],
+    size: int, *, is_pooled: bool,
+) -> None:  # fmt: skip
     number = len(data.described["layers"])
-    small = [-(-size // thumbnail_block(L, S)) for size in (L, S)]
-    data.described["layers"].append(layer | {"overview": data.block(seen.told), "thumbnail": small})
-    size = pooled_block(L, S)
+    data.described["layers"].append(layer | {"overview": data.block(seen.told), "thumbnail": list(thumbnail)})
     for head, described in enumerate(weights):
         largest = [
             data.block(lambda head=head: _bytes(seen.all.row_max[head])),
             data.block(lambda head=head: _bytes(seen.all.bare_max[head])),
         ]
         pooled = None
-        if size > 1:
+        if is_pooled:
             blocks = data.block(lambda head=head: _bytes(seen.all.pooled[head]))
             pooled = {
                 "size": size,
@@ -198,6 +221,22 @@ def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str
             "softcap": None if first.softcap is None else float(first.softcap),
         }
         for head in range(H)
+    ]  # fmt: skip
+
+
+def _largest(data: PageData, run: AttentionSummary, batch: int) -> list[dict[str, Any]]:
+    """Describe each head of a summary by the largest weights of each query."""
+    told = f"Of summaries, the {run.k} largest weights of each query are there; from afar, the largest of each block."
+    if told not in data.described["note"]:
+        data.described["note"] = f"{told} {data.described['note']}".strip()
+    top = run.topk(run.k)
+    return [
+        {
+            "kind": "largest", "count": run.k,
+            "weights": data.block(partial(_bytes, top.weights[batch, head])),
+            "keys": data.block(partial(_bytes, top.indices[batch, head].int())),
+        }
+        for head in range(run.shape[1])
     ]  # fmt: skip
 
 

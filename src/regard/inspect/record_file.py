@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -116,7 +117,7 @@ def load_record(path: str | Path) -> tuple[dict[str, list[LayerRecord]], tuple[T
         raise _wrong(path, "be a file that is there", "none") from None
     except OSError as error:
         raise _wrong(path, "be a file that can be read", error.strerror or error) from None
-    except (SafetensorError, KeyError, TypeError, AttributeError, RuntimeError, json.JSONDecodeError) as error:
+    except (SafetensorError, LookupError, TypeError, AttributeError, RuntimeError, json.JSONDecodeError) as error:
         raise _wrong(path, "be a whole record of attention", f"a damaged one ({error})") from None
 
 
@@ -139,28 +140,42 @@ def _runs(described: Any, tensors: dict[str, Tensor]) -> dict[str, list[LayerRec
             calls = [_call(call, name, str(at), i, tensors) for i, call in enumerate(run["calls"])]
             made = AttentionRecord(name, calls[0])
             for call in calls[1:]:
+                if not _goes_on(call, calls[0], made.key):
+                    raise TypeError(f"calls of {name} have other sizes")
                 made.grow(call)
         found.setdefault(name, []).append(made)
     return found
+
+
+def _goes_on(call: Attended, first: Attended, keys: Tensor) -> bool:
+    """Whether a call's rows can stand below those of earlier ones, whose keys are all there."""
+    same = call.query.shape[:2] == first.query.shape[:2] and call.query.shape[3] == first.query.shape[3]
+    end = call.first + call.key.shape[2]
+    return same and call.key.shape[::3] == keys.shape[::3] and call.first <= keys.shape[2] <= end
 
 
 def _call(call: Any, name: str, at: str, i: int, tensors: dict[str, Tensor]) -> Attended:
     for field, kind in _FIELDS.items():
         if call[field] is not None and not isinstance(call[field], kind):
             raise TypeError(f"{field} is {call[field]!r}")
+    if not all(call[field] is None or math.isfinite(call[field]) for field in ("scale", "softcap")):
+        raise TypeError("scale or softcap is not finite")
     whole, query = tensors[f"{at}.key"], tensors[f"{at}.{i}.query"]
     first, count = map(int, call["keys"])
     key = whole[:, :, first : first + count]
+    sinks = tensors.get(f"{at}.{i}.sinks")
     fits = query.dim() == whole.dim() == 4 and key.shape[2] == count and len(query) == len(key)
-    if not fits or not 0 <= first <= whole.shape[2]:
+    fits = fits and 0 <= first <= whole.shape[2] and key.shape[1] > 0 and query.shape[1] % key.shape[1] == 0
+    fits = fits and (sinks is None or sinks.shape == query.shape[1:2])
+    if not fits or not all(each is None or each.is_floating_point() for each in (query, whole, sinks)):
         raise TypeError(f"{name} has queries {tuple(query.shape)} and keys {tuple(whole.shape)}")
     given = {field: call[field] for field in ("is_causal", "scale", "softcap")}
     given |= {part: _made(part, call[part], f"{at}.{i}.{part}", tensors) for part in _PARTS}
-    attended = Attended(query, key, sinks=tensors.get(f"{at}.{i}.sinks"), first=first, **given)
+    attended = Attended(query, key, sinks=sinks, first=first, **given)
     changes = _changes(call["changes"], f"{at}.{i}", tensors, attended)
     value, output = _with_gradient(tensors, at, i, attended)
     return replace(
-        attended, mask=_mask(call["mask"], f"{at}.{i}", tensors), changes=changes, value=value, output=output
+        attended, mask=_mask(call["mask"], f"{at}.{i}", tensors, attended), changes=changes, value=value, output=output
     )
 
 
@@ -173,6 +188,7 @@ def _with_gradient(
     (B, H, L, _), S = attended.query.shape, attended.key.shape[2]
     value = whole[:, :, attended.first : attended.first + S] if whole.dim() == 4 else whole
     fits = value.dim() == 4 and value.shape[::2] == (B, S) and value.shape[1] and H % value.shape[1] == 0
+    fits = fits and value.is_floating_point() and (gradient is None or gradient.is_floating_point())
     if not fits or (gradient is not None and gradient.shape != (B, H, L, value.shape[3])):
         raise TypeError(f"values {tuple(whole.shape)} do not fit")
     return value, OutputGradient(gradient)
@@ -253,12 +269,20 @@ def _marks(seen: Tensor | None, L: int, S: int) -> Tensor:
     return seen.expand(*seen.shape[:2], L, S)
 
 
-def _mask(kind: str | None, at: str, tensors: Mapping[str, Tensor]) -> Any:
+def _mask(kind: str | None, at: str, tensors: Mapping[str, Tensor], attended: Attended) -> Any:
     if kind is None:
         return None
+    (B, H, L, _), S = attended.query.shape, attended.key.shape[2]
     if kind == "tensor":
-        return tensors[f"{at}.mask"]
-    return masks.padding(tensors[f"{at}.stop"]) & ~masks.padding(tensors[f"{at}.start"])
+        mask = tensors[f"{at}.mask"]
+        fits = mask.dim() <= 4 and torch.broadcast_shapes(mask.shape, (B, H, L, S)) == (B, H, L, S)
+        if not fits or not (mask.dtype == torch.bool or mask.is_floating_point()):
+            raise TypeError(f"a mask of {mask.dtype} is {tuple(mask.shape)}")
+        return mask
+    start, stop = tensors[f"{at}.start"], tensors[f"{at}.stop"]
+    if start.shape != stop.shape or stop.shape != (B, L) or start.is_floating_point() or stop.is_floating_point():
+        raise TypeError(f"a mask of intervals is {tuple(start.shape)} and {tuple(stop.shape)}")
+    return masks.padding(stop) & ~masks.padding(start)
 
 
 def _changes(

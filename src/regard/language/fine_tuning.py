@@ -149,8 +149,10 @@ class FineTuning(FolderRun[ClassificationOptions]):
         trunk = loaded if isinstance(loaded, EncoderLM | DecoderLM) else loaded.model
         check_tokenizer(trunk, tokenizer, "train", options.start)
         trunk = bare(trunk, options.model)
-        model = SequenceClassifier(trunk, names, trunk.config.dropout)
-        if isinstance(loaded, SequenceClassifier) and loaded.labels == model.labels:
+        same = isinstance(loaded, SequenceClassifier) and loaded.labels == tuple(names)
+        bias = not same or loaded.output.bias is not None
+        model = SequenceClassifier(trunk, names, trunk.config.dropout, bias=bias)
+        if same:
             model.output.load_state_dict(loaded.output.state_dict())
         if options.tune == "frozen":
             model.model.requires_grad_(False)

@@ -41,7 +41,7 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = None) -> LanguageMod
     """Return the language model in a folder, in evaluation mode.
 
     Folders of Hugging Face of GPT-2, Llama, Mistral, Qwen2, BERT, RoBERTa and ALBERT are read as they are: config.json
-    and model.safetensors, or its shards; classifiers of sequences and of tokens on BERT, RoBERTa and ALBERT, too. No
+    and model.safetensors, or its shards; classifiers of sequences and of tokens on them, too. No
     pickle is ever loaded. What config.json claims is compared with the files' headers before memory is taken.
 
     Parameters
@@ -114,14 +114,18 @@ def save(model: LanguageModel | Head, folder: str | Path) -> None:
             return
     kind = "decoder" if isinstance(trunk, DecoderLM) else "encoder"
     config = {"format": FORMAT, "version": VERSION, "kind": kind, "model": asdict(trunk.config)}
-    config |= {"head": head, "labels": model.labels} if isinstance(model, Head) else {}
+    if isinstance(model, Head):
+        config |= {"head": head, "labels": model.labels, "bias": model.output.bias is not None, "pad": model.pad}
     save_model(folder, model, config)
 
 
 def _writes(family: Family, model: nn.Module) -> bool:
     """Return whether the family has such a head."""
-    heads = isinstance(model, Head) and type(model) in HEADS.values() and family.model is EncoderLM
-    return heads or not isinstance(model, Head)
+    if not isinstance(model, Head):
+        return True
+    # Transformers' scores of sequences have no bias where they stand on decoders.
+    bias = family.model is EncoderLM or not isinstance(model, SequenceClassifier)
+    return type(model) in HEADS.values() and (model.output.bias is not None) == bias
 
 
 def _write(family: Family, described: Described, model: nn.Module, trunk: LanguageModel, folder: Path) -> None:
@@ -131,7 +135,10 @@ def _write(family: Family, described: Described, model: nn.Module, trunk: Langua
     if isinstance(model, Head):
         end = next(end for end, kind in HEADS.items() if type(model) is kind)
         rules = head_rules(family, rules, end)
-        described["architectures"] = [f"{described['architectures'][0].partition('For')[0].removesuffix('Model')}{end}"]
+        name = described["architectures"][0].partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model")
+        described["architectures"] = [f"{name}{end}"]
+        if family.model is DecoderLM:
+            described["pad_token_id"] = model.pad
         described["id2label"] = {str(i): label for i, label in enumerate(model.labels)}
         described["label2id"] = {label: i for i, label in enumerate(model.labels)}
     elif described["architectures"][0].endswith("Model") and family.model is EncoderLM:
@@ -158,6 +165,10 @@ def _built(folder: Path, config: dict[str, Any]) -> Any:
             raise file_error(path, f"have at most as many layers as {WEIGHTS} has tensors, {stored}", made.layers)
         with torch.device("meta"):
             model = _KINDS[kind][1](made)
-            return model if head is None else _HEADS[head](model, config.get("labels", ()))
+            if head is None:
+                return model
+            # Folders of earlier versions do not say what was always so.
+            options = {"bias": config.get("bias", True), "pad": config.get("pad")}
+            return _HEADS[head](model, config.get("labels", ()), **options)
     except (ValueError, TypeError) as error:
         raise file_error(path, "describe a model", f"this: {str(error).rstrip('.')}") from None

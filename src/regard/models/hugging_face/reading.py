@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._memory import available_memory, fitting
+from regard.models.decoder_lm import DecoderLM
 from regard.models.folders import (
     CONFIG,
     DTYPES,
@@ -69,6 +70,8 @@ def read_folder(folder: Path, dtype: torch.dtype | None = None) -> LanguageModel
     if not prefix:
         names = set(places)
     config = _config(path, family, described, names)
+    if architecture in HEADS and family.model is DecoderLM:
+        config = replace(config, tied=True)  # nothing scores the vocabulary
     if config.layers > len(places):
         expected = f"have at most as many layers as there are tensors, {len(places)}"
         raise file_error(path, expected, config.layers)
@@ -76,7 +79,10 @@ def read_folder(folder: Path, dtype: torch.dtype | None = None) -> LanguageModel
     with torch.device("meta"):
         model: nn.Module = family.model(config)
         if architecture in HEADS:
-            model = HEADS[architecture](model, _labels(path, described))  # type: ignore[arg-type]
+            head: dict[str, Any] = {}
+            if family.model is DecoderLM and HEADS[architecture] is SequenceClassifier:
+                head = {"bias": False, "pad": described.get("pad_token_id")}
+            model = HEADS[architecture](model, _labels(path, described), **head)  # type: ignore[arg-type]
             rules = head_rules(family, rules, architecture)
     rules = [replace(rule, theirs=tuple(whole_name(name, prefix) for name in rule.theirs)) for rule in rules]
     _check(folder, family, model, rules, places)
@@ -90,6 +96,8 @@ def head_rules(family: Family, rules: list[Rule], architecture: str) -> list[Rul
     if family is ROBERTA and architecture == "ForSequenceClassification":
         inner = [rule for rule in inner if not rule.ours.startswith("model.pooler.")]
         return [*inner, *same({"model.pooler": "/classifier.dense", "output": "/classifier.out_proj"})]
+    if family is LLAMA or (family is GPT2 and architecture == "ForSequenceClassification"):
+        return [*inner, *same({"output": "/score"})]
     return [*inner, *same({"output": "/classifier"})]
 
 
@@ -116,8 +124,6 @@ def _architecture(path: Path, described: Described) -> str:
     name = str(given[0]) if isinstance(given, list) else str(given)
     for end in (*HEADS, *_MODELS):
         if name.endswith(end):
-            if end in HEADS and described["model_type"] in (*GPT2.types, *LLAMA.types):
-                break
             return end
     raise file_error(path, f"have an architecture that ends in {', '.join((*_MODELS, *HEADS))}", brief(name))
 

@@ -19,6 +19,11 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as OutProjec
 flash_attention: Any = torch._scaled_dot_product_flash_attention_for_cpu  # called in less time than its torch.ops twin
 flash_attention_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
+#: The fast paths of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``, which compute attention and
+#: have no public name.
+fused_attention: Any = torch._native_multi_head_attention
+fused_layer: Any = torch._transformer_encoder_layer_fwd
+
 
 # Bound once, as every call asks them.
 _is_compiling = torch.compiler.is_compiling
@@ -122,6 +127,8 @@ __all__ = [
     "flash_attention",
     "flash_attention_backward",
     "flattened",
+    "fused_attention",
+    "fused_layer",
     "has_bfloat16_cells",
     "in_backward",
     "in_forward_mode",

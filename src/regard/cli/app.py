@@ -21,6 +21,7 @@ from regard.decoding.predictions import PredictionOptions
 from regard.decoding.requests import GenerationOptions
 from regard.scores.distance import kernels
 from regard.translation.options import ExperimentOptions
+from regard.vision.classification_options import ImageClassificationOptions
 
 app = typer.Typer(
     cls=Commands,
@@ -38,6 +39,10 @@ TRANSLATOR = Path("english-french")
 #: What may be asked of a comparison by flags.
 COMPARED = (
     "data.data", "data.targets", "data.valid", "data.valid_targets", "preset", "training.steps", "training.seed",
+)  # fmt: skip
+COMPARED_IMAGES = (
+    "data.images", "data.side", "data.gray", "augmentation.flip", "augmentation.shift", "training.epochs",
+    "training.batch_examples", "training.learning_rate",
 )  # fmt: skip
 #: Seconds of the demonstration's training.
 _TRAINING = 170.0
@@ -169,10 +174,11 @@ def generate(
 
 
 @_command()
+@with_flags(ImageClassificationOptions, *COMPARED_IMAGES, unset=True)
 @with_flags(ExperimentOptions, *COMPARED, unset=True)
 def compare(
-    task: Annotated[str, typer.Argument(help="translation or pronunciation.")],
-    attention: Annotated[str, typer.Option(help="Such as additive,local,transformer.")],
+    task: Annotated[str, typer.Argument(help="translation, pronunciation or image-classification.")],
+    attention: Annotated[str, typer.Option(help="Such as additive,local,transformer; of images none,se,eca,cbam.")],
     out: Annotated[Path, typer.Option(help="Folder of the models and results.")],
     given: dict[str, Any],
     options: Annotated[Path | None, typer.Option(help="A TOML file of options of training.")] = None,
@@ -225,18 +231,45 @@ def translate(
 
 
 @_command()
+@with_flags(
+    PredictionOptions, "search.beams", "search.n_best", "search.length_penalty", "search.no_repeat", "search.sample",
+    "search.temperature", "search.top_k", "search.top_p", "search.seed",
+    short={"search.n_best": "Show so many captions, each after its score."},
+)  # fmt: skip
+def caption(
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Files of images; - reads one from stdin.")],
+    model: Annotated[list[Path], typer.Option(help="Folder of a captioner; may be repeated: a row for each.")],
+    given: dict[str, Any],
+    attention: Annotated[
+        Path | None, typer.Option(help="Draw where each word looked to this picture: .png, .svg, .pdf.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write that to this self-contained HTML file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each, attention included.")] = False,
+) -> None:
+    """Write a sentence about each image, and show where each word looked."""
+    from regard.cli.caption import run
+
+    with report_errors("vision"):
+        options = PredictionOptions.from_places(given)
+    run(images, models=model, options=options, attention=attention, html=html, as_json=as_json)
+
+
+@_command()
 def classify(
     model: Annotated[Path, typer.Option(help="Folder of a classifier.")],
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; without any, or -, lines of stdin.")
+        list[str] | None,
+        typer.Argument(metavar="[TEXT]...", help="Texts (without any, or -, lines of stdin), or images."),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="A file of lines, in place of texts.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A file of lines, or a folder or tar archive of images, in place of them.")
+    ] = None,
     pairs: Annotated[bool, typer.Option("--pairs", help="Two texts in a line, with a tab between them.")] = False,
     top: Annotated[int | None, typer.Option(help="Show so many labels, the likeliest first.", min=1)] = None,
-    batch: Annotated[int, typer.Option(help="Texts at once; lower it where memory is short.", min=1)] = 128,
+    batch: Annotated[int, typer.Option(help="Texts or images at once; lower it where memory is short.", min=1)] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each, with all labels.")] = False,
 ) -> None:
-    """Name the label of each text, with its probability."""
+    """Name the label of each text or image, with its probability."""
     from regard.cli.classify import run
 
     run(texts or [], model=model, data=data, pairs=pairs, top=top, batch=batch, as_json=as_json)
@@ -272,7 +305,9 @@ def evaluate(
     data: Annotated[
         str,
         typer.Argument(
-            metavar="DATA", help="Pairs separated by a tab; with --targets the sources. Or text; or text, tab, label."
+            metavar="DATA",
+            help="Pairs separated by a tab; with --targets the sources. Or text; or text, tab, label; or a folder of "
+            "images for each label.",
         ),
     ],
     given: dict[str, Any],

@@ -20,7 +20,7 @@ from regard.data.pairs import read_pairs
 from regard.decoding.beam_search import SearchOptions
 from regard.decoding.predictions import PredictionOptions, report_truncated
 from regard.decoding.sequence_model import SequenceModel
-from regard.models.language_folders import is_language_folder
+from regard.models.stored_models import is_model_folder
 from regard.text.words import find_words, split_at_spaces
 from regard.translation.metrics import bleu, chrf, tokenized_bleu
 from regard.translation.tasks import get_task
@@ -39,60 +39,80 @@ def run(
     by links.
     """
     with report_errors("train"):
-        if is_language_folder(folder := folder_of(model)):
-            alone = {"--targets": targets, "--links": links, "--back": back, "--tokenized": tokenized or None}
-            for name, value in alone.items():
-                if value is not None:
-                    raise rejected("evaluate", name, "be left out unless the model is a translator", value)
-            if options.search != SearchOptions():
-                got = "--beams or --length-penalty"
-                raise rejected("evaluate", "the search", "be left out unless the model is a translator", got)
+        if is_model_folder(folder := folder_of(model)):
+            _leave_to_translators(targets, links, back, tokenized, options)
             require_writable(out)
             batch, precision = options.batch, options.precision
-            _tell(evaluate_language.evaluate(data, folder, reading, batch=batch, precision=precision, out=out), as_json)
-            return
-        reading.leave_out("a translator", "per", "length", "stride", "pairs")
-        if links is not None:
-            if out is not None:
-                raise rejected("evaluate", "--out", "be left out with --links: nothing is written", str(out))
-            if links == "-" and "-" in (data, targets):
-                raise rejected("evaluate", "--links", "be a file where standard input is something else", "-")
-            other = None if back is None else require_attention(load(back), "--back")
-            _tell(
-                _agreement(data, targets, require_attention(load(model), "--model"), links, other, tokenized), as_json
-            )
-            return
-        if back is not None:
-            raise rejected("evaluate", "--back", "come with --links", "it alone")
-        require_writable(out)
-        translator = load(model)
-        task = get_task(str(translator.about.get("task", "translation")))
-        if tokenized and task.metric != "bleu":
-            raise rejected("evaluate", "--tokenized", f"be left out for {task.name}, which BLEU does not score", "it")
-        pairs = read_pairs(data, targets, longest=None, words=None)
-        for line in pairs.report():
-            note(line)
-        references = pairs.references()
-        began = time.monotonic()
-        answers = translator.predict(references, options)
-        seconds = time.monotonic() - began
-        for line in report_truncated(answers):
-            note(line)
-        predictions = [each.text for each in answers]
-        listed = list(references.values())
-        report: dict[str, Any] = {"sources": len(listed), "references": len(pairs), "seconds": round(seconds, 2)}
-        if task.metric == "bleu":
-            # What a model cannot write does not count against it; the signature says so.
-            lower = translator.target.lowercase
-            metrics = (bleu, chrf, *((tokenized_bleu,) if tokenized else ()))
-            scores = [metric(predictions, listed, lowercase=lower) for metric in metrics]
-            report |= {f"{each.name}|{each.signature}": round(each.value, 2) for each in scores}
+            report = evaluate_language.evaluate(data, folder, reading, batch=batch, precision=precision, out=out)
         else:
-            report |= {name: round(value, 3) for name, value in task.scores(predictions, listed).items()}
-        if out is not None:
-            with naming(out):
-                out.write_text("".join(f"{text}\n" for text in predictions), encoding="utf-8")
+            reading.leave_out("a translator", "per", "length", "stride", "pairs")
+            if links is not None:
+                report = _links_report(data, targets, model, links, back, out, tokenized)
+            elif back is not None:
+                raise rejected("evaluate", "--back", "come with --links", "it alone")
+            else:
+                require_writable(out)
+                report = _translations_report(data, targets, load(model), options, out, tokenized)
     _tell(report, as_json)
+
+
+def _leave_to_translators(
+    targets: str | None, links: str | None, back: Path | None, tokenized: bool, options: PredictionOptions
+) -> None:
+    """Raise where something is given that a language model or a classifier has no use for."""
+    alone = {"--targets": targets, "--links": links, "--back": back, "--tokenized": tokenized or None}
+    for name, value in alone.items():
+        if value is not None:
+            raise rejected("evaluate", name, "be left out unless the model is a translator", value)
+    if options.search != SearchOptions():
+        got = "--beams or --length-penalty"
+        raise rejected("evaluate", "the search", "be left out unless the model is a translator", got)
+
+
+def _translations_report(
+    data: str, targets: str | None, translator: SequenceModel, options: PredictionOptions, out: Path | None,
+    tokenized: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Return how good what the model writes is, against all targets of each source."""
+    task = get_task(str(translator.about.get("task", "translation")))
+    if tokenized and task.metric != "bleu":
+        raise rejected("evaluate", "--tokenized", f"be left out for {task.name}, which BLEU does not score", "it")
+    pairs = read_pairs(data, targets, longest=None, words=None)
+    for line in pairs.report():
+        note(line)
+    references = pairs.references()
+    began = time.monotonic()
+    answers = translator.predict(references, options)
+    seconds = time.monotonic() - began
+    for line in report_truncated(answers):
+        note(line)
+    predictions = [each.text for each in answers]
+    listed = list(references.values())
+    report: dict[str, Any] = {"sources": len(listed), "references": len(pairs), "seconds": round(seconds, 2)}
+    if task.metric == "bleu":
+        # What a model cannot write does not count against it; the signature says so.
+        lower = translator.target.lowercase
+        metrics = (bleu, chrf, *((tokenized_bleu,) if tokenized else ()))
+        scores = [metric(predictions, listed, lowercase=lower) for metric in metrics]
+        report |= {f"{each.name}|{each.signature}": round(each.value, 2) for each in scores}
+    else:
+        report |= {name: round(value, 3) for name, value in task.scores(predictions, listed).items()}
+    if out is not None:
+        with naming(out):
+            out.write_text("".join(f"{text}\n" for text in predictions), encoding="utf-8")
+    return report
+
+
+def _links_report(
+    data: str, targets: str | None, model: Path, links: str, back: Path | None, out: Path | None, tokenized: bool
+) -> dict[str, Any]:
+    """Return how well a model's attention to given targets agrees with links in a file."""
+    if out is not None:
+        raise rejected("evaluate", "--out", "be left out with --links: nothing is written", str(out))
+    if links == "-" and "-" in (data, targets):
+        raise rejected("evaluate", "--links", "be a file where standard input is something else", "-")
+    other = None if back is None else require_attention(load(back), "--back")
+    return _agreement(data, targets, require_attention(load(model), "--model"), links, other, tokenized)
 
 
 def _agreement(

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import regard
 from regard import Aux
 from regard._errors import RegardWarning
-from regard._torch import in_backward, uncompiled
+from regard._torch import fused_attention, fused_layer, in_backward, uncompiled
 from regard.inspect import arguments
 from regard.inspect.calls import Attended, Change, Projected
 from regard.inspect.gradients import OutputGradient, before_projection, heads_first
@@ -143,12 +143,8 @@ def _makers() -> dict[int, Callable[[Any], Any]]:
 
 def _replace_fused(undo: list[Callable[[], None]]) -> None:
     wrappers: list[tuple[Any, str, Any]] = [
-        (torch, "_native_multi_head_attention", functools.partial(_wrapped, tell=arguments.of_fused_attention)),
-        (
-            torch,
-            "_transformer_encoder_layer_fwd",
-            functools.partial(_wrapped, tell=arguments.of_fused_layer, part="self_attn"),
-        ),
+        (torch, fused_attention.__name__, functools.partial(_wrapped, tell=arguments.of_fused_attention)),
+        (torch, fused_layer.__name__, functools.partial(_wrapped, tell=arguments.of_fused_layer, part="self_attn")),
         (torch.backends.mha, "get_fastpath_enabled", _slow),
     ]
     if (modeling := sys.modules.get("transformers.modeling_utils")) is not None:

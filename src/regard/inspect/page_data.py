@@ -123,7 +123,7 @@ def _add_alignment(data: PageData, alignment: Alignment) -> None:
     weights = alignment.weights.detach().float().cpu()
     look = partial(overview, lambda first, last: weights[None, first:last], (1, L, S))
     seen = _Seen(look, lambda: [None], ())
-    queries, keys = Text(alignment.target), Text(alignment.source)
+    queries, keys = Text(alignment.target), Text(alignment.source, patches=alignment.patches)
     layer = {
         "record": 0, "number": len(data.described["layers"]), "name": alignment.title, "kind": "picture",
         "queries": data.text(queries), "keys": data.text(keys), "shape": [L, S],

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from regard.cli.describe import describe
 from regard.cli.flags import with_flags
 from regard.cli.inspector import inspector
 from regard.cli.messages import Command, Commands, echo, fail, report_errors
@@ -231,30 +232,6 @@ def translate(
 
 
 @_command()
-@with_flags(
-    PredictionOptions, "search.beams", "search.n_best", "search.length_penalty", "search.no_repeat", "search.sample",
-    "search.temperature", "search.top_k", "search.top_p", "search.seed",
-    short={"search.n_best": "Show so many captions, each after its score."},
-)  # fmt: skip
-def caption(
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Files of images; - reads one from stdin.")],
-    model: Annotated[list[Path], typer.Option(help="Folder of a captioner; may be repeated: a row for each.")],
-    given: dict[str, Any],
-    attention: Annotated[
-        Path | None, typer.Option(help="Draw where each word looked to this picture: .png, .svg, .pdf.")
-    ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write that to this self-contained HTML file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each, attention included.")] = False,
-) -> None:
-    """Write a sentence about each image, and show where each word looked."""
-    from regard.cli.caption import run
-
-    with report_errors("vision"):
-        options = PredictionOptions.from_places(given)
-    run(images, models=model, options=options, attention=attention, html=html, as_json=as_json)
-
-
-@_command()
 def classify(
     model: Annotated[Path, typer.Option(help="Folder of a classifier.")],
     texts: Annotated[
@@ -306,8 +283,8 @@ def evaluate(
         str,
         typer.Argument(
             metavar="DATA",
-            help="Pairs separated by a tab; with --targets the sources. Or text; or text, tab, label; or a folder of "
-            "images for each label.",
+            help="Pairs separated by a tab (with --targets the sources), image and caption too. Or text; or text, tab, "
+            "label; or a folder of images for each label.",
         ),
     ],
     given: dict[str, Any],
@@ -334,10 +311,17 @@ def evaluate(
     pairs: Annotated[
         bool, typer.Option("--pairs", help="Lines of text, tab, text, tab, label.", rich_help_panel="Classifiers")
     ] = False,
+    images: Annotated[
+        str | None, typer.Option(help="Folder or .tar of the images in DATA.", rich_help_panel="Captioners")
+    ] = None,
+    features: Annotated[
+        str | None, typer.Option(help="A file of their features.", rich_help_panel="Captioners")
+    ] = None,
 ) -> None:
-    """Score a translator, a language model or a classifier.
+    """Score a translator, a captioner, a language model or a classifier.
 
-    By BLEU and chrF, PER and WER, or links; by perplexity and bits per byte; by accuracy, F1 and Matthews.
+    By BLEU and chrF, PER and WER, or links; by ROUGE-L and CIDEr-D; by perplexity and bits per byte; by accuracy, F1
+    and Matthews.
     """
     from regard.cli.evaluate import run
     from regard.cli.evaluate_language import TextReading
@@ -346,7 +330,7 @@ def evaluate(
         options = PredictionOptions.from_places(given)
     run(
         data, targets, model=model, options=options, tokenized=tokenized, out=out, as_json=as_json, links=links,
-        back=back, reading=TextReading(per, length, stride, pairs),
+        back=back, reading=TextReading(per, length, stride, pairs), images=images, features=features,
     )  # fmt: skip
 
 
@@ -391,6 +375,7 @@ def regress(
     )  # fmt: skip
 
 
+app.add_typer(describe)
 app.add_typer(inspector)
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.models.captioner_config import RecurrentCaptionerConfig, TransformerCaptionerConfig
-from regard.models.recurrent_decoder import Memory, RecurrentDecoder
+from regard.models.recurrent_decoder import RecurrentDecoder
+from regard.models.recurrent_state import Memory
 from regard.models.transformer_decoder import TransformerSequenceDecoder
 
 

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from regard._errors import rejected
+from regard.models.recurrent_cells import CELLS, pick_rows, reset_cells
 from regard.models.recurrent_config import PRESETS, RecurrentConfig
-from regard.models.recurrent_decoder import CELLS, Memory, RecurrentDecoder, State, pick_rows, reset_cells
+from regard.models.recurrent_decoder import RecurrentDecoder
+from regard.models.recurrent_state import Memory, State
 from regard.nn._base import cleared
 
 __all__ = ["PRESETS", "Memory", "RecurrentConfig", "RecurrentEncoderDecoder", "State"]

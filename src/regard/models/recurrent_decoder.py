@@ -8,102 +8,25 @@ what enters every step, C attention features, Y decoder layers, N target vocabul
 from __future__ import annotations
 
 from abc import abstractmethod
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard._autocast import is_active, suspended
 from regard._errors import rejected
-from regard._torch import has_bfloat16_cells
 from regard.models._parts import Output, check_probability, find_map, scheduled_sampling
 from regard.models.attending import Attending
-from regard.models.base import EncoderDecoder
+from regard.models.base import PAD, EncoderDecoder
+from regard.models.recurrent_cells import CELLS, pick_rows, reset_cells
 from regard.models.recurrent_config import RecurrentDecoderConfig
+from regard.models.recurrent_state import Memory, State
 from regard.nn import HardAttention
 from regard.nn.positional_encodings import wide
 
-
-class LSTM(nn.LSTM):
-    """torch's, which oneDNN refuses to run in bfloat16 on a CPU that has no instructions for it: there in float32."""
-
-    def forward(self, rows: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # type: ignore[override]
-        native = rows.device.type != "cpu" or not is_active("cpu") or has_bfloat16_cells()
-        with nullcontext() if native else suspended("cpu"):
-            if not native:
-                rows, state = rows.float(), None if state is None else (state[0].float(), state[1].float())
-            made: tuple[Tensor, tuple[Tensor, Tensor]] = super().forward(rows, state)
-        return made
-
-
-CELLS = {"lstm": LSTM, "gru": nn.GRU}
-
-
-@dataclass(frozen=True)
-class State:
-    """Where the decoder stands, for R rows: sequences, or their beams.
-
-    Attributes
-    ----------
-    hidden : Tensor (Y, R, Q)
-    cell : Tensor (Y, R, Q), or None for GRUs
-    fed : Tensor (R, P), or None without input feeding
-        The features of the last step.
-    time : int
-        How many steps have been made.
-    """
-
-    hidden: Tensor
-    cell: Tensor | None
-    fed: Tensor | None
-    time: int = 0
-
-    def select(self, rows: Tensor) -> State:
-        """Return these rows in this order."""
-        cell, fed = self.cell, self.fed
-        return State(
-            self.hidden.index_select(1, rows),
-            None if cell is None else cell.index_select(1, rows),
-            None if fed is None else fed.index_select(0, rows),
-            self.time,
-        )
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What was read of B sources, computed once and attended at every step.
-
-    Attributes
-    ----------
-    keys, values : Tensor (B, S, ·), (B, S, V)
-        The rows that were read, as attention compares and reads them; in wiring "encoder" both are what these rows read
-        of each other.
-    lengths : Tensor (B,)
-        How many are real.
-    start : State
-        The decoder's first state, B rows.
-    glimpse : Tensor (B, G), or None
-        What enters every step.
-    weights : Tensor (B, S, S), or None
-        Of the states to each other, where they were asked for.
-    """
-
-    keys: Tensor
-    values: Tensor
-    lengths: Tensor
-    start: State
-    glimpse: Tensor | None = None
-    weights: Tensor | None = None
-
-    def select(self, rows: Tensor) -> Memory:
-        """Return these rows in this order."""
-        glimpse, weights = (
-            None if part is None else part.index_select(0, rows) for part in (self.glimpse, self.weights)
-        )
-        keys, values, lengths = (part.index_select(0, rows) for part in (self.keys, self.values, self.lengths))
-        return Memory(keys, values, lengths, self.start.select(rows), glimpse, weights)
+#: The share of padding from which sequences go through the recurrence in so many groups of similar lengths.
+_WASTE, _ALIKE = 0.2, 4
 
 
 class RecurrentDecoder(EncoderDecoder):
@@ -244,7 +167,7 @@ class RecurrentDecoder(EncoderDecoder):
     def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         memory = self._encode(source, lengths, weights=True)
         if self.attending is None:
-            return memory.values.new_empty(len(source), 0, target.shape[1], source.shape[1])
+            return memory.values.new_empty(len(target), 0, target.shape[1], memory.values.shape[1])
         _, weights = self._features(memory, target, weights=True)
         assert weights is not None
         return weights[:, None]
@@ -336,7 +259,8 @@ class RecurrentDecoder(EncoderDecoder):
     ) -> tuple[Tensor, State, Tensor | None]:
         """Read symbols (B, L): L steps of each sequence if ``whole``, else one step of each of its L beams.
 
-        Returns features (B, L, P), the state after them, and the weights (B, L, S) if they are asked for.
+        Returns features (B, L, P), the state after them, and the weights (B, L, S) if they are asked for. After
+        ``whole`` nobody goes on: the state is the one that was given.
         """
         (B, L), context, attention = symbols.shape, None, None
         where = torch.arange(L, device=symbols.device) if whole else symbols.new_full((L,), state.time)  # (L,)
@@ -352,8 +276,7 @@ class RecurrentDecoder(EncoderDecoder):
         parts = [each for each in (rows, entering, glimpse) if each is not None]
         rows = torch.cat(parts, -1) if len(parts) > 1 else rows  # (B, L, D + V or P + G)
         if whole:
-            hidden, end = self.decoder(rows, state.hidden if state.cell is None else (state.hidden, state.cell))
-            last, cell = (end, None) if state.cell is None else end  # (Y, B, Q)
+            hidden, last, cell = self._recur(rows, state, self._steps_read(symbols)), state.hidden, state.cell
         else:
             hidden, last, cell = self._advance(rows.flatten(0, 1), state)
             hidden = hidden.view(B, L, -1)  # (B, L, Q)
@@ -377,6 +300,31 @@ class RecurrentDecoder(EncoderDecoder):
             context = torch.sigmoid(self.gate(query)) * context
         return context, None if attention is None else attention.view(B, L, -1)
 
+    def _steps_read(self, symbols: Tensor) -> Tensor:
+        """Return how many of symbols (B, L) are read: in training, nobody learns from what follows the last."""
+        B, L = symbols.shape
+        if not self.training:
+            return symbols.new_full((B,), L)
+        places = torch.arange(1, L + 1, device=symbols.device)
+        return (places * (symbols != PAD)).amax(1).clamp_min(1)
+
+    def _recur(self, rows: Tensor, state: State, lengths: Tensor) -> Tensor:
+        """Return the last layer's hidden states (B, L, Q) for rows (B, L, ·), of which so many each are read."""
+        L, before = rows.shape[1], [part for part in (state.hidden, state.cell) if part is not None]
+
+        def run(rows: Tensor, before: list[Tensor]) -> Tensor:
+            made: Tensor = self.decoder(rows, before[0] if len(before) == 1 else tuple(before))[0]
+            return made
+
+        if rows.device.type != "cpu" or int(lengths.sum()) >= (1 - _WASTE) * len(rows) * L:
+            return run(rows, before)
+        order, parts = lengths.argsort(), []
+        for some in order.chunk(_ALIKE):  # of similar lengths: nothing is computed of most padding
+            most = int(lengths[some].max())
+            made = run(rows[some, :most], [part[:, some].contiguous() for part in before])
+            parts.append(F.pad(made, (0, 0, 0, L - most)))
+        return torch.cat(parts)[order.argsort()]
+
     def _advance(self, rows: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the last layer's hidden state (R, Q) one step after, and all layers' hidden and cell (Y, R, Q)."""
         made: list[tuple[Tensor, ...]] = []
@@ -388,23 +336,3 @@ class RecurrentDecoder(EncoderDecoder):
             rows = made[-1][0]
         hidden, *cells = (torch.stack(parts) for parts in zip(*made))
         return rows, hidden, cells[0] if cells else None
-
-
-def reset_cells(cells: nn.Module, kind: str) -> None:
-    """Draw a recurrent layer's parameters: orthogonal recurrences, and open forget gates."""
-    gates = 4 if kind == "lstm" else 3
-    for name, parameter in cells.named_parameters():
-        if "weight_hh" in name:
-            for gate in parameter.data.chunk(gates):
-                nn.init.orthogonal_(gate)
-        elif "weight_ih" in name:
-            nn.init.xavier_uniform_(parameter)
-        else:
-            nn.init.zeros_(parameter)
-            if gates == 4 and "bias_ih" in name:
-                nn.init.ones_(parameter.data.chunk(4)[1])
-
-
-def pick_rows(sequences: Tensor, steps: Tensor) -> Tensor:
-    """Return the rows (B, L, C) of sequences (B, S, C) at these steps (B, L)."""
-    return sequences.gather(1, steps[..., None].expand(-1, -1, sequences.shape[-1]))

@@ -22,6 +22,7 @@ from regard.decoding.beam_search import Hypothesis, search
 from regard.decoding.predictions import Prediction, PredictionOptions, merge_duplicates, with_alternatives
 from regard.models.base import END, EncoderDecoder
 from regard.models.captioner import CAPTIONERS
+from regard.models.efficientnet import channels_last
 from regard.models.folders import (
     CONFIG,
     build_model,
@@ -34,7 +35,7 @@ from regard.models.folders import (
 )
 from regard.text.ragged import pad
 from regard.text.vocabulary import Vocabulary
-from regard.vision.encoders import ImageEncoder, build_encoder
+from regard.vision.encoders import TOGETHER, ImageEncoder, build_encoder
 
 FORMAT, VERSION, TARGET = "regard.captioner", 1, "target.json"
 #: Tokens that are written at most, where nothing else is asked.
@@ -111,7 +112,7 @@ class Captioner:
         except ValueError as error:
             raise file_error(path, "describe a model, an encoder and a vocabulary that fit", str(error)) from None
         load_weights(folder, made._whole(), config)
-        encoder.to(memory_format=torch.channels_last)
+        channels_last(encoder)
         return made
 
     def _whole(self) -> nn.Module:
@@ -121,12 +122,14 @@ class Captioner:
         """Return an image (H, W, 3) as the encoder reads it, (X, X, 3)."""
         return resize_image(pixels, self.encoder.side)
 
+    @torch.no_grad()
     def features(self, images: Sequence[np.ndarray]) -> Tensor:
-        """Return the features (B, S, F) of images (X, X, 3)."""
-        with torch.inference_mode():
-            pixels = torch.from_numpy(np.stack(images))
-            # In float16, as those are that it learned from.
-            return torch.cat([self.encoder(each).half() for each in pixels.split(4)]).float()
+        """Return the features (B, S, F) of images (X, X, 3), rounded to float16 as those on disk are."""
+        pixels, learning = torch.from_numpy(np.stack(images)), self.encoder.training
+        self.encoder.eval()
+        made = torch.cat([self.encoder(each).half() for each in pixels.split(TOGETHER)]).float()
+        self.encoder.train(learning)
+        return made
 
     def caption(self, grids: Tensor, names: Sequence[str], options: PredictionOptions) -> list[Prediction]:
         """Return what is written for images.

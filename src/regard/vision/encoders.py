@@ -16,13 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from regard._errors import rejected
+from regard.data.preprocessing import PREPROCESSOR, Preprocessing
 from regard.models.efficientnet import HEAD, STRIDE, EfficientNetLite, read_efficientnet
-from regard.models.folders import ModelFileError, brief, file_error, read_json
+from regard.models.folders import ModelFileError, brief, file_error
 
 #: The encoders that are known by name, and their usual pixels of a side.
 EFFICIENTNET, CNN = "efficientnet-lite0", "cnn"
 NAMES, SIDE, SMALL_SIDE = (EFFICIENTNET, CNN), 224, 64
 _LARGEST_SIDE = 2048
+#: Images that go through an encoder at once: so many fit the processor's cache.
+TOGETHER = 4
 
 
 class ImageEncoder(nn.Module, ABC):
@@ -215,17 +218,12 @@ def build_encoder(config: Any, where: Path) -> ImageEncoder:
 def _read_folder(folder: Path) -> HuggingFaceEncoder:
     from transformers import AutoModel
 
-    table = read_json(folder / "preprocessor_config.json")
-    try:
-        size = table.get("crop_size") if table.get("do_center_crop") else None
-        size = size or table["size"]
-        side = size if isinstance(size, int) else size.get("height", size.get("shortest_edge"))
-        preparation = {"mean": list(table["image_mean"]), "deviation": list(table["image_std"]), "side": int(side)}
-        if len(preparation["mean"]) != 3 or len(preparation["deviation"]) != 3 or not 1 <= side <= _LARGEST_SIDE:
-            raise ValueError("other sizes")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        expected = "have image_mean, image_std and size, of three channels"
-        raise file_error(folder / "preprocessor_config.json", expected, brief(error)) from None
+    how = Preprocessing.load(folder)
+    high, wide = how.shape
+    if high != wide or how.channels != 3 or high > _LARGEST_SIDE:
+        got = f"{high} × {wide} × {how.channels}"
+        raise file_error(folder / PREPROCESSOR, f"describe squares of colour, up to {_LARGEST_SIDE} pixels", got)
+    preparation = {"mean": list(how.mean), "deviation": list(how.std), "side": high}
     try:
         model = AutoModel.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32

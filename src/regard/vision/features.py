@@ -13,6 +13,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -24,11 +25,9 @@ from regard._errors import rejected
 from regard._writing import naming
 from regard.data.images import ImageFileError, Images, decode_image, resize_image
 from regard.models.folders import brief, file_error, read_header
-from regard.vision.encoders import ImageEncoder
+from regard.vision.encoders import TOGETHER, ImageEncoder
 
 FORMAT = "regard.features"
-#: Images that go through an encoder at once: so many fit the processor's cache.
-_TOGETHER = 4
 #: Bytes of a header for each name, and beside them.
 _PER_NAME, _BESIDE = 120, 4096
 Progress = Callable[[int, int], None]
@@ -119,6 +118,7 @@ def write_features(
         If none can be used, or the file cannot be written.
     """
     path = Path(path)
+    is_new = not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     space = _BESIDE + sum(len(json.dumps(name)) + _PER_NAME for name in names)
@@ -141,8 +141,12 @@ def write_features(
                 raise rejected("train", str(images.path), "have images that can be used", got, ImageFileError)
             _finish(file, space, kept, bad, encoder)
         beside.replace(path)
-    finally:
+    except BaseException:
         beside.unlink(missing_ok=True)
+        if is_new:
+            with suppress(OSError):
+                path.parent.rmdir()
+        raise
     return bad
 
 
@@ -160,7 +164,7 @@ def _batches(
             say(f"left out: {str(error).removeprefix('train: ')}") if len(bad) <= 10 else None
             continue
         some.append((name, hashlib.blake2b(data, digest_size=8).hexdigest(), pixels))
-        if len(some) == _TOGETHER:
+        if len(some) == TOGETHER:
             yield some
             some = []
     if some:

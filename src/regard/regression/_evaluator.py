@@ -23,7 +23,7 @@ from regard.regression._transformed_points import TransformedPoints
 #: Points up to which "auto" compares all pairs, and pairs.
 FEW, FEW_PAIRS = 1 << 12, 1 << 24
 #: Points and queries that a look at the weights takes.
-LOOK, LOOKERS = 4096, 256
+LOOK, LOOKERS = 2048, 128
 #: The bound of a mean over what transforms are asked for, where all weights are the same; of lines; of deviations.
 MAGNIFIED, BY_LINES, BY_DEVIATIONS = 30.0, 10.0, 30.0
 #: Roundings of a dtype below which no rtol can be.

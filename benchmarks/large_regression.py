@@ -148,7 +148,9 @@ def asked() -> list[dict[str, Any]]:
     for N, d, L, limit in GOALS:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.large_regression", "--one", f"{N},{d},{L}"]
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-        rows.append({"points": N, "features": d, "queries": L, "asked": limit} | json.loads(done.stdout.splitlines()[-1]))
+        rows.append(
+            {"points": N, "features": d, "queries": L, "asked": limit} | json.loads(done.stdout.splitlines()[-1])
+        )
         print(rows[-1], file=sys.stderr)
     return rows
 
@@ -339,7 +341,8 @@ def of_table(found: dict[str, Any]) -> str:
             lines.append(f"| {name} | " + " | ".join(["–"] * len(sizes)) + " | not on PyPI where this ran |")
             continue
         cells = [
-            seconds(mine[N]["seconds"]) if "seconds" in mine.get(N, {}) else "failed" if N in mine else "–" for N in sizes
+            seconds(mine[N]["seconds"]) if "seconds" in mine.get(N, {}) else "failed" if N in mine else "–"
+            for N in sizes
         ]
         errors = [row["error"] for row in mine.values() if "error" in row]
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {f'{max(errors):.0e}' if errors else ''} |")

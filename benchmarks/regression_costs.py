@@ -8,6 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,12 +40,18 @@ def exact(kernel: str) -> list[float]:
     rng = np.random.default_rng(0)
     rows, seconds = [], []
     for d in (1, 2, 3):
-        for N, L, M in ((20_000, 1000, 1), (20_000, 8000, 1), (100_000, 1000, 1), (100_000, 4000, 1), (100_000, 500, 4)):
+        for N, L, M in (
+            (20_000, 1000, 1),
+            (20_000, 8000, 1),
+            (100_000, 1000, 1),
+            (100_000, 4000, 1),
+            (100_000, 500, 4),
+        ):
             X, y, query = rng.random((N, d)), rng.random((N, M)), rng.random((L, d))
             model = NadarayaWatsonRegressor(kernel, 0.05, method="exact").fit(X, y)
             smoother = model._smoother()
             at, width = torch.from_numpy(query - model._features.center), model._bandwidth(smoother)
-            seconds.append(least(lambda: smoother.estimate(at, width, peak=kernel == "gaussian")))
+            seconds.append(least(lambda s=smoother, q=at, w=width: s.estimate(q, w, peak=kernel == "gaussian")))
             rows.append((1.0, N * L, N * L * d, N * L * (1 + M)))
     return fitted(rows, seconds)
 
@@ -83,7 +90,7 @@ def tiles() -> list[float]:
         order.append(least(lambda s=smoother: Tiles.of(s.key)) / N)
         made = Tiles.of(smoother.key)
         looks = sum(1 for _ in made._looks(smoother, query, width))
-        seconds.append(least(lambda: made.estimate(smoother, query, width, None, lambda *_: None, peak=True)) / looks)
+        seconds.append(least(partial(made.estimate, smoother, query, width, None, lambda *_: None, peak=True)) / looks)
         rows.append((1.0, float(N)))
     return [float(f"{np.median(order):.3g}"), *fitted(rows, seconds)]
 

@@ -10,8 +10,8 @@ import numpy as np
 def half_width(residuals: np.ndarray, coverage: float, weight: np.ndarray | None = None) -> np.ndarray:
     """Return how far an interval reaches on both sides of a prediction (M,).
 
-    The ``⌈(n + 1) coverage⌉``-th smallest of n absolute residuals (Lei et al. 2018); infinite where there are too few. A
-    weight counts repetitions, and one more point stands at infinity.
+    The ``⌈(n + 1) coverage⌉``-th smallest of n absolute residuals (Lei et al. 2018); infinite where there are too few.
+    A weight counts repetitions, and one more point stands at infinity.
 
     Parameters
     ----------

@@ -56,8 +56,7 @@ class Evaluator:
         self._looks: dict[bytes, Look] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        return kept
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -73,7 +73,9 @@ class Tiles:
             mask = None
             if own is not None:
                 mask = masks.leave_one_out(_place_among(self.places[own[some]], seen))
-            parts.append(_at(smoother, self.order[seen]).estimate(query[some], bandwidth, mask, spread=spread, peak=peak))
+            parts.append(
+                _at(smoother, self.order[seen]).estimate(query[some], bandwidth, mask, spread=spread, peak=peak)
+            )
             rows.append(some)
             report(len(some), "")
         if not parts:

@@ -62,15 +62,15 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
 
         - "exact": all pairs of queries and points.
         - "tiles": the same sums without points whose weights round away, which are found by tiles of neighbours; worth
-          it where a bandwidth reaches few of the points.
-        - "nufft": for the Gaussian in up to three coordinates, a non-uniform Fourier transform of the points and back to
-          the queries (``pip install 'regard[nufft]'``), in float64. Each query has a bound on its error; one whose bound
-          exceeds ``rtol`` gets exact sums.
+          it where a bandwidth reaches few of the points. In float64.
+        - "nufft": for the Gaussian in up to three coordinates, a non-uniform Fourier transform of the points and back
+          to the queries (``pip install 'regard[nufft]'``), in float64. Each query has a bound on its error; one whose
+          bound exceeds ``rtol`` gets exact sums.
         - "auto": the one that should be fastest, by measurements. :attr:`plan_` says what ran, and why.
     rtol : float, optional
-        The largest error of "nufft", in predictions and standard deviations, beside ``|ŷ − ȳ| + σ`` of each target, with
-        the mean ȳ and the standard deviation σ of all training targets; 1e-6 by default. It bounds what is lost against
-        exact sums; these have the rounding of their dtype.
+        The largest error of "nufft", in predictions and standard deviations, beside ``|ŷ − ȳ| + σ`` of each target,
+        with the mean ȳ and the standard deviation σ of all training targets; 1e-6 by default. It bounds what is lost
+        against exact sums; these have the rounding of their dtype.
     engine : str, default "auto"
         Of exact sums, as :func:`regard.attention` has it.
     device : str, optional
@@ -134,8 +134,20 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         verbose: int = 0,
     ) -> None:
         super().__init__(
-            kernel, bandwidth, metric, empty, max_iter, tol, subsample, random_state, method, rtol, engine, device,
-            dtype, verbose,
+            kernel,
+            bandwidth,
+            metric,
+            empty,
+            max_iter,
+            tol,
+            subsample,
+            random_state,
+            method,
+            rtol,
+            engine,
+            device,
+            dtype,
+            verbose,
         )
         self.order = order
 
@@ -291,9 +303,9 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         """Return intervals that hold the targets of new rows with a probability of ``coverage``.
 
         They reach as far on both sides of a prediction as a share ``coverage`` of absolute residuals do: of the rows
-        given to :meth:`calibrate` (split conformal; Lei et al. 2018), of which the intervals hold at least that share of
-        new targets on average over data, whatever their distribution; without those, of each training point predicted
-        from all the others, which uses all data and comes near that share, without a guarantee.
+        given to :meth:`calibrate` (split conformal; Lei et al. 2018), and then hold at least that share of new targets
+        on average over data, whatever their distribution; without those, of each training point predicted from all the
+        others, which uses all data and comes near that share, without a guarantee.
 
         Parameters
         ----------

@@ -143,7 +143,7 @@ class TransformedPoints:
         sums, unit = self.transform(smoother, kind), self._unit(kind)
         low, high = sums.series.low - MARGIN, sums.series.high + MARGIN
         at = (query.numpy() / unit).clip(low, high).T  # beyond, what comes is not used
-        found: Tensor = _Sums.apply(smoother.coordinate_bandwidth(bandwidth), sums, at, tuple(powers))
+        found: Tensor = _Sums.apply(smoother.coordinate_bandwidth(bandwidth), sums, list(at), tuple(powers))
         if own is not None:
             # The point's own term: K(0) is 1, and u is 0.
             term = torch.from_numpy(np.stack(_columns(kind, smoother, own)))
@@ -174,7 +174,9 @@ class _Sums(torch.autograd.Function):
     """Moments about queries, with u in bandwidths, differentiable with respect to a bandwidth for each coordinate."""
 
     @staticmethod
-    def forward(ctx: Any, width: Tensor, sums: FourierSums, query: np.ndarray, powers: tuple[Power, ...]) -> Tensor:
+    def forward(
+        ctx: Any, width: Tensor, sums: FourierSums, query: list[np.ndarray], powers: tuple[Power, ...]
+    ) -> Tensor:
         found = torch.from_numpy(sums.at(query, powers))
         if width.requires_grad:
             ctx.sums, ctx.query, ctx.powers = sums, query, powers

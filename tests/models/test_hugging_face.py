@@ -26,9 +26,9 @@ from transformers import (
     RobertaConfig,
 )
 
-from regard.models import DecoderLM, EncoderLM, SequenceClassifier, TokenClassifier, load, save
+from regard.models import DecoderLM, DecoderLMConfig, EncoderLM, SequenceClassifier, TokenClassifier, load, save
 from regard.models.folders import ModelFileError
-from regard.models.language_folders import FORMAT
+from regard.models.stored_models import FORMATS
 
 transformers.utils.logging.set_verbosity_error()
 N = 61
@@ -181,6 +181,41 @@ def test_classifiers(name: str, kind: type, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", sorted(CAUSAL))
+@pytest.mark.parametrize("kind", [SequenceClassifier, TokenClassifier])
+def test_classifiers_on_decoders(name: str, kind: type, tmp_path: Path) -> None:
+    auto = AutoModelForSequenceClassification if kind is SequenceClassifier else AutoModelForTokenClassification
+    config = CAUSAL[name]()
+    config.id2label, config.label2id = {0: "a", 1: "b", 2: "c"}, {"a": 0, "b": 1, "c": 2}
+    config.pad_token_id = 3
+    theirs = stored(lambda: auto.from_config(config), tmp_path / "theirs")
+    ours, given = load(tmp_path / "theirs"), tokens()
+    assert type(ours) is kind and ours.labels == ("a", "b", "c")
+    # The last token that is no padding, which may stand on either side, or everywhere.
+    given[given == 3] = 4
+    given[0, -2:], given[1, :2], given[-1] = 3, 3, 3
+    close(ours(given), theirs(given).logits)
+    if kind is SequenceClassifier:
+        close(ours(given, keep=given != 3), theirs(given).logits)
+    save(ours, tmp_path / "ours")
+    again = auto.from_pretrained(tmp_path / "ours")
+    close(again(given).logits, theirs(given).logits)
+    assert again.config.id2label[1] == "b" and again.config.pad_token_id == (3 if kind is SequenceClassifier else None)
+
+
+@torch.no_grad()
+def test_a_classifier_without_a_bias_that_transformers_lacks(tmp_path: Path) -> None:
+    config = DecoderLMConfig(N, width=16, layers=1, pooling="mean")
+    model = SequenceClassifier(DecoderLM(config), ["a", "b"], bias=False, pad=0).eval()
+    save(model, tmp_path)
+    again = load(tmp_path)
+    assert isinstance(again, SequenceClassifier) and again.output.bias is None and again.pad == 0
+    given = torch.tensor([[5, 6, 0, 0], [7, 8, 9, 1]])
+    torch.testing.assert_close(again(given), model(given))
+    torch.testing.assert_close(model(given)[:1], model(given[:1, :2]))
+
+
+@torch.no_grad()
 def test_shards_and_narrow_types(tmp_path: Path) -> None:
     make = lambda: AutoModelForCausalLM.from_config(CAUSAL["llama"]()).bfloat16()  # noqa: E731
     stored(make, tmp_path, max_shard_size="20KB")
@@ -277,7 +312,7 @@ def test_what_transformers_does_not_know_is_kept_in_a_folder_of_our_own(tmp_path
         (forward, lambda model: model(given)),
     ):
         save(model, tmp_path)
-        assert json.loads((tmp_path / "config.json").read_text())["format"] == FORMAT
+        assert json.loads((tmp_path / "config.json").read_text())["format"] in FORMATS
         assert torch.equal(call(load(tmp_path)), call(model.eval()))
 
 

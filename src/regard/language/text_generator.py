@@ -17,7 +17,8 @@ from regard.decoding.quantization import arrange_weights
 from regard.decoding.requests import Attended, GenerationOptions, Token
 from regard.decoding.speculative import Drafter, Speculator
 from regard.inspect.alignment import Alignment
-from regard.models import DecoderLM, load
+from regard.language.folders import check_tokenizer, load_with_tokenizer
+from regard.models import DecoderLM
 from regard.text.tokenizer import Tokenizer
 
 
@@ -67,9 +68,7 @@ class TextGenerator:
     """
 
     def __init__(self, model: DecoderLM, tokenizer: Tokenizer) -> None:
-        if len(tokenizer) > model.config.vocabulary:
-            expected = f"fit the model's vocabulary of {model.config.vocabulary:,}"
-            raise rejected("generate", "tokenizer", expected, f"{len(tokenizer):,} tokens")
+        check_tokenizer(model, tokenizer, "TextGenerator", "tokenizer")
         self.model, self.tokenizer = model, tokenizer
 
     @classmethod
@@ -83,14 +82,11 @@ class TextGenerator:
         ModelFileError, ValueError
             If there is no such model, its files are damaged, or it is no decoder.
         """
-        model = load(folder, dtype=dtype)
-        if not isinstance(model, DecoderLM):
-            expected = "be the folder of a model that writes: a decoder"
-            raise rejected("generate", "model", expected, f"a {type(model).__name__} in {folder}")
-        weight = model.embedding.weight
-        if weight.device.type == "cpu" and weight.dtype == torch.float32:
-            arrange_weights(model)
-        return cls(model, Tokenizer.load(folder))
+        what = "a model that writes: a decoder"
+        model, tokenizer = load_with_tokenizer(folder, DecoderLM, what, "generate", dtype)
+        if _decodes_faster_arranged(model):
+            arrange_weights(model, head=False)
+        return cls(model, tokenizer)
 
     def generate(
         self,
@@ -120,6 +116,8 @@ class TextGenerator:
         options = GenerationOptions() if options is None else options
         numbers = [self.encode(prompt) for prompt in prompts]
         written = [Generated() for _ in range(len(prompts) * options.samples)]
+        if len(written) == 1 and _decodes_faster_arranged(self.model):
+            arrange_weights(self.model)
         texts = [""] * len(written)
         tokens = self._stream(numbers, options, self._stops(stop), attention, drafter)
         for token, text in stream_text(tokens, self.tokenizer.decode_stream):
@@ -194,6 +192,13 @@ class TextGenerator:
             for sample in range(options.samples):
                 for token in speculator.stream(prompt, options, stops, sample=sample):
                     yield replace(token, request=i * options.samples + sample)
+
+
+def _decodes_faster_arranged(model: DecoderLM) -> bool:
+    """Whether layouts of weights matter: on a CPU in float32, where they are weights still."""
+    weight = model.embedding.weight
+    plain = model.output is None or type(model.output) is torch.nn.Linear
+    return plain and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def earlier_tokens(written: GeneratedText, tokenizer: Tokenizer) -> Alignment:

@@ -31,13 +31,10 @@ the name of a goal
     what language models were asked to reach, and reached, in docs/language-models.md
 ``hugging-face``
     how fast models of transformers run, in docs/hugging-face.md
-<<<<<<< HEAD
 ``asked``, ``table``
     how long kernel regressions of millions of points take, in docs/large-regression.md
-=======
 ``captions``, ``looks``
     how good captions are and where their words look, in docs/vision.md
->>>>>>> main
 ``page``, ``capture``
     how fast the inspector's page is, and what recording costs, in docs/inspector.md
 
@@ -57,11 +54,7 @@ from pathlib import Path
 from typing import Any
 
 import regard
-<<<<<<< HEAD
-from benchmarks import capture, hugging_face, language_goals, large_regression, page, planning
-=======
-from benchmarks import capture, captioning, hugging_face, language_goals, page, planning
->>>>>>> main
+from benchmarks import captioning, capture, hugging_face, language_goals, large_regression, page, planning
 from benchmarks.alignment import summary as of_alignment
 from benchmarks.bench import LIMIT_NAMES
 from benchmarks.machine import ROOT

@@ -8,7 +8,8 @@ import tomllib
 import pytest
 
 from regard.decoding.sequence_model import SequenceModel
-from regard.translation.comparison import compare
+from regard.training.comparison import compare
+from regard.translation.experiment import Experiment
 from regard.translation.options import ExperimentOptions
 
 pytestmark = pytest.mark.slow
@@ -42,7 +43,7 @@ def test_a_table_a_picture_and_numbers(regard, pairs, tmp_path) -> None:
     found = json.loads((out / "compared.json").read_text(encoding="utf-8"))
     assert [each["name"] for each in found] == ["none", "transformer"]
     for each in found:
-        assert each["steps"] == 12 and each["tokens_per_second"] > 0
+        assert each["steps"] == 12 and each["per_second"] > 0
         assert [step for step, _ in each["curve"]] == [6, 12] and each["memory"] > 50
         learned = SequenceModel.load(out / each["name"]).model.parameters()
         assert each["parameters"] == sum(parameter.numel() for parameter in learned)
@@ -86,7 +87,7 @@ def test_what_is_done_is_kept_where_the_next_cannot_be(pairs, tmp_path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        compare(variants, tmp_path / "out", report=stop)
+        compare(Experiment, variants, tmp_path / "out", report=stop)
     (found,) = json.loads((tmp_path / "out" / "compared.json").read_text(encoding="utf-8"))
     assert found["name"] == "dot" and found["steps"] == 2
 

@@ -80,7 +80,7 @@ def right(classifier: TextClassifier, seed: int = 1) -> float:
 def test_from_scratch_it_learns_all_of_a_tiny_task(kind: str, data: Path, tmp_path: Path) -> None:
     asked = options(
         data, kind=kind, model=SMALL, tokenizer={"size": 290},
-        training={"epochs": 12.0, "learning_rate": 6e-3, "batch_texts": 16},
+        training={"epochs": 12.0, "learning_rate": 6e-3, "batch_examples": 16},
     )  # fmt: skip
     said: list[str] = []
     classifier, ended = FineTuning(asked, tmp_path, said.append).train()
@@ -173,7 +173,7 @@ def test_a_classifier_of_berts_shape_is_one_of_transformers(data: Path, tmp_path
 
 
 def test_a_head_goes_on_where_labels_are_the_same(data: Path, tmp_path: Path) -> None:
-    first = options(data, model=SMALL, training={"epochs": 10.0, "learning_rate": 6e-3, "batch_texts": 16})
+    first = options(data, model=SMALL, training={"epochs": 10.0, "learning_rate": 6e-3, "batch_examples": 16})
     FineTuning(first, tmp_path / "first", lambda _: None).train()
     then = options(data, start=str(tmp_path / "first"), tune="frozen", training={"steps": 1, "learning_rate": 1e-9})
     classifier, _ = FineTuning(then, tmp_path / "then", lambda _: None).train()

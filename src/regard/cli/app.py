@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from regard.cli.describe import describe
 from regard.cli.flags import with_flags
 from regard.cli.inspector import inspector
 from regard.cli.messages import Command, Commands, echo, fail, report_errors
@@ -21,6 +22,7 @@ from regard.decoding.predictions import PredictionOptions
 from regard.decoding.requests import GenerationOptions
 from regard.scores.distance import kernels
 from regard.translation.options import ExperimentOptions
+from regard.vision.classification_options import ImageClassificationOptions
 
 app = typer.Typer(
     cls=Commands,
@@ -38,6 +40,10 @@ TRANSLATOR = Path("english-french")
 #: What may be asked of a comparison by flags.
 COMPARED = (
     "data.data", "data.targets", "data.valid", "data.valid_targets", "preset", "training.steps", "training.seed",
+)  # fmt: skip
+COMPARED_IMAGES = (
+    "data.images", "data.side", "data.gray", "augmentation.flip", "augmentation.shift", "training.epochs",
+    "training.batch_examples", "training.learning_rate",
 )  # fmt: skip
 #: Seconds of the demonstration's training.
 _TRAINING = 170.0
@@ -169,10 +175,11 @@ def generate(
 
 
 @_command()
+@with_flags(ImageClassificationOptions, *COMPARED_IMAGES, unset=True)
 @with_flags(ExperimentOptions, *COMPARED, unset=True)
 def compare(
-    task: Annotated[str, typer.Argument(help="translation or pronunciation.")],
-    attention: Annotated[str, typer.Option(help="Such as additive,local,transformer.")],
+    task: Annotated[str, typer.Argument(help="translation, pronunciation or image-classification.")],
+    attention: Annotated[str, typer.Option(help="Such as additive,local,transformer; of images none,se,eca,cbam.")],
     out: Annotated[Path, typer.Option(help="Folder of the models and results.")],
     given: dict[str, Any],
     options: Annotated[Path | None, typer.Option(help="A TOML file of options of training.")] = None,
@@ -228,15 +235,18 @@ def translate(
 def classify(
     model: Annotated[Path, typer.Option(help="Folder of a classifier.")],
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; without any, or -, lines of stdin.")
+        list[str] | None,
+        typer.Argument(metavar="[TEXT]...", help="Texts (without any, or -, lines of stdin), or images."),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="A file of lines, in place of texts.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A file of lines, or a folder or tar archive of images, in place of them.")
+    ] = None,
     pairs: Annotated[bool, typer.Option("--pairs", help="Two texts in a line, with a tab between them.")] = False,
     top: Annotated[int | None, typer.Option(help="Show so many labels, the likeliest first.", min=1)] = None,
-    batch: Annotated[int, typer.Option(help="Texts at once; lower it where memory is short.", min=1)] = 128,
+    batch: Annotated[int, typer.Option(help="Texts or images at once; lower it where memory is short.", min=1)] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each, with all labels.")] = False,
 ) -> None:
-    """Name the label of each text, with its probability."""
+    """Name the label of each text or image, with its probability."""
     from regard.cli.classify import run
 
     run(texts or [], model=model, data=data, pairs=pairs, top=top, batch=batch, as_json=as_json)
@@ -272,7 +282,9 @@ def evaluate(
     data: Annotated[
         str,
         typer.Argument(
-            metavar="DATA", help="Pairs separated by a tab; with --targets the sources. Or text; or text, tab, label."
+            metavar="DATA",
+            help="Pairs separated by a tab (with --targets the sources), image and caption too. Or text; or text, tab, "
+            "label; or a folder of images for each label.",
         ),
     ],
     given: dict[str, Any],
@@ -299,10 +311,17 @@ def evaluate(
     pairs: Annotated[
         bool, typer.Option("--pairs", help="Lines of text, tab, text, tab, label.", rich_help_panel="Classifiers")
     ] = False,
+    images: Annotated[
+        str | None, typer.Option(help="Folder or .tar of the images in DATA.", rich_help_panel="Captioners")
+    ] = None,
+    features: Annotated[
+        str | None, typer.Option(help="A file of their features.", rich_help_panel="Captioners")
+    ] = None,
 ) -> None:
-    """Score a translator, a language model or a classifier.
+    """Score a translator, a captioner, a language model or a classifier.
 
-    By BLEU and chrF, PER and WER, or links; by perplexity and bits per byte; by accuracy, F1 and Matthews.
+    By BLEU and chrF, PER and WER, or links; by ROUGE-L and CIDEr-D; by perplexity and bits per byte; by accuracy, F1
+    and Matthews.
     """
     from regard.cli.evaluate import run
     from regard.cli.evaluate_language import TextReading
@@ -311,7 +330,7 @@ def evaluate(
         options = PredictionOptions.from_places(given)
     run(
         data, targets, model=model, options=options, tokenized=tokenized, out=out, as_json=as_json, links=links,
-        back=back, reading=TextReading(per, length, stride, pairs),
+        back=back, reading=TextReading(per, length, stride, pairs), images=images, features=features,
     )  # fmt: skip
 
 
@@ -356,6 +375,7 @@ def regress(
     )  # fmt: skip
 
 
+app.add_typer(describe)
 app.add_typer(inspector)
 
 

@@ -1,4 +1,4 @@
-"""``regard classify``: lines in, a label with its probability for each out."""
+"""``regard classify``: lines or images in, a label with its probability for each out."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from regard._errors import rejected
 from regard._memory import fitting
+from regard.cli import classify_images
 from regard.cli.messages import echo, note, report_errors
 from regard.data.files import display_name
 from regard.data.pairs import read_lines
 from regard.language.classifier import TextClassifier
+from regard.models import ImageClassifier, load
 from regard.models.folders import ModelFileError
+from regard.vision.image_classifier import PictureClassifier
 
 #: Lines that are read before the first is answered, where standard input is no terminal.
 _AHEAD = 1024
@@ -26,14 +31,21 @@ _Line = tuple[str, str | None]
 def run(
     texts: Sequence[str], *, model: Path, data: str | None, pairs: bool, top: int | None, batch: int, as_json: bool
 ) -> None:
-    """Name the label of each text, or of each line of a file or of standard input."""
+    """Name the label of each text, of each line of a file or of standard input, or of each image."""
     with report_errors("translate"):
         if texts and list(texts) != ["-"] and data is not None:
             raise rejected("classify", "--data", "be left out where texts are given", repr(data))
         if not model.is_dir():
             got = f"a file, {model}" if model.exists() else f"no such folder, {model}"
             raise rejected("classify", "model", "be the folder of a classifier", got, ModelFileError)
-        classifier = TextClassifier.load(model, "classify")
+        loaded = load(model, dtype=torch.float32)
+        if isinstance(loaded, ImageClassifier):
+            if pairs:
+                raise rejected("classify", "--pairs", "be left out for a classifier of images", True)
+            pictures = PictureClassifier.load(model, "classify", loaded)
+            classify_images.classify(texts, pictures, data=data, top=top, batch=batch, as_json=as_json)
+            return
+        classifier = TextClassifier.load(model, "classify", loaded)
         source = data if data is not None else "-" if not texts or list(texts) == ["-"] else None
         typed = source == "-" and sys.stdin.isatty()
         if typed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,24 @@ from rich.table import Table
 
 from regard._errors import rejected, unknown_name
 from regard.cli.messages import Console, fail, report_errors, require, sentence
+from regard.cli.runs import change_options, read_options
 from regard.cli.settings import parse_setting
 from regard.cli.train import options_table
 from regard.inspect.comparison import picture
 from regard.models.registry import MODELS
-from regard.translation.comparison import ComparedRun, compare
+from regard.models.resnet import ATTENTIONS
+from regard.training.comparison import ComparedRun, compare
+from regard.training.options import RunOptions
+from regard.translation.experiment import Experiment
 from regard.translation.options import ExperimentOptions
 from regard.translation.tasks import get_task
+from regard.vision.classification import ImageTraining
+from regard.vision.classification_options import KINDS, TASK, ImageClassificationOptions
+
+#: What a variant is: the table of its options, of its name, a file of options and changes.
+_Table = Callable[[str, Path | None, dict[str, Any]], dict[str, Any]]
+#: Decimals of scores: from 0 to 100, or to 1.
+_DECIMALS = {"tokens": 2, "images": 4}
 
 
 def run(
@@ -26,7 +38,7 @@ def run(
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with report_errors("train"):
         require("matplotlib")
-        metric = get_task(task).metric
+        metric = "accuracy" if task == TASK else get_task(task).metric
         names = [name.strip() for name in attention.split(",") if name.strip()]
         if len(names) < 2:
             raise rejected("compare", "attention", "name two mechanisms or more, separated by commas", repr(attention))
@@ -36,28 +48,22 @@ def run(
         for place in ("kind", "attention", "model.attention", "model.score"):
             if place in changes:
                 raise rejected("compare", place, "be left to --attention, which names what is compared", changes[place])
-        variants: dict[str, ExperimentOptions] = {}
-        asked: set[str] = set()
-        known: set[str] = set()
-        for name in names:
-            own = {"kind": "transformer"} if name == "transformer" else {"attention": name}
-            table = options_table(task, options, {**changes, **own})
-            fields_of = {each.name for each in fields(MODELS[table["kind"]][0])} - {"sources", "targets"}
-            if isinstance(table.get("model"), dict):
-                asked.update(table["model"])
-                # What only Transformers have, or only recurrent models, holds for those.
-                table["model"] = {key: value for key, value in table["model"].items() if key in fields_of}
-            known |= fields_of
-            variants[name] = ExperimentOptions.from_table(table)
-            if variants[name].data.data == "-":
+        if task == TASK:
+            variants = _variants(names, ImageClassificationOptions, KINDS, _image_table, options, changes)
+        else:
+
+            def table(name: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
+                own = {"kind": "transformer"} if name == "transformer" else {"attention": name}
+                return options_table(task, options, {**changes, **own})
+
+            variants = _variants(names, ExperimentOptions, MODELS, table, options, changes)
+            if any(each.data.data == "-" for each in variants.values()):
                 raise rejected("compare", "--data", "be a file, which each of them reads", "standard input")
-        for each in asked:
-            if each not in known:
-                raise unknown_name("compare", f"model.{each}", each, known)
         from regard.training.learner import TrainingError
 
+        kind: Any = ImageTraining if task == TASK else Experiment
         try:
-            runs = compare(variants, out, lambda each: console.print(_told(each, metric)), console.print)
+            runs = compare(kind, variants, out, lambda each: console.print(_told(each, metric)), console.print)
         except TrainingError as error:
             raise fail(sentence(error)) from None
         console.print()
@@ -65,18 +71,59 @@ def run(
         console.print(f"\nIn {picture(runs, metric, out / 'compared.png')} as a picture.")
 
 
+def _variants(
+    names: list[str],
+    kind: type[RunOptions],
+    models: dict[str, tuple[type[Any], type[Any]]],
+    table_of: _Table,
+    options: Path | None,
+    changes: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the options of each variant; what only some kinds of model have holds for those."""
+    variants: dict[str, Any] = {}
+    asked: set[str] = set()
+    known: set[str] = set()
+    for name in names:
+        table = table_of(name, options, changes)
+        fields_of = {each.name for each in fields(models[table["kind"]][0])}
+        fields_of -= {"sources", "targets", "channels", "image"}
+        if isinstance(table.get("model"), dict):
+            asked.update(table["model"])
+            table["model"] = {key: value for key, value in table["model"].items() if key in fields_of}
+        known |= fields_of
+        variants[name] = kind.from_table(table)
+    for each in asked:
+        if each not in known:
+            raise unknown_name("compare", f"model.{each}", each, known)
+    return variants
+
+
+def _image_table(name: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the table of options of a residual network with this attention, or of a vision transformer."""
+    table = read_options(TASK, options)
+    change_options(table, changes, options)
+    if name == "transformer":
+        return table | {"kind": name}
+    if name not in ATTENTIONS:
+        raise unknown_name("compare", "--attention", name, {*ATTENTIONS, "transformer"})
+    table["kind"] = "resnet"
+    model = table.setdefault("model", {})
+    if isinstance(model, dict):
+        model["attention"] = name
+    return table
+
+
 def _told(each: ComparedRun, metric: str) -> str:
     return f"{each.name}: {metric} {each.scores[metric]:.4g} after {each.steps:,} steps, {each.seconds:.0f} seconds"
 
 
 def _table(runs: list[ComparedRun]) -> Table:
+    unit = runs[0].unit
     table = Table(box=None, pad_edge=False)
     table.add_column("attention")
-    for heading in (*runs[0].scores, "parameters", "tokens/s", "memory (MB)"):
+    for heading in (*runs[0].scores, "parameters", f"{unit}/s", "memory (MB)"):
         table.add_column(heading, justify="right")
     for each in runs:
-        scores = (f"{value:.2f}" for value in each.scores.values())
-        table.add_row(
-            each.name, *scores, f"{each.parameters:,}", f"{each.tokens_per_second:,.0f}", f"{each.memory:,.0f}"
-        )
+        scores = (f"{value:.{_DECIMALS[unit]}f}" for value in each.scores.values())
+        table.add_row(each.name, *scores, f"{each.parameters:,}", f"{each.per_second:,.0f}", f"{each.memory:,.0f}")
     return table

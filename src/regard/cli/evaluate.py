@@ -11,7 +11,7 @@ from regard._errors import rejected
 from regard._writing import naming
 from regard.alignment.attention import strongest_links, symmetrize_attention, word_attention
 from regard.alignment.links import Agreement, read_pair_links
-from regard.cli import evaluate_language
+from regard.cli import evaluate_captions, evaluate_language
 from regard.cli.align import require_attention
 from regard.cli.evaluate_language import TextReading
 from regard.cli.messages import echo, note, report_errors, require_writable
@@ -20,10 +20,11 @@ from regard.data.pairs import read_pairs
 from regard.decoding.beam_search import SearchOptions
 from regard.decoding.predictions import PredictionOptions, report_truncated
 from regard.decoding.sequence_model import SequenceModel
-from regard.models.language_folders import is_language_folder
+from regard.models.stored_models import is_model_folder
 from regard.text.words import find_words, split_at_spaces
 from regard.translation.metrics import bleu, chrf, tokenized_bleu
 from regard.translation.tasks import get_task
+from regard.vision.captioner import is_captioner
 
 #: The ways to symmetrize whose links are scored.
 _METHODS = ("intersection", "grow-diag-final-and")
@@ -31,7 +32,8 @@ _METHODS = ("intersection", "grow-diag-final-and")
 
 def run(
     data: str, targets: str | None, *, model: Path, options: PredictionOptions, tokenized: bool, out: Path | None,
-    as_json: bool, links: str | None, back: Path | None, reading: TextReading,
+    as_json: bool, links: str | None, back: Path | None, reading: TextReading, images: str | None = None,
+    features: str | None = None,
 ) -> None:  # fmt: skip
     """Score the model in a folder by what it is.
 
@@ -39,34 +41,38 @@ def run(
     by links.
     """
     with report_errors("train"):
-        if is_language_folder(folder := folder_of(model)):
-            _leave_to_translators(targets, links, back, tokenized, options)
+        folder = folder_of(model)
+        pairs_alone = {"--targets": targets, "--links": links, "--back": back}
+        if is_captioner(folder):
+            reading.leave_out("a captioner", "per", "length", "stride", "pairs")
+            _leave_out("a translator", pairs_alone)
+            require_writable(out)
+            report = evaluate_captions.evaluate(data, images, folder, options, features=features, out=out)
+            return _tell(report, as_json)
+        _leave_out("a captioner", {"--images": images, "--features": features})
+        if is_model_folder(folder):
+            search = None if options.search == SearchOptions() else "--beams or --length-penalty"
+            _leave_out("a translator", {**pairs_alone, "--tokenized": tokenized or None, "the search": search})
             require_writable(out)
             batch, precision = options.batch, options.precision
             report = evaluate_language.evaluate(data, folder, reading, batch=batch, precision=precision, out=out)
+            return _tell(report, as_json)
+        reading.leave_out("a translator", "per", "length", "stride", "pairs")
+        if links is not None:
+            report = _links_report(data, targets, model, links, back, out, tokenized)
+        elif back is not None:
+            raise rejected("evaluate", "--back", "come with --links", "it alone")
         else:
-            reading.leave_out("a translator", "per", "length", "stride", "pairs")
-            if links is not None:
-                report = _links_report(data, targets, model, links, back, out, tokenized)
-            elif back is not None:
-                raise rejected("evaluate", "--back", "come with --links", "it alone")
-            else:
-                require_writable(out)
-                report = _translations_report(data, targets, load(model), options, out, tokenized)
-    _tell(report, as_json)
+            require_writable(out)
+            report = _translations_report(data, targets, load(model), options, out, tokenized)
+    return _tell(report, as_json)
 
 
-def _leave_to_translators(
-    targets: str | None, links: str | None, back: Path | None, tokenized: bool, options: PredictionOptions
-) -> None:
-    """Raise where something is given that a language model or a classifier has no use for."""
-    alone = {"--targets": targets, "--links": links, "--back": back, "--tokenized": tokenized or None}
-    for name, value in alone.items():
+def _leave_out(kind: str, given: dict[str, object]) -> None:
+    """Raise where something is given that models of another kind alone have a use for."""
+    for name, value in given.items():
         if value is not None:
-            raise rejected("evaluate", name, "be left out unless the model is a translator", value)
-    if options.search != SearchOptions():
-        got = "--beams or --length-penalty"
-        raise rejected("evaluate", "the search", "be left out unless the model is a translator", got)
+            raise rejected("evaluate", name, f"be left out unless the model is {kind}", value)
 
 
 def _translations_report(

@@ -12,15 +12,17 @@ import torch
 
 from regard._errors import rejected
 from regard._writing import write_out
+from regard.cli import classify_images
 from regard.cli.messages import note
 from regard.data.documents import read_documents
 from regard.data.labelled import read_labelled
-from regard.language.classification_metrics import classification_metrics
 from regard.language.classifier import TextClassifier
 from regard.language.evaluation import score_text
 from regard.language.folders import check_tokenizer
-from regard.models import DecoderLM, EncoderLM, SequenceClassifier, load
+from regard.models import DecoderLM, EncoderLM, ImageClassifier, SequenceClassifier, load
 from regard.text.tokenizer import Tokenizer
+from regard.training.classification_metrics import classification_metrics
+from regard.vision.image_classifier import PictureClassifier
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,16 @@ def evaluate(
     """Return the measures of the model in a folder on a file, by name; a classifier's labels are written to ``out``."""
     began = time.monotonic()
     model = load(folder, dtype=torch.float32)
-    if isinstance(model, SequenceClassifier):
+    if isinstance(model, SequenceClassifier | ImageClassifier):
         reading.leave_out("a classifier", "per", "length", "stride")
-        report = _labels(data, folder, reading.pairs, batch, precision, out)
+        if isinstance(model, ImageClassifier):
+            reading.leave_out("a classifier of images", "pairs")
+            pictures = PictureClassifier.load(folder, "evaluate", model)
+            found = classify_images.evaluate(data, pictures, batch=batch, precision=precision)
+            report = {"images": len(found[1])} | _named(*found, out)
+        else:
+            found = _labels(data, TextClassifier.load(folder, "evaluate", model), reading.pairs, batch, precision)
+            report = {"texts": len(found[1])} | _named(*found, out)
     elif isinstance(model, DecoderLM | EncoderLM):
         reading.leave_out("a language model", "pairs")
         if out is not None:
@@ -62,12 +71,14 @@ def evaluate(
         report = scores.report()
     else:
         got = f"{type(model).__name__} in {folder}"
-        raise rejected("evaluate", "model", "be a translator, a language model or a classifier of texts", got)
+        raise rejected("evaluate", "model", "be a translator, a language model or a classifier", got)
     return report | {"seconds": round(time.monotonic() - began, 2)}
 
 
-def _labels(data: str, folder: Path, pairs: bool, batch: int, precision: str, out: Path | None) -> dict[str, Any]:
-    classifier = TextClassifier.load(folder, "evaluate")
+def _labels(
+    data: str, classifier: TextClassifier, pairs: bool, batch: int, precision: str
+) -> tuple[tuple[str, ...], np.ndarray, torch.Tensor]:
+    """Return the labels of a classifier, those of texts by their numbers, and probabilities (N, C)."""
     texts = read_labelled(data, pairs=pairs, function="evaluate")
     for line in texts.report():
         note(line)
@@ -75,14 +86,18 @@ def _labels(data: str, folder: Path, pairs: bool, batch: int, precision: str, ou
     inputs = classifier.read(texts.texts, texts.others)
     if cut := int(inputs.cut.sum()):
         note(f"{cut:,} of {len(texts):,} texts were cut to {classifier.length:,} tokens")
-    probabilities = classifier.probabilities(inputs, batch=batch, precision=precision)
+    return classifier.labels, true, classifier.probabilities(inputs, batch=batch, precision=precision)
+
+
+def _named(labels: tuple[str, ...], true: np.ndarray, probabilities: torch.Tensor, out: Path | None) -> dict[str, Any]:
+    """Return how well labels were named, and write them to ``out``."""
     named = probabilities.argmax(1).numpy()
-    C = len(classifier.labels)
+    C = len(labels)
     confusion = np.bincount(C * true + named, minlength=C * C).reshape(C, C)
     cost = -probabilities[torch.arange(len(true)), torch.from_numpy(true)].double().clamp(min=1e-30).log().mean()
     if out is not None:
-        write_out(out, "".join(f"{classifier.labels[number]}\n" for number in named).encode())
-    measures = classification_metrics(confusion, classifier.labels)
-    names = {"f1_positive": f"f1 of {classifier.labels[-1]!r}"}
-    report: dict[str, Any] = {"texts": len(texts), "loss": round(float(cost), 4)}
+        write_out(out, "".join(f"{labels[number]}\n" for number in named).encode())
+    measures = classification_metrics(confusion, labels)
+    names = {"f1_positive": f"f1 of {labels[-1]!r}"}
+    report: dict[str, Any] = {"loss": round(float(cost), 4)}
     return report | {names.get(name, name): round(value, 4) for name, value in measures.items()}

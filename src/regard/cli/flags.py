@@ -29,6 +29,8 @@ def with_flags(
 ) -> Callable[[Any], Any]:
     """Let a command take declared options, which reach it as one mapping ``given`` from their places to values.
 
+    A command may be decorated again, for options of another kind.
+
     Parameters
     ----------
     options : type of Options
@@ -53,8 +55,10 @@ def with_flags(
         required = [each for each in own if each.default is inspect.Parameter.empty]
 
         def run(**typed: Any) -> None:
-            given = {place: typed.pop(name) for name, (place, _) in chosen.items()}
-            command(**typed, given={place: value for place, value in given.items() if value is not None or not unset})
+            taken = {place: typed.pop(name) for name, (place, _) in chosen.items()}
+            given = {place: value for place, value in taken.items() if value is not None or not unset}
+            given = typed.pop("given", {}) | given  # of options that were declared before
+            command(**typed, given=given)
 
         parameters = [*required, *made, *(each for each in own if each not in required)]
         run.__signature__ = signature.replace(  # type: ignore[attr-defined]
@@ -62,7 +66,8 @@ def with_flags(
         )
         run.__annotations__ = {each.name: each.annotation for each in parameters}
         run.__name__, run.__doc__ = command.__name__, command.__doc__
-        run.flags = {place: name for name, (place, _) in chosen.items()}  # type: ignore[attr-defined]
+        flags = {place: name for name, (place, _) in chosen.items()}
+        run.flags = getattr(command, "flags", {}) | flags  # type: ignore[attr-defined]
         return run
 
     return decorate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,8 +76,8 @@ def gather_changes(
     return flags | dict(parse_setting(each) for each in settings)
 
 
-def read_language_options(task: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
-    """Return the table of options of a run on language models: of a file, with the changes."""
+def read_model_options(task: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the table of options of a run: of a file, with the changes."""
     table = read_options(task, options)
     if isinstance(table.get("tokenizer"), str):
         table["tokenizer"] = {"kind": table["tokenizer"]}
@@ -85,11 +85,11 @@ def read_language_options(task: str, options: Path | None, changes: dict[str, An
     return table
 
 
-def show_language_options(chosen: Any, *, hidden: tuple[str, ...] = ()) -> None:
-    """Print all options of a run on language models, and what else its model's config has but the ``hidden`` fields."""
-    fixed = {"vocabulary", *hidden, *chosen.model}
-    rest = {} if chosen.start else asdict(chosen.model_config(1000))
-    echo(shown_options(chosen, {k: v for k, v in rest.items() if k not in fixed and v is not None}), end="")
+def show_model_options(chosen: Any, config: Callable[[], Any], *, fixed: Collection[str] = ()) -> None:
+    """Print all options of a run, and what else the config of its model has but the fields that the data decides."""
+    hidden = {*fixed, *chosen.model}
+    rest = {} if chosen.start else asdict(config())
+    echo(shown_options(chosen, {k: v for k, v in rest.items() if k not in hidden and v is not None}), end="")
 
 
 def shown_options(options: RunOptions, rest: dict[str, Any]) -> str:

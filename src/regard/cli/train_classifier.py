@@ -1,23 +1,61 @@
-"""``regard train classifier``: texts with labels in, a folder with a model out."""
+"""``regard train classifier``: texts or images with labels in, a folder with a model out."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regard._errors import rejected
 from regard.cli.messages import Console, report_errors
-from regard.cli.runs import (
-    carry_out,
-    gather_changes,
-    read_language_options,
-    show_language_options,
-    training_changes,
-)
+from regard.cli.runs import carry_out, gather_changes, read_model_options, show_model_options, training_changes
+from regard.data.toml import read_toml
 from regard.language.classification_options import ClassificationOptions
 from regard.language.fine_tuning import FineTuning
+from regard.models.folders import OPTIONS
+from regard.training.classification import ClassificationRun
+from regard.vision.classification import ImageTraining
+from regard.vision.classification_options import TASK as IMAGES
 
 TASK = "classifier"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of examples that classifiers learn from.
+
+    Attributes
+    ----------
+    run : type of ClassificationRun
+    config : callable
+        Returns the config of the model that options describe.
+    fixed : set of str
+        Its fields that the data decides.
+    try_out : callable
+        Returns the rest of a command that tries the model out, of the options.
+    """
+
+    run: type[ClassificationRun[Any, Any, Any]]
+    config: Callable[[Any], Any]
+    fixed: frozenset[str]
+    try_out: Callable[[Any], str]
+
+
+def _texts(options: ClassificationOptions) -> str:
+    return '--pairs "a text<TAB>and another"' if options.data.pairs else '"some text"'
+
+
+#: By the task that options name.
+KINDS = {
+    TASK: Kind(
+        FineTuning, lambda options: options.model_config(1000), frozenset({"vocabulary", "masked_head"}), _texts
+    ),
+    IMAGES: Kind(
+        ImageTraining, lambda options: options.model_config(), frozenset({"channels", "image"}), lambda _: "photo.jpg"
+    ),
+}
 
 
 def run(
@@ -27,16 +65,31 @@ def run(
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with report_errors("train"):
         changes = gather_changes(given, settings, out=out, resume=resume, show_options=show_options)
+        task = _task(out if resume else None, options, changes)
+        kind = KINDS[task]
         if resume:
-            tuning = FineTuning.resumed(out, training_changes(changes, options), console.print)
+            run = kind.run.resumed(out, training_changes(changes, options), console.print)
         else:
-            chosen = ClassificationOptions.from_table(read_language_options(TASK, options, changes))
+            chosen = kind.run.kind.from_table(read_model_options(task, options, changes))
             if show_options:
-                show_language_options(chosen, hidden=("masked_head",))
+                show_model_options(chosen, lambda: kind.config(chosen), fixed=kind.fixed)
                 return
-            tuning = FineTuning(chosen, out, console.print)
-        data = tuning.options.data
-        piped = " < the same lines" if "-" in (data.data, data.valid) else ""
-        carry_out(console, tuning, TASK, resume, piped=piped)
-        where, text = shlex.quote(str(out)), '"a text<TAB>and another"' if data.pairs else '"some text"'
-        tuning.say(f"The model is in {out}. Now try:  regard classify --model {where} {'--pairs ' * data.pairs}{text}")
+            run = kind.run(chosen, out, console.print)
+        piped = " < the same lines" if "-" in run.sources() else ""
+        carry_out(console, run, TASK, resume, piped=piped)
+        where = shlex.quote(str(out))
+        run.say(f"The model is in {out}. Now try:  regard classify --model {where} {kind.try_out(run.options)}")
+
+
+def _task(folder: Path | None, options: Path | None, changes: dict[str, Any]) -> str:
+    """Return which of :data:`KINDS` is meant: by a run's folder, by a file of options, or by ``--images``."""
+    path = options if folder is None else folder / OPTIONS
+    table = read_toml(path) if path is not None and path.is_file() else {}
+    named = table.get("task")
+    if named in KINDS:
+        task: str = named
+        if folder is None and task == TASK and "data.images" in changes:
+            raise rejected("train", f"task in {options}", f"be {IMAGES!r} with --images", repr(task))
+        return task
+    data = table.get("data")
+    return IMAGES if "data.images" in changes or (isinstance(data, dict) and "images" in data) else TASK

@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.cli.messages import Console, report_errors
-from regard.cli.runs import (
-    carry_out,
-    gather_changes,
-    read_language_options,
-    show_language_options,
-    training_changes,
-)
+from regard.cli.runs import carry_out, gather_changes, read_model_options, show_model_options, training_changes
 from regard.language.options import LanguageOptions
 from regard.language.pretraining import Pretraining
 
@@ -30,9 +24,9 @@ def run(
         if resume:
             pretraining = Pretraining.resumed(out, training_changes(changes, options), console.print)
         else:
-            chosen = LanguageOptions.from_table(read_language_options(TASK, options, changes))
+            chosen = LanguageOptions.from_table(read_model_options(TASK, options, changes))
             if show_options:
-                show_language_options(chosen)
+                show_model_options(chosen, lambda: chosen.model_config(1000), fixed={"vocabulary"})
                 return
             pretraining = Pretraining(chosen, out, console.print)
         piped = " < the same text" if "-" in pretraining.options.data.data else ""

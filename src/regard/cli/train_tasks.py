@@ -9,13 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from regard._schema import Options
-from regard.cli.flags import with_flags
+from regard.cli.flags import flagged, with_flags
 from regard.cli.messages import Command, Commands
 from regard.language.classification_options import ClassificationOptions
 from regard.language.options import LanguageOptions
 from regard.scores.distance import kernels
 from regard.translation.options import ExperimentOptions
 from regard.translation.tasks import TASKS, Task
+from regard.vision.caption_options import CaptionOptions
+from regard.vision.classification_options import ImageClassificationOptions
 
 train = typer.Typer(cls=Commands, help="Train a model on data of your own.", no_args_is_help=True)
 _ATTENTION = (
@@ -65,10 +67,12 @@ _train_on_pairs(
 _train_on_pairs(TASKS["pronunciation"], "Learn to pronounce from words and their phonemes.")
 
 
-def _train_on_text(task: str, declared: type[Options], text: str) -> None:
-    """Define the command that trains a model of language; its module is called as the task is."""
+def _train_on_text(task: str, declared: type[Options], text: str, other: type[Options] | None = None) -> None:
+    """Define the command that trains a model of language; its module is called as the task is.
 
-    @train.command(task, cls=Command, epilog="--show-options prints all options.", help=text)
+    It also takes those of the ``other`` options that ``declared`` has no flag for.
+    """
+
     @with_flags(declared, unset=True)
     def command(
         out: Annotated[Path, typer.Option(help="Folder of the run.")],
@@ -83,8 +87,18 @@ def _train_on_text(task: str, declared: type[Options], text: str) -> None:
         run = import_module(f"regard.cli.train_{task.replace('-', '_')}").run
         run(out=out, resume=resume, options=options, given=given, settings=settings or [], show_options=show_options)
 
+    if other is not None:
+        taken = {each.metadata["flag"] for each in flagged(declared).values()}
+        rest = [place for place, each in flagged(other).items() if each.metadata["flag"] not in taken]
+        command = with_flags(other, *rest, unset=True)(command)
+    train.command(task, cls=Command, epilog="--show-options prints all options.", help=text)(command)
+
 
 _train_on_text(
     "language-model", LanguageOptions, "Learn language from text: the next token, or with --masked hidden ones."
 )
-_train_on_text("classifier", ClassificationOptions, "Learn labels of texts, best from a language model.")
+_train_on_text(
+    "classifier", ClassificationOptions, "Learn labels of texts, best from a language model, or of --images.",
+    ImageClassificationOptions,
+)  # fmt: skip
+_train_on_text("captioner", CaptionOptions, "Learn to write captions of images.")

@@ -111,7 +111,7 @@ class TrainingDisplay(Callback):
         if self._options.seconds:
             left = min(left, max(self._options.seconds - seconds, 0.0))
         loss = "" if math.isnan(self._loss) else f"loss {self._loss:.3f}, "
-        return f"{loss}{self._count / used:,.0f} {self._pairs or 'tokens'}/s, {_clock(left)} left"
+        return f"{loss}{self._count / used:,.0f} {self._pairs or self._options.unit}/s, {_clock(left)} left"
 
 
 def _clock(seconds: float) -> str:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard._errors import rejected
 from regard.data.batches import Batch, Batches
@@ -40,9 +39,15 @@ class LabelBatch:
     segments: Tensor | None = None
 
     @property
-    def inputs(self) -> dict[str, Any]:
-        """What a classifier is given beside the tokens."""
-        return {"keep": self.keep} | ({} if self.segments is None else {"segments": self.segments})
+    def targets(self) -> Tensor:
+        """What is learned: the labels."""
+        return self.labels
+
+    def logits(self, model: nn.Module) -> Tensor:
+        """Return the logits (B, C) that a classifier makes of the texts."""
+        beside = {"keep": self.keep} | ({} if self.segments is None else {"segments": self.segments})
+        made: Tensor = model(self.tokens, **beside)
+        return made
 
     @property
     def examples(self) -> int:

@@ -1,12 +1,14 @@
-"""Texts with labels, or pairs of texts with labels: read, counted, and split label by label."""
+"""Examples with labels, split label by label; texts, or pairs of texts, with labels: read and counted."""
 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -20,8 +22,74 @@ _EMPTY = "left out, the text is empty"
 _SHOWN = 8
 
 
+class Labelled(ABC):
+    """Examples with labels, whatever they are.
+
+    Attributes
+    ----------
+    labels : list of str
+    name : str
+        Where they came from.
+    """
+
+    #: What messages call examples.
+    noun: ClassVar[str] = "example"
+    labels: list[str]
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def names(self) -> list[str]:
+        """Return the labels that occur, in order: of numbers if all are, else of the alphabet."""
+        found = set(self.labels)
+        numeric = all(each.isascii() and each.isdigit() for each in found)
+        return sorted(found, key=lambda name: (int(name), name)) if numeric else sorted(found)
+
+    def numbers(self, names: Sequence[str], function: str = "train") -> np.ndarray:
+        """Return the number of each example's label, (N,), or raise for one that is not among the names."""
+        number = {name: i for i, name in enumerate(names)}
+        for row, label in enumerate(self.labels):
+            if label not in number:
+                expected = f"have a label among {shown_labels(names)}"
+                raise rejected(function, self.place(row), expected, brief(label))
+        return np.array([number[label] for label in self.labels], np.int64)
+
+    def majority(self) -> tuple[str, float]:
+        """Return the most frequent label, and its share."""
+        label, count = Counter(self.labels).most_common(1)[0]
+        return label, count / len(self)
+
+    def summary(self) -> str:
+        """Return how many examples and labels there are, and which is the most frequent."""
+        label, share = self.majority()
+        kinds = len(set(self.labels))
+        count = f"{len(self):,} {self.noun}{'s' * (len(self) > 1)}, {kinds} label{'s' * (kinds > 1)}"
+        return f"{self.name}: {count}; {share:.1%} are {brief(label)}"
+
+    @abstractmethod
+    def place(self, row: int) -> str:
+        """Return what messages call the place that an example came from."""
+
+    @abstractmethod
+    def keys(self) -> list[str]:
+        """Return a text for each example that equal ones share."""
+
+    @abstractmethod
+    def checksum(self) -> str:
+        """Return a checksum of examples and labels in their order."""
+
+    @abstractmethod
+    def take(self, rows: Sequence[int], what: str) -> Self:
+        """Return some of the examples."""
+
+    @abstractmethod
+    def report(self) -> list[str]:
+        """Return what was read, and a line for each kind of example that was left out."""
+
+
 @dataclass(frozen=True)
-class LabelledTexts:
+class LabelledTexts(Labelled):
     """Texts and their labels.
 
     Attributes
@@ -54,29 +122,20 @@ class LabelledTexts:
     lines: int = 0
     counts: tuple[Count, ...] = ()
     places: list[int] | None = None
+    noun: ClassVar[str] = "text"
 
     def __post_init__(self) -> None:
         for what, each in (("labels", self.labels), ("others", self.others)):
             if each is not None and len(each) != len(self.texts):
                 raise rejected("LabelledTexts", what, "be as many as texts", f"{len(each)} for {len(self.texts)} texts")
 
-    def __len__(self) -> int:
-        return len(self.texts)
+    def place(self, row: int) -> str:
+        """Return the file and the line of a text."""
+        return self.name if self.places is None else f"{self.name}, line {self.places[row]:,}"
 
-    def names(self) -> list[str]:
-        """Return the labels that occur, in order: of numbers if all are, else of the alphabet."""
-        found = set(self.labels)
-        numeric = all(each.isascii() and each.isdigit() for each in found)
-        return sorted(found, key=lambda name: (int(name), name)) if numeric else sorted(found)
-
-    def numbers(self, names: Sequence[str], function: str = "train") -> np.ndarray:
-        """Return the number of each text's label, (N,), or raise for one that is not among the names."""
-        number = {name: i for i, name in enumerate(names)}
-        for row, label in enumerate(self.labels):
-            if label not in number:
-                where = self.name if self.places is None else f"{self.name}, line {self.places[row]:,}"
-                raise rejected(function, where, f"have a label among {shown_labels(names)}", brief(label))
-        return np.array([number[label] for label in self.labels], np.int64)
+    def keys(self) -> list[str]:
+        """Return each text, or both texts of each pair."""
+        return [text if self.others is None else f"{text}\t{self.others[row]}" for row, text in enumerate(self.texts)]
 
     def checksum(self) -> str:
         """Return a checksum of texts and labels in their order."""
@@ -86,7 +145,7 @@ class LabelledTexts:
             digest.update(f"{text}\t{other}\t{label}\n".encode())
         return digest.hexdigest()
 
-    def take(self, rows: Sequence[int], what: str) -> LabelledTexts:
+    def take(self, rows: Sequence[int], what: str) -> Self:
         """Return some of the texts."""
         others = None if self.others is None else [self.others[row] for row in rows]
         places = None if self.places is None else [self.places[row] for row in rows]
@@ -95,18 +154,9 @@ class LabelledTexts:
             others=others, places=places, name=f"{self.name} ({what})", counts=(),
         )  # fmt: skip
 
-    def majority(self) -> tuple[str, float]:
-        """Return the most frequent label, and its share."""
-        label, count = Counter(self.labels).most_common(1)[0]
-        return label, count / len(self)
-
     def report(self) -> list[str]:
         """Return what was read, and a line for each kind of line that was left out."""
-        label, share = self.majority()
-        kinds = len(set(self.labels))
-        count = f"{len(self):,} text{'s' * (len(self) > 1)}, {kinds} label{'s' * (kinds > 1)}"
-        read = f"{self.name}: {count}; {share:.1%} are {brief(label)}"
-        return [read, *(f"{each.what}: {each.count:,} (first in line {each.line:,})" for each in self.counts)]
+        return [self.summary(), *(f"{each.what}: {each.count:,} (first in line {each.line:,})" for each in self.counts)]
 
 
 def read_labelled(path: str | Path, *, pairs: bool = False, function: str = "read_labelled") -> LabelledTexts:
@@ -167,14 +217,17 @@ def read_labelled(path: str | Path, *, pairs: bool = False, function: str = "rea
     return replace(made, lines=number, counts=tally.counts())
 
 
-def split_labelled(texts: LabelledTexts, held_out: float, *, seed: int = 0) -> tuple[LabelledTexts, LabelledTexts]:
-    """Split texts into those to learn from and those held out, a share of each label; no text stands in both.
+_L = TypeVar("_L", bound=Labelled)
 
-    Which are held out depends on their text and the seed alone (a checksum), not on the order of lines.
+
+def split_labelled(examples: _L, held_out: float, *, seed: int = 0) -> tuple[_L, _L]:
+    """Split examples into those to learn from and those held out, a share of each label; none stands in both.
+
+    Which are held out depends on their content and the seed alone (a checksum), not on their order.
 
     Parameters
     ----------
-    texts : LabelledTexts
+    examples : Labelled
     held_out : float
         The share, in (0, 1).
     seed : int
@@ -182,7 +235,7 @@ def split_labelled(texts: LabelledTexts, held_out: float, *, seed: int = 0) -> t
     Raises
     ------
     ValueError
-        If no label has two different texts.
+        If no label has two different examples.
 
     Examples
     --------
@@ -192,10 +245,10 @@ def split_labelled(texts: LabelledTexts, held_out: float, *, seed: int = 0) -> t
     """
     if not 0 < held_out < 1:
         raise rejected("split_labelled", "held_out", "be in (0, 1)", held_out)
-    keys = [text if texts.others is None else f"{text}\t{texts.others[row]}" for row, text in enumerate(texts.texts)]
+    keys = examples.keys()
     strata: dict[str, dict[str, None]] = {}
     known: dict[str, str] = {}
-    for key, label in zip(keys, texts.labels):  # a text with several labels goes by its first
+    for key, label in zip(keys, examples.labels):  # one with several labels goes by its first
         strata.setdefault(known.setdefault(key, label), {})[key] = None
     salt, held = str(seed).encode(), set()
 
@@ -207,11 +260,12 @@ def split_labelled(texts: LabelledTexts, held_out: float, *, seed: int = 0) -> t
         count = min(max(round(held_out * len(stratum)), 1), len(stratum) - 1)
         held.update(sorted(stratum, key=place)[:count])
     if not held:
-        raise rejected("train", texts.name, "have a label with two different texts or more", "none")
+        expected = f"have a label with two different {examples.noun}s or more"
+        raise rejected("train", examples.name, expected, "none")
     rows: tuple[list[int], list[int]] = [], []
     for row, key in enumerate(keys):
         rows[key in held].append(row)
-    return texts.take(rows[False], "to learn from"), texts.take(rows[True], "held out")
+    return examples.take(rows[False], "to learn from"), examples.take(rows[True], "held out")
 
 
 def shown_labels(names: Sequence[str]) -> str:

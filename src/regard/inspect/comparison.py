@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from regard._writing import naming
 
 if TYPE_CHECKING:
-    from regard.translation.comparison import ComparedRun
+    from regard.training.comparison import ComparedRun
 
 
 def picture(runs: list[ComparedRun], metric: str, path: str | Path) -> Path:
-    """Draw the metric over the steps, and the tokens per second, and write a PNG file."""
+    """Draw the metric over the steps, and the speed, and write a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -22,12 +22,12 @@ def picture(runs: list[ComparedRun], metric: str, path: str | Path) -> Path:
     for each in runs:
         if each.curve:
             quality.plot(*zip(*each.curve), marker=".", label=each.name)
-    quality.set(xlabel="step", ylabel=f"{metric} of a validation (greedy)")
+    quality.set(xlabel="step", ylabel=f"{metric} of a validation{' (greedy)' * (runs[0].unit == 'tokens')}")
     quality.legend(frameon=False)
     colors = [f"C{i}" for i in range(len(runs))]
-    speed.barh([each.name for each in runs], [each.tokens_per_second for each in runs], color=colors)
+    speed.barh([each.name for each in runs], [each.per_second for each in runs], color=colors)
     speed.invert_yaxis()
-    speed.set(xlabel="tokens per second in training")
+    speed.set(xlabel=f"{runs[0].unit} per second in training")
     for axes in (quality, speed):
         axes.spines[["top", "right"]].set_visible(False)
     with naming(path):

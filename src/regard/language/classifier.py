@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard._errors import in_section
 from regard.data.batches import length_batches
@@ -59,8 +59,16 @@ class TextClassifier:
         self._layout = input_layout(model.model, tokenizer)
 
     @classmethod
-    def load(cls, folder: str | Path, function: str = "load") -> Self:
+    def load(cls, folder: str | Path, function: str = "load", model: nn.Module | None = None) -> Self:
         """Return the classifier in a folder, of ours or of Hugging Face.
+
+        Parameters
+        ----------
+        folder : str or Path
+        function : str
+            What error messages begin with.
+        model : Module, optional
+            The model in it, where that was loaded before.
 
         Raises
         ------
@@ -68,7 +76,7 @@ class TextClassifier:
             If there is none, or it is damaged, in one sentence.
         """
         what = "a classifier of texts"
-        return cls(*load_with_tokenizer(folder, SequenceClassifier, what, function, torch.float32))
+        return cls(*load_with_tokenizer(folder, SequenceClassifier, what, function, torch.float32, model))
 
     def save(self, folder: str | Path) -> None:
         """Write the model and its tokenizer to a folder, which :meth:`load` and, of some models, transformers read."""
@@ -103,7 +111,7 @@ class TextClassifier:
         for rows in length_batches(inputs.tokens.lengths.tolist(), batch):
             read = label_batch(inputs, labels, np.array(rows)).to(device)
             with narrow:
-                logits = self.model(read.tokens, **read.inputs)
+                logits = read.logits(self.model)
             made[rows] = logits.float().softmax(1).cpu()
         return made
 

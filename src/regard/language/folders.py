@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from torch import nn
 
 from regard._errors import rejected
 from regard.models import DecoderLM, EncoderLM, SequenceClassifier, load
@@ -15,7 +16,12 @@ _M = TypeVar("_M", DecoderLM, EncoderLM, SequenceClassifier)
 
 
 def load_with_tokenizer(
-    folder: str | Path, kind: type[_M], what: str, function: str, dtype: torch.dtype | None = None
+    folder: str | Path,
+    kind: type[_M],
+    what: str,
+    function: str,
+    dtype: torch.dtype | None = None,
+    loaded: nn.Module | None = None,
 ) -> tuple[_M, Tokenizer]:
     """Return the model and the tokenizer of a folder, of a run of ours or of Hugging Face.
 
@@ -30,13 +36,15 @@ def load_with_tokenizer(
         Who asks.
     dtype : torch.dtype, optional
         Of the parameters; that of the files by default.
+    loaded : Module, optional
+        The model in the folder, where that was loaded before.
 
     Raises
     ------
     ModelFileError, ValueError
         If there is no such model, its files are damaged, it is another, or its tokenizer has more tokens than it.
     """
-    model = load(folder, dtype=dtype)
+    model = load(folder, dtype=dtype) if loaded is None else loaded
     if not isinstance(model, kind):
         raise rejected(function, "model", f"be the folder of {what}", f"{type(model).__name__} in {folder}")
     tokenizer = Tokenizer.load(folder)

@@ -34,6 +34,8 @@ class TrainingOptions(Options):
 
     #: The option that says how large a batch is.
     batch_option: ClassVar[str] = "batch_tokens"
+    #: What batches count, and a display tells by the second.
+    unit: ClassVar[str] = "tokens"
 
     steps: int = option(20_000, "steps at most", least=1, resumable=True, flag="--steps")
     seconds: float = option(0.0, "stop after so many seconds of training; 0 for no limit", least=0, resumable=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from regard._memory import available_memory, fitting
 from regard.models.decoder_lm import DecoderLM
+from regard.models.encoder_lm import EncoderLM
 from regard.models.folders import (
     CONFIG,
     DTYPES,
@@ -29,13 +31,25 @@ from regard.models.hugging_face.bert import ALBERT, BERT, ROBERTA
 from regard.models.hugging_face.gpt2 import GPT2
 from regard.models.hugging_face.llama import LLAMA
 from regard.models.hugging_face.rules import Described, Family, Rule, same
+from regard.models.hugging_face.vit import DEIT, VIT
+from regard.models.image_classifier import ImageClassifier
+from regard.models.vision_transformer import VisionTransformer
 
 INDEX = "model.safetensors.index.json"
-FAMILIES = (GPT2, LLAMA, BERT, ROBERTA, ALBERT)
-#: The heads that are read, by the end of the name of an architecture, and what else is read as the bare model.
-HEADS: dict[str, type[Head]] = {
+FAMILIES = (GPT2, LLAMA, BERT, ROBERTA, ALBERT, VIT, DEIT)
+#: The heads that are read, by the end of the name of an architecture, and what makes them of a model and labels.
+HEADS: dict[str, Callable[..., Head | ImageClassifier]] = {
     "ForSequenceClassification": SequenceClassifier,
     "ForTokenClassification": TokenClassifier,
+    "ForImageClassification": ImageClassifier,
+    "ForImageClassificationWithTeacher": partial(ImageClassifier, teacher=True),
+}
+_LABELS = ("ForSequenceClassification", "ForTokenClassification")
+#: Those of each kind of model; what else is read is the bare model.
+_HEADS_OF: dict[type[Any], tuple[str, ...]] = {
+    DecoderLM: _LABELS,
+    EncoderLM: _LABELS,
+    VisionTransformer: ("ForImageClassification", "ForImageClassificationWithTeacher"),
 }
 _MODELS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForPreTraining", "Model")
 #: No file of parameters is larger, in bytes; its header says what is in it before anything is read.
@@ -44,7 +58,9 @@ _LARGEST = 1 << 40
 _Place = tuple[Path, str, tuple[int, ...]]
 
 
-def read_folder(folder: Path, dtype: torch.dtype | None = None) -> LanguageModel | Head:
+def read_folder(
+    folder: Path, dtype: torch.dtype | None = None
+) -> LanguageModel | Head | VisionTransformer | ImageClassifier:
     """Return the model in a folder, in evaluation mode.
 
     Parameters
@@ -63,7 +79,7 @@ def read_folder(folder: Path, dtype: torch.dtype | None = None) -> LanguageModel
     if not isinstance(described, dict):
         raise file_error(path, "describe a model", brief(described))
     family = _family(path, described)
-    architecture = _architecture(path, described)
+    architecture = _architecture(path, family, described)
     places = _places(folder)
     prefix = family.trunk if any(name.startswith(family.trunk) for name in places) else ""
     names = {name.removeprefix(prefix) if name.startswith(prefix) else f"/{name}" for name in places}
@@ -82,7 +98,7 @@ def read_folder(folder: Path, dtype: torch.dtype | None = None) -> LanguageModel
             head: dict[str, Any] = {}
             if family.model is DecoderLM and HEADS[architecture] is SequenceClassifier:
                 head = {"bias": False, "pad": described.get("pad_token_id")}
-            model = HEADS[architecture](model, _labels(path, described), **head)  # type: ignore[arg-type]
+            model = HEADS[architecture](model, _labels(path, described), **head)
             rules = head_rules(family, rules, architecture)
     rules = [replace(rule, theirs=tuple(whole_name(name, prefix) for name in rule.theirs)) for rule in rules]
     _check(folder, family, model, rules, places)
@@ -96,9 +112,27 @@ def head_rules(family: Family, rules: list[Rule], architecture: str) -> list[Rul
     if family is ROBERTA and architecture == "ForSequenceClassification":
         inner = [rule for rule in inner if not rule.ours.startswith("model.pooler.")]
         return [*inner, *same({"model.pooler": "/classifier.dense", "output": "/classifier.out_proj"})]
+    if architecture == "ForImageClassificationWithTeacher":
+        return [*inner, *same({"output": "/cls_classifier", "taught": "/distillation_classifier"})]
     if family is LLAMA or (family is GPT2 and architecture == "ForSequenceClassification"):
         return [*inner, *same({"output": "/score"})]
     return [*inner, *same({"output": "/classifier"})]
+
+
+def head_of(family: Family, model: nn.Module) -> str | None:
+    """Return the end of the name of the architecture that has such a head; None where the family has none."""
+    trunk = getattr(model, "model", None)
+    for end in _HEADS_OF[family.model]:
+        if isinstance(model, ImageClassifier):
+            # Theirs score the row itself.
+            fits = (model.taught is not None) == end.endswith("WithTeacher") and not model.model.config.pooled  # type: ignore[union-attr]
+        else:
+            # Their scores of sequences have no bias where they stand on decoders.
+            bias = family.model is EncoderLM or end != "ForSequenceClassification"
+            fits = type(model) is HEADS[end] and (model.output.bias is not None) == bias  # type: ignore[union-attr]
+        if fits and isinstance(trunk, family.model):
+            return end
+    return None
 
 
 def whole_name(name: str, prefix: str) -> str:
@@ -115,17 +149,18 @@ def _family(path: Path, described: Described) -> Family:
     raise file_error(path, f"have one of the model_types {known}", brief(kind))
 
 
-def _architecture(path: Path, described: Described) -> str:
+def _architecture(path: Path, family: Family, described: Described) -> str:
     """Return the end of the architecture's name."""
     for end in ("auto_map", "quantization_config"):
         if described.get(end):
             raise file_error(path, f"be without {end}", brief(described[end]))
     given = described.get("architectures") or ["Model"]
     name = str(given[0]) if isinstance(given, list) else str(given)
-    for end in (*HEADS, *_MODELS):
+    known = (*_MODELS, *_HEADS_OF[family.model])
+    for end in known:
         if name.endswith(end):
             return end
-    raise file_error(path, f"have an architecture that ends in {', '.join((*_MODELS, *HEADS))}", brief(name))
+    raise file_error(path, f"have an architecture that ends in {', '.join(known)}", brief(name))
 
 
 def _config(path: Path, family: Family, described: Described, names: set[str]) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.models.decoder_lm import DecoderLM, DecoderLMConfig
 from regard.models.encoder_lm import EncoderLM, EncoderLMConfig
+from regard.models.vision_transformer import VisionTransformer, VisionTransformerConfig
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Family:
     read: Callable[[Described, set[str]], Any]
     write: Callable[[Any], Described | None]
     rules: Callable[[Any], Iterator[Rule]]
-    model: type[DecoderLM] | type[EncoderLM]
+    model: type[DecoderLM] | type[EncoderLM] | type[VisionTransformer]
     ignored: tuple[str, ...] = ()
 
 
@@ -117,6 +118,6 @@ def required(described: Described, name: str, allowed: Any, default: Any) -> Non
         raise ValueError(f"have {name} {allowed!r}, got {described.get(name)!r}")
 
 
-def is_plain(config: DecoderLMConfig | EncoderLMConfig) -> bool:
+def is_plain(config: DecoderLMConfig | EncoderLMConfig | VisionTransformerConfig) -> bool:
     """Return whether attention is what every family has: the softmax of scaled dot products."""
     return config.score == "scaled_dot" and config.normalizer == "softmax"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from regard.language.classification_metrics import classification_metrics
+from regard.training.classification_metrics import classification_metrics
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -12,17 +12,28 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from regard._errors import rejected
 from regard._writing import write_atomically
-from regard.translation.experiment import Experiment
-from regard.translation.options import ExperimentOptions
-from regard.translation.run_folder import PairRunFolder
+from regard.training.options import RunOptions
+from regard.training.run_folder import RunFolder
 
 RESULTS = "compared.json"
 #: Batches that do not count, as kernels are compiled or loaded there.
 _FIRST = 5
+#: What runs that are compared may differ in.
+_OWN = ("kind", "preset", "model.")
+
+
+class ComparableRun(Protocol):
+    """A run in a folder, and how its model is scored."""
+
+    def train(self, *, callbacks: Any = ...) -> tuple[Any, Any]:
+        """Return the model, and how training ended."""
+
+    def scores(self, made: Any) -> dict[str, float]:
+        """Return the scores of the model on what the training held out, by name."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +44,12 @@ class ComparedRun:
     ----------
     name : str
     scores : dict of str to float
-        On the held-out sources, by beam search.
+        On what was held out; of sequences, by beam search.
     parameters, steps : int
-    tokens_per_second : float
-        Of both sides in training, validations left out.
+    unit : str
+        What is counted: tokens, of both sides, or images.
+    per_second : float
+        Of these in training, validations left out.
     memory : float
         The most that its process held, in MB (10⁶ bytes).
     seconds : float
@@ -49,14 +62,16 @@ class ComparedRun:
     scores: dict[str, float]
     parameters: int
     steps: int
-    tokens_per_second: float
+    unit: str
+    per_second: float
     memory: float
     seconds: float
     curve: list[tuple[int, float]] = field(default_factory=list)
 
 
 def compare(
-    variants: Mapping[str, ExperimentOptions],
+    kind: Callable[[Any, Path, Callable[[str], None]], ComparableRun],
+    variants: Mapping[str, RunOptions],
     folder: str | Path,
     report: Callable[[ComparedRun], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
@@ -65,7 +80,9 @@ def compare(
 
     Parameters
     ----------
-    variants : mapping of str to ExperimentOptions
+    kind : type of run
+        Such as :class:`regard.translation.Experiment`; called with options, a folder, and what says lines.
+    variants : mapping of str to RunOptions
         They may differ in the model alone.
     folder : str or Path
         Gets a folder for each, and ``compared.json``, which has those that are done.
@@ -90,14 +107,14 @@ def compare(
     folder = Path(folder)
     for name, options in variants.items():
         # What is wrong with the last is said before the first is trained.
-        Experiment(options, folder / name)
-        PairRunFolder(folder / name).check_new()
+        kind(options, folder / name, lambda _: None)
+        RunFolder(folder / name, type(options)).check_new()
     results: list[ComparedRun] = []
     reported: set[str] = set()
     for name, options in variants.items():
         # A process of its own: memory is that of one model.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            compared, messages = pool.submit(_run, name, options, folder / name).result()
+            compared, messages = pool.submit(_run, kind, name, options, folder / name).result()
         for line in messages:
             if line not in reported:  # the data is the same for all
                 say(line)
@@ -108,24 +125,25 @@ def compare(
     return results
 
 
-def _shared(options: ExperimentOptions) -> tuple[Any, ...]:
-    return options.task, options.data, options.vocabularies, options.training
+def _shared(options: RunOptions) -> dict[str, Any]:
+    return {name: value for name, value in options.flat().items() if not name.startswith(_OWN)}
 
 
-def _run(name: str, options: ExperimentOptions, folder: Path) -> tuple[ComparedRun, list[str]]:
+def _run(kind: Any, name: str, options: RunOptions, folder: Path) -> tuple[ComparedRun, list[str]]:
     """Return what became of a variant, and what was said on the way."""
     meter = _meter()
     began = time.monotonic()
     messages: list[str] = []
-    experiment = Experiment(options, folder, messages.append)
-    sequence_model, ended = experiment.train(callbacks=[meter])
+    run: ComparableRun = kind(options, folder, messages.append)
+    made, ended = run.train(callbacks=[meter])
     unit = 1 if sys.platform == "darwin" else 1024
     compared = ComparedRun(
         name,
-        experiment.scores(sequence_model),
-        sum(parameter.numel() for parameter in sequence_model.model.parameters()),
+        run.scores(made),
+        sum(parameter.numel() for parameter in made.model.parameters()),
         ended.steps,
-        meter.tokens / max(meter.seconds, 1e-9),
+        options.training.unit,
+        meter.count / max(meter.seconds, 1e-9),
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6,
         time.monotonic() - began,
         _curve(folder / "log" / "metrics.csv", f"valid_{options.training.metric}"),
@@ -141,12 +159,10 @@ def _curve(path: Path, metric: str) -> list[tuple[int, float]]:
 def _meter() -> Any:
     from lightning.pytorch import Callback
 
-    from regard.models.base import PAD
-
     class Meter(Callback):
-        """Counts the tokens and the seconds of training steps, the first few of which compile."""
+        """Counts the tokens or images, and the seconds, of training steps, the first few of which compile."""
 
-        tokens, seconds, began = 0, 0.0, 0.0
+        count, seconds, began = 0, 0.0, 0.0
 
         def on_train_batch_start(self, *_: Any) -> None:
             self.began = time.monotonic()
@@ -155,6 +171,6 @@ def _meter() -> Any:
             *_, batch, number = given
             if number >= _FIRST:
                 self.seconds += time.monotonic() - self.began
-                self.tokens += int(batch.lengths.sum()) + int((batch.target != PAD).sum())
+                self.count += batch.count
 
     return Meter()

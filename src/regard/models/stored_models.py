@@ -1,0 +1,215 @@
+"""Folders of models of language and of images: Hugging Face's, and our own for models that transformers knows not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard._errors import rejected
+from regard._writing import write_together
+from regard.models.decoder_lm import DecoderLM, DecoderLMConfig
+from regard.models.encoder_lm import EncoderLM, EncoderLMConfig
+from regard.models.folders import (
+    CONFIG,
+    WEIGHTS,
+    brief,
+    file_error,
+    json_bytes,
+    load_config,
+    load_weights,
+    read_header,
+    read_json,
+    save_model,
+)
+from regard.models.heads import Head, LanguageModel, PairClassifier, SequenceClassifier, TokenClassifier
+from regard.models.hugging_face.reading import FAMILIES, head_of, head_rules, read_folder, theirs_of, whole_name
+from regard.models.hugging_face.rules import Described, Family
+from regard.models.image_classifier import ImageClassifier, VisionModel
+from regard.models.resnet import ResNet, ResNetConfig
+from regard.models.vision_transformer import VisionTransformer, VisionTransformerConfig
+
+#: What a folder may hold.
+Stored = LanguageModel | Head | VisionModel | ImageClassifier
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Format:
+    """The models of a format of ours: kinds with their configs, and what may stand on them."""
+
+    noun: str
+    kinds: Mapping[str, tuple[type[Any], type[Any]]]
+    heads: Mapping[str, type[Any]]
+
+
+#: By the name that config.json has.
+FORMATS = {
+    "regard.language_model": Format(
+        "a decoder or an encoder",
+        {"decoder": (DecoderLMConfig, DecoderLM), "encoder": (EncoderLMConfig, EncoderLM)},
+        {"sequence": SequenceClassifier, "tokens": TokenClassifier, "pairs": PairClassifier},
+    ),
+    "regard.vision_model": Format(
+        "a transformer or a resnet",
+        {"transformer": (VisionTransformerConfig, VisionTransformer), "resnet": (ResNetConfig, ResNet)},
+        {"images": ImageClassifier},
+    ),
+}
+
+#: What config.json may say of a head.
+_HEAD_OPTIONS: dict[str, Any] = {"teacher": bool, "bias": bool, "pad": int | None}
+
+
+def load(folder: str | Path, *, dtype: torch.dtype | None = None) -> Stored:
+    """Return the model of language or of images in a folder, in evaluation mode.
+
+    Folders of Hugging Face of GPT-2, Llama, Mistral, Qwen2, BERT, RoBERTa, ALBERT, ViT and DeiT are read as they are:
+    config.json and model.safetensors, or its shards; classifiers of sequences, of tokens and of images on them, too. No
+    pickle is ever loaded. What config.json claims is compared with the files' headers before memory is taken.
+
+    Parameters
+    ----------
+    folder : str or Path
+    dtype : torch.dtype, optional
+        Of the parameters; as they are stored by default.
+
+    Returns
+    -------
+    DecoderLM, EncoderLM, SequenceClassifier, TokenClassifier, PairClassifier, VisionTransformer, ResNet or
+    ImageClassifier
+
+    Raises
+    ------
+    ModelFileError
+        If the folder is no such model, is damaged, or does not fit into memory, in one sentence.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from regard.models import DecoderLM, DecoderLMConfig, load, save
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(DecoderLM(DecoderLMConfig(50, width=16, layers=1)), folder)
+    ...     load(folder).config.width
+    16
+    """
+    folder = Path(folder)
+    described = read_json(folder / CONFIG)
+    if isinstance(described, dict) and "model_type" in described:
+        return read_folder(folder, dtype)
+    kind = _format(described)
+    config = load_config(folder, kind=kind or next(iter(FORMATS)), version=VERSION)
+    model = _built(folder, FORMATS[config["format"]], config)
+    load_weights(folder, model, config)
+    return model.to(dtype).eval()
+
+
+def is_model_folder(folder: str | Path) -> bool:
+    """Return whether a folder claims to hold a model of language or images, which :func:`load` would read."""
+    if not (Path(folder) / CONFIG).is_file():
+        return False
+    described = read_json(Path(folder) / CONFIG)
+    return isinstance(described, dict) and ("model_type" in described or _format(described) is not None)
+
+
+def _format(described: Any) -> str | None:
+    """Return which of :data:`FORMATS` a config.json claims."""
+    found = described.get("format") if isinstance(described, dict) else None
+    return found if isinstance(found, str) and found in FORMATS else None
+
+
+def save(model: Stored, folder: str | Path) -> None:
+    """Write a model of language or of images to a folder that transformers reads, if it is one that transformers knows.
+
+    Another score, normalizer or kind of positions than its families have, a window with sinks, a classifier of pairs,
+    a residual network, and a vision transformer with convolutions or windows are kept in a folder that only
+    :func:`load` reads.
+
+    Parameters
+    ----------
+    model : DecoderLM, EncoderLM, VisionTransformer, ResNet, or a classifier on one of them
+    folder : str or Path
+        Made if missing.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    headed = isinstance(model, Head | ImageClassifier)
+    trunk: Any = model.model if isinstance(model, Head | ImageClassifier) else model
+    found = [(name, form, kind) for name, form in FORMATS.items() for kind in form.kinds if _is(trunk, form, kind)]
+    if not found:
+        raise rejected("save", "model", "be a model of language or of images", type(model).__name__)
+    for family in FAMILIES:
+        described = family.write(trunk.config) if isinstance(trunk, family.model) else None
+        if described is not None and described["model_type"] in family.types and (not headed or head_of(family, model)):
+            _write(family, described, model, trunk, Path(folder))
+            return
+    name, form, kind = found[0]
+    config: dict[str, Any] = {"format": name, "version": VERSION, "kind": kind, "model": asdict(trunk.config)}
+    if headed:
+        head = next((each for each, made in form.heads.items() if type(model) is made), None)
+        config |= {"head": head, "labels": model.labels}
+        if isinstance(model, ImageClassifier):
+            config["teacher"] = model.taught is not None
+        elif isinstance(model, Head):
+            config |= {"bias": model.output.bias is not None, "pad": model.pad}
+    save_model(folder, model, config)
+
+
+def _is(trunk: object, form: Format, kind: str) -> bool:
+    return isinstance(trunk, form.kinds[kind][1])
+
+
+def _write(family: Family, described: Described, model: nn.Module, trunk: Any, folder: Path) -> None:
+    from safetensors.torch import save as as_bytes
+
+    rules, prefix = list(family.rules(trunk.config)), family.trunk
+    if (end := head_of(family, model)) is not None:
+        rules = head_rules(family, rules, end)
+        name = described["architectures"][0].partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model")
+        described["architectures"] = [f"{name}{end}"]
+        if family.model is DecoderLM:
+            described["pad_token_id"] = model.pad
+        labels: Any = model.labels
+        described["id2label"] = {str(i): label for i, label in enumerate(labels)}
+        described["label2id"] = {label: i for i, label in enumerate(labels)}
+    elif described["architectures"][0].endswith("Model") and family.model is not DecoderLM:
+        prefix = ""
+    rules = [replace(rule, theirs=tuple(whole_name(name, prefix) for name in rule.theirs)) for rule in rules]
+    described["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
+    data = as_bytes(dict(theirs_of(model, rules)), {"format": "pt"})
+    folder.mkdir(parents=True, exist_ok=True)
+    write_together({folder / WEIGHTS: data, folder / CONFIG: json_bytes(described, 1)})
+
+
+def _built(folder: Path, form: Format, config: dict[str, Any]) -> Any:
+    """Return the model that our own configuration describes, without parameters."""
+    path = folder / CONFIG
+    kind, inner, head = str(config.get("kind")), config.get("model"), config.get("head")
+    if kind not in form.kinds or not isinstance(inner, dict) or (head is not None and head not in form.heads):
+        raise file_error(path, f"describe {form.noun}", brief(kind))
+    known = {each.name for each in fields(form.kinds[kind][0])}
+    if set(inner) != known:
+        raise file_error(path, f"have a field 'model' with {', '.join(sorted(known))}", "other fields")
+    try:
+        made = form.kinds[kind][0](**inner)
+        if made.layers > (stored := len(read_header(folder / WEIGHTS))):
+            raise file_error(path, f"have at most as many layers as {WEIGHTS} has tensors, {stored}", made.layers)
+        with torch.device("meta"):
+            model = form.kinds[kind][1](made)
+            if head is None:
+                return model
+            options = {name: config[name] for name in _HEAD_OPTIONS if name in config}
+            wrong = [name for name, value in options.items() if not isinstance(value, _HEAD_OPTIONS[name])]
+            if wrong:
+                raise file_error(path, f"have a field {wrong[0]!r} that a head knows", brief(options[wrong[0]]))
+            return form.heads[head](model, config.get("labels", ()), **options)
+    except (ValueError, TypeError) as error:
+        raise file_error(path, "describe a model", f"this: {str(error).rstrip('.')}") from None

@@ -9,9 +9,11 @@ DEMO_SECONDS ?= 170
 
 .PHONY: demo demo-training test test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz demo-time docs gallery notebook viewer viewer-check campaign clean
 
+# rxnmapper is read for its weights alone: what it asks for beside them (transformers below 5) would take the place of ours.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps rxnmapper==0.4.3
 	touch $@
 
 # The model in the box translates, and shows what it looked at.

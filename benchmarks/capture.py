@@ -46,21 +46,26 @@ def encoder() -> tuple[nn.Module, Callable[[], Tensor]]:
     return model, lambda: model(rows)
 
 
-MODELS = {"GPT-2 of transformers, sdpa": gpt2, "torch's TransformerEncoder, fast path": encoder}
+MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, Callable[[], Tensor]]], dict[str, Any]]] = {
+    "GPT-2 of transformers, sdpa": (gpt2, {}),
+    "torch's TransformerEncoder, fast path": (encoder, {}),
+    "GPT-2 of transformers, sdpa; summaries alone": (gpt2, {"keep": "summaries"}),
+}
 
 
 @torch.no_grad()
 def measured(name: str, rounds: int) -> dict[str, Any]:
     """Return how much longer a model takes that is recorded, and what the record takes."""
     torch.manual_seed(0)
-    model, call = MODELS[name]()
-    with capture(model) as record:
+    make, options = MODELS[name]
+    model, call = make()
+    with capture(model, **options) as record:
         together = call()
     assert torch.equal(call(), together) and len(record) == LAYERS
     weights = sum(4 * torch.Size(run.shape).numel() for run in record)
 
     def recorded() -> None:
-        with capture(model):
+        with capture(model, **options):
             call()
 
     seconds = interleaved({"alone": call, "recorded": recorded}, rounds + 1)

@@ -31,6 +31,8 @@ the name of a goal
     what language models were asked to reach, and reached, in docs/language-models.md
 ``hugging-face``
     how fast models of transformers run, in docs/hugging-face.md
+``captions``, ``looks``
+    how good captions are and where their words look, in docs/vision.md
 ``page``, ``capture``
     how fast the inspector's page is, and what recording costs, in docs/inspector.md
 
@@ -50,7 +52,7 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from benchmarks import capture, hugging_face, language_goals, page, planning
+from benchmarks import capture, captioning, hugging_face, language_goals, page, planning
 from benchmarks.alignment import summary as of_alignment
 from benchmarks.bench import LIMIT_NAMES
 from benchmarks.machine import ROOT
@@ -74,6 +76,8 @@ PLANNED, PLANNING = RESULTS / "planning.json", ROOT / "docs" / "planning.md"
 LANGUAGE = ROOT / "docs" / "language-models.md"
 #: How fast models of transformers run, and the page that shows it.
 INSPECTOR = ROOT / "docs" / "inspector.md"
+#: How good captioners are, and the page that shows it.
+CAPTIONED, VISION = RESULTS / "captioning.json", ROOT / "docs" / "vision.md"
 HUGGED, HUGGING_FACE = RESULTS / "hugging-face.json", ROOT / "docs" / "hugging-face.md"
 UNITS = {"time": "× the time", "speed": "× faster", "overhead": "µs more", "backward": "× the forward", "memory": "MB"}
 #: The goals that a reader sees first.
@@ -311,6 +315,13 @@ def of_hugging_face() -> str:
     return filled(HUGGING_FACE.read_text(encoding="utf-8"), {"hugging-face": lambda: hugging_face.table(numbers)})
 
 
+def of_vision() -> str:
+    """Return the page on images with what was measured last."""
+    numbers = json.loads(CAPTIONED.read_text(encoding="utf-8"))
+    made = {"captions": lambda: captioning.goodness(numbers), "looks": lambda: captioning.looked(numbers)}
+    return filled(VISION.read_text(encoding="utf-8"), made)
+
+
 def of_inspector() -> str:
     """Return the page on the inspector with what was measured last."""
     told = {"page": page.table, "capture": capture.table}
@@ -337,6 +348,8 @@ def main() -> int:
     LANGUAGE.write_text(of_language(), encoding="utf-8")
     HUGGING_FACE.write_text(of_hugging_face(), encoding="utf-8")
     INSPECTOR.write_text(of_inspector(), encoding="utf-8")
+    if CAPTIONED.exists():
+        VISION.write_text(of_vision(), encoding="utf-8")
     readme, found = ROOT / "README.md", newest("additive")
     if found is None:
         print("no report in benchmarks/results: run `make bench` first", file=sys.stderr)

@@ -142,7 +142,7 @@ def test_parts_know_nothing_of_each_other() -> None:
 CROSSING = {
     "regard.engines.fused.kernel_cache": {"TYPES"},
     "regard.models.recurrent": {"cleared"},
-    "regard.models.transformer": {"_feed_forward", "_step", "cleared"},
+    "regard.models.transformer_decoder": {"_feed_forward", "_step", "cleared"},
     "regard.nn.positional_encodings": {"as_int", "int_tensor"},
     "regard.nn.relative_positions": {"_Bias", "as_int", "lookup"},
 }

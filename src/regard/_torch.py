@@ -5,10 +5,12 @@ Nowhere else in the package is a private name of torch's used; tests/test_torch_
 
 from __future__ import annotations
 
+import sys
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as OutProjection  # what torch's module has
 
@@ -16,6 +18,11 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as OutProjec
 #: pass, which takes the log-sum-exp of a whole row: (query, key, value, dropout_p, is_causal, *, attn_mask, scale).
 flash_attention: Any = torch._scaled_dot_product_flash_attention_for_cpu  # called in less time than its torch.ops twin
 flash_attention_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+#: The fast paths of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``, which compute attention and
+#: have no public name.
+fused_attention: Any = torch._native_multi_head_attention
+fused_layer: Any = torch._transformer_encoder_layer_fwd
 
 
 # Bound once, as every call asks them.
@@ -82,6 +89,29 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def uncompiled(function: Any) -> Any:
+    """Return what ``torch.compile`` made a function or a module of; any other as it is."""
+    if type(function) is FunctionType:
+        return vars(function).get("_torchdynamo_orig_callable", function)
+    return function._orig_mod if _is_optimized(function) else function
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a call of a module runs compiled: by ``torch.compile(module)``, or ``module.compile()``."""
+    return _is_optimized(module) or module._compiled_call_impl is not None
+
+
+def is_forced_eager() -> bool:
+    """Whether what is compiled runs as if it were not, in ``torch.compiler.set_stance("force_eager")``."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and dynamo._stance.stance == "force_eager"
+
+
+def _is_optimized(value: Any) -> bool:
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # whose import takes a second; before it nothing is compiled
+    return dynamo is not None and type(value) is dynamo.OptimizedModule
+
+
 def is_fake(tensor: Tensor) -> bool:
     """Whether a tensor has a shape and no values."""
     return isinstance(tensor, FakeTensor)
@@ -97,15 +127,20 @@ __all__ = [
     "flash_attention",
     "flash_attention_backward",
     "flattened",
+    "fused_attention",
+    "fused_layer",
     "has_bfloat16_cells",
     "in_backward",
     "in_forward_mode",
     "in_functorch",
     "is_autocast_enabled",
+    "is_compiled",
     "is_dispatched",
     "is_eager",
     "is_fake",
+    "is_forced_eager",
     "is_jit_tracing",
     "is_proxied",
     "joined",
+    "uncompiled",
 ]

@@ -15,8 +15,12 @@ import torch
 from pages import Page
 from PIL import Image
 from transformers import (
+    CLIPVisionConfig,
     DistilBertConfig,
     DistilBertModel,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
     T5Model,
@@ -173,6 +177,37 @@ def test_what_a_vision_transformer_sees(regard, tmp_path) -> None:
     for given, message in (
         (("--image", picture), "--image must be a picture that can be read"),
         (("--text", "a"), "--image must be given for a model of images"),
+    ):
+        result = regard("look", tmp_path, *given)
+        assert result.code == 2 and message in " ".join(result.err.split()), result.err
+
+
+def test_what_a_vision_language_model_sees_and_reads(regard, tmp_path) -> None:
+    torch.manual_seed(0)
+    tokenizer = Tokenizer.learn([TEXT], kind="bytes", specials=("end", "pad"))
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    mark = len(tokenizer)
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(**sizes, image_size=32, patch_size=8),
+        text_config=LlamaConfig(**sizes, vocab_size=mark + 1),
+        image_token_id=mark, vision_feature_layer=-1,
+    )  # fmt: skip
+    LlavaForConditionalGeneration(config).save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    picture = tmp_path / "picture.png"
+    Image.new("RGB", (50, 20), "red").save(picture)
+    result = regard("look", tmp_path, "--image", picture, "--text", "cat", "--html", tmp_path / "both.html")
+    assert result.code == 0, result.err
+    page = Page((tmp_path / "both.html").read_text(encoding="utf-8"))
+    (text,) = page.described["texts"]
+    count = len(text["tokens"])
+    assert {name: text["image"][name] for name in ("rows", "cols")} == {"rows": 4, "cols": 4}
+    at = text["image"]["first"]
+    assert text["tokens"][at : at + 2] == ["patch 0,0", "patch 0,1"] and text["tokens"][at + 15] == "patch 3,3"
+    assert [layer["shape"] for layer in page.described["layers"]] == [[count, count]] * 2 and count > 17
+    for given, message in (
+        (("--image", picture), "--image and --text must be given for a model of both, got no text"),
+        (("--text", "a"), "--image and --text must be given for a model of both, got no image"),
     ):
         result = regard("look", tmp_path, *given)
         assert result.code == 2 and message in " ".join(result.err.split()), result.err

@@ -281,6 +281,29 @@ def test_images_and_their_patches(visit, tmp_path: Path) -> None:
     assert np.array(middle)[1, 2] > 700 and np.median(middle) < 300
 
 
+def test_a_summary(visit, tmp_path: Path) -> None:
+    query = torch.randn(1, 1, 10, 8, generator=torch.Generator().manual_seed(0)) * 3
+    with capture() as whole:
+        F.scaled_dot_product_attention(query, query, query)
+    with capture(keep="summaries", topk=2) as found:
+        F.scaled_dot_product_attention(query, query, query)
+    page = visit(found.describe(WORDS).to_html(tmp_path / "a.html"))
+    weights = whole[0].weights(batch=0, head=0)
+    best = weights[4].topk(2)
+    for col in range(10):
+        page.mouse.move(*cell(page, 4, col))
+        page.wait_for_timeout(50)
+        told = status(page).rpartition(": ")[2]
+        assert told == f"{weights[4, col]:.4g}" if col in best.indices else told == "not among the largest", col
+    page.mouse.click(*cell(page, 4, 0))
+    page.wait_for_timeout(100)
+    assert len(page.locator(".largest li").all_text_contents()) == 2
+    assert "the 2 largest weights of each query" in page.locator("footer").text_content()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="SVG").click()
+    assert "NaN" not in Path(download.value.path()).read_text(encoding="utf-8")
+
+
 def test_light_dark_and_narrow(visit, record: Record, tmp_path: Path) -> None:
     path = record.to_html(tmp_path / "a.html")
     dark = visit(path, color_scheme="dark")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -159,6 +160,36 @@ def test_every_layer_and_head_of_weights_that_others_trained() -> None:
     assert len(record) == 6 and record[0].shape == (3, 12, 40, 40)
     for run, each in zip(record, expected):
         near(run.weights(), each)
+
+
+@torch.no_grad()
+def test_every_layer_of_a_module_that_is_all_of_them() -> None:
+    """ALBERT that maps chemical reactions: one module that runs 12 times."""
+    found = importlib.util.find_spec("rxnmapper")  # `make test` fetches it: its own requirements are of years ago
+    assert found is not None and found.submodule_search_locations
+    folder = Path(found.submodule_search_locations[0]) / "models/transformers/albert_heads_8_uspto_all_1310k"
+    given, keep = torch.randint(1, 591, (2, 40), generator=torch.Generator().manual_seed(5)), torch.ones(2, 40)
+    keep[1, 25:] = 0
+    answers, rows = {}, keep.bool()
+    module = "encoder.albert_layer_groups.0.albert_layers.0.attention"
+    for implementation in IMPLEMENTATIONS:
+        model = AutoModel.from_pretrained(folder, attn_implementation=implementation, dtype=torch.float32).eval()
+        answers[implementation] = model(given, attention_mask=keep).last_hidden_state
+        with capture(model) as record:
+            assert torch.equal(model(given, attention_mask=keep).last_hidden_state, answers[implementation])
+        if implementation == "eager":
+            expected = model(given, attention_mask=keep, output_attentions=True).attentions
+        assert record.layers == tuple(f"{module}#{number}" for number in range(1, 13))
+        for run, each in zip(record, expected):
+            near(run.weights().transpose(1, 2)[rows], each.transpose(1, 2)[rows])
+        with capture(model, layers=[3]) as same:
+            model(given, attention_mask=keep)
+        assert same.layers == (f"{module}#4",)
+        near(same[0].weights().transpose(1, 2)[rows], expected[3].transpose(1, 2)[rows])
+    model = AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float64).eval()
+    right = model(given, attention_mask=keep).last_hidden_state
+    errors = {name: float((each - right)[rows].abs().max()) for name, each in answers.items()}
+    assert errors["regard"] <= 2 * max(errors["eager"], errors["sdpa"])
 
 
 @torch.no_grad()
@@ -495,7 +526,7 @@ class TestFiles:
             b"\x80\x02}q\x00.": "must be a whole record of attention, got a damaged one",
             data.replace(b'\\"version\\": 1', b'\\"version\\": 9'): "must be of version 1, got 9",
             data.replace(b"regard-record", b"another-thing"): "must be a record of attention, got another file",
-            data.replace(b'\\"keys\\": 14', b'\\"keys\\": 99'): "a whole record of attention, got a damaged one",
+            data.replace(b'\\"keys\\": [0, 14]', b'\\"keys\\": [0, 99]'): "a whole record of attention, got",
             data.replace(b'\\"normalizer\\": \\"softmax\\"', b'\\"normalizer\\": [\\"ftmax\\"]', 1): "damaged one",
         }  # fmt: skip
         for content, message in cases.items():

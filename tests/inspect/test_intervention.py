@@ -73,16 +73,23 @@ def test_a_models_own_weights_change_nothing(name: str, implementation: str) -> 
 
 
 @torch.no_grad()
-def test_layers_that_share_their_numbers_take_runs_in_turn() -> None:
+def test_a_module_that_is_several_layers() -> None:
     config = AlbertConfig(**SIZES, embedding_size=16)
     model, given = made(config, AutoModel), tokens()
     model.set_attn_implementation("sdpa")
     with capture(model) as record:
         before = model(given).last_hidden_state
-    assert len(record.runs(0)) == 2
-    with patch(model, 0, record):
+    module = "encoder.albert_layer_groups.0.albert_layers.0.attention"
+    assert record.layers == (f"{module}#1", f"{module}#2") and len(record.runs(module)) == 2
+    with patch(model, module, record):
         for _ in range(2):
             near(model(given).last_hidden_state, before)
+    changed = []
+    for layer, left in ((0, [False, True]), (f"{module}#2", [True, False]), (module, [False, False])):
+        with ablate(model, layer), capture(model) as ablated:
+            changed.append(model(given).last_hidden_state)
+        assert [bool(run.weights().any()) for run in ablated] == left
+    assert not any(torch.equal(each, before) for each in changed)
 
 
 def by_hand(attend: Any, x: Tensor, weights: dict[int, Tensor]) -> Tensor:

@@ -175,5 +175,5 @@ def test_differences() -> None:
         difference(first, recorded(length=5))
     with pytest.raises(ValueError, match="have layers of the same names, got 'layers/3/attn' in one of them"):
         difference(first, recorded(layers=3))
-    with pytest.raises(TypeError, match="be two of Record or two of AttentionRecord"):
+    with pytest.raises(TypeError, match="be two of Record or two of LayerRecord"):
         difference(first, second[0])  # type: ignore[call-overload]

@@ -42,4 +42,5 @@ def test_other_messages_are_left_alone(record: Record, monkeypatch, message: obj
 def test_its_script_is_one_module_that_asks_nobody(record: Record) -> None:
     script = str(AttentionWidget(record)._esm)
     assert "export{" in script.replace(" ", "") and "import(" not in script and "fetch(" in script
-    assert len(script) < 100_000
+    for name in ("page.js", "widget.js"):
+        assert len(bundled(name).encode()) + len(bundled("page.css").encode()) < 100_000

@@ -300,10 +300,11 @@ class TestMasks:
         sliding = theirs.sliding_window_causal_mask_function(3)
         found = model_mask(1, 8, 8, mask_function=sliding)
         assert found.mask.as_band(masks.Extent(1, 1, 8, 8)) == (-2, 0)
-        ids = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])
         positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
-        packed = theirs.packed_sequence_compatibility_function(sliding, positions, ids)
-        found = model_mask(1, 8, 8, mask_function=packed, allow_is_causal_skip=False)
+        config = MistralConfig(**GROUPED, sliding_window=3)
+        config._attn_implementation = "regard"
+        embeddings = torch.zeros(1, 8, 32)
+        found = theirs.create_sliding_window_causal_mask(config, embeddings, None, None, position_ids=positions)
         assert found.packed and found.mask.span(masks.Extent(1, 1, 8, 8), torch.device("cpu")) is not None
         assert model_mask(1, 1, 9, q_offset=8).mask is None
 

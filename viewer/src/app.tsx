@@ -173,8 +173,9 @@ export function App({ page, fetch }: { page: Page; fetch: Fetch }) {
   const spoken = (cell: Cell): string => {
     const [query, token] = [queries.tokens[cell.row] ?? "", keys.tokens[cell.col] ?? ""].map(label);
     const said = first && cell.row < first.rows && cell.col < first.cols ? first.weight(cell.row, cell.col) : 0;
-    const second = !first?.signed && same && matrices ? ` and ${matrices.all[1].weight(cell.row, cell.col).toPrecision(4)}` : "";
-    return `${query} (${cell.row}) → ${token} (${cell.col}): ${said.toPrecision(4)}${second}`;
+    const told = (weight: number): string => (Number.isNaN(weight) ? "not among the largest" : weight.toPrecision(4));
+    const second = !first?.signed && same && matrices ? ` and ${told(matrices.all[1].weight(cell.row, cell.col))}` : "";
+    return `${query} (${cell.row}) → ${token} (${cell.col}): ${told(said)}${second}`;
   };
   const largest = useMemo(() => {
     if (!values) return [];

@@ -2,7 +2,7 @@
 
 import { DECODED, type Fetch, floats, integers } from "./blocks";
 import type { Overviews } from "./overview";
-import type { Head, Layer, Page, Products, Table } from "./schema";
+import type { Head, Largest, Layer, Page, Products, Table } from "./schema";
 
 /** Cells along the side of a tile. */
 export const TILE = 128;
@@ -13,7 +13,7 @@ export interface Matrix {
   readonly cols: number;
   /** Whether values have signs, as those of a difference do. */
   readonly signed: boolean;
-  /** The weight of a key for a query. */
+  /** The weight of a key for a query; NaN where it was not kept. */
   weight(row: number, col: number): number;
   /** The weights of a query; not to be written into. */
   row(row: number): Float32Array;
@@ -36,7 +36,8 @@ export async function load(page: Page, head: Head, overviews: Overviews, fetch: 
   const [whole, bare] = await Promise.all(head.rowMax.map(async (block) => floats(await fetch(block), "float32")));
   const pooled = head.pooled && (await loadPooled(layer, head.pooled, fetch, [...sinks].sort((a, b) => a - b)));
   const { weights } = head;
-  const rows = await (weights.kind === "table" ? tableRows(weights, layer, fetch) : productRows(weights, fetch));
+  const rows = await (weights.kind === "table" ? tableRows(weights, layer, fetch)
+    : weights.kind === "largest" ? largestRows(weights, fetch) : productRows(weights, fetch));
   return new Weights(layer.shape, weights.kind === "table" && weights.signed, rows, [whole, bare], sinks, pooled);
 }
 
@@ -53,6 +54,23 @@ async function tableRows(table: Table, layer: Layer, fetch: Fetch): Promise<Rows
     weight: (row, col) => values[row * cols + col],
     fill: (row, first, last, into) => into.set(values.subarray(row * cols + first, row * cols + last)),
   };
+}
+
+async function largestRows({ count, weights, keys }: Largest, fetch: Fetch): Promise<Rows> {
+  const [values, cols] = await Promise.all([
+    fetch(weights).then((bytes) => floats(bytes, "float32")),
+    fetch(keys).then(integers),
+  ]);
+  const weight = (row: number, col: number): number => {
+    for (let at = row * count; at < (row + 1) * count; at++) if (cols[at] === col) return values[at];
+    return NaN;
+  };
+  const fill = (row: number, first: number, last: number, into: Float32Array): void => {
+    into.fill(0, 0, last - first);
+    for (let at = row * count; at < (row + 1) * count; at++)
+      if (cols[at] >= first && cols[at] < last) into[cols[at] - first] = values[at];
+  };
+  return { weight, fill };
 }
 
 async function productRows(given: Products, fetch: Fetch): Promise<Rows> {

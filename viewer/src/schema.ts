@@ -33,8 +33,8 @@ export interface Head {
   head: number;
   /** Blocks of the largest weight of each row (float32), among all keys and among those that are no sinks. */
   rowMax: [number, number];
-  weights: Products | Table;
-  /** The largest weights of square blocks of cells, where the matrix is large. */
+  weights: Products | Table | Largest;
+  /** The largest weights of square blocks of cells, where the matrix is large, or all that there is from afar. */
   pooled: { size: number; blocks: number; sinks: number } | null;
 }
 
@@ -58,6 +58,14 @@ export interface Table {
   kind: "table";
   signed: boolean;
   block: number;
+}
+
+/** The largest weights of each query and their keys (float32 and int32, −1 for none), where no more was kept. */
+export interface Largest {
+  kind: "largest";
+  count: number;
+  weights: number;
+  keys: number;
 }
 
 export interface Page {

@@ -192,7 +192,7 @@ export class View {
       for (let col = left; col < right; col++) {
         if (this.look.bare && this.matrix.sinks.has(col)) continue;
         const weight = this.matrix.weight(row, col);
-        if (Math.abs(weight) < 0.005) continue;
+        if (!(Math.abs(weight) >= 0.005)) continue;
         const t = along(this.look.scale, weight, largest[row]);
         context.fillStyle = ink(colors, shade(t, this.matrix.signed));
         context.fillText(weight.toFixed(2).replace("0.", "."), x + (col + 0.5) * scale, y + (row + 0.5) * scale);
@@ -324,7 +324,7 @@ export class View {
       for (let row = top; row < bottom; row++)
         for (let col = left; col < right; col++) {
           const hidden = this.look.bare && this.matrix.sinks.has(col);
-          const t = along(this.look.scale, hidden ? 0 : this.matrix.weight(row, col), largest[row]);
+          const t = along(this.look.scale, hidden ? 0 : this.matrix.weight(row, col) || 0, largest[row]);
           const fill = css(colors, shade(t, signed));
           const [at, down, side] = [x + col * scale, y + row * scale, scale].map((each) => each.toFixed(2));
           parts.push(`<rect x="${at}" y="${down}" width="${side}" height="${side}" fill="${fill}"/>`);

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from regard.cli.describe import describe
 from regard.cli.flags import with_flags
 from regard.cli.inspector import inspector
 from regard.cli.messages import Command, Commands, echo, fail, report_errors
@@ -282,8 +283,8 @@ def evaluate(
         str,
         typer.Argument(
             metavar="DATA",
-            help="Pairs separated by a tab; with --targets the sources. Or text; or text, tab, label; or a folder of "
-            "images for each label.",
+            help="Pairs separated by a tab (with --targets the sources), image and caption too. Or text; or text, tab, "
+            "label; or a folder of images for each label.",
         ),
     ],
     given: dict[str, Any],
@@ -310,10 +311,17 @@ def evaluate(
     pairs: Annotated[
         bool, typer.Option("--pairs", help="Lines of text, tab, text, tab, label.", rich_help_panel="Classifiers")
     ] = False,
+    images: Annotated[
+        str | None, typer.Option(help="Folder or .tar of the images in DATA.", rich_help_panel="Captioners")
+    ] = None,
+    features: Annotated[
+        str | None, typer.Option(help="A file of their features.", rich_help_panel="Captioners")
+    ] = None,
 ) -> None:
-    """Score a translator, a language model or a classifier.
+    """Score a translator, a captioner, a language model or a classifier.
 
-    By BLEU and chrF, PER and WER, or links; by perplexity and bits per byte; by accuracy, F1 and Matthews.
+    By BLEU and chrF, PER and WER, or links; by ROUGE-L and CIDEr-D; by perplexity and bits per byte; by accuracy, F1
+    and Matthews.
     """
     from regard.cli.evaluate import run
     from regard.cli.evaluate_language import TextReading
@@ -322,7 +330,7 @@ def evaluate(
         options = PredictionOptions.from_places(given)
     run(
         data, targets, model=model, options=options, tokenized=tokenized, out=out, as_json=as_json, links=links,
-        back=back, reading=TextReading(per, length, stride, pairs),
+        back=back, reading=TextReading(per, length, stride, pairs), images=images, features=features,
     )  # fmt: skip
 
 
@@ -367,6 +375,7 @@ def regress(
     )  # fmt: skip
 
 
+app.add_typer(describe)
 app.add_typer(inspector)
 
 

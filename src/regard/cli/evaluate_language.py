@@ -16,8 +16,9 @@ from regard.cli import classify_images
 from regard.cli.messages import note
 from regard.data.documents import read_documents
 from regard.data.labelled import read_labelled
-from regard.language.classifier import TextClassifier, check_tokenizer
+from regard.language.classifier import TextClassifier
 from regard.language.evaluation import score_text
+from regard.language.folders import check_tokenizer
 from regard.models import DecoderLM, EncoderLM, ImageClassifier, SequenceClassifier, load
 from regard.text.tokenizer import Tokenizer
 from regard.training.classification_metrics import classification_metrics

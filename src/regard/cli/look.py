@@ -41,7 +41,7 @@ def run(
         if head is not None and layer is None:
             raise rejected("look", "--head", "come with --layer", "it alone")
         looked = subject(path, text, image, target)
-        with capture(looked.model) as record, torch.no_grad():
+        with capture(looked.model, layers=looked.layers) as record, torch.no_grad():
             looked.run()
         if not len(record):
             raise rejected("look", "MODEL", "be a model that attends to something", type(looked.model).__name__)

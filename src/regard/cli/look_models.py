@@ -39,6 +39,8 @@ class Subject:
     run: Callable[[], object]
     texts: tuple[Text, ...]
     title: str = ""
+    #: Modules whose attention is of the texts; None is all.
+    layers: tuple[str, ...] | None = None
 
 
 def subject(path: str, text: str | None, image: Path | None, target: str | None) -> Subject:
@@ -55,6 +57,9 @@ def subject(path: str, text: str | None, image: Path | None, target: str | None)
     folder = pretrained.path(path) if path in pretrained.names() and not Path(path, CONFIG).exists() else Path(path)
     described = read_json(folder / CONFIG)
     described = described if isinstance(described, dict) else {}
+    seeing = described.get("vision_config")
+    if isinstance(seeing, dict) and "text_config" in described:
+        return _of_image_and_text(folder, described, seeing, image, text)
     vision = "image_size" in described and "patch_size" in described
     if (image is not None) != vision:
         wanted = (
@@ -149,11 +154,56 @@ def _translator(folder: Path, text: str, target: str | None) -> Subject:
 
 def _of_image(folder: Path, described: Mapping[str, Any], path: Path) -> Subject:
     """Look at a vision transformer, by whose size an image is cut into patches."""
+    model = _hugging_face(folder, "AutoModel")
+    values, written, (rows, cols) = _pixels(folder, described, path)
+    with torch.no_grad():
+        first = model(values).last_hidden_state.shape[1] - rows * cols  # [CLS], and what distillation or registers add
+    names = [f"[{i}]" for i in range(max(first, 0))] + _patch_names(rows, cols)
+    text = Text(tuple(names), tuple(range(max(first, 0))), Patches(written, rows, cols, max(first, 0)))
+    return Subject(model, lambda: model(values), (text,), path.name)
+
+
+def _of_image_and_text(
+    folder: Path, described: Mapping[str, Any], seeing: Mapping[str, Any], path: Path | None, text: str | None
+) -> Subject:
+    """Look at the language model of a vision–language model, which reads an image's patches before a text."""
+    if path is None or text is None:
+        got = "no image" if path is None else "no text"
+        raise rejected("look", "--image and --text", "be given for a model of both", got)
+    model = _hugging_face(folder, "AutoModelForImageTextToText")
+    mark = next((described[name] for name in ("image_token_id", "image_token_index") if name in described), None)
+    expected = "read an image of one size as one rectangle of tokens (a function in a file can make others)"
+    try:
+        values, written, sides = _pixels(folder, seeing, path)
+        with torch.no_grad():
+            count = model.get_image_features(pixel_values=values).pooler_output[0].shape[0]
+    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        raise rejected("look", "MODEL", expected, f"{described.get('model_type')} ({error!r})") from None
+    share = round((sides[0] * sides[1] / max(count, 1)) ** 0.5)  # patches along the side of one that are merged
+    rows, cols = (each // max(share, 1) for each in sides)
+    if rows * cols != count or mark is None:
+        raise rejected(
+            "look", "MODEL", expected, f"{described.get('model_type')} with {count} tokens for {sides} patches"
+        )
+    numbers, read = _tokens(folder, text)
+    first = next((at for at in range(len(numbers)) if at not in read.special), 0)  # behind what begins a text
+    tokens = (*read.tokens[:first], *_patch_names(rows, cols), *read.tokens[first:])
+    special = tuple(each if each < first else each + count for each in read.special)
+    ids = torch.tensor([[*numbers[:first], *[mark] * count, *numbers[first:]]])
+    texts = (Text(tokens, special, Patches(written, rows, cols, first)),)
+    layers = tuple(name for name, module in model.named_modules() if module is model.get_decoder())
+    return Subject(model, lambda: model(input_ids=ids, pixel_values=values), texts, f"{path.name}: {text}", layers)
+
+
+def _patch_names(rows: int, cols: int) -> list[str]:
+    return [f"patch {i // cols},{i % cols}" for i in range(rows * cols)]
+
+
+def _pixels(folder: Path, described: Mapping[str, Any], path: Path) -> tuple[Tensor, bytes, tuple[int, int]]:
+    """Return an image as a model reads it (1, 3, height, width), as a file, and its rows and columns of patches."""
     from PIL import Image, UnidentifiedImageError
 
-    model = _hugging_face(folder, "AutoModel")
-    sides = [_pair_of(described[name]) for name in ("image_size", "patch_size")]
-    (height, width), (tall, wide) = sides
+    (height, width), (tall, wide) = (_pair_of(described[name]) for name in ("image_size", "patch_size"))
     try:
         with Image.open(path) as opened:
             picture = opened.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
@@ -164,14 +214,9 @@ def _of_image(folder: Path, described: Mapping[str, Any], path: Path) -> Subject
     mean, deviation = (torch.tensor(prepared.get(name, _GREY))[:, None, None] for name in ("image_mean", "image_std"))
     pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)
     values: Tensor = ((pixels.float() / 255 - mean) / deviation)[None]
-    rows, cols = height // tall, width // wide
     written = io.BytesIO()
     picture.save(written, "PNG")
-    with torch.no_grad():
-        first = model(values).last_hidden_state.shape[1] - rows * cols  # [CLS], and what distillation or registers add
-    names = [f"[{i}]" for i in range(max(first, 0))] + [f"patch {i // cols},{i % cols}" for i in range(rows * cols)]
-    text = Text(tuple(names), tuple(range(max(first, 0))), Patches(written.getvalue(), rows, cols, max(first, 0)))
-    return Subject(model, lambda: model(values), (text,), path.name)
+    return values, written.getvalue(), (height // tall, width // wide)
 
 
 def _pair_of(size: Any) -> tuple[int, int]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 import typer
 
 from regard._errors import rejected
-from regard.cli.messages import INTERRUPTED, LOST, WRONG, Console, fail, sentence
+from regard.cli.messages import INTERRUPTED, LOST, WRONG, Console, echo, fail, sentence
+from regard.cli.settings import parse_setting
 from regard.data.toml import read_toml
 from regard.models.folders import OPTIONS
 from regard.training.options import RunOptions
@@ -62,6 +64,32 @@ def training_changes(changes: dict[str, Any], options: Path | None) -> dict[str,
         expected = "be left out with --resume: the run goes on as it began"
         raise rejected("train", others[0], expected, changes[others[0]])
     return {where.removeprefix("training."): value for where, value in changes.items()}
+
+
+def gather_changes(
+    given: dict[str, Any], settings: list[str], *, out: Path, resume: bool, show_options: bool
+) -> dict[str, Any]:
+    """Return what flags and ``--set`` say, by places such as ``training.clip``; ``--set`` goes before flags."""
+    if resume and show_options:
+        raise rejected("train", "--show-options", f"be left out with --resume; they are in {out / OPTIONS}", "both")
+    flags = {name: value for name, value in given.items() if value not in (None, [])}
+    return flags | dict(parse_setting(each) for each in settings)
+
+
+def read_model_options(task: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the table of options of a run: of a file, with the changes."""
+    table = read_options(task, options)
+    if isinstance(table.get("tokenizer"), str):
+        table["tokenizer"] = {"kind": table["tokenizer"]}
+    change_options(table, changes, options)
+    return table
+
+
+def show_model_options(chosen: Any, config: Callable[[], Any], *, fixed: Collection[str] = ()) -> None:
+    """Print all options of a run, and what else the config of its model has but the fields that the data decides."""
+    hidden = {*fixed, *chosen.model}
+    rest = {} if chosen.start else asdict(config())
+    echo(shown_options(chosen, {k: v for k, v in rest.items() if k not in hidden and v is not None}), end="")
 
 
 def shown_options(options: RunOptions, rest: dict[str, Any]) -> str:

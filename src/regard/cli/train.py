@@ -8,12 +8,17 @@ from typing import Any
 
 from regard._errors import described, rejected, unknown_name
 from regard.cli.messages import Console, echo, report_errors
-from regard.cli.runs import carry_out, change_options, read_options, shown_options, training_changes
-from regard.cli.settings import parse_setting
+from regard.cli.runs import (
+    carry_out,
+    change_options,
+    gather_changes,
+    read_options,
+    shown_options,
+    training_changes,
+)
 from regard.cli.translate import folder_of
 from regard.decoding.sequence_model import SequenceModel
 from regard.models.attending import SCORES
-from regard.models.folders import OPTIONS
 from regard.translation.experiment import Experiment
 from regard.translation.options import ExperimentOptions
 from regard.translation.tasks import get_task
@@ -49,9 +54,7 @@ def run(
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with report_errors("train"):
         get_task(task)
-        changes = {**given, **dict(parse_setting(each) for each in settings)}
-        if resume and show_options:
-            raise rejected("train", "--show-options", f"be left out with --resume; they are in {out / OPTIONS}", "both")
+        changes = gather_changes(given, settings, out=out, resume=resume, show_options=show_options)
         if resume:
             experiment = Experiment.resumed(out, training_changes(changes, options), console.print)
             if experiment.options.task != task:

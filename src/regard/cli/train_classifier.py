@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from regard._errors import rejected
-from regard.cli.messages import Console, echo, report_errors
-from regard.cli.runs import carry_out, change_options, read_options, shown_options, training_changes
-from regard.cli.settings import parse_setting
+from regard.cli.messages import Console, report_errors
+from regard.cli.runs import carry_out, gather_changes, read_model_options, show_model_options, training_changes
 from regard.data.toml import read_toml
 from regard.language.classification_options import ClassificationOptions
 from regard.language.fine_tuning import FineTuning
@@ -65,24 +64,15 @@ def run(
     """Train, or go on with a run; arguments as those of :func:`regard.cli.train.run`."""
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with report_errors("train"):
-        changes = {name: value for name, value in given.items() if value is not None}
-        changes |= dict(parse_setting(each) for each in settings)
-        if resume and show_options:
-            raise rejected("train", "--show-options", f"be left out with --resume; they are in {out / OPTIONS}", "both")
+        changes = gather_changes(given, settings, out=out, resume=resume, show_options=show_options)
         task = _task(out if resume else None, options, changes)
         kind = KINDS[task]
         if resume:
             run = kind.run.resumed(out, training_changes(changes, options), console.print)
         else:
-            table = read_options(task, options)
-            if isinstance(table.get("tokenizer"), str):
-                table["tokenizer"] = {"kind": table["tokenizer"]}
-            change_options(table, changes, options)
-            chosen = kind.run.kind.from_table(table)
+            chosen = kind.run.kind.from_table(read_model_options(task, options, changes))
             if show_options:
-                rest = {} if chosen.start else asdict(kind.config(chosen))
-                fixed = {*kind.fixed, *chosen.model}
-                echo(shown_options(chosen, {k: v for k, v in rest.items() if k not in fixed and v is not None}), end="")
+                show_model_options(chosen, lambda: kind.config(chosen), fixed=kind.fixed)
                 return
             run = kind.run(chosen, out, console.print)
         piped = " < the same lines" if "-" in run.sources() else ""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from regard._errors import rejected
-from regard.cli.messages import Console, echo, report_errors
-from regard.cli.runs import carry_out, change_options, read_options, shown_options, training_changes
-from regard.cli.settings import parse_setting
+from regard.cli.messages import Console, report_errors
+from regard.cli.runs import carry_out, gather_changes, read_model_options, show_model_options, training_changes
 from regard.language.options import LanguageOptions
 from regard.language.pretraining import Pretraining
-from regard.models.folders import OPTIONS
 
 TASK = "language-model"
 
@@ -24,22 +20,13 @@ def run(
     """Train, or go on with a run; arguments as those of :func:`regard.cli.train.run`."""
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with report_errors("train"):
-        changes = {name: value for name, value in given.items() if value not in (None, [])}
-        changes |= dict(parse_setting(each) for each in settings)
-        if resume and show_options:
-            raise rejected("train", "--show-options", f"be left out with --resume; they are in {out / OPTIONS}", "both")
+        changes = gather_changes(given, settings, out=out, resume=resume, show_options=show_options)
         if resume:
             pretraining = Pretraining.resumed(out, training_changes(changes, options), console.print)
         else:
-            table = read_options(TASK, options)
-            if isinstance(table.get("tokenizer"), str):
-                table["tokenizer"] = {"kind": table["tokenizer"]}
-            change_options(table, changes, options)
-            chosen = LanguageOptions.from_table(table)
+            chosen = LanguageOptions.from_table(read_model_options(TASK, options, changes))
             if show_options:
-                fixed = {"vocabulary", *chosen.model}
-                rest = {} if chosen.start else asdict(chosen.model_config(1000))
-                echo(shown_options(chosen, {k: v for k, v in rest.items() if k not in fixed and v is not None}), end="")
+                show_model_options(chosen, lambda: chosen.model_config(1000), fixed={"vocabulary"})
                 return
             pretraining = Pretraining(chosen, out, console.print)
         piped = " < the same text" if "-" in pretraining.options.data.data else ""

@@ -16,6 +16,7 @@ from regard.language.options import LanguageOptions
 from regard.scores.distance import kernels
 from regard.translation.options import ExperimentOptions
 from regard.translation.tasks import TASKS, Task
+from regard.vision.caption_options import CaptionOptions
 from regard.vision.classification_options import ImageClassificationOptions
 
 train = typer.Typer(cls=Commands, help="Train a model on data of your own.", no_args_is_help=True)
@@ -100,3 +101,4 @@ _train_on_text(
     "classifier", ClassificationOptions, "Learn labels of texts, best from a language model, or of --images.",
     ImageClassificationOptions,
 )  # fmt: skip
+_train_on_text("captioner", CaptionOptions, "Learn to write captions of images.")

@@ -68,7 +68,7 @@ class Beams:
     def first(cls, source: Tensor, limits: Tensor, beams: int) -> Beams:
         B = len(source)
         zeros = torch.zeros(B, beams, device=source.device)
-        return cls(torch.arange(B, device=source.device), limits, zeros, source.new_full((B, beams, 1), END))
+        return cls(torch.arange(B, device=source.device), limits, zeros, limits.new_full((B, beams, 1), END))
 
     def select(self, kept: Tensor) -> Beams:
         return Beams(self.rows[kept], self.limits[kept], self.score[kept], self.tokens[kept])

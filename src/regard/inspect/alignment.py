@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard._errors import described, rejected, shape
 from regard.inspect.scales import DECADES, as_shown, pooled, scaled
+from regard.inspect.texts import Patches
 
 #: Shades from no weight to all of it. A weight takes the nearest; what is below nothing, in a difference, the second.
 SHADES, BELOW = " ░▒▓█", " -=≡≣"
@@ -36,12 +37,15 @@ class Alignment:
         between −1 and 1.
     title : str
         What the pictures are headed with.
+    patches : Patches, optional
+        The image whose patches the input symbols are; the page draws weights on it.
     """
 
     source: tuple[str, ...]
     target: tuple[str, ...]
     weights: Tensor
     title: str = ""
+    patches: Patches | None = None
 
     def __post_init__(self) -> None:
         expected = (len(self.target), len(self.source))

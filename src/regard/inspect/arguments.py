@@ -14,6 +14,10 @@ from torch import Tensor, nn
 
 from regard.inspect.calls import Attended, Projected
 from regard.masks import Extent, Submatrix, as_mask
+from regard.scores import ScoreMod, ScoreModFunction
+
+#: The side of a block of FlexAttention's that stands for no mask.
+_UNLIMITED = 1 << 30
 
 
 def of_sdpa(
@@ -30,6 +34,17 @@ def of_regard(signature: inspect.Signature, *args: Any, **kwargs: Any) -> Attend
     given.apply_defaults()
     names = ("query", "key", "value", "is_causal", "scale", "score", "normalizer", "softcap")
     return Attended(mask=given.arguments["attn_mask"], **{name: given.arguments[name] for name in names})
+
+
+def of_flex_attention(
+    query: Tensor, key: Tensor, value: Tensor, score_mod: ScoreModFunction | None = None, block_mask: Any = None,
+    scale: float | None = None, *_: Any, **__: Any,
+) -> Attended:  # fmt: skip
+    """Torch's ``flex_attention``; a mask of one block of unlimited size hides nothing."""
+    score = None if score_mod is None else ScoreMod(score_mod)
+    hides = block_mask is not None and max(block_mask.BLOCK_SIZE) < _UNLIMITED
+    mask = as_mask(block_mask) if hides else None
+    return Attended(query, key, mask, scale=scale, score=score, value=value)
 
 
 def of_fused_attention(query: Tensor, key: Tensor, *others: Any) -> Projected:

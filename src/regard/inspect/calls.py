@@ -14,6 +14,8 @@ from torch import Tensor
 
 from regard import Aux, AuxRequest, TopK, attention
 from regard._part import Part
+from regard._problem import as_score
+from regard.inspect.gradients import OutputGradient
 from regard.masks import Extent, Mask, MaskLike, Submatrix, as_mask, causal
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
@@ -34,7 +36,11 @@ class Attended:
     sinks : Tensor (H,), optional
         Scores of a key without a value.
     value : Tensor (B, G, S, V), optional
-        Not kept.
+        Kept where there is an output's gradient to come.
+    output : OutputGradient, optional
+        What a backward pass leaves there.
+    first : int
+        Where the first of the keys stands among those of the run.
     changes : tuple of Change
         Weights that interventions put in the place of the layer's own, in turn.
     """
@@ -50,26 +56,39 @@ class Attended:
     sinks: Tensor | None = None
     value: Tensor | None = None
     changes: tuple[Change, ...] = ()
+    output: OutputGradient | None = None
+    first: int = 0
+
+    @torch.no_grad()
+    def flat(self) -> Attended:
+        """Return the call in four dimensions, without its values where nothing will be read of them; no copy."""
+        values = () if self.value is None or self.output is None else (self.value,)
+        given = [each.detach()[(None,) * (4 - each.dim())] for each in (self.query, self.key, *values)]
+        lead = torch.broadcast_shapes(*(each.shape[:-3] for each in given))
+        query, key, *read = (each.expand(*lead, *each.shape[-3:]).flatten(0, -4) for each in given)
+        mask = self.mask
+        if isinstance(mask, Tensor) and mask.dim() > 4:
+            mask = mask.expand(*lead, *mask.shape[-3:]).flatten(0, -4)
+        return replace(self, query=query, key=key, mask=mask, value=read[0] if read else None)
 
     @torch.no_grad()
     def kept(self, dtype: torch.dtype) -> Attended:
         """Return a copy that later changes of its tensors do not reach, in four dimensions."""
-        query, key = (each.detach() for each in (self.query, self.key))
-        query, key = (each[(None,) * (4 - each.dim())] for each in (query, key))
-        lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
-        query, key = (each.expand(*lead, *each.shape[-3:]).flatten(0, -4).to(dtype, copy=True) for each in (query, key))
-        mask = self.mask
-        if isinstance(mask, Tensor) and mask.dim() > 4:
-            mask = mask.expand(*lead, *mask.shape[-3:]).flatten(0, -4)
+        call = self.flat()
+        query, key = (each.to(dtype, copy=True) for each in (call.query, call.key))
+        value = None if call.value is None else _ungrouped(query, call.value.to(dtype, copy=True))
         parts = {name: _copied(getattr(self, name)) for name in ("score", "normalizer", "sinks")}
         key, changes = _ungrouped(query, key), tuple(each.copy() for each in self.changes)
-        return replace(self, query=query, key=key, mask=_copied(mask), value=None, changes=changes, **parts)
+        return replace(call, query=query, key=key, mask=_copied(call.mask), value=value, changes=changes, **parts)
 
     @torch.no_grad()
     def rows(self, first: int, last: int, request: AuxRequest) -> Aux:
         """Return what is asked for of the queries from ``first`` to before ``last``, learned sinks counted in."""
         B, H, L, _ = self.query.shape
         S, device = self.key.shape[2], self.query.device
+        score = as_score(self.score, self.query, self.key).at(first, 0)
+        if score is None:  # which goes by places, and knows none but those in the whole
+            return _cut(self.rows(0, last, request), first)
         mask, where = self._mask(), Extent(B, H, L, S)
         if mask is not None and (first, last) != (0, L):
             mask = Submatrix(mask.bind(where, device), where, first, 0)
@@ -77,7 +96,7 @@ class Attended:
         if self.sinks is not None:
             request = replace(request, lse=True, received=False, weights=request.weights or request.received)
         _, aux = attention(
-            query, key, key[..., :1], mask, scale=self.scale, enable_gqa=key.shape[1] != H, score=self.score,
+            query, key, key[..., :1], mask, scale=self.scale, enable_gqa=key.shape[1] != H, score=score,
             normalizer=self.normalizer, softcap=self.softcap, return_aux=request,
             engine="reference" if request.weights else "auto",  # which has the matrix at hand that is asked for
         )  # fmt: skip
@@ -258,6 +277,14 @@ def _beside_sinks(aux: Aux, sinks: Tensor) -> Aux:
     weights = None if aux.weights is None else aux.weights * share
     topk = None if aux.topk is None else TopK(aux.topk.weights * share, aux.topk.indices)
     return replace(aux, weights=weights, topk=topk, received=None if weights is None else weights.sum(2))
+
+
+def _cut(aux: Aux, first: int) -> Aux:
+    """Return what is known of the rows from ``first`` on."""
+    topk = None if aux.topk is None else TopK(aux.topk.weights[..., first:, :], aux.topk.indices[..., first:, :])
+    lse, entropy = (None if each is None else each[..., first:] for each in (aux.lse, aux.entropy))
+    weights = None if aux.weights is None else aux.weights[..., first:, :]
+    return replace(aux, weights=weights, topk=topk, lse=lse, entropy=entropy)
 
 
 def _ungrouped(query: Tensor, key: Tensor) -> Tensor:

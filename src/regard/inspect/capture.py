@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import nn
 
-from regard._errors import rejected, unknown_name
+from regard._errors import RegardWarning, rejected, unknown_name
+from regard._torch import is_compiled, is_forced_eager, uncompiled
 from regard.inspect.interception import telling
 from regard.inspect.record import PRECISIONS, Record
+
+#: What is kept of a call.
+KEPT = ("rows", "summaries")
 
 
 @contextmanager
 def capture(
-    model: nn.Module | None = None, *, layers: Sequence[int | str] | None = None, precision: str = "float32"
-) -> Iterator[Record]:
+    model: nn.Module | None = None, *, layers: Sequence[int | str] | None = None, precision: str = "float32",
+    keep: str = "rows", topk: int = 8, gradients: bool = False,
+) -> Iterator[Record]:  # fmt: skip
     """Record the attention of a model, or of everything that runs in a ``with`` block.
 
     Seen are :func:`regard.attention`, all layers of :mod:`regard.nn` that call it, torch's
-    ``scaled_dot_product_attention`` and its modules with their fast paths, whoever calls them, and every attention of
-    Hugging Face's transformers, "eager" included. Queries and keys are kept, as they are after rotary
-    positions; weights are computed when they are read. The model's outputs do not change by one bit.
+    ``scaled_dot_product_attention``, ``flex_attention`` (also where somebody has compiled that function) and modules
+    with their fast paths, whoever calls them, and every attention of Hugging Face's transformers, "eager" included.
+    Queries and keys are kept, as they are after rotary positions; weights are computed when they are read. The model's
+    outputs do not change by one bit.
 
     Parameters
     ----------
@@ -33,11 +40,24 @@ def capture(
     precision : {"float32", "float16"}
         What queries and keys are kept in. A number in float16 is off by 2⁻¹¹ of itself at most, so that a score q·k is
         by 2⁻¹⁰ · Σ |q_e k_e| · scale at most, to first order, and a weight by twice that share of itself.
+    keep : {"rows", "summaries"}
+        "summaries" computes, while the model runs, each layer's ``topk``, ``entropy``, ``received`` and ``pyramid``,
+        and lets go of queries and keys: an :class:`AttentionSummary`, whose memory grows with L + S.
+    topk : int
+        How many weights of each query summaries keep.
+    gradients : bool
+        Keep values and, when a backward pass comes by, the outputs' gradients, of which
+        :meth:`AttentionRecord.gradients` makes those in the weights.
 
     Yields
     ------
     Record
         Empty at first; it fills as layers run.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these. A model that ``torch.compile`` has compiled is warned of.
 
     Examples
     --------
@@ -53,7 +73,22 @@ def capture(
         raise unknown_name("capture", "precision", precision, PRECISIONS)
     if model is not None and not isinstance(model, nn.Module):
         raise rejected("capture", "model", "be a torch.nn.Module", type(model).__name__, TypeError)
-    names = {} if model is None else {id(module): name for name, module in model.named_modules()}
-    record = Record(names, PRECISIONS[precision], layers)
-    with telling(record):
+    if keep not in KEPT:
+        raise unknown_name("capture", "keep", keep, KEPT)
+    if gradients and keep == "summaries":
+        raise rejected("capture", "gradients", "be False where summaries are kept", gradients)
+    if isinstance(topk, bool) or not isinstance(topk, int) or topk < 1:
+        raise rejected("capture", "topk", "be an int of at least 1", repr(topk))
+    if model is not None and any(map(is_compiled, model.modules())) and not is_forced_eager():
+        warnings.warn(
+            "capture: what torch.compile has compiled runs where no call is seen; "
+            'torch.compiler.set_stance("force_eager") around the capture lets it run as it was written.',
+            RegardWarning,
+            stacklevel=3,
+        )
+    names = {} if model is None else {id(module): name for name, module in uncompiled(model).named_modules()}
+    record = Record(
+        names, PRECISIONS[precision], layers, topk=topk if keep == "summaries" else None, gradients=gradients
+    )
+    with telling(record, model):
         yield record

@@ -10,11 +10,12 @@ from typing import Any, overload
 from torch import Tensor
 
 from regard._errors import described, rejected
-from regard.inspect.record import AttentionRecord, Record
+from regard.inspect.layer_record import LayerRecord
+from regard.inspect.record import Record
 
 
 @overload
-def difference(first: AttentionRecord, second: AttentionRecord, **part: int | slice | None) -> Tensor: ...
+def difference(first: LayerRecord, second: LayerRecord, **part: int | slice | None) -> Tensor: ...
 @overload
 def difference(first: Record, second: Record, **part: int | slice | None) -> dict[str, Tensor]: ...
 def difference(first: Any, second: Any, **part: int | slice | None) -> Tensor | dict[str, Tensor]:
@@ -22,10 +23,10 @@ def difference(first: Any, second: Any, **part: int | slice | None) -> Tensor | 
 
     Parameters
     ----------
-    first, second : AttentionRecord or Record
+    first, second : LayerRecord or Record
         Of one shape; two records have layers of the same names.
     batch, head, rows, cols : int or slice, optional
-        The part of each matrix, as :meth:`AttentionRecord.weights` takes it.
+        The part of each matrix, as :meth:`LayerRecord.weights` takes it.
 
     Returns
     -------
@@ -51,13 +52,13 @@ def difference(first: Any, second: Any, **part: int | slice | None) -> Tensor | 
     tensor([[ 0.5000, -0.5000],
             [ 0.0000,  0.0000]])
     """
-    if isinstance(first, AttentionRecord) and isinstance(second, AttentionRecord):
+    if isinstance(first, LayerRecord) and isinstance(second, LayerRecord):
         if first.shape != second.shape:
             raise rejected("difference", "records", "be of one shape", f"{first.shape} and {second.shape}")
         return first.weights(**part) - second.weights(**part)
     if not isinstance(first, Record) or not isinstance(second, Record):
         got = f"{described(first)} and {described(second)}"
-        raise rejected("difference", "records", "be two of Record or two of AttentionRecord", got, TypeError)
+        raise rejected("difference", "records", "be two of Record or two of LayerRecord", got, TypeError)
     if set(first.layers) != set(second.layers):
         odd = sorted(set(first.layers) ^ set(second.layers))
         raise rejected("difference", "records", "have layers of the same names", f"{odd[0]!r} in one of them")

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from regard._errors import described, rejected, unknown_name
+from regard.inspect.layer_record import LayerRecord
 from regard.inspect.plots import color_bar, fonts, shades
-from regard.inspect.record import AttentionRecord, Record
+from regard.inspect.record import Record
 from regard.inspect.scales import as_shown, pooled, scaled
 
 #: Inches of a small matrix, and cells along its side at most.
@@ -22,14 +23,16 @@ ORDERS = ("number", "entropy")
 
 
 def plot_heads(
-    heads: Record | AttentionRecord | Tensor, *, batch: int = 0, scale: str = "row", order: str = "number",
+    heads: Record | LayerRecord | Tensor, *, batch: int = 0, scale: str = "row", order: str = "number",
     figure: Any = None,
 ) -> Any:  # fmt: skip
     """Draw the matrices of many heads as a grid: a row for each layer of a record, or the heads of one layer.
 
+    Above each stand its layer, its head and the mean entropy of its rows in nats.
+
     Parameters
     ----------
-    heads : Record, AttentionRecord or Tensor (H, L, S)
+    heads : Record, LayerRecord or Tensor (H, L, S)
     batch : int
         Which sequence of a record's batch.
     scale : {"absolute", "row", "log"}
@@ -69,7 +72,7 @@ def plot_heads(
     down = math.ceil(len(found) / across)
     with rc_context({"font.family": fonts()}):
         if figure is None:
-            size = (across * _SIDE + 1.0, down * (_SIDE + 0.2) + 0.2)
+            size = (across * _SIDE + 2.0, down * (_SIDE + 0.2) + 0.2)
             figure = pyplot.figure(figsize=size, layout="constrained")
         panels = figure.subplots(down, across, squeeze=False)
         for panel in panels.flat:
@@ -82,17 +85,17 @@ def plot_heads(
             panel.set_title(f"{name}  {entropy:.2f}", fontsize=7, pad=2)
             for spine in panel.spines.values():
                 spine.set_color("0.75")
-        color_bar(figure, image, scale, ax=list(panels.flat), fraction=0.02, aspect=30)
+        color_bar(figure, image, scale, ax=list(panels.flat), fraction=0.02, aspect=20, shrink=0.5, anchor=(0.0, 1.0))
     return figure
 
 
-def _heads(heads: Record | AttentionRecord | Tensor, batch: int) -> tuple[list[tuple[str, Tensor]], int]:
+def _heads(heads: Record | LayerRecord | Tensor, batch: int) -> tuple[list[tuple[str, Tensor]], int]:
     """Return heads with what they are called, and how many stand side by side."""
     if isinstance(heads, Record):
         rows = [run.weights(batch=batch) for run in heads]
         found = [(f"{layer}·{head}", as_shown(each)) for layer, row in enumerate(rows) for head, each in enumerate(row)]
         return found, max((len(row) for row in rows), default=1)
-    weights = heads.weights(batch=batch) if isinstance(heads, AttentionRecord) else heads
+    weights = heads.weights(batch=batch) if isinstance(heads, LayerRecord) else heads
     if not isinstance(weights, Tensor) or weights.dim() != 3:
         got = described(heads) if not isinstance(weights, Tensor) else f"{weights.dim()} dimensions"
         raise rejected("plot_heads", "heads", "be a record, or a tensor (H, L, S)", got, TypeError)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,9 +26,11 @@ from torch import Tensor, nn
 import regard
 from regard import Aux
 from regard._errors import RegardWarning
-from regard._torch import in_backward
+from regard._torch import fused_attention, fused_layer, in_backward, uncompiled
 from regard.inspect import arguments
 from regard.inspect.calls import Attended, Change, Projected
+from regard.inspect.gradients import OutputGradient, before_projection, heads_first
+from regard.inspect.layer_tracker import caller_of
 from regard.inspect.record import Record
 
 if TYPE_CHECKING:
@@ -40,10 +43,13 @@ class _Watch:
 
     record: Record | None = None
     interventions: tuple[Intervention, ...] = ()
+    #: Of the output that the next call computes a second time, where somebody wants it.
+    output: OutputGradient | None = None
 
 
 _NOBODY = _Watch()
 _active: ContextVar[_Watch] = ContextVar("watch", default=_NOBODY)
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, staticmethod)
 #: Modules that compute what the call of another tells of, or what somebody reads of a record.
 _INNER = ("regard._attention", "regard.engines", "regard.inspect")
 
@@ -55,18 +61,40 @@ class _Replacement:
         self._lock = threading.Lock()
         self._watches = 0
         self._undo: list[Callable[[], None]] = []
+        #: What makes a wrapper of each function, by its identity, and those that were made.
+        self._makers: dict[int, Callable[[Any], Any]] = {}
+        self._made: set[int] = set()
 
-    def __enter__(self) -> None:
+    @contextmanager
+    def around(self, model: nn.Module | None) -> Iterator[None]:
+        """Replace the functions, those that a model's modules hold as attributes included, and put them back."""
         with self._lock:
             if not self._watches:
-                _replace(self._undo)
+                self._makers = _makers()
+                for held, key in _holders(self._makers):
+                    self._put(vars(held), key, functools.partial(setattr, held, key))
+                _replace_fused(self._undo)
+            for owner, key in () if model is None else _attributes(model):
+                self._put(vars(owner), key, functools.partial(setattr, owner, key))
             self._watches += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._watches -= 1
+                while self._undo and not self._watches:
+                    self._undo.pop()()
 
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._watches -= 1
-            while self._undo and not self._watches:
-                self._undo.pop()()
+    def _put(self, held: Mapping[str, Any], key: str, put: Callable[[Any], None]) -> None:
+        value = held[key]
+        function = value.__func__ if isinstance(value, staticmethod) else value
+        make = self._makers.get(id(uncompiled(function)))
+        if make is None or id(function) in self._made:
+            return
+        wrapper = make(function)
+        self._made.add(id(wrapper))
+        self._undo.append(functools.partial(put, value))
+        put(staticmethod(wrapper) if function is not value else wrapper)
 
 
 _replacement = _Replacement()
@@ -82,52 +110,57 @@ def _watching(watch: _Watch) -> Iterator[None]:
 
 
 @contextmanager
-def telling(record: Record) -> Iterator[None]:
+def telling(record: Record, model: nn.Module | None) -> Iterator[None]:
     """Let calls of attention tell a record of themselves."""
-    with _replacement, _watching(replace(_active.get(), record=record)):
-        yield
+    try:
+        with _replacement.around(model), _watching(replace(_active.get(), record=record)):
+            yield
+    finally:
+        record.tracker.forget()
 
 
 @contextmanager
-def intervening(intervention: Intervention) -> Iterator[None]:
+def intervening(intervention: Intervention, model: nn.Module) -> Iterator[None]:
     """Let calls of attention of one layer give what an intervention makes of their outputs."""
     watch = _active.get()
-    with _replacement, _watching(replace(watch, interventions=(*watch.interventions, intervention))):
+    watch = replace(watch, interventions=(*watch.interventions, intervention))
+    with _replacement.around(model), _watching(watch):
         yield
 
 
-def _replace(undo: list[Callable[[], None]]) -> None:
-    ours = functools.partial(arguments.of_regard, inspect.signature(regard.attention))
-    sdpa, weighing = F.scaled_dot_product_attention, F.multi_head_attention_forward
-    wrappers = {
-        id(sdpa): _wrapped(sdpa, arguments.of_sdpa),
-        id(regard.attention): _wrapped(regard.attention, ours),
-        id(weighing): _weighing(weighing),
+def _makers() -> dict[int, Callable[[Any], Any]]:
+    tells: list[tuple[Callable[..., Any], Callable[..., Attended]]] = [
+        (F.scaled_dot_product_attention, arguments.of_sdpa),
+        (regard.attention, functools.partial(arguments.of_regard, inspect.signature(regard.attention))),
+    ]
+    if (flex := sys.modules.get("torch.nn.attention.flex_attention")) is not None:  # whose import takes seconds
+        tells.append((flex.flex_attention, arguments.of_flex_attention))
+    found: dict[int, Callable[[Any], Any]] = {
+        id(function): functools.partial(_wrapped, tell=tell) for function, tell in tells
     }
-    for held, key in _holders(wrappers.keys()):
-        _set(undo, held, key, wrappers[id(held[key])])
-    fused = {
-        "_native_multi_head_attention": _wrapped(torch._native_multi_head_attention, arguments.of_fused_attention),
-        "_transformer_encoder_layer_fwd": _wrapped(
-            torch._transformer_encoder_layer_fwd, arguments.of_fused_layer, part="self_attn"
-        ),
-    }
-    for name, wrapper in fused.items():
-        _set(undo, vars(torch), name, wrapper)
-    _set(undo, vars(torch.backends.mha), "get_fastpath_enabled", _slow(torch.backends.mha.get_fastpath_enabled))
+    return found | {id(F.multi_head_attention_forward): _weighing}
+
+
+def _replace_fused(undo: list[Callable[[], None]]) -> None:
+    wrappers: list[tuple[Any, str, Any]] = [
+        (torch, fused_attention.__name__, functools.partial(_wrapped, tell=arguments.of_fused_attention)),
+        (torch, fused_layer.__name__, functools.partial(_wrapped, tell=arguments.of_fused_layer, part="self_attn")),
+        (torch.backends.mha, "get_fastpath_enabled", _slow),
+    ]
     if (modeling := sys.modules.get("transformers.modeling_utils")) is not None:
-        interface = modeling.AttentionInterface
-        original = interface.get_interface
-        interface.get_interface = _interface(original)
-        undo.append(functools.partial(setattr, interface, "get_interface", original))
+        wrappers.append((modeling.AttentionInterface, "get_interface", _interface))
+    for owner, name, make in wrappers:
+        original = vars(owner)[name]
+        undo.append(functools.partial(setattr, owner, name, original))
+        setattr(owner, name, make(original))
 
 
-#: Of each module: its namespace, how many names that had, and which of them held a function.
-_scanned: dict[str, tuple[int, int, tuple[str, ...]]] = {}
+#: Of each module: its namespace, how many names that had, how many functions were looked for, and which names held one.
+_scanned: dict[str, tuple[int, int, int, tuple[str, ...]]] = {}
 
 
-def _holders(functions: Collection[int]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the namespaces that hold functions, given by their identities, and the names; not those that compute them.
+def _holders(functions: Collection[int]) -> Iterator[tuple[Any, str]]:
+    """Yield the modules that hold functions, given by their identities, and the names; not those that compute them.
 
     A module is looked through once, and again when it has other names: thousands are loaded.
     """
@@ -135,16 +168,18 @@ def _holders(functions: Collection[int]) -> Iterator[tuple[dict[str, Any], str]]
         if module is None or name.startswith(_INNER):
             continue
         held = getattr(module, "__dict__", {})
-        known = _scanned.get(name)
-        if known is None or name == "__main__" or known[:2] != (id(held), len(held)):
-            keys = tuple(key for key, value in list(held.items()) if id(value) in functions)
-            _scanned[name] = known = (id(held), len(held), keys)
-        yield from ((held, key) for key in known[2] if id(held.get(key)) in functions)
+        known, now = _scanned.get(name), (id(held), len(held), len(functions))
+        if known is None or name == "__main__" or known[:3] != now:
+            keys = tuple(key for key, value in list(held.items()) if id(uncompiled(value)) in functions)
+            _scanned[name] = known = (*now, keys)
+        yield from ((module, key) for key in known[3] if key in held)
 
 
-def _set(undo: list[Callable[[], None]], held: dict[str, Any], key: str, value: Any) -> None:
-    undo.append(functools.partial(held.__setitem__, key, held[key]))
-    held[key] = value
+def _attributes(model: nn.Module) -> Iterator[tuple[Any, str]]:
+    """Yield what a model's modules and their classes hold that may be a function of somebody else's, and the names."""
+    classes = {each for module in model.modules() for each in type(module).__mro__} - {nn.Module, object}
+    for owner in (*model.modules(), *classes):
+        yield from ((owner, key) for key, value in list(vars(owner).items()) if isinstance(value, _FUNCTIONS))
 
 
 def _wrapped(
@@ -164,14 +199,15 @@ def _wrapped(
         watch = _NOBODY if torch.compiler.is_compiling() else _active.get()
         # Layers that are checkpointed compute again, in a backward pass, what was recorded.
         record = None if watch is _NOBODY or in_backward() else watch.record
-        interventions = _concerned(watch, part)
-        if record is None and not interventions:
+        if record is None and not watch.interventions:
             return function(*args, **kwargs)
         with _watching(_NOBODY):
             answer = function(*args, **kwargs)
         attended = tell(*args, **kwargs)
-        for each in interventions:
-            answer, attended = _changed(each, answer, attended, rows_first)
+        for each in watch.interventions:
+            assert isinstance(attended, Attended)  # fused layers do not run while somebody intervenes
+            if each.concerns(caller_of(each.names, part), attended):
+                answer, attended = _changed(each, answer, attended, rows_first)
         if record is None:
             return answer
         if attended.query.is_nested:
@@ -180,26 +216,26 @@ def _wrapped(
             )
             warnings.warn(message, RegardWarning, stacklevel=2)
         else:
-            record.add(_joined(_caller(record.names), part), attended)
+            if record.gradients and isinstance(attended, Attended):
+                attended = replace(attended, output=watch.output or _output_gradient(answer, rows_first))
+            record.add(caller_of(record.names, part), attended)
         return answer
 
     return call
 
 
-def _concerned(watch: _Watch, part: str = "") -> list[Intervention]:
-    """Return the interventions in the layer that calls."""
-    return [each for each in watch.interventions if each.concerns(_joined(_caller(each.names), part))]
+def _output_gradient(answer: Any, rows_first: bool) -> OutputGradient | None:
+    """Return what will hold the gradient of a function's output, where that has one."""
+    output = answer[0] if isinstance(answer, tuple) else answer
+    if not output.requires_grad:
+        return None
+    found = OutputGradient()
+    found.watch(output, heads_first if rows_first else lambda gradient: gradient)
+    return found
 
 
-def _joined(*names: str) -> str:
-    return ".".join(filter(None, names))
-
-
-def _changed(
-    intervention: Intervention, answer: Any, attended: Attended | Projected, rows_first: bool
-) -> tuple[Any, Attended]:
+def _changed(intervention: Intervention, answer: Any, attended: Attended, rows_first: bool) -> tuple[Any, Attended]:
     """Return what a function answers, and what it attended to, after an intervention."""
-    assert isinstance(attended, Attended)  # fused layers do not run while somebody intervenes
     change = intervention.change(attended)
     output, *rest = answer if isinstance(answer, tuple) else (answer,)
     assert attended.value is not None
@@ -241,17 +277,17 @@ def _weighing(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
-        interventions = _concerned(watch)
-        if not given["need_weights"] or (in_backward() and not interventions):
+        if not given["need_weights"] or (in_backward() and not watch.interventions):
             return original(*args, **kwargs)
-        if not interventions:
-            with _watching(_NOBODY):
-                answer = original(*args, **kwargs)
-            with torch.no_grad():
-                original(**given | {"need_weights": False, "dropout_p": 0.0})
-            return answer
-        output, _ = original(**given | {"need_weights": False})
+        if not watch.interventions:
+            return _weighed(original, watch, given)
+        latest = [each.latest for each in watch.interventions]
+        with torch.random.fork_rng():  # for the case that nobody intervenes here
+            output, _ = original(**given | {"need_weights": False})
+        interventions = [each for each, before in zip(watch.interventions, latest) if each.latest is not before]
         with _watching(_NOBODY):
+            if not interventions:
+                return original(*args, **kwargs)
             _, weights = original(**given | {"average_attn_weights": False})
         batched = weights[(None,) * (4 - weights.dim())]
         for each in interventions:
@@ -262,6 +298,19 @@ def _weighing(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _weighed(original: Callable[..., Any], watch: _Watch, given: dict[str, Any]) -> Any:
+    """Return what torch's multi-head attention gives with its weights, and let a call without them tell of it."""
+    with _watching(_NOBODY):
+        answer = original(**given)
+    output = None
+    if watch.record is not None and watch.record.gradients and answer[0].requires_grad:
+        output = OutputGradient()
+        output.watch(answer[0], before_projection(given["out_proj_weight"], given["num_heads"]))
+    with torch.no_grad(), _watching(replace(watch, output=output)):
+        original(**given | {"need_weights": False, "dropout_p": 0.0})
+    return answer
+
+
 def _slow(original: Callable[[], bool]) -> Callable[[], bool]:
     """Return whether torch's modules may take their fast paths, which nobody can look into: not in an intervention."""
 
@@ -270,19 +319,6 @@ def _slow(original: Callable[[], bool]) -> Callable[[], bool]:
         return original() and (torch.compiler.is_compiling() or not _active.get().interventions)
 
     return get_fastpath_enabled
-
-
-def _caller(names: Mapping[int, str]) -> str:
-    """Return the name of the innermost module of the model that runs: frames know it, so that no hook is needed."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_argcount and code.co_varnames[0] == "self":
-            owner = frame.f_locals.get("self")
-            if id(owner) in names and isinstance(owner, nn.Module):
-                return names[id(owner)]
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
 
 
 def _interface(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from regard._errors import described, rejected, shape, unknown_name
 from regard.inspect.calls import Attended, Change
 from regard.inspect.interception import intervening
-from regard.inspect.record import AttentionRecord, Record
+from regard.inspect.layer_record import LayerRecord
+from regard.inspect.layer_tracker import Caller, LayerTracker, chosen
+from regard.inspect.record import Record
 
 
 class Intervention:
@@ -36,7 +38,7 @@ class Intervention:
         model: nn.Module,
         layer: int | str,
         head: int | Sequence[int] | None,
-        runs: Sequence[Tensor | AttentionRecord] = (),
+        runs: Sequence[Tensor | LayerRecord] = (),
     ) -> None:
         if not isinstance(model, nn.Module):
             raise rejected(function, "model", "be a torch.nn.Module", described(model), TypeError)
@@ -44,14 +46,17 @@ class Intervention:
         self.names: Mapping[int, str] = {id(module): name for name, module in model.named_modules()}
         self.latest = Change(())
         self._layer, self._head, self._runs = layer, head, runs
-        self._order: list[str] = []
+        self._tracker = LayerTracker()
         self._calls = 0
 
-    def concerns(self, name: str) -> bool:
-        """Whether it is in the layer of this name, of which a call is about to be made."""
-        if name not in self._order:
-            self._order.append(name)
-        return name == self._layer if isinstance(self._layer, str) else self._order.index(name) == self._layer
+    def concerns(self, caller: Caller, attended: Attended) -> bool:
+        """Whether a call is of the layer."""
+        if attended.query.is_nested:
+            run, _ = self._tracker.run_of(caller, None, None)
+        else:
+            call = attended.flat()
+            run, _ = self._tracker.run_of(caller, call.query, call.key)
+        return chosen(run.layer, self._tracker.layers, self._layer)
 
     def change(self, attended: Attended) -> Change:
         """Return the weights of a call."""
@@ -63,7 +68,7 @@ class Intervention:
         weights = None
         if self._runs:
             given = self._runs[self._calls % len(self._runs)]
-            weights = given.weights() if isinstance(given, AttentionRecord) else given
+            weights = given.weights() if isinstance(given, LayerRecord) else given
             if weights.dim() > 4 or weights.shape[-2:] != (L, S) or not _fits(weights.shape[:-2], (B, H)):
                 expected = f"be of shape {(B, H, L, S)}, or without the first dimensions"
                 raise rejected(self.function, "weights", expected, shape(weights))
@@ -83,13 +88,16 @@ class Intervention:
 
     def require_calls(self) -> None:
         """Raise where the layer was not among those that ran."""
+        self._tracker.forget()
         if self._calls:
             return
-        if not self._order:
+        if not self._tracker.layers:
             raise rejected(self.function, "layer", "run in the block", "no call of attention that is seen")
         if isinstance(self._layer, str):
-            raise unknown_name(self.function, "layer", self._layer, self._order)
-        raise rejected(self.function, "layer", f"be below {len(self._order)}, as many as ran", repr(self._layer))
+            raise unknown_name(self.function, "layer", self._layer, self._tracker.layers)
+        raise rejected(
+            self.function, "layer", f"be below {len(self._tracker.layers)}, as many as ran", repr(self._layer)
+        )
 
 
 @contextmanager
@@ -103,7 +111,8 @@ def ablate(model: nn.Module, layer: int | str, head: int | Sequence[int] | None 
     ----------
     model : Module
     layer : int or str
-        A layer as a :class:`Record` has it: its name, or its number in the order in which layers run in the block.
+        A layer as a :class:`Record` has it: its name, or its number in the order in which layers run in the block. A
+        module that is several layers, as ALBERT's is, means all of them, and "module#3" the third.
     head : int or sequence of int, optional
         All by default.
 
@@ -131,7 +140,7 @@ def ablate(model: nn.Module, layer: int | str, head: int | Sequence[int] | None 
     True
     """
     intervention = Intervention("ablate", model, layer, head)
-    with intervening(intervention):
+    with intervening(intervention, model):
         yield
     intervention.require_calls()
 
@@ -140,7 +149,7 @@ def ablate(model: nn.Module, layer: int | str, head: int | Sequence[int] | None 
 def patch(
     model: nn.Module,
     layer: int | str,
-    weights: Tensor | AttentionRecord | Record,
+    weights: Tensor | LayerRecord | Record,
     head: int | Sequence[int] | None = None,
 ) -> Iterator[None]:
     """Let a layer use other weights while a ``with`` block runs: those of another run, or any matrix.
@@ -152,7 +161,7 @@ def patch(
     ----------
     model, layer, head
         As :func:`ablate` takes them.
-    weights : Tensor (B, H, L, S), (H, L, S) or (L, S), AttentionRecord or Record
+    weights : Tensor (B, H, L, S), (H, L, S) or (L, S), LayerRecord or Record
         Of a record, those of the layer of this name or number: its first call in the block takes its first run, the
         next one the next, and after the last comes the first again.
 
@@ -175,13 +184,13 @@ def patch(
     True
     """
     if isinstance(weights, Record):
-        runs: Sequence[Tensor | AttentionRecord] = weights.runs(layer)
-    elif isinstance(weights, AttentionRecord | Tensor):
+        runs: Sequence[Tensor | LayerRecord] = weights.runs(layer)
+    elif isinstance(weights, LayerRecord | Tensor):
         runs = [weights]
     else:
         raise rejected("patch", "weights", "be a Tensor or a record", described(weights), TypeError)
     intervention = Intervention("patch", model, layer, head, runs)
-    with intervening(intervention):
+    with intervening(intervention, model):
         yield
     intervention.require_calls()
 

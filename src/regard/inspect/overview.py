@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from regard.inspect.summary import AttentionSummary, Level
 
 #: Blocks along the longer side of a thumbnail, and of a pooled matrix, at most; and what is read at once.
 _THUMBNAIL, _POOLED = 48, 2048
@@ -102,6 +106,25 @@ def overview(
             _fold(pooled, first, size, weights)
     entropy /= max(L, 1)
     return Overview(entropy, row_max, bare_max, codes(thumbnails), codes(pooled), tuple(map(codes, sinks)))
+
+
+def summary_thumbnail(run: AttentionSummary) -> Level:
+    """Return the level of a summary's pyramid that stands for a thumbnail."""
+    levels = run.pyramid()
+    return next((each for each in levels if max(each.max.shape[2:]) <= _THUMBNAIL), levels[-1])
+
+
+def summary_overview(run: AttentionSummary, batch: int, hidden: Sequence[Sequence[int]]) -> Overview:
+    """Return what a summary knows; the blocks of its pyramid hold sinks, too."""
+    top, base = run.topk(run.k), run.pyramid()[0].max[batch]
+    weights, keys = top.weights[batch], top.indices[batch]
+    bare = torch.stack([
+        each.masked_fill(torch.isin(at, torch.tensor(list(columns), dtype=at.dtype)), 0.0).amax(-1)
+        for each, at, columns in zip(weights, keys, hidden)
+    ])  # fmt: skip
+    sinks = tuple(torch.zeros(base.shape[1], len(columns), dtype=torch.uint8) for columns in hidden)
+    entropy, small = run.entropy()[batch].mean(-1), summary_thumbnail(run).max[batch]
+    return Overview(entropy, weights.amax(-1), bare, codes(small), codes(base), sinks)
 
 
 def _fold(into: Tensor, first: int, size: int, weights: Tensor, across: int | None = None) -> None:

@@ -18,8 +18,17 @@ from torch import Tensor
 from regard._errors import rejected
 from regard.inspect.alignment import Alignment
 from regard.inspect.calls import Attended
-from regard.inspect.overview import Overview, overview, pooled_block, thumbnail_block
-from regard.inspect.record import AttentionRecord, Record
+from regard.inspect.layer_record import AttentionRecord, LayerRecord
+from regard.inspect.overview import (
+    Overview,
+    overview,
+    pooled_block,
+    summary_overview,
+    summary_thumbnail,
+    thumbnail_block,
+)
+from regard.inspect.record import Record
+from regard.inspect.summary import AttentionSummary
 from regard.inspect.texts import Text, texts_of
 
 #: Bytes of queries and keys up to which float32 is sent, and pairs of a matrix that is sent as it is.
@@ -80,7 +89,7 @@ def page_data(shown: Sequence[Record | Alignment], *, title: str, note: str, bat
     return data
 
 
-def _add_layer(data: PageData, run: AttentionRecord, texts: Sequence[Text], place: dict[str, int], batch: int) -> None:
+def _add_layer(data: PageData, run: LayerRecord, texts: Sequence[Text], place: dict[str, int], batch: int) -> None:
     B, H, L, S = run.shape
     if not 0 <= batch < B:
         raise rejected("page", "batch", f"be below {B}, as many sequences as there are", batch)
@@ -91,35 +100,43 @@ def _add_layer(data: PageData, run: AttentionRecord, texts: Sequence[Text], plac
         least = _SINK if min(L, S) > _SMALL else math.inf
         return [key if share > least else None for share, key in zip(largest.tolist(), at.tolist())]
 
-    rows = lambda first, last: run.weights(batch=batch, rows=slice(first, last))  # noqa: E731
-    seen = _Seen(rows, (H, L, S), sinks, keys.special)
+    if isinstance(run, AttentionSummary):
+        look = partial(summary_overview, run, batch)
+    else:
+        look = partial(overview, lambda first, last: run.weights(batch=batch, rows=slice(first, last)), (H, L, S))
+    seen = _Seen(look, sinks, keys.special)
     texts_at = {"queries": data.text(queries), "keys": data.text(keys)}
     layer = place | {"name": run.name, "kind": run.kind, "shape": [L, S]} | texts_at
+    if isinstance(run, AttentionSummary):
+        thumbnail, size = summary_thumbnail(run).max.shape[2:], run.pyramid()[0].size
+        _add_heads(data, layer, seen, _largest(data, run, batch), thumbnail, size, is_pooled=True)
+        return
+    assert isinstance(run, AttentionRecord)
     weights = _products(data, run, batch)
     if weights is None:
         weights = [_table(data, partial(run.weights, batch=batch, head=head), run) for head in range(H)]
-    _add_heads(data, layer, seen, weights)
+    _add_whole(data, layer, seen, weights)
 
 
 def _add_alignment(data: PageData, alignment: Alignment) -> None:
     L, S = alignment.weights.shape
     weights = alignment.weights.detach().float().cpu()
-    seen = _Seen(lambda first, last: weights[None, first:last], (1, L, S), lambda: [None], ())
-    queries, keys = Text(alignment.target), Text(alignment.source)
+    look = partial(overview, lambda first, last: weights[None, first:last], (1, L, S))
+    seen = _Seen(look, lambda: [None], ())
+    queries, keys = Text(alignment.target), Text(alignment.source, patches=alignment.patches)
     layer = {
         "record": 0, "number": len(data.described["layers"]), "name": alignment.title, "kind": "picture",
         "queries": data.text(queries), "keys": data.text(keys), "shape": [L, S],
     }  # fmt: skip
     table = _table(data, lambda: weights, None) | {"signed": bool((weights < 0).any())}
-    _add_heads(data, layer, seen, [table])
+    _add_whole(data, layer, seen, [table])
 
 
 @dataclass
 class _Seen:
     """A layer's overview, and its sinks, once somebody asks."""
 
-    rows: Callable[[int, int], Tensor]
-    shape: tuple[int, int, int]
+    look: Callable[[list[list[int]]], Overview]
     find_sinks: Callable[[], list[int | None]]
     special: tuple[int, ...]
 
@@ -130,7 +147,7 @@ class _Seen:
     @cached_property
     def all(self) -> Overview:
         hidden = [sorted({*self.special, *([] if sink is None else [sink])}) for sink in self.sinks]
-        return overview(self.rows, self.shape, hidden)
+        return self.look(hidden)
 
     def told(self) -> bytes:
         """Return entropies, sinks and thumbnails, one behind the other."""
@@ -138,19 +155,26 @@ class _Seen:
         return _bytes(self.all.entropy) + _bytes(sinks) + _bytes(self.all.thumbnails)
 
 
-def _add_heads(data: PageData, layer: dict[str, Any], seen: _Seen, weights: list[dict[str, Any]]) -> None:
-    _, L, S = seen.shape
+def _add_whole(data: PageData, layer: dict[str, Any], seen: _Seen, weights: list[dict[str, Any]]) -> None:
+    """Add heads of whose matrices everything is there."""
+    L, S = layer["shape"]
+    thumbnail, size = [-(-each // thumbnail_block(L, S)) for each in (L, S)], pooled_block(L, S)
+    _add_heads(data, layer, seen, weights, thumbnail, size, is_pooled=size > 1)
+
+
+def _add_heads(
+    data: PageData, layer: dict[str, Any], seen: _Seen, weights: list[dict[str, Any]], thumbnail: Sequence[int],
+    size: int, *, is_pooled: bool,
+) -> None:  # fmt: skip
     number = len(data.described["layers"])
-    small = [-(-size // thumbnail_block(L, S)) for size in (L, S)]
-    data.described["layers"].append(layer | {"overview": data.block(seen.told), "thumbnail": small})
-    size = pooled_block(L, S)
+    data.described["layers"].append(layer | {"overview": data.block(seen.told), "thumbnail": list(thumbnail)})
     for head, described in enumerate(weights):
         largest = [
             data.block(lambda head=head: _bytes(seen.all.row_max[head])),
             data.block(lambda head=head: _bytes(seen.all.bare_max[head])),
         ]
         pooled = None
-        if size > 1:
+        if is_pooled:
             blocks = data.block(lambda head=head: _bytes(seen.all.pooled[head]))
             pooled = {
                 "size": size,
@@ -172,7 +196,7 @@ def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str
         if each.changes or not plain or (each.scale, each.softcap) != (first.scale, first.softcap):
             return None
     spans = [_span(each, batch) for each in calls]
-    starts, stops = [each[0] for each in spans if each], [each[1] for each in spans if each]
+    starts, stops = ([each[i] + call.first for each, call in zip(spans, calls) if each] for i in (0, 1))
     if len(starts) < len(calls):
         return None
     dtype = torch.float32 if run.nbytes <= _EXACT and first.query.dtype == torch.float32 else torch.float16
@@ -186,7 +210,7 @@ def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str
         return found if first.sinks is None else torch.logaddexp(found, first.sinks.float()[:, None])
 
     span = [data.block(partial(_bytes, torch.cat(each).int())) for each in (starts, stops)]
-    groups = [data.block(partial(_bytes, calls[-1].key[batch, group], dtype)) for group in range(G)]
+    groups = [data.block(partial(_bytes, run.key[batch, group], dtype)) for group in range(G)]
     return [
         {
             "kind": "products", "key": groups[head * G // H],
@@ -200,13 +224,29 @@ def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str
     ]  # fmt: skip
 
 
+def _largest(data: PageData, run: AttentionSummary, batch: int) -> list[dict[str, Any]]:
+    """Describe each head of a summary by the largest weights of each query."""
+    told = f"Of summaries, the {run.k} largest weights of each query are there; from afar, the largest of each block."
+    if told not in data.described["note"]:
+        data.described["note"] = f"{told} {data.described['note']}".strip()
+    top = run.topk(run.k)
+    return [
+        {
+            "kind": "largest", "count": run.k,
+            "weights": data.block(partial(_bytes, top.weights[batch, head])),
+            "keys": data.block(partial(_bytes, top.indices[batch, head].int())),
+        }
+        for head in range(run.shape[1])
+    ]  # fmt: skip
+
+
 def _span(call: Attended, batch: int) -> tuple[Tensor, Tensor] | None:
     """Return the first key that each query of a sequence sees, and the one behind its last, where that says all."""
     found = call.intervals()
     return None if found is None else (found[0][batch], found[1][batch])
 
 
-def _table(data: PageData, weights: Callable[[], Tensor], run: AttentionRecord | None) -> dict[str, Any]:
+def _table(data: PageData, weights: Callable[[], Tensor], run: LayerRecord | None) -> dict[str, Any]:
     if run is not None and run.shape[2] * run.shape[3] > _LARGEST:
         expected = f"be a softmax of dot products with one run of keys for each query beyond {_LARGEST:,} pairs"
         raise rejected("page", run.name or "the layer", expected, f"{run.shape[2]} × {run.shape[3]}")

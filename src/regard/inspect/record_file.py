@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +22,16 @@ from regard._memory import available_memory
 from regard._part import Part
 from regard._writing import write_together
 from regard.inspect.calls import Attended, Change
+from regard.inspect.gradients import OutputGradient
+from regard.inspect.layer_record import AttentionRecord, LayerRecord
+from regard.inspect.summary import AttentionSummary
 from regard.inspect.texts import Patches, Text
 from regard.masks import Extent, as_mask
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.scores.base import TABLE as SCORES
 
 if TYPE_CHECKING:
-    from regard.inspect.record import AttentionRecord, Record
+    from regard.inspect.record import Record
 
 FORMAT, VERSION = "regard-record", 1
 #: Pairs of a mask that has to be written out, at most.
@@ -43,22 +47,14 @@ def save_record(path: str | Path, record: Record) -> Path:
 
     tensors: dict[str, Tensor] = {}
     described: list[dict[str, Any]] = []
-    for name, each in ((layer, run) for layer in record.layers for run in record.runs(layer)):
-        at, calls = str(len(described)), []
-        tensors[f"{at}.key"] = each.calls[-1].key.contiguous()
-        for i, call in enumerate(each.calls):
-            tensors[f"{at}.{i}.query"] = call.query.contiguous()
-            if call.sinks is not None:
-                tensors[f"{at}.{i}.sinks"] = call.sinks.contiguous()
-            for j, change in enumerate(call.changes):
-                if change.weights is not None:
-                    tensors[f"{at}.{i}.change.{j}"] = change.weights.contiguous()
-            kind, parts = _mask_tensors(call)
-            tensors |= {f"{at}.{i}.{part}": tensor.contiguous() for part, tensor in parts.items()}
-            named = {part: _described(part, getattr(call, part), f"{at}.{i}.{part}", tensors) for part in _PARTS}
-            heads = [change.heads for change in call.changes]
-            calls.append({"keys": call.key.shape[2], "mask": kind, "changes": heads, **_numbers(call), **named})
-        described.append({"name": name, "calls": calls})
+    for name, run in ((layer, run) for layer in record.layers for run in record.runs(layer)):
+        at = str(len(described))
+        if isinstance(run, AttentionSummary):
+            tensors |= {f"{at}.{part}": tensor.contiguous() for part, tensor in run.tensors().items()}
+            described.append({"name": name, "summary": run.numbers()})
+        else:
+            assert isinstance(run, AttentionRecord)
+            described.append({"name": name, "calls": _described_calls(run, at, tensors)})
     texts = []
     for number, text in enumerate(record.texts):
         texts.append({"tokens": text.tokens, "special": text.special, "patches": None})
@@ -71,7 +67,31 @@ def save_record(path: str | Path, record: Record) -> Path:
     return target
 
 
-def load_record(path: str | Path) -> tuple[dict[str, list[AttentionRecord]], tuple[Text, ...], str]:
+def _described_calls(run: AttentionRecord, at: str, tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
+    calls = []
+    tensors[f"{at}.key"] = run.key.contiguous()
+    if (value := run.value) is not None:
+        tensors[f"{at}.value"] = value.contiguous()
+    for i, call in enumerate(run.calls):
+        tensors[f"{at}.{i}.query"] = call.query.contiguous()
+        if call.sinks is not None:
+            tensors[f"{at}.{i}.sinks"] = call.sinks.contiguous()
+        if call.output is not None and call.output.value is not None:
+            tensors[f"{at}.{i}.gradient"] = call.output.value.contiguous()
+        for j, change in enumerate(call.changes):
+            if change.weights is not None:
+                tensors[f"{at}.{i}.change.{j}"] = change.weights.contiguous()
+        kind, parts = _mask_tensors(call)
+        tensors |= {f"{at}.{i}.{part}": tensor.contiguous() for part, tensor in parts.items()}
+        named = {part: _described(part, getattr(call, part), f"{at}.{i}.{part}", tensors) for part in _PARTS}
+        heads = [change.heads for change in call.changes]
+        calls.append(
+            {"keys": [call.first, call.key.shape[2]], "mask": kind, "changes": heads, **_numbers(call), **named}
+        )
+    return calls
+
+
+def load_record(path: str | Path) -> tuple[dict[str, list[LayerRecord]], tuple[Text, ...], str]:
     """Return the runs in a file, layer by layer, its texts and its title.
 
     Raises
@@ -97,44 +117,81 @@ def load_record(path: str | Path) -> tuple[dict[str, list[AttentionRecord]], tup
         raise _wrong(path, "be a file that is there", "none") from None
     except OSError as error:
         raise _wrong(path, "be a file that can be read", error.strerror or error) from None
-    except (SafetensorError, KeyError, TypeError, AttributeError, RuntimeError, json.JSONDecodeError) as error:
+    except (SafetensorError, LookupError, TypeError, AttributeError, RuntimeError, json.JSONDecodeError) as error:
         raise _wrong(path, "be a whole record of attention", f"a damaged one ({error})") from None
 
 
-def _read(about: Any, tensors: dict[str, Tensor]) -> tuple[dict[str, list[AttentionRecord]], tuple[Text, ...], str]:
+def _read(about: Any, tensors: dict[str, Tensor]) -> tuple[dict[str, list[LayerRecord]], tuple[Text, ...], str]:
     try:
         return _runs(about["runs"], tensors), _texts(about["texts"], tensors), str(about["title"])
     except ValueError as error:  # parts and texts check what they are given
         raise TypeError(str(error)) from None
 
 
-def _runs(described: Any, tensors: dict[str, Tensor]) -> dict[str, list[AttentionRecord]]:
-    from regard.inspect.record import AttentionRecord
-
-    found: dict[str, list[AttentionRecord]] = {}
+def _runs(described: Any, tensors: dict[str, Tensor]) -> dict[str, list[LayerRecord]]:
+    found: dict[str, list[LayerRecord]] = {}
     for at, run in enumerate(described):
-        whole, run_of = tensors[f"{at}.key"], None
-        for i, call in enumerate(run["calls"]):
-            for name, kind in _FIELDS.items():
-                if call[name] is not None and not isinstance(call[name], kind):
-                    raise TypeError(f"{name} is {call[name]!r}")
-            query = tensors[f"{at}.{i}.query"]
-            key = whole[:, :, : call["keys"]]
-            if query.dim() != 4 or whole.dim() != 4 or key.shape[2] != call["keys"] or len(query) != len(key):
-                raise TypeError(f"{run['name']} has queries {tuple(query.shape)} and keys {tuple(whole.shape)}")
-            given = {name: call[name] for name in ("is_causal", "scale", "softcap")}
-            given |= {part: _made(part, call[part], f"{at}.{i}.{part}", tensors) for part in _PARTS}
-            attended = Attended(query, key, sinks=tensors.get(f"{at}.{i}.sinks"), **given)
-            changes = _changes(call["changes"], f"{at}.{i}", tensors, attended)
-            attended = replace(attended, mask=_mask(call["mask"], f"{at}.{i}", tensors), changes=changes)
-            if run_of is None:
-                run_of = AttentionRecord(str(run["name"]), attended)
-            else:
-                run_of.grow(attended)
-        if run_of is None:
-            raise KeyError("calls")
-        found.setdefault(run_of.name, []).append(run_of)
+        name = str(run["name"])
+        if "summary" in run:
+            prefix = f"{at}."
+            own = {each.removeprefix(prefix): tensor for each, tensor in tensors.items() if each.startswith(prefix)}
+            made: LayerRecord = AttentionSummary.of(name, own, run["summary"])
+        else:
+            calls = [_call(call, name, str(at), i, tensors) for i, call in enumerate(run["calls"])]
+            made = AttentionRecord(name, calls[0])
+            for call in calls[1:]:
+                if not _goes_on(call, calls[0], made.key):
+                    raise TypeError(f"calls of {name} have other sizes")
+                made.grow(call)
+        found.setdefault(name, []).append(made)
     return found
+
+
+def _goes_on(call: Attended, first: Attended, keys: Tensor) -> bool:
+    """Whether a call's rows can stand below those of earlier ones, whose keys are all there."""
+    same = call.query.shape[:2] == first.query.shape[:2] and call.query.shape[3] == first.query.shape[3]
+    end = call.first + call.key.shape[2]
+    return same and call.key.shape[::3] == keys.shape[::3] and call.first <= keys.shape[2] <= end
+
+
+def _call(call: Any, name: str, at: str, i: int, tensors: dict[str, Tensor]) -> Attended:
+    for field, kind in _FIELDS.items():
+        if call[field] is not None and not isinstance(call[field], kind):
+            raise TypeError(f"{field} is {call[field]!r}")
+    if not all(call[field] is None or math.isfinite(call[field]) for field in ("scale", "softcap")):
+        raise TypeError("scale or softcap is not finite")
+    whole, query = tensors[f"{at}.key"], tensors[f"{at}.{i}.query"]
+    first, count = map(int, call["keys"])
+    key = whole[:, :, first : first + count]
+    sinks = tensors.get(f"{at}.{i}.sinks")
+    fits = query.dim() == whole.dim() == 4 and key.shape[2] == count and len(query) == len(key)
+    fits = fits and 0 <= first <= whole.shape[2] and key.shape[1] > 0 and query.shape[1] % key.shape[1] == 0
+    fits = fits and (sinks is None or sinks.shape == query.shape[1:2])
+    if not fits or not all(each is None or each.is_floating_point() for each in (query, whole, sinks)):
+        raise TypeError(f"{name} has queries {tuple(query.shape)} and keys {tuple(whole.shape)}")
+    given = {field: call[field] for field in ("is_causal", "scale", "softcap")}
+    given |= {part: _made(part, call[part], f"{at}.{i}.{part}", tensors) for part in _PARTS}
+    attended = Attended(query, key, sinks=sinks, first=first, **given)
+    changes = _changes(call["changes"], f"{at}.{i}", tensors, attended)
+    value, output = _with_gradient(tensors, at, i, attended)
+    return replace(
+        attended, mask=_mask(call["mask"], f"{at}.{i}", tensors, attended), changes=changes, value=value, output=output
+    )
+
+
+def _with_gradient(
+    tensors: Mapping[str, Tensor], at: str, i: int, attended: Attended
+) -> tuple[Tensor | None, OutputGradient | None]:
+    whole, gradient = tensors.get(f"{at}.value"), tensors.get(f"{at}.{i}.gradient")
+    if whole is None:
+        return None, None
+    (B, H, L, _), S = attended.query.shape, attended.key.shape[2]
+    value = whole[:, :, attended.first : attended.first + S] if whole.dim() == 4 else whole
+    fits = value.dim() == 4 and value.shape[::2] == (B, S) and value.shape[1] and H % value.shape[1] == 0
+    fits = fits and value.is_floating_point() and (gradient is None or gradient.is_floating_point())
+    if not fits or (gradient is not None and gradient.shape != (B, H, L, value.shape[3])):
+        raise TypeError(f"values {tuple(whole.shape)} do not fit")
+    return value, OutputGradient(gradient)
 
 
 def _texts(described: Any, tensors: dict[str, Tensor]) -> tuple[Text, ...]:
@@ -212,12 +269,20 @@ def _marks(seen: Tensor | None, L: int, S: int) -> Tensor:
     return seen.expand(*seen.shape[:2], L, S)
 
 
-def _mask(kind: str | None, at: str, tensors: Mapping[str, Tensor]) -> Any:
+def _mask(kind: str | None, at: str, tensors: Mapping[str, Tensor], attended: Attended) -> Any:
     if kind is None:
         return None
+    (B, H, L, _), S = attended.query.shape, attended.key.shape[2]
     if kind == "tensor":
-        return tensors[f"{at}.mask"]
-    return masks.padding(tensors[f"{at}.stop"]) & ~masks.padding(tensors[f"{at}.start"])
+        mask = tensors[f"{at}.mask"]
+        fits = mask.dim() <= 4 and torch.broadcast_shapes(mask.shape, (B, H, L, S)) == (B, H, L, S)
+        if not fits or not (mask.dtype == torch.bool or mask.is_floating_point()):
+            raise TypeError(f"a mask of {mask.dtype} is {tuple(mask.shape)}")
+        return mask
+    start, stop = tensors[f"{at}.start"], tensors[f"{at}.stop"]
+    if start.shape != stop.shape or stop.shape != (B, L) or start.is_floating_point() or stop.is_floating_point():
+        raise TypeError(f"a mask of intervals is {tuple(start.shape)} and {tuple(stop.shape)}")
+    return masks.padding(stop) & ~masks.padding(start)
 
 
 def _changes(

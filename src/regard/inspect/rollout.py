@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from regard._errors import rejected, unknown_name
-from regard.inspect.record import AttentionRecord, Record
+from regard.inspect.layer_record import LayerRecord
+from regard.inspect.record import Record
 
 #: Ways to make one matrix (L, S) of those of a layer's heads (H, L, S).
 HEAD_FUSIONS = {
@@ -158,7 +159,7 @@ def fused_weights(
     return [HEAD_FUSIONS[head_fusion](run.weights(batch=batch).double().cpu()) for run in runs]
 
 
-def _chosen(function: str, record: Record, layers: Sequence[LayerLike] | None) -> list[AttentionRecord]:
+def _chosen(function: str, record: Record, layers: Sequence[LayerLike] | None) -> list[LayerRecord]:
     if layers is None:
         record.runs(0)  # raises where nothing was recorded
         kinds = {run.kind for run in record}

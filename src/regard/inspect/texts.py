@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from regard._errors import described, rejected
 
 if TYPE_CHECKING:
-    from regard.inspect.record import AttentionRecord
+    from regard.inspect.layer_record import LayerRecord
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def as_texts(given: Sequence[Text | Sequence[str]]) -> tuple[Text, ...]:
     return texts
 
 
-def texts_of(texts: Sequence[Text], run: AttentionRecord) -> tuple[Text, Text]:
+def texts_of(texts: Sequence[Text], run: LayerRecord) -> tuple[Text, Text]:
     """Return the texts that a layer's queries and keys are of; numbers where nobody has named any.
 
     Raises

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard._errors import in_section, rejected
+from regard._errors import in_section
 from regard.data.batches import length_batches
 from regard.data.label_batches import label_batch
-from regard.models import DecoderLM, EncoderLM, EncoderLMConfig, SequenceClassifier, load, save
+from regard.language.folders import check_tokenizer, load_with_tokenizer
+from regard.models import DecoderLM, EncoderLM, EncoderLMConfig, SequenceClassifier, save
 from regard.text.inputs import InputLayout, Inputs
 from regard.text.tokenizer import Tokenizer
 
@@ -74,13 +75,8 @@ class TextClassifier:
         ValueError
             If there is none, or it is damaged, in one sentence.
         """
-        model = load(folder, dtype=torch.float32) if model is None else model
-        if not isinstance(model, SequenceClassifier):
-            got = f"{type(model).__name__} in {folder}"
-            raise rejected(function, "model", "be the folder of a classifier of texts", got)
-        tokenizer = Tokenizer.load(folder)
-        check_tokenizer(model.model, tokenizer, function, str(folder))
-        return cls(model, tokenizer)
+        what = "a classifier of texts"
+        return cls(*load_with_tokenizer(folder, SequenceClassifier, what, function, torch.float32, model))
 
     def save(self, folder: str | Path) -> None:
         """Write the model and its tokenizer to a folder, which :meth:`load` and, of some models, transformers read."""
@@ -130,13 +126,6 @@ def input_layout(model: EncoderLM | DecoderLM, tokenizer: Tokenizer) -> InputLay
 def readable_length(model: EncoderLM | DecoderLM, length: int) -> int:
     """Return how many tokens of a text a model reads where so many are asked for."""
     return min(length, model.config.longest) if model.config.positions == "learned" else length
-
-
-def check_tokenizer(model: EncoderLM | DecoderLM, tokenizer: Tokenizer, function: str, argument: str) -> None:
-    """Raise where a tokenizer has tokens that a model knows nothing of."""
-    if model.config.vocabulary < len(tokenizer):
-        expected = f"have a tokenizer of at most {model.config.vocabulary:,} tokens, as its model"
-        raise rejected(function, argument, expected, f"{len(tokenizer):,}")
 
 
 def bare(model: EncoderLM | DecoderLM, changes: Mapping[str, Any] | None = None) -> EncoderLM | DecoderLM:

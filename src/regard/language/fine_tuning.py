@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +11,8 @@ from regard._errors import RegardWarning, rejected
 from regard.data.label_batches import LabelBatches
 from regard.data.labelled import LabelledTexts, read_labelled
 from regard.language.classification_options import ClassificationOptions
-from regard.language.classifier import TextClassifier, bare, check_tokenizer, input_layout, readable_length
+from regard.language.classifier import TextClassifier, bare, input_layout, readable_length
+from regard.language.folders import check_tokenizer
 from regard.language.options import KINDS, TOKENIZERS
 from regard.models import DecoderLM, EncoderLM, SequenceClassifier, load
 from regard.models.heads import Head
@@ -29,10 +28,9 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
 
     kind = ClassificationOptions
 
-    def __init__(self, options: ClassificationOptions, folder: str | Path, say: Callable[[str], None] = print) -> None:
-        if not options.start:
-            options.model_config(1000)  # what is wrong with it is said before anything is read
-        super().__init__(options.with_absolute_paths(), folder, say)  # a run is resumed from anywhere
+    def check(self) -> None:
+        if not self.options.start:
+            self.options.model_config(1000)
 
     def sources(self) -> tuple[str, str, float]:
         data = self.options.data

@@ -67,6 +67,28 @@ class TokenizerOptions(Options):
 
 
 @dataclass(frozen=True)
+class SkipGramOptions(Options):
+    """How the embedding is learned before the model (Mikolov 2013, arXiv 1310.4546)."""
+
+    epochs: int = option(0, "passes over the text in which the embedding alone learns, from neighbouring tokens, "
+                         "before the model does; 0 for none", least=0, most=1000)  # fmt: skip
+    window: int = option(5, "tokens on either side that are neighbours at most", least=1, most=1000)
+    negatives: int = option(5, "tokens that each neighbour is told apart from", least=1, most=1000)
+    draws: int = option(
+        10, "tokens that are drawn for them, together for all neighbours of a token", least=1, most=1000
+    )
+    sample: float = option(1e-4, "share of the text above which a token is left out here and there; 0 for none",
+                           least=0, most=1)  # fmt: skip
+    learning_rate: float = option(0.04, "rate at the beginning; it falls to 0", above=0)
+
+    def check(self) -> None:
+        """Raise where an option has no effect."""
+        if not self.epochs:
+            for name in ("window", "negatives", "draws", "sample", "learning_rate"):
+                self.leave_out(name, "without epochs")
+
+
+@dataclass(frozen=True)
 class LanguageTrainingOptions(TrainingOptions):
     """How to train, with what suits models of language."""
 
@@ -87,6 +109,7 @@ class LanguageOptions(RunOptions):
     task: str = option("language-model", "language-model", known=("language-model",))
     data: TextOptions = section(TextOptions, "where the text comes from")
     tokenizer: TokenizerOptions = section(TokenizerOptions, "how text is split")
+    skip_gram: SkipGramOptions = section(SkipGramOptions, "how the embedding is learned before the model")
     masked: bool = option(False, "learn to name masked tokens, rather than the next one", flag="--masked",
                           short="Learn masked tokens, not the next.")  # fmt: skip
     preset: str = option("small", "the sizes of the model", flag="--preset", short="Sizes: tiny, small, base, ...")
@@ -116,7 +139,13 @@ class LanguageOptions(RunOptions):
                 self.data.leave_out("whole_words", "unless tokens are masked")
         elif self.data.rows == "stream":
             raise rejected("options", "data.rows", "be 'packed' where tokens are masked", "'stream'")
+        if self.skip_gram.epochs and self.training.divides:
+            raise rejected(
+                "options", "skip_gram.epochs", "be 0 where processes divide the model", self.skip_gram.epochs
+            )
         if self.start:
+            with in_section("skip_gram"):
+                self.skip_gram.leave_out("epochs", "with start, whose embedding has learned")
             for name in ("preset", "model"):
                 if getattr(self, name) != getattr(LanguageOptions(), name):
                     raise rejected("options", name, "be left out with start, which has its own", getattr(self, name))

@@ -20,16 +20,7 @@ from regard.language.objectives import MaskedTokens, NextTokens
 from regard.language.options import KINDS, TOKENIZERS, LanguageOptions
 from regard.models import DecoderLM, EncoderLM, load, save
 from regard.text.tokenizer import Tokenizer
-from regard.training.run import (
-    check_processes,
-    conditions,
-    data_place,
-    from_first,
-    place,
-    restore_conditions,
-    resumed_options,
-    save_unbroken,
-)
+from regard.training.run import FolderRun, data_place, place, restore_conditions, save_unbroken
 from regard.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -48,30 +39,16 @@ _LONG = 2.0
 _COUNTED = 10_000_000
 
 
-class Pretraining:
-    """A run in a folder.
-
-    Parameters
-    ----------
-    options : LanguageOptions
-    folder : str or Path
-    say : callable
-        Called with every line that a user should read.
-    """
-
-    def __init__(self, options: LanguageOptions, folder: str | Path, say: Callable[[str], None] = print) -> None:
-        self.options = options.with_absolute_paths()  # a run is resumed from anywhere
-        self.folder = Path(folder)
-        self.say = from_first(say)
-        if not options.start:
-            options.model_config(1000)  # what is wrong with it is said before anything is read
-        check_processes(options.training)
+class Pretraining(FolderRun[LanguageOptions]):
+    """A run that learns language from text, in a folder."""
 
     @classmethod
-    def resumed(cls, folder: str | Path, changes: dict[str, Any], say: Callable[[str], None] = print) -> Pretraining:
-        """Return the run in a folder, to go on; ``changes`` are options of training that may differ now."""
-        files = RunFolder(Path(folder), LanguageOptions)
-        return cls(resumed_options(files, changes, from_first(say)), folder, say)
+    def files(cls, folder: str | Path) -> RunFolder[LanguageOptions]:
+        return RunFolder(Path(folder), LanguageOptions)
+
+    def check(self) -> None:
+        if not self.options.start:
+            self.options.model_config(1000)
 
     def train(
         self, *, resume: bool = False, callbacks: Iterable[Callback] = ()
@@ -86,13 +63,10 @@ class Pretraining:
             If training cannot go on.
         """
         from regard.training.learner import Learner, Stream
-        from regard.training.loop import check_devices, train
+        from regard.training.loop import train
 
         training = self.options.training
-        check_devices(training)
-        files = RunFolder(self.folder, LanguageOptions)
-        files.check_resumable() if resume else files.check_new(", or be resumed (--resume)")
-        here = conditions(training)
+        files, here = self.open(resume)
         if resume:
             begun = files.read_record()
             restore_conditions(begun, here, self.say)
@@ -101,6 +75,8 @@ class Pretraining:
         tokenizer = Tokenizer.load(self.folder)
         learn, valid = TokenShards.open(self.folder / LEARN), TokenShards.open(self.folder / VALID)
         model = self._model(tokenizer)
+        if self.options.skip_gram.epochs and not resume:
+            self._learn_vectors(model, learn, tokenizer)
         count = sum(parameter.numel() for parameter in model.parameters())
         self.say(f"{self.options.kind}, {count:,} parameters, vocabulary of {len(tokenizer):,}")
         batches, checks = self._batches(learn, tokenizer), self._batches(valid, tokenizer)
@@ -140,6 +116,17 @@ class Pretraining:
         torch.manual_seed(training.seed)
         model.reset_parameters()  # as they are drawn where processes divide the model
         return model
+
+    def _learn_vectors(self, model: DecoderLM | EncoderLM, learn: TokenShards, tokenizer: Tokenizer) -> None:
+        """Give the embedding the vectors that the text's neighbouring tokens make; each process makes the same."""
+        from regard.language.skip_gram import token_vectors
+
+        width = model.embedding.weight.shape[1]
+        marks = tuple(set(tokenizer.roles().values()))
+        seed = self.options.training.seed
+        made = token_vectors(learn, width, self.options.skip_gram, skip=marks, seed=seed, say=self.say)
+        with torch.no_grad():
+            model.embedding.weight[: len(made)] = made
 
     def _batches(self, shards: TokenShards, tokenizer: Tokenizer) -> LanguageBatches:
         data, training = self.options.data, self.options.training

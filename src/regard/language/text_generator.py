@@ -17,7 +17,8 @@ from regard.decoding.quantization import arrange_weights
 from regard.decoding.requests import Attended, GenerationOptions, Token
 from regard.decoding.speculative import Drafter, Speculator
 from regard.inspect.alignment import Alignment
-from regard.models import DecoderLM, load
+from regard.language.folders import check_tokenizer, load_with_tokenizer
+from regard.models import DecoderLM
 from regard.text.tokenizer import Tokenizer
 
 
@@ -67,9 +68,7 @@ class TextGenerator:
     """
 
     def __init__(self, model: DecoderLM, tokenizer: Tokenizer) -> None:
-        if len(tokenizer) > model.config.vocabulary:
-            expected = f"fit the model's vocabulary of {model.config.vocabulary:,}"
-            raise rejected("generate", "tokenizer", expected, f"{len(tokenizer):,} tokens")
+        check_tokenizer(model, tokenizer, "TextGenerator", "tokenizer")
         self.model, self.tokenizer = model, tokenizer
 
     @classmethod
@@ -83,14 +82,12 @@ class TextGenerator:
         ModelFileError, ValueError
             If there is no such model, its files are damaged, or it is no decoder.
         """
-        model = load(folder, dtype=dtype)
-        if not isinstance(model, DecoderLM):
-            expected = "be the folder of a model that writes: a decoder"
-            raise rejected("generate", "model", expected, f"a {type(model).__name__} in {folder}")
+        what = "a model that writes: a decoder"
+        model, tokenizer = load_with_tokenizer(folder, DecoderLM, what, "generate", dtype)
         weight = model.embedding.weight
         if weight.device.type == "cpu" and weight.dtype == torch.float32:
             arrange_weights(model)
-        return cls(model, Tokenizer.load(folder))
+        return cls(model, tokenizer)
 
     def generate(
         self,

@@ -123,6 +123,8 @@ class Attending(nn.Module):
         Whether one state is read; and how that is learned.
     longest : int
         How many positions a location score knows.
+    entropy : float
+        Weight of the entropy of draws in their surrogate.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class Attending(nn.Module):
         window: int = 10,
         hard: str = "none",
         longest: int = 64,
+        entropy: float = 0.0,
     ) -> None:
         super().__init__()
         Q, E, C = sizes
@@ -158,7 +161,7 @@ class Attending(nn.Module):
             self.layer = LocalAttention(Q, window, mode=mode, score="dot", renormalize=True)
             self.layer.scorer = made
         elif hard != "none":
-            self.layer = HardAttention(Q, score="dot", estimator=cast(Any, hard))
+            self.layer = HardAttention(Q, score="dot", estimator=cast(Any, hard), entropy=entropy)
             self.layer.scorer = made
         self.reset_parameters()
 

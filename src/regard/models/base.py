@@ -84,7 +84,8 @@ class EncoderDecoder(nn.Module, ABC):
         source : Tensor (B, S)
         lengths : Tensor (B,)
         target : Tensor (B, T)
-            The symbols so far, beginning with :data:`END`.
+            The symbols so far, beginning with :data:`END`. There may be several targets of each source, as many of one
+            as of another, which stand together: the sources, fewer than B then, are read once.
         teacher_forcing : float, default 1.0
             The probability with which a step is given the target's symbol instead of the model's own likeliest.
         """
@@ -145,12 +146,14 @@ class EncoderDecoder(nn.Module, ABC):
         """Whether attention draws where it reads, without a gradient, and learns by :meth:`surrogate`."""
         return False
 
-    def surrogate(self, log_likelihood: Tensor) -> Tensor:
+    def surrogate(self, log_likelihood: Tensor, real: Tensor | None = None) -> Tensor:
         """Return what to add to the loss where the attention is :attr:`stochastic`.
 
         Parameters
         ----------
         log_likelihood : Tensor (B, T)
             How likely the last :meth:`forward` in training made each target symbol, detached; 0 for padding.
+        real : Tensor (B, T) of bool, optional
+            Which symbols are no padding.
         """
         raise NotImplementedError(f"{type(self).__name__} draws nothing")

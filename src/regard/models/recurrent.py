@@ -1,123 +1,29 @@
 """A recurrent encoder–decoder with attention in every classic wiring: reads one sequence, writes another.
 
-Dimensions: B batch, S source steps (keys), T target steps, K beams, L queries (T or K), D embedding, R encoder width
-for each direction, E width of its states (2R, or R in one direction), V width of values, Q decoder width, P width of
-the features that logits are made of, C attention features, Y decoder layers, N target vocabulary.
+Dimensions: B batch, S source steps (keys), D embedding, R encoder width for each direction, E width of its states (2R,
+or R in one direction).
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from regard._autocast import is_active, suspended
 from regard._errors import rejected
-from regard._torch import has_bfloat16_cells
-from regard.models._parts import Output, check_probability, find_map, scheduled_sampling
-from regard.models.attending import Attending
-from regard.models.base import EncoderDecoder
+from regard.models.recurrent_cells import CELLS, pick_rows, reset_cells
 from regard.models.recurrent_config import PRESETS, RecurrentConfig
-from regard.nn import HardAttention
+from regard.models.recurrent_decoder import RecurrentDecoder
+from regard.models.recurrent_state import Memory, State
 from regard.nn._base import cleared
-from regard.nn.positional_encodings import wide
 
 __all__ = ["PRESETS", "Memory", "RecurrentConfig", "RecurrentEncoderDecoder", "State"]
 
 
-class _LSTM(nn.LSTM):
-    """torch's, which oneDNN refuses to run in bfloat16 on a CPU that has no instructions for it: there in float32."""
+class RecurrentEncoderDecoder(RecurrentDecoder):
+    """Recurrent layers read the source; others write, attending to what was read, as in :class:`RecurrentDecoder`.
 
-    def forward(self, rows: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # type: ignore[override]
-        native = rows.device.type != "cpu" or not is_active("cpu") or has_bfloat16_cells()
-        with nullcontext() if native else suspended("cpu"):
-            if not native:
-                rows, state = rows.float(), None if state is None else (state[0].float(), state[1].float())
-            made: tuple[Tensor, tuple[Tensor, Tensor]] = super().forward(rows, state)
-        return made
-
-
-_CELLS = {"lstm": _LSTM, "gru": nn.GRU}
-
-
-@dataclass(frozen=True)
-class State:
-    """Where the decoder stands, for R rows: sequences, or their beams.
-
-    Attributes
-    ----------
-    hidden : Tensor (Y, R, Q)
-    cell : Tensor (Y, R, Q), or None for GRUs
-    fed : Tensor (R, P), or None without input feeding
-        The features of the last step.
-    time : int
-        How many steps have been made.
-    """
-
-    hidden: Tensor
-    cell: Tensor | None
-    fed: Tensor | None
-    time: int = 0
-
-    def select(self, rows: Tensor) -> State:
-        """Return these rows in this order."""
-        cell, fed = self.cell, self.fed
-        return State(
-            self.hidden.index_select(1, rows),
-            None if cell is None else cell.index_select(1, rows),
-            None if fed is None else fed.index_select(0, rows),
-            self.time,
-        )
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The encoder's output for B sources, computed once and attended at every step.
-
-    Attributes
-    ----------
-    keys, values : Tensor (B, S, ·), (B, S, V)
-        The encoder's states as attention compares and reads them; in wiring "encoder" both are what they read of each
-        other.
-    lengths : Tensor (B,)
-        How many are real.
-    start : State
-        The decoder's first state, B rows.
-    weights : Tensor (B, S, S), or None
-        Of the states to each other, where they were asked for.
-    """
-
-    keys: Tensor
-    values: Tensor
-    lengths: Tensor
-    start: State
-    weights: Tensor | None = None
-
-    def select(self, rows: Tensor) -> Memory:
-        """Return these rows in this order."""
-        weights = None if self.weights is None else self.weights.index_select(0, rows)
-        keys, values, lengths = (part.index_select(0, rows) for part in (self.keys, self.values, self.lengths))
-        return Memory(keys, values, lengths, self.start.select(rows), weights)
-
-
-class RecurrentEncoderDecoder(EncoderDecoder):
-    """Recurrent layers read the source; others write, attending to what was read.
-
-    Wirings, with states m of the encoder, h of the decoder, and embeddings y of what was written::
-
-        after    hₜ = RNN(yₜ₋₁, hₜ₋₁)          cₜ = Σᵢ α(hₜ, mᵢ) mᵢ            Luong 2015, arXiv 1508.04025
-        before   cₜ = Σᵢ α(hₜ₋₁, mᵢ) mᵢ        hₜ = RNN([yₜ₋₁; cₜ], hₜ₋₁)      Bahdanau 2014, arXiv 1409.0473
-        encoder  cₜ = Σᵢ α(mₜ, mᵢ) mᵢ          hₜ = RNN([yₜ₋₁; cₜ], hₜ₋₁)
-
-        fₜ = tanh(U [hₜ; cₜ])                  logitsₜ = W fₜ + b
-
-    With input feeding the RNN reads [yₜ₋₁; fₜ₋₁]; without attention there is no c. In "encoder", steps after the
-    source's last are given its last row. In training, "after" without input feeding, "encoder" and no attention run
-    over a whole target in one call. Padding never changes a result: the backward layers start at each sequence's own
-    last symbol.
+    Padding never changes a result: the backward layers start at each sequence's own last symbol. In wiring "encoder",
+    steps after the source's last are given its last row.
 
     Parameters
     ----------
@@ -134,153 +40,22 @@ class RecurrentEncoderDecoder(EncoderDecoder):
     config: RecurrentConfig
 
     def __init__(self, config: RecurrentConfig) -> None:
-        super().__init__()
-        self.config = config
-        D, R, Q, Y = config.embedding, config.encoder, config.decoder, config.decoder_layers
-        E, P, cell = R * (1 + config.bidirectional), D if config.tied != "none" else Q, _CELLS[config.cell]
+        D, R = config.embedding, config.encoder
+        E, cell = R * (1 + config.bidirectional), CELLS[config.cell]
+        super().__init__(config, E)
         self.source_embedding = None if config.tied == "all" else nn.Embedding(config.sources, D)
-        self.target_embedding = nn.Embedding(config.targets, D)
         inputs = [D, *[E] * (config.encoder_layers - 1)]
         self.onward = nn.ModuleList([cell(width, R, batch_first=True) for width in inputs])
         self.backward = nn.ModuleList([cell(width, R, batch_first=True) for width in inputs * config.bidirectional])
-        self.bridge = nn.Linear(E, Y * Q)
-        self.attending: Attending | None = None
-        if config.attention != "none":
-            sizes = (E if config.wiring == "encoder" else Q, E, config.features)
-            options: Any = {name: getattr(config, name) for name in ("projections", "scope", "window", "hard")}
-            self.attending = Attending(config.attention, sizes, longest=config.longest, **options)
-        V = 0 if self.attending is None else self.attending.width
-        enters = P if config.input_feeding else V if config.wiring != "after" else 0
-        between = config.dropout if Y > 1 else 0.0
-        self.decoder = cell(D + enters, Q, Y, batch_first=True, dropout=between)
-        self.combine = nn.Linear(Q + V, P)
-        self.output = Output(P, config.targets, config.tied != "none")
-        self.dropout = nn.Dropout(config.dropout)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new parameters: orthogonal recurrences, open forget gates, and an output that knows nothing yet."""
-        for rnn in (*self.onward, *self.backward, self.decoder):
-            gates = 4 if self.config.cell == "lstm" else 3
-            for name, parameter in rnn.named_parameters():
-                if "weight_hh" in name:
-                    for gate in parameter.data.chunk(gates):
-                        nn.init.orthogonal_(gate)
-                elif "weight_ih" in name:
-                    nn.init.xavier_uniform_(parameter)
-                else:
-                    nn.init.zeros_(parameter)
-                    if gates == 4 and "bias_ih" in name:
-                        nn.init.ones_(parameter.data.chunk(4)[1])
-        for linear in (self.bridge, self.combine):
-            linear.reset_parameters()
-        if self.attending is not None:
-            self.attending.reset_parameters()
+        """Draw new parameters, those of the encoder as those of the decoder."""
+        for rnn in (*self.onward, *self.backward):
+            reset_cells(rnn, self.config.cell)
         if self.source_embedding is not None:
             nn.init.normal_(self.source_embedding.weight, std=0.7)
-        std = 0.7 if self.config.tied == "none" else self.config.embedding**-0.5
-        nn.init.normal_(self.target_embedding.weight, std=std)
-        self.output.reset_parameters()
-
-    @property
-    def maps(self) -> tuple[str, ...]:
-        return () if self.attending is None else ("attention",)
-
-    def encode(self, source: Tensor, lengths: Tensor) -> Memory:
-        """Read the sources, as :meth:`EncoderDecoder.encode` says.
-
-        Raises
-        ------
-        ValueError
-            If attention is "location" and a source is longer than it knows.
-        """
-        return self._encode(source, lengths)
-
-    @property
-    def projection(self) -> tuple[Tensor, Tensor]:
-        return self.output.projection(self.target_embedding)
-
-    def features(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
-        return self._whole(source, lengths, target, teacher_forcing)[0]
-
-    def features_and_attention(
-        self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0, *, name: str
-    ) -> tuple[Tensor, Tensor]:
-        find_map(self, name)
-        features, weights = self._whole(source, lengths, target, teacher_forcing, weights=True)
-        assert weights is not None
-        return features, weights
-
-    def _whole(
-        self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float, weights: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        share = check_probability(self, teacher_forcing)
-        if self.attending is not None and isinstance(self.attending.layer, HardAttention):
-            self.attending.layer.forget()  # draws that nobody asked the surrogate of
-        return self._features(self._encode(source, lengths, weights), target, share, weights)
-
-    def start(self, memory: Memory, beams: int) -> State:
-        rows = torch.arange(len(memory.lengths), device=memory.lengths.device)
-        return memory.start.select(rows.repeat_interleave(beams))
-
-    def step(self, last: Tensor, memory: Memory, state: State, out: Tensor | None = None) -> tuple[Tensor, State]:
-        features, state, _ = self._decode(last, memory, state)
-        return self.logits(features, out), state
-
-    def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        memory = self._encode(source, lengths, weights=True)
-        if self.attending is None:
-            return memory.values.new_empty(len(source), 0, target.shape[1], source.shape[1])
-        _, weights = self._features(memory, target, weights=True)
-        assert weights is not None
-        return weights[:, None]
-
-    def posterior(self, source: Tensor, lengths: Tensor, target: Tensor, written: Tensor, name: str | None) -> Tensor:
-        """Return α(t, s) p(yₜ | hₜ, mₛ), normalized over s: how likely each state alone makes what was written."""
-        if self.attending is None or self.config.wiring == "encoder":
-            return super().posterior(source, lengths, target, written, name)
-        memory = self._encode(source, lengths)
-        state, posteriors = memory.start, []
-        real = torch.arange(memory.values.shape[1], device=source.device) < memory.lengths[:, None]  # (B, S)
-        for t in range(target.shape[1]):
-            _, state, attention = self._decode(target[:, t : t + 1], memory, state, weights=True)
-            assert attention is not None
-            hidden = state.hidden[-1][:, None].expand(-1, memory.values.shape[1], -1)  # (B, S, Q)
-            features = torch.tanh(self.combine(torch.cat([hidden, memory.values], -1)))  # (B, S, P)
-            logits = self.logits(features)  # (B, S, N)
-            likely = logits.gather(-1, written[:, t, None, None].expand(*logits.shape[:2], 1)) - logits.logsumexp(
-                -1, True
-            )
-            scores = attention.squeeze(1).log() + likely.squeeze(-1)
-            scores = scores.masked_fill(~real, -torch.inf)
-            some = (scores > -torch.inf).any(-1, keepdim=True)  # a kernel may weigh no state at all
-            posteriors.append(torch.where(some, scores.masked_fill(~some, 0.0).softmax(-1), 0.0))
-        return torch.stack(posteriors, 1)
-
-    @property
-    def saturates(self) -> bool:
-        return True  # features are tanhs
-
-    @property
-    def stochastic(self) -> bool:
-        return self.config.hard == "reinforce"
-
-    def surrogate(self, log_likelihood: Tensor) -> Tensor:
-        """Return what to add to the loss; the draws since the last call are let go.
-
-        Raises
-        ------
-        ValueError
-            If the config's ``hard`` is not "reinforce".
-        """
-        if self.attending is None or not self.stochastic:
-            who = f"{type(self).__name__}.surrogate"
-            raise rejected(who, "config.hard", "be 'reinforce'", repr(self.config.hard))
-        # In wiring "encoder" a draw serves all steps.
-        summed = self.config.wiring == "encoder" and log_likelihood.dim() == 2
-        reward = log_likelihood.sum(1) if summed else log_likelihood
-        assert isinstance(self.attending.layer, HardAttention)
-        return self.attending.layer.surrogate(reward)
+        super().reset_parameters()
 
     def _encode(self, source: Tensor, lengths: Tensor, weights: bool = False) -> Memory:
         if self.config.attention == "location" and source.shape[1] > self.config.longest:
@@ -295,95 +70,10 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         for number, onward in enumerate(self.onward):
             states = self.dropout(states)
             made, _ = onward(states)  # (B, S, R)
-            ends = _rows(made, last)  # (B, 1, R)
+            ends = pick_rows(made, last)  # (B, 1, R)
             if self.config.bidirectional:
-                read, _ = self.backward[number](_rows(states, turned))  # (B, S, R)
-                ends = torch.cat([ends, _rows(read, last)], -1)  # (B, 1, E)
-                made = torch.cat([made, _rows(read, turned)], -1)  # (B, S, E)
+                read, _ = self.backward[number](pick_rows(states, turned))  # (B, S, R)
+                ends = torch.cat([ends, pick_rows(read, last)], -1)  # (B, 1, E)
+                made = torch.cat([made, pick_rows(read, turned)], -1)  # (B, S, E)
             states = made
-        hidden = torch.tanh(self.bridge(ends)).unflatten(-1, (self.config.decoder_layers, -1))  # (B, 1, Y, Q)
-        hidden = hidden.squeeze(1).transpose(0, 1).contiguous()  # (Y, B, Q)
-        cell = hidden.new_zeros(hidden.shape, dtype=wide(hidden.dtype)) if self.config.cell == "lstm" else None
-        fed = hidden.new_zeros(len(source), self.combine.out_features) if self.config.input_feeding else None
-        start, states, attention = State(hidden, cell, fed), self.dropout(states), None
-        if self.attending is None:
-            return Memory(states, states, lengths, start)
-        keys, values = self.attending.prepare(states)  # (B, S, ·), (B, S, V)
-        if self.config.wiring == "encoder":
-            keys, attention = self.attending(states, keys, values, lengths, steps, weights)  # (B, S, V), (B, S, S)
-            values = keys
-        return Memory(keys, values, lengths, start, attention)
-
-    def _features(
-        self, memory: Memory, target: Tensor, share: float = 1.0, weights: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the features (B, T, P) of every step, and the weights (B, T, S) if they are asked for."""
-        if share == 1 and self.config.wiring != "before" and not self.config.input_feeding:
-            features, _, attention = self._decode(target, memory, memory.start, whole=True, weights=weights)
-            return features, attention
-        state, last, steps, maps = memory.start, target[:, :1], [], []
-        for t in range(1, target.shape[1] + 1):
-            features, state, attention = self._decode(last, memory, state, weights=weights)  # (B, 1, P), …, (B, 1, S)
-            steps.append(features)
-            maps += [] if attention is None else [attention]
-            last = target[:, t : t + 1]  # (B, 1); none after the last step
-            if share < 1 and last.numel():
-                last = scheduled_sampling(last, self.logits(features.detach()), share)
-        return torch.cat(steps, 1), torch.cat(maps, 1) if maps else None
-
-    def _target_inputs(self, symbols: Tensor) -> Tensor:
-        """Return the vectors (…, D) of symbols; one matrix for all is small, as scores want it and inputs do not."""
-        rows: Tensor = self.target_embedding(symbols)
-        return rows * self.config.embedding**0.5 if self.config.tied == "all" else rows
-
-    def _decode(
-        self, symbols: Tensor, memory: Memory, state: State, *, whole: bool = False, weights: bool = False
-    ) -> tuple[Tensor, State, Tensor | None]:
-        """Read symbols (B, L): L steps of each sequence if ``whole``, else one step of each of its L beams.
-
-        Returns features (B, L, P), the state after them, and the weights (B, L, S) if they are asked for.
-        """
-        (B, L), context, attention = symbols.shape, None, None
-        where = torch.arange(L, device=symbols.device) if whole else symbols.new_full((L,), state.time)  # (L,)
-        rows = self.dropout(self._target_inputs(symbols))  # (B, L, D)
-        if self.config.wiring == "before":
-            context, attention = self._attend(state.hidden[-1].view(B, L, -1), memory, where, weights)  # (B, L, V)
-        elif self.config.wiring == "encoder":
-            where = torch.minimum(where, memory.lengths[:, None] - 1)  # (B, L)
-            context = _rows(memory.values, where)
-            attention = None if memory.weights is None else _rows(memory.weights, where)
-        entering = context if state.fed is None else state.fed.view(B, L, -1)
-        rows = rows if entering is None else torch.cat([rows, entering], -1)  # (B, L, D + V or P)
-        if whole:
-            hidden, end = self.decoder(rows, state.hidden if state.cell is None else (state.hidden, state.cell))
-            last, cell = (end, None) if state.cell is None else end  # (Y, B, Q)
-        else:
-            hidden, last, cell = self._advance(rows.flatten(0, 1), state)
-            hidden = hidden.view(B, L, -1)  # (B, L, Q)
-        if self.config.wiring == "after" and self.attending is not None:
-            context, attention = self._attend(hidden, memory, where, weights)
-        parts = [self.dropout(hidden)] if context is None else [self.dropout(hidden), context]
-        features = self.dropout(torch.tanh(self.combine(torch.cat(parts, -1))))  # (B, L, P)
-        fed = None if state.fed is None else features.flatten(0, 1)
-        return features, State(last, cell, fed, state.time + (L if whole else 1)), attention
-
-    def _attend(self, query: Tensor, memory: Memory, where: Tensor, weights: bool) -> tuple[Tensor, Tensor | None]:
-        assert self.attending is not None
-        return self.attending(query, memory.keys, memory.values, memory.lengths, where, weights)
-
-    def _advance(self, rows: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the last layer's hidden state (R, Q) one step after, and all layers' hidden and cell (Y, R, Q)."""
-        made: list[tuple[Tensor, ...]] = []
-        states = zip(*(part.unbind() for part in (state.hidden, state.cell) if part is not None))
-        for number, (weights, before) in enumerate(zip(self.decoder.all_weights, states)):
-            rows = self.dropout(rows) if number else rows  # (R, ·)
-            lstm = len(before) == 2
-            made.append(torch.lstm_cell(rows, before, *weights) if lstm else (torch.gru_cell(rows, *before, *weights),))
-            rows = made[-1][0]
-        hidden, *cells = (torch.stack(parts) for parts in zip(*made))
-        return rows, hidden, cells[0] if cells else None
-
-
-def _rows(sequences: Tensor, steps: Tensor) -> Tensor:
-    """Return the rows (B, L, C) of sequences (B, S, C) at these steps (B, L)."""
-    return sequences.gather(1, steps[..., None].expand(-1, -1, sequences.shape[-1]))
+        return self._remember(states, ends.squeeze(1), lengths, weights=weights)

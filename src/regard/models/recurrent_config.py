@@ -15,27 +15,24 @@ WIRINGS = ("after", "before", "encoder")
 
 
 @dataclass(frozen=True)
-class RecurrentConfig(Config):
-    """Everything that a :class:`~regard.models.RecurrentEncoderDecoder` is built from."""
+class RecurrentDecoderConfig(Config):
+    """What a :class:`~regard.models.recurrent_decoder.RecurrentDecoder` is built from, whatever it attends to."""
 
-    function: ClassVar[str] = "RecurrentConfig"
+    function: ClassVar[str] = "RecurrentDecoderConfig"
     embedding: int = size(128, "width of the embeddings")
-    encoder: int = size(128, "width of the encoder in each direction")
     decoder: int = size(256, "width of the decoder")
     features: int = size(128, "width of the attention")
     dropout: float = share(0.0, "share zeroed of embeddings, between layers, of states, and of features")
-    cell: str = option("lstm", "of both sides", known=CELLS)
-    encoder_layers: int = size(1, "layers of the encoder", DEEPEST)
+    cell: str = option("lstm", "of recurrent layers", known=CELLS)
     decoder_layers: int = size(1, "layers of the decoder", DEEPEST)
-    bidirectional: bool = option(True, "read the source in both directions")
-    #: With "none" the decoder sees the encoder's last state alone (Sutskever 2014, arXiv 1409.3215).
+    #: With "none" the decoder sees a summary of what was read alone (Sutskever 2014, arXiv 1409.3215).
     attention: str = option("additive", "the score", known=(*SCORES, "none"))
     projections: bool = option(False, "project queries, keys and values to features before a score that learns none")
     #: Around the query's own position, or a predicted one (Luong 2015).
     scope: str = option("global", "attend to all states or to a window", known=SCOPES)
     window: int = size(10, "D, states on each side of a local window's centre")
     #: Drawn in training, the best in evaluation (Xu 2015, arXiv 1502.03044). The draw is learned by a straight-through
-    #: gradient, or by :meth:`~regard.models.RecurrentEncoderDecoder.surrogate`.
+    #: gradient, or by :meth:`~regard.models.recurrent_decoder.RecurrentDecoder.surrogate`.
     hard: str = option("none", "read one state", known=DRAWS)
     #: The decoder's state after its step (Luong 2015), the one before, whose context then enters the step (Bahdanau
     #: 2014), or the encoder's own states, to each other, a row for each step of the decoder.
@@ -60,6 +57,16 @@ class RecurrentConfig(Config):
         for name, value in plain.items() if self.attention == "none" else ():
             if getattr(self, name) != value:
                 raise self.refused(name, f"be {value!r} where attention is 'none'", repr(getattr(self, name)))
+
+
+@dataclass(frozen=True)
+class RecurrentConfig(RecurrentDecoderConfig):
+    """Everything that a :class:`~regard.models.RecurrentEncoderDecoder` is built from."""
+
+    function: ClassVar[str] = "RecurrentConfig"
+    encoder: int = size(128, "width of the encoder in each direction")
+    encoder_layers: int = size(1, "layers of the encoder", DEEPEST)
+    bidirectional: bool = option(True, "read the source in both directions")
 
     @classmethod
     def presets(cls) -> Mapping[str, Mapping[str, Any]]:

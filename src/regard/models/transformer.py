@@ -1,98 +1,27 @@
 """The Transformer encoder–decoder: reads one sequence, writes another, with attention alone.
 
-Dimensions: B batch, S source steps, T target steps, K beams, L rows of a call (T or 1), E width, H heads, N target
-vocabulary.
+Dimensions: B batch, S source steps, E width.
 """
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Callable, Container
-from dataclasses import dataclass
-from typing import Any
-
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import AuxRequest
-from regard._errors import rejected
-from regard.models._parts import Output, check_probability, find_map, scheduled_sampling
-from regard.models.attending import scorer
-from regard.models.base import EncoderDecoder
 from regard.models.transformer_config import PRESETS, TransformerConfig
-from regard.nn import (
-    KVCache,
-    LearnedPositions,
-    MultiheadAttention,
-    Rotary,
-    SinusoidalPositions,
-    TransformerDecoderLayer,
-    TransformerEncoderLayer,
-)
-from regard.nn._base import cleared
+from regard.models.transformer_decoder import Memory, State, TransformerSequenceDecoder
 
 __all__ = ["PRESETS", "Memory", "State", "TransformerConfig", "TransformerEncoderDecoder"]
 
 
-#: Sources that are read at once, of similar lengths.
-_ALIKE = 16
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The encoder's output for B sources.
-
-    Attributes
-    ----------
-    padding : Tensor (B, S)
-        −inf for steps that are padding, else 0: a matrix is what torch's kernel takes for few queries.
-    caches : tuple of KVCache
-        The keys and values that each layer of the decoder makes of the encoder's rows, projected once.
-    """
-
-    padding: Tensor
-    caches: tuple[KVCache, ...]
-
-    def select(self, rows: Tensor) -> Memory:
-        """Return these rows in this order."""
-        return Memory(self.padding.index_select(0, rows), tuple(_rows(each, rows) for each in self.caches))
-
-
-@dataclass(frozen=True)
-class State:
-    """Where the decoder stands, for R rows: sequences, or their beams.
-
-    Attributes
-    ----------
-    caches : tuple of KVCache
-        The keys and values of the steps so far, for each layer. They may hold later steps, too: those of a state that
-        was made of this one.
-    time : int
-        How many steps have been made.
-    """
-
-    caches: tuple[KVCache, ...]
-    time: int = 0
-
-    def select(self, rows: Tensor) -> State:
-        """Return these rows in this order."""
-        return State(tuple(_rows(_first(each, self.time), rows) for each in self.caches), self.time)
-
-
-class TransformerEncoderDecoder(EncoderDecoder):
+class TransformerEncoderDecoder(TransformerSequenceDecoder):
     """A stack of self-attention reads the source; another writes, attending to what was read (Vaswani 2017).
 
     ::
 
         x = √E · embedding + position
         encoder layer    x ← x + MHA(x, x, x)        x ← x + W₂ φ(W₁ x)
-        decoder layer    y ← y + MHA(y, y≤t, y≤t)    y ← y + MHA(y, x, x)    y ← y + W₂ φ(W₁ y)
-        logits = W y + b
 
-    with layer norms of the sums (norm "post"), or of what enters each block and of each stack's end ("pre"). Layers
-    are those of :mod:`regard.nn`. Padding never changes a result.
+    The decoder is that of :class:`TransformerSequenceDecoder`. Padding never changes a result.
 
     Parameters
     ----------
@@ -100,6 +29,7 @@ class TransformerEncoderDecoder(EncoderDecoder):
 
     Examples
     --------
+    >>> import torch
     >>> config = TransformerConfig(sources=30, targets=41, width=16, heads=4, feedforward=32)
     >>> model = TransformerEncoderDecoder(config)
     >>> source, lengths = torch.tensor([[2, 3, 4], [5, 6, 0]]), torch.tensor([3, 2])
@@ -109,209 +39,18 @@ class TransformerEncoderDecoder(EncoderDecoder):
     ('layer 1 head 1', 'layer 1 head 2')
     """
 
-    config: TransformerConfig
-
     def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.config = config
-        E = config.width
-        self.target_embedding = nn.Embedding(config.targets, E)
-        self.source_embedding = None if config.tied == "all" else nn.Embedding(config.sources, E)
-        self.source_positions, self.target_positions = self._positions(), self._positions()
-        self.encoder = nn.ModuleList([self._layer(TransformerEncoderLayer) for _ in range(config.encoder_layers)])
-        self.decoder = nn.ModuleList([self._layer(TransformerDecoderLayer) for _ in range(config.decoder_layers)])
-        self.encoder_norm = nn.LayerNorm(E) if config.norm == "pre" else nn.Identity()
-        self.decoder_norm = nn.LayerNorm(E) if config.norm == "pre" else nn.Identity()
-        self.output = Output(E, config.targets, config.tied != "none")
-        self.dropout = nn.Dropout(config.dropout)
+        super().__init__(config)
+        self.source_embedding = None if config.tied == "all" else nn.Embedding(config.sources, config.width)
+        self.source_positions = self._positions()
         self.reset_parameters()
 
-    def _positions(self) -> nn.Module | None:
-        E = self.config.width
-        if self.config.positions == "learned":
-            return LearnedPositions(self.config.longest, E)
-        return SinusoidalPositions(E) if self.config.positions == "sinusoidal" else None
-
-    def _layer(self, kind: Callable[..., nn.Module]) -> nn.Module:
-        config, head = self.config, self.config.width // self.config.heads
-        layer = kind(
-            config.width,
-            config.heads,
-            config.feedforward,
-            config.dropout,
-            config.activation,
-            batch_first=True,
-            norm_first=config.norm == "pre",
-            num_kv_heads=config.kv_heads,
-            # None is the scaled dot product, too, in torch's own kernel where that can be had.
-            score=None if config.score == "scaled_dot" else scorer(config.score, head, config.longest),
-            normalizer=config.normalizer,
-            rotary=Rotary(head) if config.positions == "rotary" else None,
-        )
-        layer.dropout = nn.Dropout(config.activation_dropout)
-        for child in layer.children():
-            if isinstance(child, MultiheadAttention):
-                child.dropout = config.attention_dropout
-        return layer
-
     def reset_parameters(self) -> None:
-        """Draw new parameters: matrices by Glorot's rule, embeddings and learned positions with variance 1/E."""
-        for module in (*self.encoder, *self.decoder, self.encoder_norm, self.decoder_norm, self.output):
-            if isinstance(module, TransformerEncoderLayer | TransformerDecoderLayer | nn.LayerNorm | Output):
-                module.reset_parameters()
-        for parameter in (*self.encoder.parameters(), *self.decoder.parameters()):
-            if parameter.dim() > 1:
-                nn.init.xavier_uniform_(parameter)
-        rows = self.source_embedding, self.target_embedding, self.source_positions, self.target_positions
-        for each in rows:
-            if isinstance(each, nn.Embedding | LearnedPositions):
-                nn.init.normal_(each.weight, std=self.config.width**-0.5)
-
-    @property
-    def maps(self) -> tuple[str, ...]:
-        layers, heads = range(1, self.config.decoder_layers + 1), range(1, self.config.heads + 1)
-        return tuple(f"layer {layer} head {head}" for layer in layers for head in heads)
-
-    def encode(self, source: Tensor, lengths: Tensor) -> Memory:
-        behind = _behind(source, lengths)
-        padding = torch.zeros(behind.shape, device=behind.device).masked_fill_(behind, -torch.inf)
-        states, caches = self._read_alike(source, lengths, padding), []
-        for layer in self.decoder:
-            caches.append(KVCache())
-            # No query asks; the keys and values go into the cache.
-            self._attend(layer, states[:, :0], states, padding, cache=caches[-1])
-        return Memory(padding, tuple(caches))
-
-    @property
-    def projection(self) -> tuple[Tensor, Tensor]:
-        return self.output.projection(self.target_embedding)
-
-    def features(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
-        share = check_probability(self, teacher_forcing)
-        if share == 1:
-            return self._write(source, lengths, target, [])
-        memory = self.encode(source, lengths)
-        state, last, steps = self.start(memory, 1), target[:, :1], []
-        for t in range(1, target.shape[1] + 1):
-            features, state = self._advance(last, memory, state)  # (B, 1, E)
-            steps.append(features)
-            last = target[:, t : t + 1]  # (B, 1); none after the last step
-            last = scheduled_sampling(last, self.logits(features.detach()), share) if last.numel() else last
-        return torch.cat(steps, 1)
-
-    def features_and_attention(
-        self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0, *, name: str
-    ) -> tuple[Tensor, Tensor]:
-        layer, head = divmod(find_map(self, name), self.config.heads)
-        if check_probability(self, teacher_forcing) < 1:
-            raise rejected(type(self).__name__, "teacher_forcing", "be 1 where attention is guided", teacher_forcing)
-        maps: list[Tensor] = []
-        features = self._write(source, lengths, target, maps, (layer,))
-        return features, maps[0][:, head]
-
-    def start(self, memory: Memory, beams: int) -> State:  # noqa: ARG002
-        return State(tuple(KVCache() for _ in self.decoder))
-
-    def step(self, last: Tensor, memory: Memory, state: State, out: Tensor | None = None) -> tuple[Tensor, State]:
-        features, state = self._advance(last, memory, state)
-        return self.logits(features, out), state
-
-    def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        maps: list[Tensor] = []
-        self._write(source, lengths, target, maps, range(self.config.decoder_layers))
-        return torch.cat(maps, 1)  # (B, layers · H, T, S)
-
-    def _advance(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
-        """Return the rows (B, K, E) after the symbols ``last`` (B, K), and the state after them."""
-        B, K = last.shape
-        caches = tuple(_first(each, state.time) for each in state.caches)
-        x = self._embed(last.reshape(B * K, 1), self.target_embedding, self.target_positions, state.time)  # (B·K, 1, E)
-        nothing = x.new_empty(B, 0, self.config.width)  # to add to the memory's keys and values
-        for layer, own, other in zip(self.decoder, caches, memory.caches):
-
-            def read(y: Tensor, layer: nn.Module = layer, other: KVCache = other) -> Tensor:
-                beams = y.view(B, K, -1)  # beams of a sequence are so many queries to one memory
-                return self._attend(layer, beams, nothing, memory.padding, cache=other)[0].view(B * K, 1, -1)
-
-            x = self._decode(layer, x, read, own)
-        x = self.decoder_norm(x).view(B, K, -1)  # (B, K, E)
-        return x, State(caches, state.time + 1)
+        """Draw new parameters, those of the sources' embeddings as those of the targets'."""
+        super().reset_parameters()
+        self._draw_rows(self.source_embedding)
+        self._draw_rows(self.source_positions)
 
     def _read(self, source: Tensor, lengths: Tensor, padding: Tensor) -> Tensor:
-        """Return the encoder's rows (B, S, E); ``padding`` (B, S) hides what is padding."""
         embedding = self.target_embedding if self.source_embedding is None else self.source_embedding
-        x = self._embed(source, embedding, self.source_positions, 0, lengths)  # (B, S, E)
-        for layer in self.encoder:
-            x = layer(x, src_key_padding_mask=padding)
-        rows: Tensor = self.encoder_norm(x)
-        return rows
-
-    def _read_alike(self, source: Tensor, lengths: Tensor, padding: Tensor) -> Tensor:
-        """Return :meth:`_read`, for few sources of similar lengths at a time: a processor reads the less padding."""
-        order = lengths.argsort()
-        parts = []
-        for rows in order.split(_ALIKE if source.device.type == "cpu" else len(order)):
-            steps = int(lengths[rows].max())
-            states = self._read(source[rows, :steps], lengths[rows], padding[rows, :steps])
-            parts.append(F.pad(states, (0, 0, 0, source.shape[1] - steps)))
-        return torch.cat(parts)[order.argsort()]
-
-    def _write(
-        self, source: Tensor, lengths: Tensor, target: Tensor, maps: list[Tensor], layers: Container[int] = ()
-    ) -> Tensor:
-        """Return the decoder's rows (B, T, E); the weights (B, H, T, S) of layers ``told`` go to ``maps``."""
-        behind = _behind(source, lengths)
-        states = self._read(source, lengths, behind)
-        x = self._embed(target, self.target_embedding, self.target_positions, 0)  # (B, T, E)
-        for number, layer in enumerate(self.decoder):
-
-            def read(y: Tensor, layer: nn.Module = layer, asked: bool = number in layers) -> Tensor:
-                request = AuxRequest(weights=True) if asked else None
-                made, aux = self._attend(layer, y, states, behind, return_aux=request)
-                if asked:
-                    maps.append(aux.weights)
-                return made
-
-            x = self._decode(layer, x, read, None)
-        return self.decoder_norm(x)
-
-    def _embed(
-        self, symbols: Tensor, embedding: nn.Embedding, positions: nn.Module | None, offset: int, lengths: Any = None
-    ) -> Tensor:
-        """Return the rows (B, L, E) of symbols (B, L), the first of which stands at ``offset``."""
-        rows = cleared(embedding(symbols), lengths) * math.sqrt(self.config.width)
-        return self.dropout(rows if positions is None else positions(rows, offset))
-
-    def _decode(self, layer: nn.Module, x: Tensor, read: Callable[[Tensor], Tensor], cache: KVCache | None) -> Tensor:
-        """Return what a layer makes of rows (B, L, E), where ``read`` is its attention to the source."""
-        assert isinstance(layer, TransformerDecoderLayer)
-        own: dict[str, Any] = {"need_weights": False, "is_causal": True, "cache": cache}
-        x = layer._step(x, 1, lambda y: layer.self_attn(y, y, y, **own)[0])
-        x = layer._step(x, 2, read)
-        return layer._step(x, 3, layer._feed_forward)
-
-    def _attend(self, layer: nn.Module, query: Tensor, states: Tensor, padding: Tensor, **options: Any) -> Any:
-        """Return what rows (B, L, E) read of the source through a layer's attention, and what else is asked."""
-        assert isinstance(layer, TransformerDecoderLayer)
-        return layer.multihead_attn(query, states, states, key_padding_mask=padding, need_weights=False, **options)
-
-
-def _behind(source: Tensor, lengths: Tensor) -> Tensor:
-    """Return which steps of sources (B, S) are padding."""
-    return torch.arange(source.shape[1], device=source.device) >= lengths[:, None]
-
-
-def _rows(cache: KVCache, rows: Tensor) -> KVCache:
-    """Return a cache of these rows in this order."""
-    twin = copy.copy(cache)
-    twin.reorder(rows)
-    return twin
-
-
-def _first(cache: KVCache, time: int) -> KVCache:
-    """Return the cache of the first steps: itself where it has no others, else a copy, as the others are in use."""
-    if len(cache) == time:
-        return cache
-    twin = copy.copy(cache)
-    twin.truncate(time)
-    return _rows(twin, torch.arange(len(cache.key), device=cache.key.device))
+        return self._through(self._embed(source, embedding, self.source_positions, 0, lengths), padding)

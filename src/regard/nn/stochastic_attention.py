@@ -12,7 +12,7 @@ from regard._attention import attention
 from regard._aux import FIELDS, Aux, AuxRequest
 from regard._catalogue import mechanism
 from regard._constraints import Interval, Options, TensorOf, probability, size
-from regard._errors import rejected
+from regard._errors import described, rejected
 from regard.engines import EngineLike
 from regard.masks import MaskLike
 from regard.nn._base import attention_inputs, combined_mask
@@ -216,7 +216,7 @@ class HardAttention(nn.Module):
             self._keep(aux.scores, aux.weights)
         return output if return_aux is None else (output, _only(aux, return_aux))
 
-    def surrogate(self, reward: Tensor) -> Tensor:
+    def surrogate(self, reward: Tensor, real: Tensor | None = None) -> Tensor:
         """Return the loss whose gradient is that of minus the expected reward, and let go of the draws.
 
         It has no gradient to values, which the task's own loss has: add the two. Afterwards the reward enters the
@@ -227,6 +227,8 @@ class HardAttention(nn.Module):
         reward : Tensor (B,) or (B, N), float
             How good the choices of each sequence turned out, or each of its N choices: all queries of all calls of
             ``forward`` since the last surrogate, in order. Usually the log-likelihood, detached. No gradient is taken.
+        real : Tensor (B, N) of bool, optional
+            Which choices count; by default all do. Those for padding have no reward to learn from.
 
         Returns
         -------
@@ -246,11 +248,15 @@ class HardAttention(nn.Module):
         log_p, entropy, drawn = (torch.cat(each, 1) for each in zip(*self._draws))
         B, N = log_p.shape
         reward = TensorOf((B,), (B, N))(who, "reward", reward)
+        if real is not None:
+            if real.dtype != torch.bool or real.shape != (B, N):
+                raise rejected(who, "real", f"be a bool tensor ({B}, {N})", described(real))
+            drawn = drawn & real
         self.forget()
         reward = reward.detach().to(log_p).reshape(B, -1).expand(B, N)
         advantage = torch.where(drawn, reward - self.baseline, 0.0)
         self._learn(reward, drawn)
-        return -(advantage * log_p + self.entropy * entropy).sum(1).mean()
+        return -(advantage * log_p + self.entropy * torch.where(drawn, entropy, 0.0)).sum(1).mean()
 
     def forget(self) -> None:
         """Let go of the draws that were kept for :meth:`surrogate`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,7 +12,9 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from regard import masks
+from regard.regression._evaluator import Evaluator
 from regard.regression._kernel_smoother import Estimate, Smoother
+from regard.regression._plan import Plan
 from regard.regression._progress import progress
 
 #: Bandwidths of the first look, per factor of ten, and points that it leaves out at most.
@@ -23,6 +25,8 @@ WIDEST = 10.0
 SEARCHED, EXACT = 3, 1e-3
 #: How much closer a search looks in each round, and where the error jumps, as that of compact kernels does.
 CLOSER, CLOSER_JUMPY = 8, 2
+#: Points that are predicted by tiles before a gradient is taken.
+GRAPH = 1 << 14
 #: How far a learned bandwidth may go from where it began, as a factor.
 FAR = 1e3
 
@@ -63,12 +67,16 @@ class LeaveOneOut:
     smoother : Smoother
     nearest : bool
         A point that nobody else reaches is predicted by its nearest neighbour's target; else by the mean of the others.
+    evaluator : Evaluator
+        Chooses the method; of the smoother's points.
     rows : Tensor (R,), int64, optional
         The points that are left out, one at a time; all by default.
     """
 
-    def __init__(self, smoother: Smoother, nearest: bool, rows: Tensor | None = None) -> None:
-        self.smoother, self.nearest = smoother, nearest
+    def __init__(self, smoother: Smoother, nearest: bool, evaluator: Evaluator, rows: Tensor | None = None) -> None:
+        self._double, self.nearest, self.evaluator = smoother, nearest, evaluator
+        # What all pairs are compared in.
+        self.smoother = smoother = smoother if smoother.order else smoother.to(evaluator.dtype)
         self.rows = torch.arange(len(smoother.key), device=smoother.key.device) if rows is None else rows
         # The mask of all points at once holds no tensor, so that later calls find all that it means to an engine.
         self._every = masks.leave_one_out() if rows is None and len(self.rows) <= smoother.rows_at_once else None
@@ -81,8 +89,16 @@ class LeaveOneOut:
         Those that nobody reaches are marked, and have what stands in for it. Several bandwidths (W, n_features) are
         multiples of one, and all that is returned begins with W.
         """
-        query, mask = self.smoother.key[rows], masks.leave_one_out(rows) if self._every is None else self._every
-        found = self.smoother.estimate(query, bandwidth, mask)
+        plan = self._plan(bandwidth)
+        query = self.smoother.key[rows]
+        if plan.method == "exact":
+            self.evaluator.plan = plan
+            mask = masks.leave_one_out(rows) if self._every is None else self._every
+            found = self.smoother.estimate(query, bandwidth.to(query.dtype), mask)
+        else:
+            own, width = self._double.key[rows], bandwidth.to(self._double.key.dtype)
+            found = self.evaluator.estimate(self._double, own, width, rows, plan=plan)
+            found = replace(found, mean=found.mean.to(query.dtype))
         lost = ~found.reached
         if not bool(lost.any()):
             return found
@@ -91,7 +107,7 @@ class LeaveOneOut:
         stand_in = torch.zeros_like(target[rows])
         if self.nearest:
             unit = bandwidth.detach().reshape(-1, bandwidth.shape[-1])[0]
-            near = self.smoother.nearest(query[some], unit, masks.leave_one_out(own))
+            near = self.evaluator.nearest(self._double, self._double.key[own], unit.to(self._double.key), own)
             stand_in[some] = torch.where((near >= 0)[:, None], target[near.clamp(min=0)], 0.0)
         else:
             weight = self.smoother.point_weights()
@@ -99,9 +115,22 @@ class LeaveOneOut:
             stand_in[some] = ((weight * target).sum(0) - weight[own] * target[own]) / rest
         return Estimate(torch.where(lost[..., None], stand_in, found.mean), found.reached)
 
+    def _plan(self, bandwidth: Tensor) -> Plan:
+        """Return how all rows are to be predicted; several bandwidths by all pairs."""
+        if bandwidth.dim() > 1:
+            return Plan("exact", "few points are predicted for many bandwidths by one call", len(self.rows))
+        return self.evaluator.choose(self._double, len(self.rows), bandwidth.detach().to(self._double.key))
+
+    def _parts(self, bandwidth: Tensor) -> int:
+        """Return how many rows are predicted at once."""
+        method = self._plan(bandwidth).method
+        if method == "exact":
+            return self.smoother.rows_at_once
+        return GRAPH if method == "tiles" and bandwidth.requires_grad else len(self.rows)
+
     def predictions(self, bandwidth: Tensor) -> Estimate:
         """Return the predictions of all rows."""
-        return Estimate.cat([self.predict(bandwidth, rows) for rows in self.rows.split(self.smoother.rows_at_once)])
+        return Estimate.cat([self.predict(bandwidth, rows) for rows in self.rows.split(self._parts(bandwidth))])
 
     def error(self, bandwidth: Tensor) -> Tensor:
         """Return the mean squared error, each point counted by its weight; its gradient too, where that is wanted.
@@ -109,7 +138,7 @@ class LeaveOneOut:
         Of several bandwidths (W, n_features), multiples of one: (W,).
         """
         total = bandwidth.new_zeros(bandwidth.shape[:-1])
-        size = self.smoother.rows_at_once
+        size = self._parts(bandwidth)
         for rows, share in zip(self.rows.split(size), self._share.split(size)):
             squares = (self.predict(bandwidth, rows).mean - self.smoother.target[rows]).square().mean(-1)
             part = (squares * share).sum(-1)
@@ -128,7 +157,10 @@ class LeaveOneOut:
         """
         at_once = max(1, self.smoother.rows_at_once // len(self.smoother.key))
         for some in bandwidths.to(self.smoother.key).split(at_once):
-            yield from self.error(some).tolist() if len(some) > 1 else [float(self.error(some[0]))]
+            if len(some) > 1 and all(self._plan(each).method == "exact" for each in some):
+                yield from self.error(some).tolist()
+            else:
+                yield from (float(self.error(each)) for each in some)
 
 
 @dataclass

@@ -17,7 +17,8 @@ from regard.regression import _validation
 from regard.regression._bandwidth_selection import LeaveOneOut
 from regard.regression._explanation import AttendedPoints, Explanation
 from regard.regression._extrapolation import ExtrapolationWarning
-from regard.regression._kernel_smoother import Smoother
+from regard.regression._kernel_smoother import Estimate, Smoother
+from regard.regression._plan import Plan
 from regard.regression._progress import progress
 from regard.regression._training import TrainingPoints, caller_stacklevel
 
@@ -43,21 +44,32 @@ class KernelEstimator(TrainingPoints):
     def _estimate(self, X: Any, spread: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the averages (n, M), and the targets' standard deviations about them where they are asked for."""
         check_is_fitted(self)
-        smoother = self._smoother()
+        smoother = self._smoother(double=True)
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
-        with progress(self.verbose, "predicting", len(query)) as report:
-            found = smoother.estimate_in_chunks(query, bandwidth, report, spread)
+        found = self._evaluate(smoother, query, bandwidth, spread)
         mean = found.mean.double().cpu().numpy() + self._center
         lost = ~found.reached
         if bool(lost.any()):
             mean[lost.cpu().numpy()] = self._fallback_predictions(smoother, query[lost], bandwidth, len(query))
-        beyond = self._support.extrapolates(smoother, query, found)
+        beyond = self._support.extrapolates(smoother, query, found, self._evaluator)
         self._warn_of_extrapolation(beyond, lost)
         mean = mean.astype(self._result_dtype())
         if found.variance is None:
             return mean, None
         deviation = torch.where(beyond[:, None], torch.nan, found.variance.sqrt())
         return mean, deviation.cpu().numpy().astype(self._result_dtype())
+
+    def _evaluate(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, spread: bool = False) -> Estimate:
+        """Return the estimate at queries (L, C) by the method asked for."""
+        peak = smoother.kernel.form is smoother.kernel.distance_score
+        with progress(self.verbose, "predicting", len(query)) as report:
+            return self._evaluator.estimate(smoother, query, bandwidth, spread=spread, peak=peak, report=report)
+
+    @property
+    def plan_(self) -> Plan | None:
+        """How the last predictions were made: method, why, the bound on their errors, memory; None before any."""
+        check_is_fitted(self)
+        return self._evaluator.plan
 
     def _result_dtype(self) -> np.dtype:
         return np.dtype(str(self._dtype).removeprefix("torch."))
@@ -100,11 +112,14 @@ class KernelEstimator(TrainingPoints):
         array([False, False,  True])
         """
         check_is_fitted(self)
-        smoother = self._smoother()
-        query = self._query(X, smoother)
-        weights_alone = replace(smoother, target=smoother.target[:, :1], order=0)
-        found = weights_alone.estimate_in_chunks(query, self._bandwidth(smoother), lambda *_: None)
-        return _validation.like_input(X, self._support.extrapolates(smoother, query, found).cpu().numpy())
+        smoother = replace(self._smoother(double=True), order=0)
+        query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
+        if self._evaluator.choose(smoother, len(query), bandwidth).method != "nufft":  # which has transformed all
+            smoother = replace(smoother, target=smoother.target[:, :1])
+        peak = smoother.kernel.form is smoother.kernel.distance_score
+        found = self._evaluator.estimate(smoother, query, bandwidth, peak=peak)
+        beyond = self._support.extrapolates(smoother, query, found, self._evaluator)
+        return _validation.like_input(X, beyond.cpu().numpy())
 
     def _fallback_predictions(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor, count: int) -> np.ndarray:
         """Return what queries get that no point reaches."""
@@ -115,7 +130,7 @@ class KernelEstimator(TrainingPoints):
             return np.full((len(lost), len(self._center)), np.nan)
         if self.empty == "mean":
             return np.broadcast_to(self._center, (len(lost), len(self._center)))
-        nearest = smoother.nearest(lost, bandwidth).cpu().numpy()
+        nearest = self._evaluator.nearest(smoother, lost, bandwidth).cpu().numpy()
         return np.where((nearest >= 0)[:, None], self._targets()[nearest], self._center)
 
     @torch.no_grad()
@@ -246,8 +261,9 @@ class KernelEstimator(TrainingPoints):
     @torch.no_grad()
     def _left_out_averages(self) -> np.ndarray:
         """Return the averages of the points kept, each from all the others (n, M); NaN where ``empty`` says so."""
-        smoother = self._smoother()
-        found = LeaveOneOut(smoother, self.empty == "nearest").predictions(self._bandwidth(smoother))
+        smoother = self._smoother(double=True)
+        loo = LeaveOneOut(smoother, self.empty == "nearest", self._evaluator)
+        found = loo.predictions(self._bandwidth(smoother))
         mean = found.mean.double().cpu().numpy() + self._center
         lost = int((~found.reached).sum())
         if lost and self.empty == "raise":
@@ -282,9 +298,10 @@ class KernelEstimator(TrainingPoints):
         )
         if isinstance(given, str):
             raise rejected(name, "bandwidth", "be a number here, or one for each feature", repr(given))
-        smoother = self._smoother(in_order=True)
-        loo = LeaveOneOut(smoother, self.empty == "nearest")
-        return float(loo.error(_validation.as_tensor(given).to(smoother.key)))
+        smoother, evaluator = self._points_to_leave_out()
+        error = LeaveOneOut(smoother, self.empty == "nearest", evaluator).error(_validation.as_tensor(given))
+        self._evaluator.plan = evaluator.plan
+        return float(error)
 
 
 def _apart(name: str) -> str:

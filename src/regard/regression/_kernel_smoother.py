@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -52,6 +52,47 @@ class Estimate:
         told = [field.name for field in fields(cls) if getattr(parts[0], field.name) is not None]
         return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in told})
 
+    def at(self, rows: Tensor) -> Estimate:
+        """Return the estimate at some of the queries, or at all of them in another order."""
+        told = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Estimate(**{name: value[rows] for name, value in told.items() if value is not None})
+
+    def replaced(self, rows: Tensor, other: Estimate) -> Estimate:
+        """Return the estimate with that at some rows (r,) from another, differentiable."""
+        told = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        pairs = {name: pair for name, pair in told.items() if pair[0] is not None}
+        return Estimate(**{name: mine.index_put((rows,), theirs.to(mine)) for name, (mine, theirs) in pairs.items()})
+
+
+@dataclass(frozen=True)
+class Averages:
+    """Averages at L queries, weighed by the kernel, of which an estimate is made.
+
+    Attributes
+    ----------
+    query : Tensor (L, C)
+    origin : Tensor () or (L, Z)
+        What is taken from the coordinates z that a line has slopes along.
+    reached : Tensor (L, 1), bool
+    mean : Tensor (L, M)
+        Of the targets y.
+    moments : Tensor (L, ·)
+        With a line, of z, of the upper triangle of z zᵀ, and of z yᵀ.
+    squares : Tensor (L, M) or None
+        Of y², for a variance.
+    repeated : Tensor (L, ·) or None
+        With ``squares``, ``Σ α²``, and with a line ``Σ α² z`` and the upper triangle of ``Σ α² z zᵀ``, of weights α
+        that sum to 1.
+    """
+
+    query: Tensor
+    origin: Tensor
+    reached: Tensor
+    mean: Tensor
+    moments: Tensor
+    squares: Tensor | None = None
+    repeated: Tensor | None = None
+
 
 @dataclass(frozen=True)
 class Smoother:
@@ -93,25 +134,32 @@ class Smoother:
         read = torch.where(reached, read[..., 1:] / torch.where(reached, total, 1.0), 0.0)
         M = self.target.shape[1]
         mean, squares, moments = read.tensor_split([M, M + M * spread], -1)
-        line = self._line(query, moments, mean) if self.order else None
-        variance = None
+        averages = Averages(query, query.new_zeros(()), reached, mean, moments)
         if spread:
-            variance = squares - mean.square() - (0.0 if line is None else line.explained())
-            freedom = self._freedom(query, bandwidth, aux.lse, total[:, 0], line)
+            repeated = self._squared_weights(query, bandwidth, aux.lse, total)
+            averages = replace(averages, squares=squares, repeated=repeated)
+        return replace(self.finish(averages), peak=aux.max.detach() if peak else None)
+
+    def finish(self, averages: Averages) -> Estimate:
+        """Return the estimate that averages at queries make: without a peak, and with a variance if they have squares."""
+        mean, reached = averages.mean, averages.reached
+        line = self.line(averages) if self.order else None
+        variance = None
+        if averages.squares is not None:
+            variance = averages.squares - mean.square() - (0.0 if line is None else line.explained())
+            freedom = self._freedom(averages, line)
             known = reached[:, 0] & (freedom > torch.finfo(freedom.dtype).eps ** 0.5)
             variance = variance.clamp(min=0) / torch.where(known, freedom, torch.nan)[:, None]
         if line is not None:
             mean = torch.where(reached, mean + line.rise(), 0.0)
-        return Estimate(mean, reached[..., 0], aux.max.detach() if peak else None, variance)
+        return Estimate(mean, reached[..., 0], None, variance)
 
-    def estimate_in_chunks(self, query: Tensor, bandwidth: Tensor, report: Report, spread: bool = False) -> Estimate:
-        """Return the estimate at any number of queries, telling of each chunk that is done."""
-        peak = self.kernel.form is self.kernel.distance_score
-        parts = []
-        for rows in query.split(self.rows_at_once):
-            parts.append(self.estimate(rows, bandwidth, spread=spread, peak=peak))
-            report(len(rows), "")
-        return Estimate.cat(parts)
+    def to(self, dtype: torch.dtype) -> Smoother:
+        """Return the smoother in another dtype."""
+        if self.key.dtype == dtype:
+            return self
+        weight = None if self.weight is None else self.weight.to(dtype)
+        return replace(self, key=self.key.to(dtype), target=self.target.to(dtype), weight=weight)
 
     @property
     def rows_at_once(self) -> int:
@@ -143,22 +191,28 @@ class Smoother:
             parts.append(self._attend(query, value, bandwidth, attn_mask=mask, return_aux=request))
         return torch.cat([part for part, _ in parts], -1), parts[0][1]
 
-    def _freedom(self, query: Tensor, bandwidth: Tensor, lse: Tensor, total: Tensor, line: _Line | None) -> Tensor:
-        """Return which share of the squares about the mean or line is left to the residuals on average (L,).
-
-        With weights α that sum to 1 and regressors x, ``1 − tr((Σ α x xᵀ)⁻¹ Σ α² x xᵀ)`` (Fan and Gijbels 1996,
-        section 4.3); without a line, ``1 − Σ α²``.
-        """
+    def _squared_weights(self, query: Tensor, bandwidth: Tensor, lse: Tensor, total: Tensor) -> Tensor:
+        """Return Σ α², Σ α² z and the upper triangle of Σ α² z zᵀ, of weights α that sum to 1 (L, ·)."""
         z = self._sloped
         first, second = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
         value = self.point_weights().square() * torch.cat(
             [torch.ones_like(self.key[:, :1]), z, z[:, first] * z[:, second]], 1
         )
         read, aux = self._attend(query, value, bandwidth, return_aux=AuxRequest(lse=True), scale=2.0)
-        share = (aux.lse - 2 * lse).exp() / total.square().clamp(min=torch.finfo(total.dtype).tiny)
-        squares, center, triangle = (read * share[:, None]).tensor_split([1, 1 + z.shape[1]], 1)
+        share = (aux.lse - 2 * lse).exp() / total[:, 0].square().clamp(min=torch.finfo(total.dtype).tiny)
+        return read * share[:, None]
+
+    def _freedom(self, averages: Averages, line: _Line | None) -> Tensor:
+        """Return which share of the squares about the mean or line is left to the residuals on average (L,).
+
+        With weights α that sum to 1 and regressors x, ``1 − tr((Σ α x xᵀ)⁻¹ Σ α² x xᵀ)`` (Fan and Gijbels 1996,
+        section 4.3); without a line, ``1 − Σ α²``.
+        """
+        assert averages.repeated is not None
+        Z = len(self.features.sloped_coordinates) if self.order else 0
+        squares, center, triangle = averages.repeated.tensor_split([1, 1 + Z], 1)
         taken = squares[:, 0]
-        return 1 - (taken if line is None else taken + line.trace(squares, center, _symmetric(triangle, z.shape[1])))
+        return 1 - (taken if line is None else taken + line.trace(squares, center, symmetric(triangle, Z)))
 
     @property
     def _sloped(self) -> Tensor:
@@ -239,7 +293,8 @@ class Smoother:
         first, second = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
         cross = (z.unsqueeze(2) * self.target.unsqueeze(1)).flatten(1)
         moments = weights @ torch.cat([z, z[:, first] * z[:, second], cross], 1)
-        return self._line(query, moments, weights @ self.target)
+        reached = torch.ones_like(weights[:, :1], dtype=torch.bool)
+        return self.line(Averages(query, query.new_zeros(()), reached, weights @ self.target, moments))
 
     def coordinate_bandwidth(self, bandwidth: Tensor) -> Tensor:
         """Return a bandwidth for each coordinate (..., C)."""
@@ -257,12 +312,13 @@ class Smoother:
             query, key, value = query / width[:, None], key / width[:, None], value.expand(len(width), -1, -1)
         return attention(query, key, value, score=score, engine=self.engine, **options)
 
-    def _line(self, query: Tensor, moments: Tensor, mean: Tensor) -> _Line:
-        """Return the local line, from averages of z, z zᵀ and z yᵀ (..., L, ·) and of the targets (..., L, M)."""
+    def line(self, averages: Averages) -> _Line:
+        """Return the local line, from averages of z, z zᵀ and z yᵀ and of the targets."""
         columns = self.features.sloped_coordinates
+        query, mean = averages.query, averages.mean
         Z, M = len(columns), mean.shape[-1]
-        center, triangle, cross = moments.tensor_split([Z, Z + Z * (Z + 1) // 2], -1)
-        squares = _symmetric(triangle, Z)
+        center, triangle, cross = averages.moments.tensor_split([Z, Z + Z * (Z + 1) // 2], -1)
+        squares = symmetric(triangle, Z)
         covariance = squares - center.unsqueeze(-1) * center.unsqueeze(-2)
         with_target = cross.unflatten(-1, (Z, M)) - center.unsqueeze(-1) * mean.unsqueeze(-2)
         terms = self.features.tangents(query)
@@ -280,10 +336,10 @@ class Smoother:
         scaled = covariance * unit.unsqueeze(-1) * unit.unsqueeze(-2)
         inverse = torch.linalg.pinv(scaled, atol=doubt, rtol=torch.full_like(doubt, FLAT), hermitian=True)
         inverse = inverse * unit.unsqueeze(-1) * unit.unsqueeze(-2)
-        return _Line(terms, query[:, columns], center, inverse, with_target)
+        return _Line(terms, query[:, columns] - averages.origin, center, inverse, with_target)
 
 
-def _symmetric(triangle: Tensor, width: int) -> Tensor:
+def symmetric(triangle: Tensor, width: int) -> Tensor:
     """Return symmetric matrices (..., width, width) of which ``triangle`` has the upper triangles in a row each."""
     first, second = torch.triu_indices(width, width, device=triangle.device)
     place = torch.empty(width, width, dtype=torch.long, device=triangle.device)

@@ -42,6 +42,11 @@ class Kernel:
         return self.form.variance(features) ** -0.5
 
     @property
+    def known(self) -> bool:
+        """True where the weight is known to fall with the distance, and its logarithm is known, too."""
+        return self.form is not Shaped
+
+    @property
     def learnable(self) -> bool:
         """True where the weights have a gradient to the bandwidth."""
         return self.form.smooth and not self.flat

@@ -22,10 +22,12 @@ from regard.engines.fused.morton import morton_order
 from regard.regression import _bandwidth_selection, _validation
 from regard.regression._bandwidth_selection import LeaveOneOut
 from regard.regression._column_encoder import ColumnEncoder
+from regard.regression._evaluator import Evaluator, resolve_rtol, validate_method
 from regard.regression._extrapolation import DataSupport
 from regard.regression._features import CATEGORICAL, Features, kinds_of
 from regard.regression._kernel_smoother import Smoother
 from regard.regression._kernels import Kernel, resolve_kernel
+from regard.regression._plan import METHODS
 
 
 class TrainingPoints(BaseEstimator):
@@ -41,6 +43,8 @@ class TrainingPoints(BaseEstimator):
         tol: float,
         subsample: int | None,
         random_state: Any,
+        method: str,
+        rtol: float | None,
         engine: Any,
         device: Any,
         dtype: Any,
@@ -54,6 +58,8 @@ class TrainingPoints(BaseEstimator):
         self.tol = tol
         self.subsample = subsample
         self.random_state = random_state
+        self.method = method
+        self.rtol = rtol
         self.engine = engine
         self.device = device
         self.dtype = dtype
@@ -83,6 +89,10 @@ class TrainingPoints(BaseEstimator):
         Interval(0, math.inf, "[)")(name, "tol", self.tol)
         if self.subsample is not None:
             Integer(2)(name, "subsample", self.subsample)
+        Options(METHODS)(name, "method", self.method)
+        if self.rtol is not None:
+            Interval(0, 1, "()")(name, "rtol", self.rtol)
+        validate_method(name, self.method, self.kernel)
         return name
 
     def _store_points(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> None:
@@ -125,6 +135,7 @@ class TrainingPoints(BaseEstimator):
         kinds = tuple(CATEGORICAL if i in self._columns.categories else kind for i, kind in enumerate(kinds))
         self._features = Features.of(name, kinds, self._X, kernel.form.manhattan)
         self._dtype = _validation.resolve_dtype(name, self.dtype, self._X)
+        self._evaluator = self._new_evaluator(name)
         self._center = np.average(self._targets(), axis=0, weights=self._weight)
         asked = _validation.validate_bandwidth(name, self.bandwidth, self.n_features_in_)
         for stale in ("loo_error_", "loo_curve_"):
@@ -138,8 +149,24 @@ class TrainingPoints(BaseEstimator):
             self.bandwidth_ = asked
             self.n_iter_ = 1
         with torch.no_grad():
-            self._support = DataSupport.of(self._smoother(), self.bandwidth_, unit)
+            smoother = self._smoother(double=True)
+            self._support = DataSupport.of(smoother, self.bandwidth_, unit, self._evaluator)
+            self._evaluator.prepare(smoother, self._bandwidth(smoother))
+        plan = self._evaluator.plan
+        if self.method == "nufft" and plan is not None and plan.method != "nufft":
+            text = f"{name}: {plan.reason}, so sums are {plan.method} although method='nufft'. plan_ says more."
+            warnings.warn(text, RegardWarning, stacklevel=caller_stacklevel())
         return self
+
+    def _new_evaluator(self, name: str) -> Evaluator:
+        return Evaluator(name, self.method, resolve_rtol(name, self.rtol, self._dtype), self._dtype)
+
+    def _points_to_leave_out(self) -> tuple[Smoother, Evaluator]:
+        """Return the points in the order in which all pairs of them are compared fastest, and who evaluates them."""
+        name = type(self).__name__
+        if resolve_kernel(name, self.kernel).form.compact:
+            return self._smoother(in_order=True, double=True), self._new_evaluator(name)
+        return self._smoother(double=True), self._evaluator
 
     def _select_bandwidth(self, name: str, kernel: Kernel, way: str, unit: np.ndarray) -> None:
         if way == "learned" and not kernel.learnable:
@@ -160,12 +187,12 @@ class TrainingPoints(BaseEstimator):
             return
         if len(self._X) < 2:
             raise rejected(name, "X", f"have at least 2 rows for bandwidth={way!r}", "n_samples = 1")
-        smoother = self._smoother(in_order=kernel.form.compact)
+        smoother, evaluator = self._points_to_leave_out()
         rows = self._subsample(len(self._X), self.subsample)
         nearest = self.empty == "nearest"
-        loo = LeaveOneOut(smoother, nearest, rows)
+        loo = LeaveOneOut(smoother, nearest, evaluator, rows)
         some = self._subsample(len(self._X), _bandwidth_selection.LOOK) if rows is None else None
-        look = None if some is None else LeaveOneOut(smoother, nearest, some)
+        look = None if some is None else LeaveOneOut(smoother, nearest, evaluator, some)
         begin, self.loo_curve_ = _bandwidth_selection.search_bandwidth(loo, look, torch.from_numpy(unit), self.verbose)
         if way == "learned":
             begin, self.n_iter_, self.loo_curve_ = _bandwidth_selection.learn_bandwidths(
@@ -190,13 +217,18 @@ class TrainingPoints(BaseEstimator):
     def _bandwidth(self, smoother: Smoother) -> Tensor:
         return _validation.as_tensor(self.bandwidth_).to(smoother.key)
 
-    def _smoother(self, in_order: bool = False) -> Smoother:
-        """Return the points on the device; for kernels of short reach in an order in which neighbours are together."""
+    def _smoother(self, in_order: bool = False, double: bool = False) -> Smoother:
+        """Return the points on the device.
+
+        For kernels of short reach ``in_order``, so that neighbours are together; in float64 with ``double``, where
+        another method than "exact" may run.
+        """
         kernel = resolve_kernel(type(self).__name__, self.kernel)
         order = self._order
         # Sums of products cancel too much for float32.
-        dtype = torch.float64 if order else self._dtype
         place = self._device()
+        double = double and place.type == "cpu" and self._evaluator.needs_double(len(self._X))
+        dtype = torch.float64 if order or double else self._dtype
         key = _validation.as_tensor(self._features.coordinates(self._X)).to(place, dtype)
         target = _validation.as_tensor(self._targets() - self._center).to(place, dtype)
         weight = (

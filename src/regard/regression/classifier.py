@@ -23,7 +23,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
 
     Parameters
     ----------
-    kernel, bandwidth, metric, max_iter, tol, subsample, random_state, engine, device, dtype, verbose
+    kernel, bandwidth, metric, max_iter, tol, subsample, random_state, method, rtol, engine, device, dtype, verbose
         As :class:`NadarayaWatsonRegressor` has them; the leave-one-out error is the Brier score.
     empty : {"nearest", "mean", "nan", "raise"}, default "nearest"
         What a query gets that no training point reaches: the nearest one's class (with a warning that counts such
@@ -56,13 +56,16 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         tol: float = 1e-5,
         subsample: int | None = None,
         random_state: Any = None,
+        method: str = "auto",
+        rtol: float | None = None,
         engine: Any = "auto",
         device: Any = None,
         dtype: Any = None,
         verbose: int = 0,
     ) -> None:
         super().__init__(
-            kernel, bandwidth, metric, empty, max_iter, tol, subsample, random_state, engine, device, dtype, verbose
+            kernel, bandwidth, metric, empty, max_iter, tol, subsample, random_state, method, rtol, engine, device,
+            dtype, verbose,
         )
 
     @all_or_nothing

@@ -14,7 +14,6 @@ from regard._constraints import Options
 from regard._errors import rejected
 from regard.regression import _validation
 from regard.regression._base import KernelEstimator
-from regard.regression._progress import progress
 from regard.regression._quantiles import local_linear_quantiles, local_quantiles
 from regard.regression._training import all_or_nothing
 
@@ -112,13 +111,16 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         tol: float = 1e-5,
         subsample: int | None = None,
         random_state: Any = None,
+        method: str = "auto",
+        rtol: float | None = None,
         engine: Any = "auto",
         device: Any = None,
         dtype: Any = None,
         verbose: int = 0,
     ) -> None:
         super().__init__(
-            kernel, bandwidth, metric, empty, max_iter, tol, subsample, random_state, engine, device, dtype, verbose
+            kernel, bandwidth, metric, empty, max_iter, tol, subsample, random_state, method, rtol, engine, device,
+            dtype, verbose,
         )
         self.order = order
 
@@ -222,16 +224,17 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
             shares = np.array([np.nan])
         if shares.ndim != 1 or not ((shares >= 0) & (shares <= 1)).all():
             raise rejected("NadarayaWatsonRegressor", "quantiles", "be numbers in [0, 1]", quantiles)
-        smoother = self._smoother()
+        smoother = self._smoother(double=True)
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
-        with progress(self.verbose, "predicting", len(query)) as report:
-            found = smoother.estimate_in_chunks(query, bandwidth, report, spread=True)
+        found = self._evaluate(smoother, query, bandwidth, spread=True)
         assert found.variance is not None
         lost = ~found.reached
         if self.empty == "raise" and bool(lost.any()):
             self._fallback_predictions(smoother, query[lost], bandwidth, len(query))
-        beyond = self._support.extrapolates(smoother, query, found)
+        beyond = self._support.extrapolates(smoother, query, found, self._evaluator)
         self._warn_of_extrapolation(beyond, lost)
+        smoother = self._smoother()
+        query, bandwidth = query.to(smoother.key), bandwidth.to(smoother.key)
         wanted = torch.from_numpy(shares).to(query)
         if self._order:
             values = (

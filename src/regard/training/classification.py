@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from torch import nn
 
@@ -14,15 +14,7 @@ from regard._errors import rejected
 from regard.data.labelled import Labelled, split_labelled
 from regard.training.classifier_options import ClassifierOptions
 from regard.training.labels_objective import NameLabels
-from regard.training.run import (
-    check_processes,
-    conditions,
-    from_first,
-    place,
-    restore_conditions,
-    resumed_options,
-    save_unbroken,
-)
+from regard.training.run import FolderRun, place, restore_conditions, save_unbroken
 from regard.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -81,31 +73,15 @@ class Prepared(Generic[_C]):
     begin: Callable[[], object] = lambda: None
 
 
-class ClassificationRun(ABC, Generic[_O, _L, _C]):
-    """A run in a folder.
-
-    Parameters
-    ----------
-    options : ClassifierOptions
-    folder : str or Path
-    say : callable
-        Called with every line that a user should read.
-    """
+class ClassificationRun(FolderRun[_O], Generic[_O, _L, _C]):
+    """A run that learns labels, in a folder; parameters as :class:`FolderRun` has them."""
 
     #: The type of the options.
     kind: ClassVar[type[Any]]
 
-    def __init__(self, options: _O, folder: str | Path, say: Callable[[str], None] = print) -> None:
-        self.options: _O = options
-        self.folder = Path(folder)
-        self.say = from_first(say)
-        check_processes(options.training)
-
     @classmethod
-    def resumed(cls, folder: str | Path, changes: dict[str, Any], say: Callable[[str], None] = print) -> Self:
-        """Return the run in a folder, to go on; ``changes`` are options of training that may differ now."""
-        files = RunFolder(Path(folder), cls.kind)
-        return cls(resumed_options(files, changes, from_first(say)), folder, say)
+    def files(cls, folder: str | Path) -> RunFolder[_O]:
+        return RunFolder(Path(folder), cls.kind)
 
     @abstractmethod
     def read(self, source: str, function: str = "train") -> _L:
@@ -130,12 +106,9 @@ class ClassificationRun(ABC, Generic[_O, _L, _C]):
             If training cannot go on.
         """
         from regard.training.learner import Learner, Stream
-        from regard.training.loop import check_devices, train
+        from regard.training.loop import train
 
-        check_devices(self.options.training)
-        files = RunFolder(self.folder, self.kind)
-        files.check_resumable() if resume else files.check_new(", or be resumed (--resume)")
-        here = conditions(self.options.training)
+        files, here = self.open(resume)
         learn, valid = self._examples(report=not resume)
         record = {"data": learn.checksum(), "valid": valid.checksum(), **here}
         names = learn.names()

@@ -101,28 +101,9 @@ def train(
     best, hooks, last = _hooks(options, folder, bool(valid))
     learner.train()  # Lightning trains a model in the mode that it finds it in
     with _quiet(), interruptible(stop):
-        trainer = Trainer(
-            default_root_dir=folder,
-            accelerator=options.accelerator if options.accelerator != "auto" or torch.cuda.is_available() else "cpu",
-            devices=options.devices,
-            strategy=_strategy(options),
-            max_steps=options.steps,
-            max_epochs=-1,
-            accumulate_grad_batches=options.accumulate,
-            gradient_clip_val=options.clip or None,
-            val_check_interval=options.validate_every * options.accumulate if valid else None,
-            check_val_every_n_epoch=None,
-            num_sanity_val_steps=0,
-            log_every_n_steps=10,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=last is not None,
-            use_distributed_sampler=False,
-            logger=False if folder is None else _loggers(folder, options),
-            # What is saved last comes last, so that it knows of the best.
-            callbacks=[*hooks, *callbacks, stop, *([] if last is None else [last])],
-            plugins=[AtomicCheckpoints()],
-        )
+        # What is saved last comes last, so that it knows of the best.
+        watching = [*hooks, *callbacks, stop, *([] if last is None else [last])]
+        trainer = _trainer(options, folder, watching, validates=bool(valid))
         size = options.batch_option
         memory = (
             f"train: a batch must fit in memory, got an allocation that failed; begin anew with lower {size} "
@@ -131,25 +112,57 @@ def train(
         with fitting(memory, TrainingError):
             validation: Any = DataLoader(valid, batch_size=None) if valid else None  # type: ignore[arg-type]
             begin = last.path if resume and last is not None else None
-            try:
+            with _ends(stop):
                 trainer.fit(learner, learner.stream, validation, ckpt_path=begin)
-            except SIGTERMException:
-                stop.reason = "interrupt"
-            except RuntimeError as error:
-                lost = lost_process(error)
-                if lost is None:
-                    raise
-                raise lost from error
-            except SystemExit as ended:  # what Lightning makes of a second keyboard interrupt
-                if isinstance(ended.__context__, KeyboardInterrupt):
-                    raise KeyboardInterrupt from None
-                raise
     reason = stop.reason or ("steps" if trainer.global_step >= options.steps else "patience")
     if best is not None and reason != "interrupt":
         load_best_average(learner, best, options.average)
     score = None if best is None else best.best_model_score
     best_score = float("nan") if score is None else float(score)
     return TrainingResult(trainer.global_step, stop.pairs, reason, best_score, stop.used(), learner.guesses)
+
+
+def _trainer(options: TrainingOptions, folder: Path | None, callbacks: list[Callback], *, validates: bool) -> Trainer:
+    """Return Lightning's trainer for these options."""
+    return Trainer(
+        default_root_dir=folder,
+        accelerator=options.accelerator if options.accelerator != "auto" or torch.cuda.is_available() else "cpu",
+        devices=options.devices,
+        strategy=_strategy(options),
+        max_steps=options.steps,
+        max_epochs=-1,
+        accumulate_grad_batches=options.accumulate,
+        gradient_clip_val=options.clip or None,
+        val_check_interval=options.validate_every * options.accumulate if validates else None,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        log_every_n_steps=10,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=folder is not None,
+        use_distributed_sampler=False,
+        logger=False if folder is None else _loggers(folder, options),
+        callbacks=callbacks,
+        plugins=[AtomicCheckpoints()],
+    )
+
+
+@contextmanager
+def _ends(stop: Stopping) -> Iterator[None]:
+    """Make of what Lightning raises where training ends early what it means: an interrupt, or a lost process."""
+    try:
+        yield
+    except SIGTERMException:
+        stop.reason = "interrupt"
+    except RuntimeError as error:
+        lost = lost_process(error)
+        if lost is None:
+            raise
+        raise lost from error
+    except SystemExit as ended:  # what Lightning makes of a second keyboard interrupt
+        if isinstance(ended.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
 
 
 def check_devices(options: TrainingOptions) -> None:

@@ -123,6 +123,33 @@ def alignment_loss(weights: Tensor, links: Tensor) -> Tensor:
     return (costs / count[flat]).sum() / count.count_nonzero().clamp(min=1)
 
 
+def coverage_loss(weights: Tensor, real: Tensor) -> Tensor:
+    """Return how unevenly the places of sources are attended to: the mean over sources and places of (1 − Σ_t α_ts)².
+
+    It makes attention doubly stochastic (Xu 2015, arXiv 1502.03044): each step's weights sum to 1, and about so each
+    place's.
+
+    Parameters
+    ----------
+    weights : Tensor (B, T, S)
+    real : Tensor (B, T) of bool
+        Which steps count; rows without any are left out of the mean.
+
+    Returns
+    -------
+    Tensor ()
+
+    Examples
+    --------
+    >>> weights = torch.tensor([[[1.0, 0.0], [1.0, 0.0]]])
+    >>> coverage_loss(weights, torch.ones(1, 2, dtype=torch.bool))
+    tensor(1.)
+    """
+    received = (weights.float() * real[..., None]).sum(1)  # (B, S)
+    some = real.any(1)
+    return ((1 - received).square().mean(1) * some).sum() / some.sum().clamp(min=1)
+
+
 class _Chunked(torch.autograd.Function):
     """Takes the gradients on the way forward, where the logits are at hand."""
 

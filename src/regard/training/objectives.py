@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.data.batches import Batch
 from regard.models.base import END, PAD, EncoderDecoder
-from regard.training.losses import alignment_loss, cross_entropy
+from regard.training.losses import alignment_loss, coverage_loss, cross_entropy
 from regard.training.options import TrainingOptions
 
 
@@ -81,13 +81,21 @@ class WriteTargets(Objective):
     guide : float, default 0.0
         Weight of the loss that guides attention.
     guided : str, optional
-        The attention map that links guide.
+        The attention map that links guide, or that is to cover the source.
+    coverage : float, default 0.0
+        Weight of the loss of attention that does not cover the source.
     """
 
     def __init__(
-        self, teacher_forcing: float = 1.0, smoothing: float = 0.0, guide: float = 0.0, guided: str = ""
+        self,
+        teacher_forcing: float = 1.0,
+        smoothing: float = 0.0,
+        guide: float = 0.0,
+        guided: str = "",
+        coverage: float = 0.0,
     ) -> None:
         self.teacher_forcing, self.smoothing, self.guide, self.guided = teacher_forcing, smoothing, guide, guided
+        self.coverage = coverage
 
     @classmethod
     def of(cls, options: TrainingOptions, guided: str = "") -> Self:
@@ -99,11 +107,13 @@ class WriteTargets(Objective):
         value, log_likelihood, weights = self._cost(model, batch, self.teacher_forcing, self.smoothing)
         shown = float(value.detach())
         if model.stochastic:
-            value = value + model.surrogate(log_likelihood)
+            value = value + model.surrogate(log_likelihood, batch.target != PAD)
         if batch.links is not None and weights is not None:
             guide = self.guide * alignment_loss(weights, batch.links)
             value = value + guide
             shown += float(guide.detach())
+        if self.coverage and weights is not None:
+            value = value + self.coverage * coverage_loss(weights, batch.target != PAD)
         return Loss(value, shown, int((batch.target != PAD).sum()))
 
     def validation(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -114,11 +124,11 @@ class WriteTargets(Objective):
     def _cost(
         self, model: EncoderDecoder, batch: Batch, teacher_forcing: float, smoothing: float
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the cross-entropy, how likely each symbol was, and the attention (B, T, S) if links guide it."""
+        """Return the cross-entropy, how likely each symbol was, and the attention (B, T, S) if a loss goes by it."""
         start = torch.full_like(batch.target[:, :1], END)
         shifted = torch.cat([start, batch.target[:, :-1]], 1)
         given = batch.source, batch.lengths, shifted, teacher_forcing
-        if batch.links is None:
+        if batch.links is None and not (self.coverage and model.training):
             features, weights = model.features(*given), None
         else:
             features, weights = model.features_and_attention(*given, name=self.guided)

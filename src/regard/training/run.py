@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 
@@ -16,6 +17,54 @@ from regard.training.threads import set_threads
 
 _O = TypeVar("_O", bound=RunOptions)
 Say = Callable[[str], None]
+
+
+class FolderRun(ABC, Generic[_O]):
+    """A run of training in a folder: what it was asked for, where it stands, and who is told.
+
+    Parameters
+    ----------
+    options : RunOptions
+    folder : str or Path
+    say : callable
+        Called with every line that a user should read.
+    """
+
+    def __init__(self, options: _O, folder: str | Path, say: Say = print) -> None:
+        self.options = options.with_absolute_paths()  # a run is resumed from anywhere
+        self.folder = Path(folder)
+        self.say = from_first(say)
+        self.check()
+        check_processes(options.training)
+
+    @classmethod
+    @abstractmethod
+    def files(cls, folder: str | Path) -> RunFolder[_O]:
+        """Return the files of a run of this kind in a folder."""
+
+    @classmethod
+    def resumed(cls, folder: str | Path, changes: dict[str, Any], say: Say = print) -> Self:
+        """Return the run in a folder, to go on; ``changes`` are options of training that may differ now."""
+        return cls(resumed_options(cls.files(folder), changes, from_first(say)), folder, say)
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise for what is wrong with the options and needs no data to be seen."""
+
+    def open(self, resume: bool) -> tuple[RunFolder[_O], dict[str, Any]]:
+        """Return the run's files and the conditions that it trains under.
+
+        Raises
+        ------
+        ValueError
+            If this machine lacks what the options ask for, or the folder holds no run to go on with, or another one.
+        """
+        from regard.training.loop import check_devices
+
+        check_devices(self.options.training)
+        files = self.files(self.folder)
+        files.check_resumable() if resume else files.check_new(", or be resumed (--resume)")
+        return files, conditions(self.options.training)
 
 
 def place() -> tuple[int, int]:

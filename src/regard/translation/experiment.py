@@ -25,15 +25,7 @@ from regard.text.ragged import Ragged
 from regard.text.sentences import PARAGRAPHS, sentences
 from regard.text.vocabulary import Vocabulary
 from regard.training.frequencies import Frequencies
-from regard.training.run import (
-    check_processes,
-    conditions,
-    from_first,
-    place,
-    restore_conditions,
-    resumed_options,
-    save_unbroken,
-)
+from regard.training.run import FolderRun, place, restore_conditions, save_unbroken
 from regard.translation.options import DataOptions, ExperimentOptions
 from regard.translation.run_folder import PairRunFolder
 from regard.translation.tasks import Task, get_task
@@ -50,36 +42,29 @@ _SEVERAL = 0.1
 _SPLITS = 4
 
 
-class Experiment:
-    """A run in a folder.
+class Experiment(FolderRun[ExperimentOptions]):
+    """A run that learns to write targets for sources, in a folder."""
 
-    Parameters
-    ----------
-    options : ExperimentOptions
-    folder : str or Path
-    say : callable
-        Called with every line that a user should read.
-    """
+    task: Task
 
     def __init__(self, options: ExperimentOptions, folder: str | Path, say: Callable[[str], None] = print) -> None:
-        self.options = options.with_absolute_paths()  # a run is resumed from anywhere
-        self.folder = Path(folder)
-        self.say = from_first(say)
+        super().__init__(options, folder, say)
         self._said: set[str] = set()
-        self.task: Task = get_task(options.task)
-        config = options.model_config(8, 8)  # what is wrong with it is said before anything is read
-        self._guidance = Guidance(self.options, self.folder, config)
+
+    @classmethod
+    def files(cls, folder: str | Path) -> PairRunFolder:
+        return PairRunFolder(Path(folder))
+
+    def check(self) -> None:
+        options = self.options
+        self.task = get_task(options.task)
+        config = options.model_config(8, 8)
+        self._guidance = Guidance(options, self.folder, config)
         if getattr(config, "tied", None) == "all" and not (options.vocabularies.joint or self.task.joint):
             raise rejected("train", "model.tied", "be 'none' or 'target' without a joint vocabulary", "'all'")
         if options.training.metric not in ("loss", *self.task.names):
             expected = f"be {' or one of '.join(filter(None, ('loss', ', '.join(self.task.names))))} for {options.task}"
             raise rejected("train", "training.metric", expected, repr(options.training.metric))
-        check_processes(options.training)
-
-    @classmethod
-    def resumed(cls, folder: str | Path, changes: dict[str, Any], say: Callable[[str], None] = print) -> Experiment:
-        """Return the run in a folder, to go on; ``changes`` are options of training that may differ now."""
-        return cls(resumed_options(PairRunFolder(Path(folder)), changes, from_first(say)), folder, say)
 
     def train(
         self, *, resume: bool = False, callbacks: Iterable[Callback] = ()
@@ -94,14 +79,11 @@ class Experiment:
             If training cannot go on.
         """
         from regard.training.learner import Learner, Stream
-        from regard.training.loop import check_devices, train
+        from regard.training.loop import train
         from regard.training.objectives import WriteTargets
 
         training = self.options.training
-        check_devices(training)
-        files = PairRunFolder(self.folder)
-        files.check_resumable() if resume else files.check_new(", or be resumed (--resume)")
-        here = conditions(training)
+        files, here = self.open(resume)
         learn, valid = self._pairs(resume)
         self._valid = valid
         start = SequenceModel.load(self.options.start) if self.options.start and not resume else None

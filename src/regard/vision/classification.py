@@ -28,12 +28,14 @@ class ImageTraining(ClassificationRun[ImageClassificationOptions, LabelledImages
     def __init__(
         self, options: ImageClassificationOptions, folder: str | Path, say: Callable[[str], None] = print
     ) -> None:
-        if not options.start:
-            options.model_config()  # what is wrong with it is said before anything is read
-        super().__init__(options.with_absolute_paths(), folder, say)  # a run is resumed from anywhere
+        super().__init__(options, folder, say)
         #: How images are read; None before it is known.
         self._preprocessing = self._asked()
         self._valid: LabelledImages | None = None
+
+    def check(self) -> None:
+        if not self.options.start:
+            self.options.model_config()
 
     def sources(self) -> tuple[str, str, float]:
         data = self.options.data

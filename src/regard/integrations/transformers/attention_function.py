@@ -118,8 +118,8 @@ def attention_function(
     parts, L = parts_of(module), query.shape[2]
     packing = {"position_ids": position_ids, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
     mask = layer_mask(module, query, key, attention_mask, is_causal, position_bias, sliding_window, **packing)
-    request = AuxRequest(lse=s_aux is not None, weights=bool(output_attentions) or collects_weights())
-    asked = request if request.lse or request.weights else None
+    wanted = bool(output_attentions) or collects_weights()
+    asked = AuxRequest(lse=s_aux is not None, weights=wanted) if wanted or s_aux is not None else None
     grouped = query.shape[1] != key.shape[1]
     common = mask is None or (isinstance(mask, Tensor) and mask.shape[1:3] == (1, 1))
     if grouped and L == 1 and common and asked is None and parts.are_the_models:

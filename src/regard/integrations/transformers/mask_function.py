@@ -81,6 +81,8 @@ def model_mask(
         given |= {"q_length": q_length, "kv_length": kv_length, "q_offset": q_offset, "kv_offset": kv_offset}
         given |= {"allow_is_causal_skip": allow_is_causal_skip, "use_vmap": use_vmap, **others}
         return masking_utils.sdpa_mask(batch_size, allow_is_bidirectional_skip=allow_is_bidirectional_skip, **given)
+    if q_length == 1 and plain and attention_mask is None and q_offset - kv_offset >= kv_length - 1:
+        return ModelMask(None, q_offset, kv_offset)  # a step of writing: one query sees all that came before
     where = _Where(q_length, kv_length, q_offset, kv_offset, torch.device(device))
     real = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if real is not None:

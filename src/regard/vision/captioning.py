@@ -1,0 +1,312 @@
+"""From images with captions to a captioner in a folder, where what a run was asked for is kept, to go on with it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from regard._errors import RegardWarning, in_section, rejected
+from regard.data.captions import CaptionBatches, FeatureGrids, Grids, PixelGrids, read_captions, with_images
+from regard.data.images import Images, open_images
+from regard.data.pairs import Pairs, split
+from regard.decoding.beam_search import SearchOptions
+from regard.decoding.predictions import PredictionOptions
+from regard.models.captioner import CAPTIONERS
+from regard.text.ragged import Ragged
+from regard.text.vocabulary import Vocabulary
+from regard.training.frequencies import Frequencies
+from regard.training.run import (
+    check_processes,
+    conditions,
+    from_first,
+    restore_conditions,
+    resumed_options,
+    save_unbroken,
+)
+from regard.training.run_folder import RunFolder
+from regard.vision.caption_metrics import caption_scores
+from regard.vision.caption_options import CaptionDataOptions, CaptionOptions
+from regard.vision.captioner import LONGEST, TARGET, Captioner, copy_captioner
+from regard.vision.encoders import ImageEncoder, open_encoder
+from regard.vision.features import Features, write_features
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+
+    from regard.training.loop import TrainingResult
+
+#: What the features are kept in, in the folder of a run.
+FEATURES = "features.safetensors"
+Progress = Callable[[int, int], None]
+
+
+class Captioning:
+    """A run in a folder.
+
+    Parameters
+    ----------
+    options : CaptionOptions
+    folder : str or Path
+    say : callable
+        Called with every line that a user should read.
+    progress : callable, optional
+        Called with how many images have been read by a frozen encoder, and of how many.
+    """
+
+    def __init__(
+        self,
+        options: CaptionOptions,
+        folder: str | Path,
+        say: Callable[[str], None] = print,
+        progress: Progress | None = None,
+    ) -> None:
+        self.options = options.with_absolute_paths()  # a run is resumed from anywhere
+        self.folder = Path(folder)
+        self.say, self._progress = from_first(say), progress
+        options.model_config(8, 8, 49)  # what is wrong with it is said before anything is read
+        check_processes(options.training)
+        if options.training.devices > 1:
+            raise rejected("train", "training.devices", "be 1 for captions", options.training.devices)
+
+    @classmethod
+    def resumed(
+        cls,
+        folder: str | Path,
+        changes: dict[str, Any],
+        say: Callable[[str], None] = print,
+        progress: Progress | None = None,
+    ) -> Captioning:
+        """Return the run in a folder, to go on; ``changes`` are options of training that may differ now."""
+        files = RunFolder(Path(folder), CaptionOptions)
+        return cls(resumed_options(files, changes, from_first(say)), folder, say, progress)
+
+    def train(self, *, resume: bool = False, callbacks: Iterable[Callback] = ()) -> tuple[Captioner, TrainingResult]:
+        """Read images and captions, train, and save the captioner to the folder.
+
+        Raises
+        ------
+        ValueError
+            If a file or an option is wrong, or the folder holds another run.
+        TrainingError
+            If training cannot go on.
+        """
+        from regard.training.learner import Learner, Stream
+        from regard.training.loop import check_devices, train
+        from regard.training.objectives import WriteTargets
+
+        check_devices(self.options.training)
+        files = RunFolder(self.folder, CaptionOptions)
+        files.check_resumable() if resume else files.check_new(", or be resumed (--resume)")
+        here = conditions(self.options.training)
+        with self._images() as images:
+            learn, valid = self._captions(images)
+            torch.manual_seed(self.options.training.seed)  # an encoder that knows nothing is drawn
+            encoder = open_encoder(self.options.encoder, self.options.data.side)
+            learn, valid, sides = self._grids(images, encoder, learn, valid)
+            record = {"data": learn.checksum(), "valid": valid.checksum(), "encoder": encoder.checksum(), **here}
+            start = Captioner.load(self.options.start) if self.options.start and not resume else None
+            vocabulary = self._begun(files, record, learn, resume, None if start is None else start.vocabulary)
+            torch.manual_seed(self.options.training.seed)
+            captioner = self._captioner(encoder, vocabulary)
+            if start is not None:
+                copy_captioner(captioner, start)
+            batches, checks = (
+                self._batches(pairs, grids, vocabulary, mirror)
+                for pairs, grids, mirror in zip((learn, valid), sides, (self.options.data.mirror, False))
+            )
+            self.options = replace(self.options, training=self.options.training.planned(batches.per_epoch))
+            training = self.options.training
+            files.write(files.read_record() if resume else record, self.options)
+            self.say(f"{training.steps:,} steps, {batches.per_epoch:,} batches an epoch")
+            targets = vocabulary.encode_all(learn.targets)
+            frequencies = Frequencies.of(targets, len(vocabulary))
+            frequencies.set_bias(captioner.model)
+            guess = frequencies.loss(vocabulary.encode_all(valid.targets))
+            guided = captioner.model.maps[0] if training.coverage and captioner.model.maps else ""
+            objective = WriteTargets(
+                training.teacher_forcing, training.label_smoothing, guided=guided, coverage=training.coverage
+            )
+            score = None if training.metric == "loss" else self._score(captioner, valid, sides[1])
+            learner = Learner(captioner.model, training, Stream(batches.batch), objective, score, guess)
+            ended = train(learner, list(checks.once()), training, self.folder, resume=resume, callbacks=callbacks)
+        if ended.reason != "interrupt":
+            captioner.about["training"] = {
+                "images": len(set(learn.sources)),
+                "captions": len(learn),
+                "steps": ended.steps,
+                "seconds": round(ended.seconds, 1),
+                "seed": training.seed,
+                "best": ended.best if math.isfinite(ended.best) else None,
+            }
+            captioner.model.grid.network = None  # type: ignore[union-attr] - what learned is the encoder's already
+            save_unbroken(lambda: captioner.save(self.folder), self.folder)
+        return captioner, ended
+
+    def _images(self) -> Images:
+        data = self.options.data
+        for name, what in (("data", "lines of an image's file, a tab and a caption"), ("images", "a folder or a tar")):
+            if not getattr(data, name):
+                raise rejected("train", f"data.{name}", f"be given: {what}", "none")
+        return open_images(data.images, "train")
+
+    def _captions(self, images: Images) -> tuple[Pairs, Pairs]:
+        """Return the captions to learn from and to validate with, of images that are there, in one of the two."""
+        data, lowercase = self.options.data, self.options.vocabularies.lowercase
+        learn = self._read(data.data, images, words=data.longest, lowercase=lowercase)
+        if data.valid:
+            valid = self._read(data.valid, images, words=None, lowercase=lowercase)
+            learn = self._apart(learn, {name: name for name in valid.sources}, "are also to validate with")
+        else:
+            count = data.held_out
+            if count == CaptionDataOptions.held_out:
+                count = min(count, max(1, len(set(learn.sources)) // 10))
+            learn, valid = split(learn, count)
+            self.say(f"held out to validate: {len(set(valid.sources)):,} images")
+        without = len(images) - len({*learn.sources, *valid.sources})
+        if without:
+            name = next(each for each in images.names if each not in {*learn.sources, *valid.sources})
+            self.say(f"{images.path}: {without:,} of {len(images):,} images have no caption (the first {name!r})")
+        return learn, valid
+
+    def _read(self, path: str, images: Images, *, words: int | None, lowercase: bool) -> Pairs:
+        pairs = read_captions(path, words=words, lowercase=lowercase)
+        for line in pairs.report():
+            self.say(line)
+        pairs, lines = with_images(pairs, images)
+        for line in lines:
+            self.say(line)
+        return pairs
+
+    def _apart(self, learn: Pairs, others: dict[str, str], why: str) -> Pairs:
+        """Return the captions to learn from without those of images that ``others`` names, and say so."""
+        shared = [name for name in dict.fromkeys(learn.sources) if name in others]
+        if not shared:
+            return learn
+        kept = [row for row, name in enumerate(learn.sources) if name not in others]
+        self.say(f"left out of those to learn from: {len(shared):,} images that {why} (the first {shared[0]!r})")
+        if not kept:
+            raise rejected("train", "valid", "have other images than data", "the same, and none is left to learn from")
+        return replace(learn.take(kept, "to learn from"), name=learn.name)
+
+    def _grids(
+        self, images: Images, encoder: ImageEncoder, learn: Pairs, valid: Pairs
+    ) -> tuple[Pairs, Pairs, tuple[Grids, Grids]]:
+        """Return the captions whose images can be used, and what batches read of these."""
+        if self.options.tune != "frozen":
+            sides = tuple(
+                PixelGrids(images, list(dict.fromkeys(each.sources)), encoder.side, encoder.rows * encoder.cols)
+                for each in (learn, valid)
+            )
+            return learn, valid, (sides[0], sides[1])
+        features = self._features(images, encoder, list(dict.fromkeys([*learn.sources, *valid.sources])))
+        at = {name: row for row, name in enumerate(features.names)}
+        learn, valid = (self._usable(each, at) for each in (learn, valid))
+        marks = {features.marks[at[name]]: name for name in valid.sources}
+        same = {name: marks[mark] for name in learn.sources if (mark := features.marks[at[name]]) in marks}
+        learn = self._apart(learn, same, "are the same, byte for byte, as some to validate with")
+        index = [np.array([at[name] for name in dict.fromkeys(each.sources)]) for each in (learn, valid)]
+        ours, theirs = (FeatureGrids(features.values, each, features.rows, features.cols) for each in index)
+        return learn, valid, (ours, theirs)
+
+    def _features(self, images: Images, encoder: ImageEncoder, names: list[str]) -> Features:
+        """Return the features of images: those on disk, or new ones where some are missing there."""
+        path = Path(self.options.data.features or self.folder / FEATURES)
+        if path.exists():
+            features = Features.load(path, encoder)
+            missing = sorted(set(names) - {*features.names, *features.bad})
+            if not missing:
+                self.say(f"{path}: features of {len(features.names):,} images")
+                return features
+            self.say(f"{path}: {len(missing):,} images are not in it (the first {missing[0]!r}): it is made anew")
+            names = [name for name in images.names if name in {*names, *features.names}]
+        self.say(f"features of {len(names):,} images go to {path}")
+        wanted = set(names)
+        ordered = [name for name in images.names if name in wanted]  # as they are read fastest
+        bad = write_features(path, images, ordered, encoder, say=self.say, progress=self._progress)
+        if bad:
+            self.say(f"left out: {len(bad):,} of {len(names):,} images, which cannot be used")
+        return Features.load(path, encoder)
+
+    def _usable(self, pairs: Pairs, known: dict[str, int]) -> Pairs:
+        rows = [row for row, name in enumerate(pairs.sources) if name in known]
+        if not rows:
+            raise rejected("train", pairs.name, "have images that can be used", "none")
+        return pairs if len(rows) == len(pairs) else replace(pairs.take(rows, "usable"), name=pairs.name)
+
+    def _begun(
+        self,
+        files: RunFolder[CaptionOptions],
+        record: dict[str, Any],
+        learn: Pairs,
+        resume: bool,
+        vocabulary: Vocabulary | None,
+    ) -> Vocabulary:
+        """Return the vocabulary that the run began with, or a new one that it begins with."""
+        if resume:
+            begun = files.read_record()
+            for name, what in (("data", "captions"), ("valid", "captions"), ("encoder", "encoder")):
+                if begun.get(name) != record[name]:
+                    raise rejected("resume", name, f"be the {what} that the run began with", "others")
+            restore_conditions(begun, record, self.say)
+            return Vocabulary.from_json(files.read_table(TARGET), str(self.folder / TARGET))
+        from regard._writing import write_atomically
+        from regard.models.folders import json_bytes
+        from regard.text.subwords import SubwordVocabulary
+
+        if vocabulary is None:
+            options = self.options.vocabularies
+            size = None if options.kind == "characters" else options.size
+            with in_section("vocabularies"), warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", RegardWarning)
+                vocabulary = SubwordVocabulary.train(learn.targets, options.kind, size, lowercase=options.lowercase)
+            for each in caught:
+                self.say(str(each.message).partition(": ")[2])
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / TARGET, json_bytes(vocabulary.to_json()))
+        return vocabulary
+
+    def _captioner(self, encoder: ImageEncoder, vocabulary: Vocabulary) -> Captioner:
+        places = encoder.rows * encoder.cols
+        config = self.options.model_config(encoder.width, len(vocabulary), places)
+        model = CAPTIONERS[self.options.kind][1](config)
+        if self.options.tune == "full":
+            model.grid.network = encoder
+        learned = sum(each.numel() for each in model.parameters())
+        self.say(
+            f"{self.options.kind} captioner, {learned:,} parameters learn, vocabulary of {len(vocabulary):,}, "
+            f"{self.options.encoder} with {encoder.rows} × {encoder.cols} places"
+        )
+        return Captioner(model, encoder, vocabulary)
+
+    def _batches(self, pairs: Pairs, grids: Grids, vocabulary: Vocabulary, mirror: bool) -> CaptionBatches:
+        number = {name: row for row, name in enumerate(dict.fromkeys(pairs.sources))}
+        owners = np.array([number[name] for name in pairs.sources])
+        captions: Ragged = vocabulary.encode_all(pairs.targets)
+        training = self.options.training
+        each: dict[str, Any] = {"size": training.batch_images, "each": training.captions, "seed": training.seed}
+        return CaptionBatches(grids, captions, owners, mirror=mirror, **each)
+
+    def _score(self, captioner: Captioner, valid: Pairs, grids: Grids) -> Callable[[Any], dict[str, float]]:
+        """Return what a validation asks beside the loss: greedy search for some of the held-out images."""
+        references = list(valid.references().items())[: self.options.training.validate_most]
+        options = PredictionOptions(SearchOptions(beams=1, longest=LONGEST))
+        names, listed = [name for name, _ in references], [each for _, each in references]
+
+        def score(_: Any) -> dict[str, float]:
+            written: list[str] = []
+            for first in range(0, len(names), options.batch):
+                rows = np.arange(first, min(first + options.batch, len(names)))
+                some = grids.take(rows, np.zeros(len(rows), bool))
+                some = captioner.features(list(some.numpy())) if some.dtype == torch.uint8 else some
+                written += [each.text for each in captioner.caption(some, names[first:], options)]
+            scores = caption_scores(written, listed)
+            return {name: scores[name] for name in ("bleu", "chrf", "rouge", "cider")}
+
+        return score

@@ -1,0 +1,238 @@
+"""Captioners from images and captions: learned, resumed, begun with another, and refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from small_images import draw, write_list
+
+from regard.data.images import open_images, resize_image
+from regard.decoding.beam_search import SearchOptions
+from regard.decoding.predictions import PredictionOptions
+from regard.models.folders import ModelFileError
+from regard.vision.caption_options import CaptionOptions
+from regard.vision.caption_pictures import word_weights
+from regard.vision.captioner import Captioner, is_captioner
+from regard.vision.captioning import Captioning
+from regard.vision.encoders import ConvolutionalEncoder
+from regard.vision.features import write_features
+
+SMALL = {"embedding": 16, "decoder": 32, "features": 16, "states": 32, "dropout": 0.0}
+TRAINING = {"threads": 1, "precision": "float32", "batch_images": 8, "captions": 2, "learning_rate": 0.01}
+
+
+@pytest.fixture(autouse=True)
+def heard():
+    """Hear keyboard interrupts, also in a process that was started in the background and ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images, captions, and features of a small network, in place of EfficientNet's, which would take long."""
+    folder = tmp_path_factory.mktemp("data")
+    lines = draw(folder / "images", 8)
+    write_list(folder / "train.tsv", lines[12:])
+    write_list(folder / "valid.tsv", lines[:12])
+    return folder
+
+
+class Stand(ConvolutionalEncoder):  # type: ignore[misc]
+    """A small network with parameters that are always the same."""
+
+    def __init__(self) -> None:
+        before = torch.get_rng_state()
+        torch.manual_seed(5)
+        super().__init__()
+        torch.set_rng_state(before)
+
+
+@pytest.fixture
+def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.vision.captioning.open_encoder", lambda name, side: Stand())
+
+
+def options(data: Path, /, **table: Any) -> CaptionOptions:
+    table["data"] = {"data": str(data / "train.tsv"), "valid": str(data / "valid.tsv"), "images": str(data / "images"),
+                     "mirror": False} | table.get("data", {})  # fmt: skip
+    table.setdefault("model", SMALL)
+    table["vocabularies"] = {"kind": "characters"} | table.get("vocabularies", {})
+    table["training"] = TRAINING | table.get("training", {})
+    return CaptionOptions.from_table(table)
+
+
+def quiet(line: str) -> None:
+    """Say nothing."""
+
+
+def test_a_small_network_and_its_captioner_learn_together(data: Path, tmp_path: Path) -> None:
+    asked = options(
+        data, encoder="cnn", tune="full", vocabularies={"kind": "bpe", "size": 60},
+        training={"epochs": 30.0, "coverage": 0.1, "validate_every": 40, "learning_rate": 0.005},
+    )  # fmt: skip
+    captioner, ended = Captioning(asked, tmp_path / "out", quiet).train()
+    assert ended.best > 300, "of 1000"
+    assert is_captioner(tmp_path / "out")
+    loaded = Captioner.load(tmp_path / "out")
+    with open_images(data / "images") as images:
+        names = [name for name in images.names if name.endswith("-0.png")]
+        pixels = [resize_image(images.read(name), 64) for name in names]
+    search = PredictionOptions(SearchOptions(beams=3), alignment=True)
+    written = loaded.caption(loaded.features(pixels), names, search)
+    again = captioner.caption(captioner.features(pixels), names, search)
+    assert [each.text for each in written] == [each.text for each in again]
+    for each in written:
+        colour, place, _ = each.source.split("-")
+        assert colour in each.text and place in each.text
+        weights = word_weights(each)
+        assert weights.shape == (len(each.words), 16)
+        torch.testing.assert_close(weights.sum(1), torch.ones(len(weights)))
+
+
+class StopAt(Callback):
+    """Ends a run as somebody would who presses Ctrl-C in a step."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+        if index == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.usefixtures("frozen")
+@pytest.mark.parametrize("kind", ["soft", "reinforce", "transformer"])
+def test_a_resumed_run_goes_on_to_the_same_bits(kind: str, data: Path, tmp_path: Path) -> None:
+    model: dict[str, Any] = {**SMALL, "dropout": 0.2, **({"hard": kind} if kind == "reinforce" else {})}
+    if kind == "transformer":
+        model = {"width": 16, "heads": 2, "feedforward": 16, "decoder_layers": 1}
+    asked = options(
+        data, kind="transformer" if kind == "transformer" else "recurrent", model=model,
+        data={"mirror": True, "features": str(tmp_path / "features")},
+        training={"epochs": 2.0, "coverage": 0.5 * (kind == "soft")},
+    )  # fmt: skip
+    said: list[str] = []
+    whole, _ = Captioning(asked, tmp_path / "whole", said.append).train()
+    _, ended = Captioning(asked, tmp_path / "cut", said.append).train(callbacks=[StopAt(7)])
+    assert ended.reason == "interrupt" and not is_captioner(tmp_path / "cut")
+    resumed, ended = Captioning.resumed(tmp_path / "cut", {}, said.append).train(resume=True)
+    assert ended.reason == "steps"
+    one, other = whole.model.state_dict(), resumed.model.state_dict()
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert sum("go to" in line for line in said) == 1, "features are computed once"
+    lines = (data / "train.tsv").read_text()
+    try:
+        (data / "train.tsv").write_text(lines + "red-left-7.png\tanother\n")
+        with pytest.raises(ValueError, match="data must be the captions that the run began with, got others"):
+            Captioning.resumed(tmp_path / "cut", {}, quiet).train(resume=True)
+    finally:
+        (data / "train.tsv").write_text(lines)
+
+
+@pytest.mark.usefixtures("frozen")
+def test_hard_attention_begins_with_soft(data: Path, tmp_path: Path) -> None:
+    soft, _ = Captioning(options(data, training={"steps": 3}), tmp_path / "soft", quiet).train()
+    features = str(tmp_path / "soft" / "features.safetensors")
+    begin = {"start": str(tmp_path / "soft"), "data": {"features": features}}
+    tiny = {"steps": 1, "learning_rate": 1e-12}
+    hard, _ = Captioning(
+        options(data, model=SMALL | {"hard": "reinforce"}, training=tiny, **begin), tmp_path / "hard", quiet
+    ).train()
+    assert hard.vocabulary.to_json() == soft.vocabulary.to_json()
+    torch.testing.assert_close(hard.model.grid.project.weight, soft.model.grid.project.weight)
+    torch.testing.assert_close(hard.model.attending.layer.scorer.w_v, soft.model.attending.layer.w_v)
+    with pytest.raises(ValueError, match=r"start must have parameters as the options describe them: .* got of shape"):
+        Captioning(options(data, model=SMALL | {"decoder": 16}, **begin), tmp_path / "other", quiet).train()
+
+
+@pytest.mark.usefixtures("frozen")
+def test_what_is_wrong_with_the_data_is_told_and_counted(data: Path, tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    shutil.copytree(data / "images", images)
+    (images / "red-left-3.png").write_bytes(b"no image")
+    shutil.copy(images / "red-left-0.png", images / "copy.png")  # of one to validate with
+    (images / "unused.png").write_bytes((images / "red-left-1.png").read_bytes())
+    lines = (data / "train.tsv").read_text()
+    lines += "copy.png\ta copy\nlost.png\ta lost one\nred-left-0.png\tin both lists\n\n"
+    (tmp_path / "train.tsv").write_text(lines)
+    said: list[str] = []
+    asked = options(data, data={"data": str(tmp_path / "train.tsv"), "images": str(images)}, training={"steps": 1})
+    captioner, _ = Captioning(asked, tmp_path / "out", said.append).train()
+    assert captioner.about["training"]["images"] == 41
+    for expected in (
+        "left out, a side is empty: 1",
+        "left out, no such image: 1 captions of 1 images (the first 'lost.png')",
+        "left out of those to learn from: 1 images that are also to validate with (the first 'red-left-0.png')",
+        "images: 1 of 50 images have no caption (the first 'unused.png')",
+        "left out: red-left-3.png must be an image",
+        "left out: 1 of 49 images, which cannot be used",
+        "1 images that are the same, byte for byte, as some to validate with (the first 'copy.png')",
+    ):
+        assert any(expected in line for line in said), (expected, said)
+
+
+@pytest.mark.usefixtures("frozen")
+def test_nothing_left_is_an_error_and_leaves_nothing(data: Path, tmp_path: Path) -> None:
+    empty = write_list(tmp_path / "lost.tsv", [("lost.png", "a lost one")])
+    for changes, message in (
+        ({"data": str(empty)}, r"lost\.tsv must name images in .*images, got none of 1"),
+        ({"data": str(data / "valid.tsv")}, "valid must have other images than data, got the same"),
+        ({"data": ""}, "data.data must be given: lines of an image's file, a tab and a caption, got none"),
+        ({"images": ""}, "data.images must be given: a folder or a tar, got none"),
+        ({"images": str(tmp_path / "nowhere")}, "nowhere must be a folder of images, or a tar archive of them"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Captioning(options(data, data=changes), tmp_path / "out", quiet).train()
+        assert not (tmp_path / "out").exists()
+
+
+def test_features_of_another_encoder_are_refused(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "features"
+    with open_images(data / "images") as images:
+        write_features(path, images, images.names, ConvolutionalEncoder(), say=quiet)
+    monkeypatch.setattr("regard.vision.captioning.open_encoder", lambda name, side: Stand())
+    with pytest.raises(ModelFileError, match=r"features must have features of this encoder, .*, got another one"):
+        Captioning(options(data, data={"features": str(path)}), tmp_path / "out", quiet).train()
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_that_contradict_each_other() -> None:
+    for table, message in (
+        ({"encoder": "cnn"}, "tune must be 'full' where encoder is 'cnn', which knows nothing, got 'frozen'"),
+        ({"tune": "full", "data": {"features": "x"}}, r"data\.features must be left out where the encoder learns"),
+        ({"data": {"valid": "x", "held_out": 3}}, r"data\.held_out must be left out where valid is given"),
+        ({"vocabularies": {"joint": True}}, r"vocabularies\.joint must be left out for captions"),
+        ({"training": {"guide": 0.5}}, r"training\.guide must be left out for captions"),
+        ({"training": {"metric": "wer"}}, r"training\.metric must be one of 'bleu', 'chrf', 'cider', 'loss', 'rouge'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            CaptionOptions.from_table(table)
+    with pytest.raises(ValueError, match=r"model\.width must be one of"):
+        Captioning(CaptionOptions.from_table({"model": {"width": 3}}), "out", quiet)
+
+
+@pytest.mark.usefixtures("frozen")
+def test_a_damaged_folder_is_told(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    Captioning(options(data, training={"steps": 1}), out, quiet).train()
+    config = (out / "config.json").read_text()
+    for right, wrong, message in (
+        ('"recurrent"', '"convolutional"', "have a 'kind' among recurrent, transformer, got 'convolutional'"),
+        ('"side": 64', '"side": 96', "must describe a model, an encoder and a vocabulary that fit"),
+        ('"cnn"', '"vgg"', "must describe an encoder of images"),
+        ('"gate": true', '"gate": false', "must hold the parameters that config.json describes"),
+        ('"steps": 1', '"steps": 2', "must be as it was saved"),
+    ):
+        assert right in config
+        (out / "config.json").write_text(config.replace(right, wrong))
+        with pytest.raises(ModelFileError, match=message):
+            Captioner.load(out)

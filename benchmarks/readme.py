@@ -31,6 +31,8 @@ the name of a goal
     what language models were asked to reach, and reached, in docs/language-models.md
 ``hugging-face``
     how fast models of transformers run, in docs/hugging-face.md
+``classifiers``
+    how well classifiers of images do, in docs/vision.md
 ``captions``, ``looks``
     how good captions are and where their words look, in docs/vision.md
 ``page``, ``capture``
@@ -52,7 +54,7 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from benchmarks import capture, captioning, hugging_face, language_goals, page, planning
+from benchmarks import captioning, capture, hugging_face, image_classification, language_goals, page, planning
 from benchmarks.alignment import summary as of_alignment
 from benchmarks.bench import LIMIT_NAMES
 from benchmarks.machine import ROOT
@@ -76,8 +78,9 @@ PLANNED, PLANNING = RESULTS / "planning.json", ROOT / "docs" / "planning.md"
 LANGUAGE = ROOT / "docs" / "language-models.md"
 #: How fast models of transformers run, and the page that shows it.
 INSPECTOR = ROOT / "docs" / "inspector.md"
-#: How good captioners are, and the page that shows it.
+#: How good captioners and classifiers of images are, and the page that shows it.
 CAPTIONED, VISION = RESULTS / "captioning.json", ROOT / "docs" / "vision.md"
+CLASSIFIED = RESULTS / "image-classification.json"
 HUGGED, HUGGING_FACE = RESULTS / "hugging-face.json", ROOT / "docs" / "hugging-face.md"
 UNITS = {"time": "× the time", "speed": "× faster", "overhead": "µs more", "backward": "× the forward", "memory": "MB"}
 #: The goals that a reader sees first.
@@ -319,6 +322,7 @@ def of_vision() -> str:
     """Return the page on images with what was measured last."""
     numbers = json.loads(CAPTIONED.read_text(encoding="utf-8"))
     made = {"captions": lambda: captioning.goodness(numbers), "looks": lambda: captioning.looked(numbers)}
+    made |= {"classifiers": lambda: image_classification.summary(json.loads(CLASSIFIED.read_text(encoding="utf-8")))}
     return filled(VISION.read_text(encoding="utf-8"), made)
 
 

@@ -148,7 +148,7 @@ def compared(name: str, batch: int, rounds: int, static: bool, new: int) -> list
         raise SystemExit(f"{name}: the tokens differ")
     arranged = MODELS[name]()[1]
     arranged.load_state_dict(ours.state_dict())
-    arrange_weights(arranged)
+    arrange_weights(arranged, head=batch == 1)
     narrow = quantize(ours)
     common = prompts[:1].expand(batch, -1).clone()
     common[:, -1] = prompts[:, -1]

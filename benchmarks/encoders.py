@@ -5,10 +5,11 @@
 
 --imdb is the Large Movie Review Dataset (train, valid, test.tsv.gz, unlabelled.txt.gz), --tasks a folder of sst2 and
 trec in the same form: a text, a tab, a label. A model learns from the reviews to learn from and those without labels,
-by a recipe: masked tokens (``recipes/imdb-encoder.toml``) or next ones (``recipes/imdb-decoder.toml``), in ``build/``,
-where it goes on where it was stopped. Each task is then learned from random numbers, from the pretrained model, and
-from a classifier that the pretrained model had become of the reviews' own labels, with the same settings and several
-seeds. What is told is the accuracy on the test lines, its mean and how far seeds are apart.
+by a recipe: masked tokens (``recipes/imdb-encoder.toml``), next ones (``recipes/imdb-decoder.toml``), or skip-gram,
+which is of the embedding alone (``recipes/imdb-vectors.toml``), in ``build/``, where it goes on where it was stopped.
+Each task is then learned from random numbers, from the pretrained model, and from a classifier that the pretrained
+model had become of the reviews' own labels, with the same settings and several seeds. What is told is the accuracy on
+the test lines, its mean and how far seeds are apart.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from regard.language.options import LanguageOptions
 from regard.language.pretraining import Pretraining
 from regard.models import DecoderLM, EncoderLM, load
 
-RECIPES = {"imdb-encoder": "masked tokens", "imdb-decoder": "next tokens"}
+RECIPES = {"imdb-encoder": "masked tokens", "imdb-decoder": "next tokens", "imdb-vectors": "skip-gram"}
 #: What a task is learned from, and its heading.
 STARTS = {"random": "from random numbers", "pretrained": "pretrained", "imdb": "pretrained, then labels of reviews"}
 RESULTS = ROOT / "benchmarks/results/encoders.json"
@@ -140,9 +141,10 @@ def _cell(rows: list[dict[str, Any]], recipe: str, task: str, start: str) -> str
 def described(recipe: str, folder: Path) -> dict[str, Any]:
     """Return what a reader needs to know of the pretrained model."""
     options, model = Pretraining.resumed(folder, {}, lambda _: None).options, load(folder)
+    passes = f"{options.skip_gram.epochs} passes"
     size, ended = sum(each.numel() for each in model.parameters()), options.training.seconds / 60
     shape = f"{model.config.layers} layers × {model.config.width}, {size / 1e6:.1f} M parameters"
-    told = f"{shape}; {RECIPES[recipe]} for {ended:.0f} minutes."
+    told = f"{shape}; {RECIPES[recipe]}, {ended:.0f} minutes." if ended else f"{shape}; {passes} of {RECIPES[recipe]}."
     return {"told": told, "machine": facts(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
 
 

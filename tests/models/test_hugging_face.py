@@ -26,7 +26,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from regard.models import DecoderLM, EncoderLM, SequenceClassifier, TokenClassifier, load, save
+from regard.models import DecoderLM, DecoderLMConfig, EncoderLM, SequenceClassifier, TokenClassifier, load, save
 from regard.models.folders import ModelFileError
 from regard.models.stored_models import FORMATS
 
@@ -178,6 +178,41 @@ def test_classifiers(name: str, kind: type, tmp_path: Path) -> None:
     again = auto.from_pretrained(tmp_path / "ours")
     close(again(given).logits, theirs(given).logits)
     assert again.config.id2label[1] == "b"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", sorted(CAUSAL))
+@pytest.mark.parametrize("kind", [SequenceClassifier, TokenClassifier])
+def test_classifiers_on_decoders(name: str, kind: type, tmp_path: Path) -> None:
+    auto = AutoModelForSequenceClassification if kind is SequenceClassifier else AutoModelForTokenClassification
+    config = CAUSAL[name]()
+    config.id2label, config.label2id = {0: "a", 1: "b", 2: "c"}, {"a": 0, "b": 1, "c": 2}
+    config.pad_token_id = 3
+    theirs = stored(lambda: auto.from_config(config), tmp_path / "theirs")
+    ours, given = load(tmp_path / "theirs"), tokens()
+    assert type(ours) is kind and ours.labels == ("a", "b", "c")
+    # The last token that is no padding, which may stand on either side, or everywhere.
+    given[given == 3] = 4
+    given[0, -2:], given[1, :2], given[-1] = 3, 3, 3
+    close(ours(given), theirs(given).logits)
+    if kind is SequenceClassifier:
+        close(ours(given, keep=given != 3), theirs(given).logits)
+    save(ours, tmp_path / "ours")
+    again = auto.from_pretrained(tmp_path / "ours")
+    close(again(given).logits, theirs(given).logits)
+    assert again.config.id2label[1] == "b" and again.config.pad_token_id == (3 if kind is SequenceClassifier else None)
+
+
+@torch.no_grad()
+def test_a_classifier_without_a_bias_that_transformers_lacks(tmp_path: Path) -> None:
+    config = DecoderLMConfig(N, width=16, layers=1, pooling="mean")
+    model = SequenceClassifier(DecoderLM(config), ["a", "b"], bias=False, pad=0).eval()
+    save(model, tmp_path)
+    again = load(tmp_path)
+    assert isinstance(again, SequenceClassifier) and again.output.bias is None and again.pad == 0
+    given = torch.tensor([[5, 6, 0, 0], [7, 8, 9, 1]])
+    torch.testing.assert_close(again(given), model(given))
+    torch.testing.assert_close(model(given)[:1], model(given[:1, :2]))
 
 
 @torch.no_grad()

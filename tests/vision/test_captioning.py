@@ -152,6 +152,7 @@ def test_hard_attention_begins_with_soft(data: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(hard.model.attending.layer.scorer.w_v, soft.model.attending.layer.w_v)
     with pytest.raises(ValueError, match=r"start must have parameters as the options describe them: .* got of shape"):
         Captioning(options(data, model=SMALL | {"decoder": 16}, **begin), tmp_path / "other", quiet).train()
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.usefixtures("frozen")
@@ -193,6 +194,18 @@ def test_nothing_left_is_an_error_and_leaves_nothing(data: Path, tmp_path: Path)
         with pytest.raises(ValueError, match=message):
             Captioning(options(data, data=changes), tmp_path / "out", quiet).train()
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("frozen")
+def test_no_image_that_can_be_used_leaves_nothing(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data / "images", tmp_path / "images")
+    for path in (tmp_path / "images").iterdir():
+        path.write_bytes(b"none")
+    said: list[str] = []
+    with pytest.raises(ValueError, match="images must have images that can be used, got none of 48"):
+        Captioning(options(data, data={"images": str(tmp_path / "images")}), tmp_path / "out", said.append).train()
+    assert sum("must be an image" in line for line in said) == 10, "the first of them are told"
+    assert not (tmp_path / "out").exists()
 
 
 def test_features_of_another_encoder_are_refused(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,8 +236,8 @@ class CaptionBatches:
         for row, some in zip(places, drawn):
             row[: len(some)] = some
         flat = places.ravel()
-        some, _ = self._captions.padded(flat[flat >= 0], ending=END)
-        target = torch.full((len(flat), some.shape[1]), PAD)
-        target[torch.from_numpy(flat >= 0)] = some
+        written, _ = self._captions.padded(flat[flat >= 0], ending=END)
+        target = torch.full((len(flat), written.shape[1]), PAD)
+        target[torch.from_numpy(flat >= 0)] = written
         lengths = torch.full((len(rows),), self._grids.places)
         return Batch(self._grids.take(rows, mirrored), lengths, target, torch.from_numpy(rows.astype(np.int64)))

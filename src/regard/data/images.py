@@ -93,7 +93,7 @@ def decode_image(data: bytes, name: str, *, side: int = 0, function: str = "read
     ImageFileError
         If it is no image, damaged, cut short, or has more than :data:`MOST_PIXELS`.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     def refused(expected: str, got: object) -> Exception:
         return rejected(function, name, expected, got, ImageFileError)
@@ -112,7 +112,7 @@ def decode_image(data: bytes, name: str, *, side: int = 0, function: str = "read
         raise refused(f"have at most {MOST_PIXELS:,} pixels", shape)
     except ImageFileError:
         raise
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise refused(f"be an image ({', '.join(FORMATS)})", f"{data[:8]!r} at its beginning") from None
     except Image.DecompressionBombError as error:
         count = re.search(r"\((\d+) pixels", str(error))
@@ -296,8 +296,8 @@ def _pixels(image: Image) -> np.ndarray:
     if image.mode == "F":
         raise ValueError("floating-point pixels, whose range no file tells")
     if image.mode.startswith("I"):  # 16 bits of grey
-        grey = np.asarray(image).astype(np.int64)
-        grey = np.clip(grey, 0, 65535) / 257 if grey.max() < 65536 else np.clip(grey, 0, None) / ((1 << 31) - 1) * 255
+        deep = np.clip(np.asarray(image).astype(np.int64), 0, None)
+        grey = deep / 257 if deep.max() < 1 << 16 else deep / ((1 << 31) - 1) * 255
         return np.repeat(np.round(grey).astype(np.uint8)[..., None], 3, 2)
     if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
         above = image.convert("RGBA")

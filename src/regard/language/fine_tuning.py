@@ -93,8 +93,10 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
             raise rejected("train", options.start, "be the folder of a language model", type(loaded).__name__)
         check_tokenizer(trunk, tokenizer, "train", options.start)
         trunk = bare(trunk, options.model)
-        model = SequenceClassifier(trunk, names, trunk.config.dropout)
-        if isinstance(loaded, SequenceClassifier) and loaded.labels == model.labels:
+        same = isinstance(loaded, SequenceClassifier) and loaded.labels == tuple(names)
+        bias = not same or loaded.output.bias is not None
+        model = SequenceClassifier(trunk, names, trunk.config.dropout, bias=bias)
+        if same:
             model.output.load_state_dict(loaded.output.state_dict())
         if options.tune == "frozen":
             model.model.requires_grad_(False)

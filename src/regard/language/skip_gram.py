@@ -16,8 +16,8 @@ from torch import Tensor
 from regard.data.shards import TokenShards
 from regard.language.options import SkipGramOptions
 
-#: The root of the mean square of a vector's elements: an embedding of a normal distribution is as large.
-SCALE = 0.1
+#: The root of the mean square of a vector's elements: blocks that have learned nothing yet add less than this.
+SCALE = 0.3
 #: Tokens that are gone through at once: between two blocks a run may be interrupted.
 _BLOCK = 1 << 20
 #: Places of the table that tokens are drawn from in place of true neighbours, by their frequency to this power.
@@ -40,7 +40,7 @@ def token_vectors(
         −Σ_o log σ(u_o · v_c) − k/m Σ_n log σ(−u_n · v_c),   m draws, which stand for k of each neighbour
 
     whose gradient is followed from token to token at a rate that falls to 0. Frequent tokens are left out at random
-    (Mikolov 2013). What is returned is v, scaled to a root mean square of 0.1; tokens that the text does not have stay
+    (Mikolov 2013). What is returned is v, scaled to a root mean square of 0.3; tokens that the text does not have stay
     as they are drawn. The same text, options and seed give the same vectors on one machine.
 
     Parameters

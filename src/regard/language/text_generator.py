@@ -84,9 +84,8 @@ class TextGenerator:
         """
         what = "a model that writes: a decoder"
         model, tokenizer = load_with_tokenizer(folder, DecoderLM, what, "generate", dtype)
-        weight = model.embedding.weight
-        if weight.device.type == "cpu" and weight.dtype == torch.float32:
-            arrange_weights(model)
+        if _decodes_faster_arranged(model):
+            arrange_weights(model, head=False)
         return cls(model, tokenizer)
 
     def generate(
@@ -117,6 +116,8 @@ class TextGenerator:
         options = GenerationOptions() if options is None else options
         numbers = [self.encode(prompt) for prompt in prompts]
         written = [Generated() for _ in range(len(prompts) * options.samples)]
+        if len(written) == 1 and _decodes_faster_arranged(self.model):
+            arrange_weights(self.model)
         texts = [""] * len(written)
         tokens = self._stream(numbers, options, self._stops(stop), attention, drafter)
         for token, text in stream_text(tokens, self.tokenizer.decode_stream):
@@ -191,6 +192,13 @@ class TextGenerator:
             for sample in range(options.samples):
                 for token in speculator.stream(prompt, options, stops, sample=sample):
                     yield replace(token, request=i * options.samples + sample)
+
+
+def _decodes_faster_arranged(model: DecoderLM) -> bool:
+    """Whether layouts of weights matter: on a CPU in float32, where they are weights still."""
+    weight = model.embedding.weight
+    plain = model.output is None or type(model.output) is torch.nn.Linear
+    return plain and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def earlier_tokens(written: GeneratedText, tokenizer: Tokenizer) -> Alignment:

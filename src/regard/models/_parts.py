@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard._errors import rejected, unknown_name
@@ -116,3 +117,18 @@ def find_map(model: Any, name: str) -> int:
         raise unknown_name(type(model).__name__, "map", name, model.maps)
     index: int = model.maps.index(name)
     return index
+
+
+#: With so many rows a product with many columns takes less time the other way round, where weights lie row by row.
+_FEW = range(2, 9)
+
+
+def vocabulary_scores(rows: Tensor, weight: Tensor) -> Tensor:
+    """Return the products (..., N) of rows (..., E) with a matrix (N, E) that scores a vocabulary.
+
+    The same as ``rows @ weight.T``; with 2 to 8 rows, as in a step of decoding, a CPU takes about half the time.
+    """
+    few = rows.numel() // max(rows.shape[-1], 1) in _FEW and not torch.is_grad_enabled()
+    if few and rows.device.type == "cpu" and rows.dtype == torch.float32 and weight.is_contiguous():
+        return (weight @ rows.flatten(0, -2).t()).t().reshape(*rows.shape[:-1], len(weight))
+    return F.linear(rows, weight)

@@ -93,11 +93,7 @@ class EncoderDecoder(nn.Module, ABC):
 
     def logits(self, features: Tensor, out: Tensor | None = None) -> Tensor:
         """Return the logits (..., N) of rows (..., P), in the memory of ``out`` (..., N) where that is given."""
-        weight, bias = self.projection
-        if out is None:
-            return F.linear(features, weight, bias)
-        torch.addmm(bias, features.flatten(0, -2), weight.t(), out=out.flatten(0, -2))
-        return out
+        return project(features, *self.projection, out)
 
     @abstractmethod
     def start(self, memory: Any, beams: int) -> Rows:
@@ -157,3 +153,11 @@ class EncoderDecoder(nn.Module, ABC):
             Which symbols are no padding.
         """
         raise NotImplementedError(f"{type(self).__name__} draws nothing")
+
+
+def project(features: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return the logits (..., N) of rows (..., P), in the memory of ``out`` (..., N) where that is given."""
+    if out is None:
+        return F.linear(features, weight, bias)
+    torch.addmm(bias, features.flatten(0, -2), weight.t(), out=out.flatten(0, -2))
+    return out

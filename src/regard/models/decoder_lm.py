@@ -11,7 +11,6 @@ from functools import reduce
 from operator import and_
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import masks
@@ -20,7 +19,7 @@ from regard._errors import described, rejected
 from regard._schema import option
 from regard.masks import Mask, MaskLike
 from regard.models._block import Block, BlockStack, PositionEmbedding, draw, embedded, norm, rotary
-from regard.models._parts import size
+from regard.models._parts import size, vocabulary_scores
 from regard.models.language_config import LanguageConfig
 from regard.models.pooling import OF_DECODERS, pooled
 from regard.nn import KVCache
@@ -218,7 +217,10 @@ class DecoderLM(BlockStack):
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the logits (..., N) of rows (..., E)."""
-        return F.linear(features, self.embedding.weight) if self.output is None else self.output(features)
+        head = self.embedding if self.output is None else self.output
+        if type(head) in (nn.Embedding, nn.Linear):  # others have no weight that could be read
+            return vocabulary_scores(features, head.weight)
+        return head(features)
 
     def caches(self, capacity: int | None = None, *, sliding: bool = False) -> list[Any]:
         """Return an empty cache for each layer: :class:`KVCache`, or :class:`LinearCache` where attention is linear.

@@ -32,16 +32,29 @@ class Head(nn.Module, ABC):
         Their names, at least two and all different.
     dropout : float, default 0.1
         Probability of dropping a feature before the matrix, in training.
+    bias : bool, default True
+        Of the scores.
+    pad : int, optional
+        The number of padding, by which it is told where ``keep`` is not given.
     """
 
-    def __init__(self, model: LanguageModel, labels: Sequence[str], dropout: float = 0.1) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        labels: Sequence[str],
+        dropout: float = 0.1,
+        *,
+        bias: bool = True,
+        pad: int | None = None,
+    ) -> None:
         super().__init__()
         self.labels = tuple(labels)
         if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
             raise rejected(type(self).__name__, "labels", "be at least two, all different", list(labels)[:5])
         self.model = model
         self.dropout = nn.Dropout(probability(self, "dropout", dropout))
-        self.output = nn.Linear(self.parts * model.config.width, len(self.labels))
+        self.output = nn.Linear(self.parts * model.config.width, len(self.labels), bias=bias)
+        self.pad = pad
         self.reset_parameters()
 
     #: How many rows of the model stand side by side in what is scored.
@@ -50,7 +63,8 @@ class Head(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Draw the head's matrix anew with standard deviation 0.02; the model stays as it is."""
         nn.init.normal_(self.output.weight, std=0.02)
-        nn.init.zeros_(self.output.bias)
+        if self.output.bias is not None:
+            nn.init.zeros_(self.output.bias)
 
     @abstractmethod
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None, **inputs: Any) -> Tensor:
@@ -73,6 +87,8 @@ class Head(nn.Module, ABC):
 
     def sequence(self, tokens: Tensor, keep: Tensor | None, **inputs: Any) -> Tensor:
         """Return one row (B, E) for each sequence, by the config's ``pooling``."""
+        if keep is None and self.pad is not None:
+            keep = tokens != self.pad
         return self.model.pool(self.rows(tokens, keep, **inputs), keep)
 
     def extra_repr(self) -> str:

@@ -62,14 +62,16 @@ FORMATS = {
     ),
 }
 
+#: What config.json may say of a head.
+_HEAD_OPTIONS: dict[str, Any] = {"teacher": bool, "bias": bool, "pad": int | None}
+
 
 def load(folder: str | Path, *, dtype: torch.dtype | None = None) -> Stored:
     """Return the model of language or of images in a folder, in evaluation mode.
 
     Folders of Hugging Face of GPT-2, Llama, Mistral, Qwen2, BERT, RoBERTa, ALBERT, ViT and DeiT are read as they are:
-    config.json and model.safetensors, or its shards; classifiers of sequences and of tokens on BERT, RoBERTa and
-    ALBERT, and of images on ViT and DeiT, too. No pickle is ever loaded. What config.json claims is compared with the
-    files' headers before memory is taken.
+    config.json and model.safetensors, or its shards; classifiers of sequences, of tokens and of images on them, too. No
+    pickle is ever loaded. What config.json claims is compared with the files' headers before memory is taken.
 
     Parameters
     ----------
@@ -154,7 +156,10 @@ def save(model: Stored, folder: str | Path) -> None:
     if headed:
         head = next((each for each, made in form.heads.items() if type(model) is made), None)
         config |= {"head": head, "labels": model.labels}
-        config |= {"teacher": model.taught is not None} if isinstance(model, ImageClassifier) else {}
+        if isinstance(model, ImageClassifier):
+            config["teacher"] = model.taught is not None
+        elif isinstance(model, Head):
+            config |= {"bias": model.output.bias is not None, "pad": model.pad}
     save_model(folder, model, config)
 
 
@@ -168,7 +173,10 @@ def _write(family: Family, described: Described, model: nn.Module, trunk: Any, f
     rules, prefix = list(family.rules(trunk.config)), family.trunk
     if (end := head_of(family, model)) is not None:
         rules = head_rules(family, rules, end)
-        described["architectures"] = [f"{described['architectures'][0].partition('For')[0].removesuffix('Model')}{end}"]
+        name = described["architectures"][0].partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model")
+        described["architectures"] = [f"{name}{end}"]
+        if family.model is DecoderLM:
+            described["pad_token_id"] = model.pad
         labels: Any = model.labels
         described["id2label"] = {str(i): label for i, label in enumerate(labels)}
         described["label2id"] = {label: i for i, label in enumerate(labels)}
@@ -198,7 +206,10 @@ def _built(folder: Path, form: Format, config: dict[str, Any]) -> Any:
             model = form.kinds[kind][1](made)
             if head is None:
                 return model
-            more = {"teacher": True} if config.get("teacher") is True else {}
-            return form.heads[head](model, config.get("labels", ()), **more)
+            options = {name: config[name] for name in _HEAD_OPTIONS if name in config}
+            wrong = [name for name, value in options.items() if not isinstance(value, _HEAD_OPTIONS[name])]
+            if wrong:
+                raise file_error(path, f"have a field {wrong[0]!r} that a head knows", brief(options[wrong[0]]))
+            return form.heads[head](model, config.get("labels", ()), **options)
     except (ValueError, TypeError) as error:
         raise file_error(path, "describe a model", f"this: {str(error).rstrip('.')}") from None

@@ -10,7 +10,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,9 +21,10 @@ from regard import AuxRequest
 from regard._errors import rejected
 from regard.models._parts import Output, check_probability, find_map, scheduled_sampling
 from regard.models.attending import scorer
-from regard.models.base import EncoderDecoder
+from regard.models.base import EncoderDecoder, project
 from regard.models.transformer_config import TransformerConfig
 from regard.nn import (
+    BeamCache,
     KVCache,
     LearnedPositions,
     MultiheadAttention,
@@ -33,6 +34,7 @@ from regard.nn import (
     TransformerEncoderLayer,
 )
 from regard.nn._base import cleared
+from regard.nn.beam_cache import continued
 
 #: Sources that are read at once, of similar lengths.
 _ALIKE = 16
@@ -64,19 +66,36 @@ class State:
 
     Attributes
     ----------
-    caches : tuple of KVCache
+    caches : tuple of BeamCache or KVCache
         The keys and values of the steps so far, for each layer. They may hold later steps, too: those of a state that
         was made of this one.
     time : int
         How many steps have been made.
+    rows : Tensor (R,), optional
+        Which rows of the caches these are; None for all.
+    weight : Tensor (N, E), optional
+        The matrix that scores the vocabulary, laid out for products with few rows.
     """
 
-    caches: tuple[KVCache, ...]
+    caches: tuple[BeamCache | KVCache, ...]
     time: int = 0
+    rows: Tensor | None = None
+    weight: Tensor | None = None
 
     def select(self, rows: Tensor) -> State:
         """Return these rows in this order."""
-        return State(tuple(_rows(_first(each, self.time), rows) for each in self.caches), self.time)
+        return replace(self, rows=rows if self.rows is None else self.rows[rows])
+
+    def continued(self, sequences: int) -> tuple[BeamCache | KVCache, ...]:
+        """Return the caches of these rows, the beams of so many sequences, to which the next step may be appended."""
+        return tuple(
+            continued(each, self.time, self.rows, sequences)
+            if isinstance(each, BeamCache)
+            else _first(each, self.time)
+            if self.rows is None
+            else _rows(_first(each, self.time), self.rows)
+            for each in self.caches
+        )
 
 
 class TransformerSequenceDecoder(EncoderDecoder):
@@ -212,11 +231,16 @@ class TransformerSequenceDecoder(EncoderDecoder):
         return features, maps[0][:, head]
 
     def start(self, memory: Memory, beams: int) -> State:  # noqa: ARG002
-        return State(tuple(KVCache() for _ in self.decoder))
+        # Where a score goes by the places of keys, each row has its own.
+        kind = KVCache if self.config.score == "location" else BeamCache
+        weight, _ = self.projection
+        arranged = None if torch.is_grad_enabled() or weight.device.type != "cpu" else weight.t().contiguous().t()
+        return State(tuple(kind() for _ in self.decoder), weight=arranged)
 
     def step(self, last: Tensor, memory: Memory, state: State, out: Tensor | None = None) -> tuple[Tensor, State]:
         features, state = self._advance(last, memory, state)
-        return self.logits(features, out), state
+        weight, bias = self.projection
+        return project(features, weight if state.weight is None else state.weight, bias, out), state
 
     def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         maps: list[Tensor] = []
@@ -226,18 +250,19 @@ class TransformerSequenceDecoder(EncoderDecoder):
     def _advance(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
         """Return the rows (B, K, E) after the symbols ``last`` (B, K), and the state after them."""
         B, K = last.shape
-        caches = tuple(_first(each, state.time) for each in state.caches)
+        caches = state.continued(B)
         x = self._embed(last.reshape(B * K, 1), self.target_embedding, self.target_positions, state.time)  # (B·K, 1, E)
-        nothing = x.new_empty(B, 0, self.config.width)  # to add to the memory's keys and values
+        padding = memory.padding[:, None, None]
         for layer, own, other in zip(self.decoder, caches, memory.caches):
 
             def read(y: Tensor, layer: nn.Module = layer, other: KVCache = other) -> Tensor:
+                assert isinstance(layer, TransformerDecoderLayer)
                 beams = y.view(B, K, -1)  # beams of a sequence are so many queries to one memory
-                return self._attend(layer, beams, nothing, memory.padding, cache=other)[0].view(B * K, 1, -1)
+                return layer.multihead_attn.read(beams, other, padding).view(B * K, 1, -1)
 
             x = self._decode(layer, x, read, own)
         x = self.decoder_norm(x).view(B, K, -1)  # (B, K, E)
-        return x, State(caches, state.time + 1)
+        return x, replace(state, caches=caches, time=state.time + 1, rows=None)
 
     def _read_alike(self, source: Tensor, lengths: Tensor, padding: Tensor) -> Tensor:
         """Return :meth:`_read`, for few sources of similar lengths at a time: a processor reads the less padding."""
@@ -277,7 +302,7 @@ class TransformerSequenceDecoder(EncoderDecoder):
         rows = cleared(embedding(symbols), lengths) * math.sqrt(self.config.width)
         return self.dropout(rows if positions is None else positions(rows, offset))
 
-    def _decode(self, layer: nn.Module, x: Tensor, read: Callable[[Tensor], Tensor], cache: KVCache | None) -> Tensor:
+    def _decode(self, layer: nn.Module, x: Tensor, read: Callable[[Tensor], Tensor], cache: Any) -> Tensor:
         """Return what a layer makes of rows (B, L, E), where ``read`` is its attention to the source."""
         assert isinstance(layer, TransformerDecoderLayer)
         own: dict[str, Any] = {"need_weights": False, "is_causal": True, "cache": cache}

@@ -5,6 +5,7 @@ Sequences are (B, N, E), images (B, C, H, W). ``valid_lens`` (B,) or (B, L) says
 
 from regard.nn._recurrence import LinearState
 from regard.nn._scored import ScoredAttention
+from regard.nn.beam_cache import BeamCache
 from regard.nn.channels import CBAM, ECA, ChannelAttention, SpatialAttention, SqueezeExcitation
 from regard.nn.conv_attention import MultiheadConvAttention
 from regard.nn.convert import convert
@@ -56,6 +57,7 @@ __all__ = [
     "SAB",
     "AdditiveAttention",
     "AlibiBias",
+    "BeamCache",
     "ChannelAttention",
     "ConcatAttention",
     "ContentAddressing",

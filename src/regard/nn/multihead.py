@@ -17,12 +17,13 @@ from regard._constraints import probability, size
 from regard._errors import described, rejected, shape
 from regard._torch import OutProjection
 from regard.engines import EngineLike
-from regard.masks import Extent, Mask, MaskLike
+from regard.masks import Extent, MaskLike
 from regard.nn import _torch_masks
 from regard.nn._base import parameter
 from regard.nn._nested import attend_nested
 from regard.nn._parts import PartLayer, current
 from regard.nn._scored import ScoredAttention
+from regard.nn.beam_cache import BeamCache
 from regard.nn.kv_cache import KVCache
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
@@ -185,7 +186,7 @@ class MultiheadAttention(PartLayer):
         average_attn_weights: bool = True,
         is_causal: bool = False,
         *,
-        cache: KVCache | None = None,
+        cache: KVCache | BeamCache | None = None,
         return_aux: AuxRequest | None = None,
     ) -> tuple[Tensor, Any]:
         """Return the output and the weights.
@@ -206,8 +207,9 @@ class MultiheadAttention(PartLayer):
             Return the mean of the weights over heads.
         is_causal : bool, default False
             Also hide keys after the query; both are counted from the start, queries after the steps in the cache.
-        cache : KVCache, optional
-            Holds the keys and values of earlier steps. These come first, and masks speak of all S.
+        cache : KVCache or BeamCache, optional
+            Holds the keys and values of earlier steps. These come first, and masks speak of all S. A BeamCache knows
+            itself what a row sees: with it come no masks.
         return_aux : AuxRequest, optional
             What to tell instead of the weights, head by head.
 
@@ -221,7 +223,7 @@ class MultiheadAttention(PartLayer):
         plain = query is key and key is value and key_padding_mask is None and attn_mask is None
         if plain and self._is_usual(query):
             batched, L = True, query.shape[1]
-            mask = masks.causal(offset=start) if is_causal and L > 1 else None
+            mask: MaskLike | None = masks.causal(offset=start) if is_causal and L > 1 else None
             q, k, v = self._in_projected(query)
         else:
             if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
@@ -240,7 +242,11 @@ class MultiheadAttention(PartLayer):
             q, k, v = self._projected(query, key, value, key_padding_mask, attn_mask, extent)
         if self.rotary is not None:
             q, k = self.rotary(q, start), self.rotary(k, start)
-        if cache is not None:
+        if isinstance(cache, BeamCache):
+            if key_padding_mask is not None or attn_mask is not None:
+                raise rejected(type(self).__name__, "cache", "be a KVCache where there are masks", "a BeamCache")
+            q, (k, v, mask) = cache.fold(q), cache.append(k, v)
+        elif cache is not None:
             k, v = cache.append(k, v)
         if self._extends:
             k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
@@ -250,12 +256,36 @@ class MultiheadAttention(PartLayer):
             if cache is not None:  # a call that failed has not been: it may be tried again
                 cache.truncate(start)
             raise
+        output = cache.unfold(output) if isinstance(cache, BeamCache) else output
         output = self.out_proj(output.transpose(1, 2).flatten(2))
         if isinstance(extra, Tensor):
             extra = (extra.mean(1) if average_attn_weights else extra).to(output.dtype)
         if not batched:
             return output.squeeze(0), extra.squeeze(0) if isinstance(extra, Tensor) else _unbatched(extra)
         return output if self.batch_first else output.transpose(0, 1), extra
+
+    def read(self, query: Tensor, cache: KVCache, attn_mask: MaskLike | None = None) -> Tensor:
+        """Return what rows read of the keys and values that a cache holds, which gets no others.
+
+        Parameters
+        ----------
+        query : Tensor (B, L, E)
+        cache : KVCache
+            Of B sequences with S steps, which ``forward`` has filled.
+        attn_mask : Tensor, Mask or callable, optional
+            As :func:`regard.attention` takes it: True shows.
+
+        Returns
+        -------
+        Tensor (B, L, E)
+        """
+        E = self.embed_dim
+        weight = self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight[:E]
+        assert weight is not None
+        rows = F.linear(query, weight, None if self.in_proj_bias is None else self.in_proj_bias[:E])
+        q = rows.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        output, _ = self._attend(q, cache.key, cache.value, attn_mask, False, None)
+        return self.out_proj(output.transpose(1, 2).flatten(2))
 
     def _is_usual(self, x: Any) -> bool:
         """Whether a tensor is (B, N, E) and one product makes queries, keys and values of it."""
@@ -317,7 +347,7 @@ class MultiheadAttention(PartLayer):
         return torch.cat([rows, *after], 2) if after else rows
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, need_weights: bool, request: AuxRequest | None
+        self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, need_weights: bool, request: AuxRequest | None
     ) -> tuple[Tensor, Tensor | Aux | None]:
         """Return the heads' outputs (B, H, L, D), and weights (B, H, L, S) or what else is asked for."""
         dropout_p = self.dropout if self.training else 0.0

@@ -22,6 +22,7 @@ from regard.decoding.beam_search import Hypothesis, search
 from regard.decoding.predictions import Prediction, PredictionOptions, merge_duplicates, with_alternatives
 from regard.models.base import END, EncoderDecoder
 from regard.models.captioner import CAPTIONERS
+from regard.models.efficientnet import channels_last
 from regard.models.folders import (
     CONFIG,
     build_model,
@@ -111,7 +112,7 @@ class Captioner:
         except ValueError as error:
             raise file_error(path, "describe a model, an encoder and a vocabulary that fit", str(error)) from None
         load_weights(folder, made._whole(), config)
-        encoder.to(memory_format=torch.channels_last)
+        channels_last(encoder)
         return made
 
     def _whole(self) -> nn.Module:

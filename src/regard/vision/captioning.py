@@ -13,12 +13,14 @@ import numpy as np
 import torch
 
 from regard._errors import RegardWarning, in_section, rejected
+from regard._writing import write_atomically
 from regard.data.captions import CaptionBatches, FeatureGrids, Grids, PixelGrids, read_captions, with_images
 from regard.data.images import Images, open_images
 from regard.data.pairs import Pairs, split
 from regard.decoding.beam_search import SearchOptions
 from regard.decoding.predictions import PredictionOptions
 from regard.models.captioner import CAPTIONERS
+from regard.models.folders import json_bytes
 from regard.text.ragged import Ragged
 from regard.text.vocabulary import Vocabulary
 from regard.training.frequencies import Frequencies
@@ -123,6 +125,9 @@ class Captioning:
             )
             self.options = replace(self.options, training=self.options.training.planned(batches.per_epoch))
             training = self.options.training
+            if not resume:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write_atomically(self.folder / TARGET, json_bytes(vocabulary.to_json()))
             files.write(files.read_record() if resume else record, self.options)
             self.say(f"{training.steps:,} steps, {batches.per_epoch:,} batches an epoch")
             targets = vocabulary.encode_all(learn.targets)
@@ -256,8 +261,6 @@ class Captioning:
                     raise rejected("resume", name, f"be the {what} that the run began with", "others")
             restore_conditions(begun, record, self.say)
             return Vocabulary.from_json(files.read_table(TARGET), str(self.folder / TARGET))
-        from regard._writing import write_atomically
-        from regard.models.folders import json_bytes
         from regard.text.subwords import SubwordVocabulary
 
         if vocabulary is None:
@@ -268,8 +271,6 @@ class Captioning:
                 vocabulary = SubwordVocabulary.train(learn.targets, options.kind, size, lowercase=options.lowercase)
             for each in caught:
                 self.say(str(each.message).partition(": ")[2])
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.folder / TARGET, json_bytes(vocabulary.to_json()))
         return vocabulary
 
     def _captioner(self, encoder: ImageEncoder, vocabulary: Vocabulary) -> Captioner:

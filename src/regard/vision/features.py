@@ -13,6 +13,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -117,6 +118,7 @@ def write_features(
         If none can be used, or the file cannot be written.
     """
     path = Path(path)
+    is_new = not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     space = _BESIDE + sum(len(json.dumps(name)) + _PER_NAME for name in names)
@@ -139,8 +141,12 @@ def write_features(
                 raise rejected("train", str(images.path), "have images that can be used", got, ImageFileError)
             _finish(file, space, kept, bad, encoder)
         beside.replace(path)
-    finally:
+    except BaseException:
         beside.unlink(missing_ok=True)
+        if is_new:
+            with suppress(OSError):
+                path.parent.rmdir()
+        raise
     return bad
 
 

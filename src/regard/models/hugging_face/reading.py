@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -38,16 +38,17 @@ from regard.models.vision_transformer import VisionTransformer
 INDEX = "model.safetensors.index.json"
 FAMILIES = (GPT2, LLAMA, BERT, ROBERTA, ALBERT, VIT, DEIT)
 #: The heads that are read, by the end of the name of an architecture, and what makes them of a model and labels.
-HEADS: dict[str, Callable[[Any, Sequence[str]], Head | ImageClassifier]] = {
+HEADS: dict[str, Callable[..., Head | ImageClassifier]] = {
     "ForSequenceClassification": SequenceClassifier,
     "ForTokenClassification": TokenClassifier,
     "ForImageClassification": ImageClassifier,
     "ForImageClassificationWithTeacher": partial(ImageClassifier, teacher=True),
 }
+_LABELS = ("ForSequenceClassification", "ForTokenClassification")
 #: Those of each kind of model; what else is read is the bare model.
 _HEADS_OF: dict[type[Any], tuple[str, ...]] = {
-    DecoderLM: (),
-    EncoderLM: ("ForSequenceClassification", "ForTokenClassification"),
+    DecoderLM: _LABELS,
+    EncoderLM: _LABELS,
     VisionTransformer: ("ForImageClassification", "ForImageClassificationWithTeacher"),
 }
 _MODELS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForPreTraining", "Model")
@@ -85,6 +86,8 @@ def read_folder(
     if not prefix:
         names = set(places)
     config = _config(path, family, described, names)
+    if architecture in HEADS and family.model is DecoderLM:
+        config = replace(config, tied=True)  # nothing scores the vocabulary
     if config.layers > len(places):
         expected = f"have at most as many layers as there are tensors, {len(places)}"
         raise file_error(path, expected, config.layers)
@@ -92,7 +95,10 @@ def read_folder(
     with torch.device("meta"):
         model: nn.Module = family.model(config)
         if architecture in HEADS:
-            model = HEADS[architecture](model, _labels(path, described))
+            head: dict[str, Any] = {}
+            if family.model is DecoderLM and HEADS[architecture] is SequenceClassifier:
+                head = {"bias": False, "pad": described.get("pad_token_id")}
+            model = HEADS[architecture](model, _labels(path, described), **head)
             rules = head_rules(family, rules, architecture)
     rules = [replace(rule, theirs=tuple(whole_name(name, prefix) for name in rule.theirs)) for rule in rules]
     _check(folder, family, model, rules, places)
@@ -108,6 +114,8 @@ def head_rules(family: Family, rules: list[Rule], architecture: str) -> list[Rul
         return [*inner, *same({"model.pooler": "/classifier.dense", "output": "/classifier.out_proj"})]
     if architecture == "ForImageClassificationWithTeacher":
         return [*inner, *same({"output": "/cls_classifier", "taught": "/distillation_classifier"})]
+    if family is LLAMA or (family is GPT2 and architecture == "ForSequenceClassification"):
+        return [*inner, *same({"output": "/score"})]
     return [*inner, *same({"output": "/classifier"})]
 
 
@@ -119,7 +127,9 @@ def head_of(family: Family, model: nn.Module) -> str | None:
             # Theirs score the row itself.
             fits = (model.taught is not None) == end.endswith("WithTeacher") and not model.model.config.pooled  # type: ignore[union-attr]
         else:
-            fits = type(model) is HEADS[end]
+            # Their scores of sequences have no bias where they stand on decoders.
+            bias = family.model is EncoderLM or end != "ForSequenceClassification"
+            fits = type(model) is HEADS[end] and (model.output.bias is not None) == bias  # type: ignore[union-attr]
         if fits and isinstance(trunk, family.model):
             return end
     return None

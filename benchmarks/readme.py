@@ -320,10 +320,14 @@ def of_hugging_face() -> str:
 
 def of_vision() -> str:
     """Return the page on images with what was measured last."""
-    numbers = json.loads(CAPTIONED.read_text(encoding="utf-8"))
-    made = {"captions": lambda: captioning.goodness(numbers), "looks": lambda: captioning.looked(numbers)}
-    made |= {"classifiers": lambda: image_classification.summary(json.loads(CLASSIFIED.read_text(encoding="utf-8")))}
+    tables = {"captions": (captioning.goodness, CAPTIONED), "looks": (captioning.looked, CAPTIONED)}
+    tables |= {"classifiers": (image_classification.summary, CLASSIFIED)}
+    made = {name: partial(_measured, *each) for name, each in tables.items()}
     return filled(VISION.read_text(encoding="utf-8"), made)
+
+
+def _measured(table: Callable[[dict[str, Any]], str], path: Path) -> str:
+    return table(json.loads(path.read_text(encoding="utf-8")))
 
 
 def of_inspector() -> str:

@@ -33,6 +33,8 @@ the name of a goal
     how fast models of transformers run, in docs/hugging-face.md
 ``asked``, ``table``
     how long kernel regressions of millions of points take, in docs/large-regression.md
+``classifiers``
+    how well classifiers of images do, in docs/vision.md
 ``captions``, ``looks``
     how good captions are and where their words look, in docs/vision.md
 ``page``, ``capture``
@@ -54,7 +56,16 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from benchmarks import captioning, capture, hugging_face, language_goals, large_regression, page, planning
+from benchmarks import (
+    captioning,
+    capture,
+    hugging_face,
+    image_classification,
+    language_goals,
+    large_regression,
+    page,
+    planning,
+)
 from benchmarks.alignment import summary as of_alignment
 from benchmarks.bench import LIMIT_NAMES
 from benchmarks.machine import ROOT
@@ -80,8 +91,9 @@ PLANNED, PLANNING = RESULTS / "planning.json", ROOT / "docs" / "planning.md"
 LANGUAGE = ROOT / "docs" / "language-models.md"
 #: How fast models of transformers run, and the page that shows it.
 INSPECTOR = ROOT / "docs" / "inspector.md"
-#: How good captioners are, and the page that shows it.
+#: How good captioners and classifiers of images are, and the page that shows it.
 CAPTIONED, VISION = RESULTS / "captioning.json", ROOT / "docs" / "vision.md"
+CLASSIFIED = RESULTS / "image-classification.json"
 HUGGED, HUGGING_FACE = RESULTS / "hugging-face.json", ROOT / "docs" / "hugging-face.md"
 UNITS = {"time": "× the time", "speed": "× faster", "overhead": "µs more", "backward": "× the forward", "memory": "MB"}
 #: The goals that a reader sees first.
@@ -327,9 +339,14 @@ def of_hugging_face() -> str:
 
 def of_vision() -> str:
     """Return the page on images with what was measured last."""
-    numbers = json.loads(CAPTIONED.read_text(encoding="utf-8"))
-    made = {"captions": lambda: captioning.goodness(numbers), "looks": lambda: captioning.looked(numbers)}
+    tables = {"captions": (captioning.goodness, CAPTIONED), "looks": (captioning.looked, CAPTIONED)}
+    tables |= {"classifiers": (image_classification.summary, CLASSIFIED)}
+    made = {name: partial(_measured, *each) for name, each in tables.items()}
     return filled(VISION.read_text(encoding="utf-8"), made)
+
+
+def _measured(table: Callable[[dict[str, Any]], str], path: Path) -> str:
+    return table(json.loads(path.read_text(encoding="utf-8")))
 
 
 def of_inspector() -> str:

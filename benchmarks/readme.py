@@ -359,9 +359,9 @@ def of_inspector() -> str:
 
 def newest(case: str) -> dict[str, Any] | None:
     """Return the newest report that has a case, or None."""
-    paths = sorted(RESULTS.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    found = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
-    return next((report for report in found if case in report.get("cases", {})), None)
+    reports = (json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("*.json"))
+    found = [report for report in reports if case in report.get("cases", {})]
+    return max(found, key=lambda report: report["machine"]["date"], default=None)  # files' own times are of a checkout
 
 
 def main() -> int:

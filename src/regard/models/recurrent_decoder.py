@@ -276,7 +276,7 @@ class RecurrentDecoder(EncoderDecoder):
         parts = [each for each in (rows, entering, glimpse) if each is not None]
         rows = torch.cat(parts, -1) if len(parts) > 1 else rows  # (B, L, D + V or P + G)
         if whole:
-            hidden, last, cell = self._recur(rows, state, (symbols != PAD).sum(1)), state.hidden, state.cell
+            hidden, last, cell = self._recur(rows, state, self._steps_read(symbols)), state.hidden, state.cell
         else:
             hidden, last, cell = self._advance(rows.flatten(0, 1), state)
             hidden = hidden.view(B, L, -1)  # (B, L, Q)
@@ -300,8 +300,16 @@ class RecurrentDecoder(EncoderDecoder):
             context = torch.sigmoid(self.gate(query)) * context
         return context, None if attention is None else attention.view(B, L, -1)
 
+    def _steps_read(self, symbols: Tensor) -> Tensor:
+        """Return how many of symbols (B, L) are read: in training, nobody learns from what follows the last."""
+        B, L = symbols.shape
+        if not self.training:
+            return symbols.new_full((B,), L)
+        places = torch.arange(1, L + 1, device=symbols.device)
+        return (places * (symbols != PAD)).amax(1).clamp_min(1)
+
     def _recur(self, rows: Tensor, state: State, lengths: Tensor) -> Tensor:
-        """Return the last layer's hidden states (B, L, Q) for rows (B, L, ·), of which so many each are real."""
+        """Return the last layer's hidden states (B, L, Q) for rows (B, L, ·), of which so many each are read."""
         L, before = rows.shape[1], [part for part in (state.hidden, state.cell) if part is not None]
 
         def run(rows: Tensor, before: list[Tensor]) -> Tensor:

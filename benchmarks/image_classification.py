@@ -117,7 +117,8 @@ def _networks(rows: list[dict[str, Any]]) -> list[str]:
         if kind != "none" and apart:
             spread = f", from {min(apart):+.2f} to {max(apart):+.2f}" if len(apart) > 1 else ""
             deviation = f", standard deviation {statistics.stdev(apart):.2f}" if len(apart) > 1 else ""
-            lines += ["", f"{kind} − none, seed by seed: {round(statistics.mean(apart), 2) + 0.0:+.2f} points{spread}{deviation}.", ""]
+            mean = round(statistics.mean(apart), 2) + 0.0
+            lines += ["", f"{kind} − none, seed by seed: {mean:+.2f} points{spread}{deviation}.", ""]
     return lines
 
 

@@ -1,10 +1,10 @@
 """What channel and spatial attention keep.
 
-A residual network with CBAM in its blocks (Woo et al. 2018) learns scikit-learn's handwritten digits in fields of noise,
-as ``regard train classifier --images`` trains it. Left, the gates of all blocks' channels, of each digit the mean over
-test images, less the mean of all digits: a block keeps what is green more for this digit than for others, and what is
-pink less. Right, test images, and below them the gates of their places in the three blocks, of which what is bright is
-kept: the first block keeps the digit and its surroundings, the others drop edges and corners.
+A residual network with CBAM in its blocks (Woo et al. 2018) learns scikit-learn's handwritten digits in fields of
+noise, as ``regard train classifier --images`` trains it. Left, the gates of all blocks' channels, of each digit the
+mean over test images, less the mean of all digits: a block keeps what is green more for this digit than for others,
+and what is pink less. Right, test images, and below them the gates of their places in the three blocks, of which what
+is bright is kept: the first block keeps the digit and its surroundings, the others drop edges and corners.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from regard.language.options import LanguageOptions, SkipGramOptions
 from regard.language.pretraining import Pretraining
 from regard.language.skip_gram import SCALE, token_vectors
 from regard.models import load
+from regard.text.tokenizer import Tokenizer
 
 
 def quiet(line: str) -> None:
@@ -65,8 +66,10 @@ def test_a_run_begins_with_them(tmp_path: Path) -> None:
     made = load(tmp_path / "run")
     assert sum("token vectors" in line for line in said) == 2
     shards = TokenShards.open(tmp_path / "run/tokens/learn")
-    again = token_vectors(shards, 16, SkipGramOptions(epochs=2), skip=tuple(range(275, 280)), seed=0, say=quiet)
-    torch.testing.assert_close(made.embedding.weight.detach()[:275], again[:275], rtol=1e-5, atol=1e-6)
+    marks = sorted(set(Tokenizer.load(tmp_path / "run").roles().values()))
+    again = token_vectors(shards, 16, SkipGramOptions(epochs=2), skip=tuple(marks), say=quiet)
+    first = marks[0]  # they are numbered behind all others
+    torch.testing.assert_close(made.embedding.weight.detach()[:first], again[:first], rtol=1e-5, atol=1e-6)
 
 
 def test_options_without_an_effect() -> None:

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.nn import BeamCache, KVCache, MultiheadAttention, Rotary
@@ -20,6 +20,7 @@ def layer(**options: object) -> MultiheadAttention:
     return MultiheadAttention(E, 2, batch_first=True, dtype=torch.float64, **options).eval()  # type: ignore[arg-type]
 
 
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 4), st.integers(1, 14), st.booleans(), st.booleans())
 def test_it_is_a_cache_of_every_beam(
     seed: int, sequences: int, beams: int, steps: int, grouped: bool, learns: bool

@@ -116,8 +116,10 @@ def _kernel() -> Any:
     """Return the compiled pass over a block of tokens, which returns the sum of costs and the number of neighbours."""
     import numba
 
-    @numba.njit(fastmath=True, error_model="numpy", nogil=True)  # type: ignore[untyped-decorator]
-    def learn(numbers, documents, table, vectors, outputs, rate, window, draws, weight, seed):  # type: ignore[no-untyped-def]
+    @numba.njit(fastmath=True, error_model="numpy", nogil=True)
+    def learn(  # type: ignore[no-untyped-def]
+        numbers, documents, table, vectors, outputs, rate, window, draws, weight, seed
+    ):
         np.random.seed(seed)
         width = vectors.shape[1]
         step = np.empty(width, np.float32)

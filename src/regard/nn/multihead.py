@@ -245,7 +245,8 @@ class MultiheadAttention(PartLayer):
         if isinstance(cache, BeamCache):
             if key_padding_mask is not None or attn_mask is not None:
                 raise rejected(type(self).__name__, "cache", "be a KVCache where there are masks", "a BeamCache")
-            q, (k, v, mask) = cache.fold(q), cache.append(k, v)
+            k, v, mask = cache.append(k, v)
+            q = cache.fold(q)
         elif cache is not None:
             k, v = cache.append(k, v)
         if self._extends:

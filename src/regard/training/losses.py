@@ -14,8 +14,8 @@ from torch import Tensor
 from regard._errors import rejected
 from regard.models.base import PAD
 
-#: Logits that exist at once: on a CPU as many as stay in its cache.
-_LOGITS = {"cpu": 3 << 19}
+#: Logits that exist at once: on a CPU few, as they are gone through several times, and enough for fast products.
+_LOGITS = {"cpu": 3 << 20}
 _LOGITS_ELSEWHERE = 1 << 26
 #: No weight of attention counts as smaller.
 _LEAST = 1e-9
@@ -195,7 +195,10 @@ class _Chunked(torch.autograd.Function):
                         to_bias += shares.sum(0)
                     slopes = shares.to(dtype)
                     to_rows[some] = (slopes @ matrix)[:real]
-                    to_weight += slopes.t() @ used[some]
+                    if dtype == to_weight.dtype:
+                        to_weight.addmm_(slopes.t(), used[some])
+                    else:
+                        to_weight += slopes.t() @ used[some]
         if needed:
             ctx.save_for_backward(
                 to_rows, to_weight, None if to_bias is None or bias is None else to_bias.to(bias.dtype)

@@ -93,11 +93,11 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
             raise rejected("train", options.start, "be the folder of a language model", type(loaded).__name__)
         check_tokenizer(trunk, tokenizer, "train", options.start)
         trunk = bare(trunk, options.model)
-        same = isinstance(loaded, SequenceClassifier) and loaded.labels == tuple(names)
-        bias = not same or loaded.output.bias is not None
+        head = loaded.output if isinstance(loaded, SequenceClassifier) and loaded.labels == tuple(names) else None
+        bias = head is None or head.bias is not None
         model = SequenceClassifier(trunk, names, trunk.config.dropout, bias=bias)
-        if same:
-            model.output.load_state_dict(loaded.output.state_dict())
+        if head is not None:
+            model.output.load_state_dict(head.state_dict())
         if options.tune == "frozen":
             model.model.requires_grad_(False)
         elif options.tune == "lora":

@@ -116,7 +116,7 @@ def _kernel() -> Any:
     """Return the compiled pass over a block of tokens, which returns the sum of costs and the number of neighbours."""
     import numba
 
-    @numba.njit(fastmath=True, error_model="numpy", nogil=True)  # type: ignore[untyped-decorator]
+    @numba.njit(fastmath=True, error_model="numpy", nogil=True)
     def learn(numbers, documents, table, vectors, outputs, rate, window, draws, weight, seed):  # type: ignore[no-untyped-def]
         np.random.seed(seed)
         width = vectors.shape[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from regard._errors import rejected
 from regard._schema import Options, option
@@ -20,6 +20,10 @@ class RunOptions(Options):
     """What a run of any task is asked for: every kind has a section of options of training."""
 
     training: TrainingOptions
+
+    def with_absolute_paths(self) -> Self:
+        """Return the options with the names of files from the root on; here there are none."""
+        return self
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ $(BENCH_READY): $(READY)
 
 costs: $(READY)
 	$(BIN)/python -m benchmarks.costs
+	$(BIN)/python -m benchmarks.regression_costs
 
 bench: $(BENCH_READY)
 	$(BIN)/python -m benchmarks
@@ -52,6 +53,7 @@ bench: $(BENCH_READY)
 regression: $(BENCH_READY)
 	$(BIN)/python -m benchmarks.bandwidths
 	$(BIN)/python -m benchmarks.real_data
+	$(BIN)/python -m benchmarks.large_regression
 	$(BIN)/python -m benchmarks.readme
 
 # The catalogue in README and docs, and the numbers that README shows.

@@ -1,11 +1,12 @@
 """What it costs to record what a model attends to.
 
-    python -m benchmarks.capture [--rounds 15] [--threads 2]
+    python -m benchmarks.capture [--rounds 15]
 
 Random models of 6 layers of width 512 and 8 heads that read 512 tokens: GPT-2 of transformers on SDPA, and torch's
 ``nn.TransformerEncoder`` on its fast path. They run with and without :func:`regard.inspect.capture` in turns, after it
-was checked that outputs are equal to the bit; what is told is the median of the ratios of neighbouring turns. Beside
-the bytes that a record takes stand those of its weights in float32, which no one has to hold.
+was checked that outputs are equal to the bit; what is told is the median of the ratios of neighbouring turns. Seconds
+are the processor's, of one thread, so that a busy machine tells the same. Beside the bytes that a record takes stand
+those of its weights in float32, which no one has to hold.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def measured(name: str, rounds: int) -> dict[str, Any]:
 
     seconds = interleaved({"alone": call, "recorded": recorded}, rounds + 1)
     pairs = list(zip(seconds["alone"], seconds["recorded"]))[1:]
-    ratio = statistics.median(after[0] / before[0] for before, after in pairs)
-    alone = statistics.median(before[0] for before, _ in pairs)
+    ratio = statistics.median(after[1] / before[1] for before, after in pairs)
+    alone = statistics.median(before[1] for before, _ in pairs)
     return {"model": name, "ratio": ratio, "seconds": alone, "bytes": record.nbytes, "weights": weights}
 
 
@@ -95,7 +96,7 @@ def table(result: dict[str, Any]) -> str:
         )
         lines.append(f"| {row['model']} | {1000 * row['seconds']:.0f} ms | {more} | {' | '.join(sizes)} |")
     machine = result["machine"]
-    return "\n".join([*lines, "", f"{machine['CPU']} ({machine['vector instructions']}), {result['threads']} threads, "
+    return "\n".join([*lines, "", f"{machine['CPU']} ({machine['vector instructions']}), one thread, "
                       f"{result['date']}."])  # fmt: skip
 
 
@@ -104,12 +105,11 @@ def main(arguments: list[str]) -> None:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
+    torch.set_num_threads(1)
     rows = [measured(name, given.rounds) for name in MODELS]
-    result = {"machine": facts(), "threads": given.threads, "date": f"{datetime.now(UTC):%Y-%m-%d}", "rows": rows}
+    result = {"machine": facts(), "threads": 1, "date": f"{datetime.now(UTC):%Y-%m-%d}", "rows": rows}
     given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     given.out.with_suffix(".md").write_text(report(result), encoding="utf-8")
     print(report(result))

@@ -31,6 +31,10 @@ the name of a goal
     what language models were asked to reach, and reached, in docs/language-models.md
 ``hugging-face``
     how fast models of transformers run, in docs/hugging-face.md
+``asked``, ``table``
+    how long kernel regressions of millions of points take, in docs/large-regression.md
+``classifiers``
+    how well classifiers of images do, in docs/vision.md
 ``captions``, ``looks``
     how good captions are and where their words look, in docs/vision.md
 ``page``, ``capture``
@@ -52,7 +56,16 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from benchmarks import capture, captioning, hugging_face, language_goals, page, planning
+from benchmarks import (
+    captioning,
+    capture,
+    hugging_face,
+    image_classification,
+    language_goals,
+    large_regression,
+    page,
+    planning,
+)
 from benchmarks.alignment import summary as of_alignment
 from benchmarks.bench import LIMIT_NAMES
 from benchmarks.machine import ROOT
@@ -66,6 +79,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 BANDWIDTHS = RESULTS / "bandwidths.json"
 #: The comparison on real data, and the page that shows it.
 REAL, REGRESSION = RESULTS / "real-data.json", ROOT / "docs" / "regression.md"
+#: Regressions of millions of points, and the page that shows them.
+LARGE, LARGE_REGRESSION = RESULTS / "large-regression.json", ROOT / "docs" / "large-regression.md"
 #: The scores of trained models, and the page that shows them.
 TRAINED, TRANSLATION = RESULTS / "translation.json", ROOT / "docs" / "translation.md"
 #: How well attention aligns words.
@@ -76,8 +91,9 @@ PLANNED, PLANNING = RESULTS / "planning.json", ROOT / "docs" / "planning.md"
 LANGUAGE = ROOT / "docs" / "language-models.md"
 #: How fast models of transformers run, and the page that shows it.
 INSPECTOR = ROOT / "docs" / "inspector.md"
-#: How good captioners are, and the page that shows it.
+#: How good captioners and classifiers of images are, and the page that shows it.
 CAPTIONED, VISION = RESULTS / "captioning.json", ROOT / "docs" / "vision.md"
+CLASSIFIED = RESULTS / "image-classification.json"
 HUGGED, HUGGING_FACE = RESULTS / "hugging-face.json", ROOT / "docs" / "hugging-face.md"
 UNITS = {"time": "× the time", "speed": "× faster", "overhead": "µs more", "backward": "× the forward", "memory": "MB"}
 #: The goals that a reader sees first.
@@ -284,6 +300,12 @@ def regression() -> str:
     return filled(REGRESSION.read_text(encoding="utf-8"), made)
 
 
+def of_large_regression() -> str:
+    """Return the page on kernel regression of many points with what was measured last."""
+    made = large_regression.contents(json.loads(LARGE.read_text(encoding="utf-8")))
+    return filled(LARGE_REGRESSION.read_text(encoding="utf-8"), made)
+
+
 def translation() -> str:
     """Return the page on translation with what was measured last."""
     made = {
@@ -317,9 +339,14 @@ def of_hugging_face() -> str:
 
 def of_vision() -> str:
     """Return the page on images with what was measured last."""
-    numbers = json.loads(CAPTIONED.read_text(encoding="utf-8"))
-    made = {"captions": lambda: captioning.goodness(numbers), "looks": lambda: captioning.looked(numbers)}
+    tables = {"captions": (captioning.goodness, CAPTIONED), "looks": (captioning.looked, CAPTIONED)}
+    tables |= {"classifiers": (image_classification.summary, CLASSIFIED)}
+    made = {name: partial(_measured, *each) for name, each in tables.items()}
     return filled(VISION.read_text(encoding="utf-8"), made)
+
+
+def _measured(table: Callable[[dict[str, Any]], str], path: Path) -> str:
+    return table(json.loads(path.read_text(encoding="utf-8")))
 
 
 def of_inspector() -> str:
@@ -332,15 +359,17 @@ def of_inspector() -> str:
 
 def newest(case: str) -> dict[str, Any] | None:
     """Return the newest report that has a case, or None."""
-    paths = sorted(RESULTS.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    found = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
-    return next((report for report in found if case in report.get("cases", {})), None)
+    reports = (json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("*.json"))
+    found = [report for report in reports if case in report.get("cases", {})]
+    return max(found, key=lambda report: report["machine"]["date"], default=None)  # files' own times are of a checkout
 
 
 def main() -> int:
     """Fill in README and docs and return 0; 1 where there is nothing to fill in."""
     if REAL.exists():
         REGRESSION.write_text(regression(), encoding="utf-8")
+    if LARGE.exists():
+        LARGE_REGRESSION.write_text(of_large_regression(), encoding="utf-8")
     if TRAINED.exists():
         TRANSLATION.write_text(translation(), encoding="utf-8")
     if PLANNED.exists():

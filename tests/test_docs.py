@@ -49,6 +49,8 @@ def test_the_numbers_are_those_of_the_newest_report() -> None:
         tables = json.loads(beside.read_text(encoding="utf-8"))["tables"]
         assert report.markdown(tables) == beside.with_suffix(".md").read_text(encoding="utf-8")
     assert readme.regression() == readme.REGRESSION.read_text(encoding="utf-8"), "run `make docs`"
+    large = readme.LARGE_REGRESSION.read_text(encoding="utf-8")
+    assert readme.of_large_regression() == large, "run `make docs`"
     assert readme.of_planning() == readme.PLANNING.read_text(encoding="utf-8"), "run `make docs`"
     assert readme.of_language() == readme.LANGUAGE.read_text(encoding="utf-8"), "run `make docs`"
     assert readme.of_hugging_face() == readme.HUGGING_FACE.read_text(encoding="utf-8"), "run `make docs`"

@@ -91,6 +91,22 @@ def test_predictions_are_the_estimators(regard, curve: Path, tmp_path: Path) -> 
     np.testing.assert_allclose(written[["y_q0.1", "y_q0.9"]], model.predict_quantiles(at, (0.1, 0.9)), rtol=1e-12)
 
 
+def test_a_method_is_the_estimators(regard, curve: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+    real = NadarayaWatsonRegressor.predict
+
+    def predict(self: NadarayaWatsonRegressor, *arguments: object, **options: object) -> object:
+        found = real(self, *arguments, **options)
+        ran.append((self.plan_.method, self.plan_.rtol))
+        return found
+
+    monkeypatch.setattr(NadarayaWatsonRegressor, "predict", predict)
+    outcome = regard("regress", curve, "--target", "y", "--bandwidth", "0.3", "--method", "nufft", "--rtol", "1e-4",
+                     "--predict", curve)  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert set(ran) == {("nufft", 1e-4)}
+
+
 def test_its_own_rows_are_predicted_from_the_others(regard, tmp_path: Path) -> None:
     data = _csv(tmp_path / "a.csv", x=["1", "2", "3", "4", ""], y=["1", "2", "", "4", "9"], w=["1", "2", "1", "0", "1"])
     out = tmp_path / "out.tsv"

@@ -169,6 +169,20 @@ def test_zoom_pan_and_fit(visit, tmp_path: Path) -> None:
     assert abs(int(status(page).split()[0]) - (300 - 84) * 3000 / min(box["width"] - 96, box["height"] - 84)) < 8
 
 
+def test_a_matrix_that_is_whole_in_view_stays_there(visit, tmp_path: Path) -> None:
+    query = torch.randn(1, 1, 60, 8, generator=torch.Generator().manual_seed(0))
+    with capture() as found:
+        F.scaled_dot_product_attention(query, query, query)
+    page = visit(found.describe([f"w{i}" for i in range(60)]).to_html(tmp_path / "a.html"))
+    page.locator(".tokens span").nth(59).click()
+    page.wait_for_timeout(100)
+    assert "w59 (59) is pinned" in status(page)
+    box = page.locator(".room canvas").bounding_box()
+    page.mouse.move(box["x"] + 98, box["y"] + 86)
+    page.wait_for_timeout(50)
+    assert status(page).startswith("w0 (0) → w0 (0)")
+
+
 def test_heads_layers_order_and_scales(visit, record: Record, tmp_path: Path) -> None:
     page = visit(record.to_html(tmp_path / "a.html"))
     page.locator('[data-head="6"]').click()

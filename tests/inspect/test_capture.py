@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,53 @@ def test_self_and_cross_attention_of_encoder_decoders(name: str, implementation:
     encoding = [run for run in record if "encoder" in run.name]
     for run, each in zip(encoding, expected.encoder_attentions):
         near(run.weights(), each)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", ["llama, grouped", "mistral, sliding"])
+def test_sequences_packed_into_one(name: str, implementation: str) -> None:
+    model, given = made(DECODERS[name]()), tokens(1, 12)
+    positions, lengths = torch.tensor([[*range(5), *range(7)]]), (5, 7)
+    alone = [model(part, output_attentions=True, use_cache=False).attentions for part in given.split(lengths, 1)]
+    model.set_attn_implementation(implementation)
+    with capture(model) as record:
+        model(given, position_ids=positions, use_cache=False)
+    for layer, run in enumerate(record):
+        expected = torch.zeros(1, 4, 12, 12)
+        expected[:, :, :5, :5], expected[:, :, 5:, 5:] = alone[0][layer], alone[1][layer]
+        near(run.weights(), expected)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", ["gpt2", "llama, grouped", "t5", "bart"])
+def test_a_training_step(name: str, implementation: str, side: str) -> None:
+    """Its loss and gradients are the same to the bit, and its weights those of the eager attention."""
+    paired = name in PAIRED
+    model = made((PAIRED if paired else DECODERS)[name](), *([AutoModelForSeq2SeqLM] if paired else [])).train()
+    for module in model.modules():
+        for each in ("p", "dropout", "attention_dropout"):
+            if isinstance(getattr(module, each, None), float):
+                setattr(module, each, 0.0)
+    given, keep = tokens(), padded() if side == "left" else padded().flip(1)
+    call = {"attention_mask": keep, "labels": given, "use_cache": False}
+    with torch.no_grad():
+        told = model(given, **call, output_attentions=True)
+    expected = told.encoder_attentions if paired else told.attentions
+    model.set_attn_implementation(implementation)
+    found = []
+    for recorded in (False, True):
+        model.zero_grad()
+        with capture(model) if recorded else nullcontext() as record:
+            loss = model(given, **call).loss
+            loss.backward()
+        found.append([loss, *(each.grad for each in model.parameters() if each.grad is not None)])
+        found[-1] = [each.clone() for each in found[-1]]
+    assert all(map(torch.equal, *found))
+    runs = [run for run in record if not paired or ("encoder." in run.name and run.kind == "self")]
+    for run, each in zip(runs, expected):
+        near(run.weights().transpose(1, 2)[keep.bool()], each.transpose(1, 2)[keep.bool()], 2e-5)
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ import regard
 from regard import masks
 from regard.inspect import Alignment, Patches, Record, Text, capture, render_html, save_html
 from regard.inspect.overview import codes
+from regard.inspect.page import HONEST
 from regard.models import DecoderLM, DecoderLMConfig
 
 PIXEL = b"\x89PNG\r\n\x1a\n" + b"0" * 20
@@ -241,6 +242,11 @@ class TestTheFile:
         assert [layer["name"] for layer in page.described["layers"]] == ["one", ""]
         assert page.weights(page.described["heads"][0]).tolist() == [[0.25, 0.75]]
         assert page.weights(page.described["heads"][1]).shape == (0, 1)
+
+    def test_every_page_says_what_weights_explain(self) -> None:
+        assert Page(str(attended().to_html())).described["note"].endswith(HONEST)
+        alignment = Alignment(("a",), ("b",), torch.ones(1, 1))
+        assert Page(render_html([alignment], note="Of one run.")).described["note"] == f"Of one run. {HONEST}"
 
     def test_two_records(self) -> None:
         first, second = attended(seed=1).describe(title="one"), attended(seed=2)

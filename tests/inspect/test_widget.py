@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from regard.inspect import Record, capture
+from regard.inspect.page import bundled
 from regard.inspect.widget import AttentionWidget
 
 

@@ -69,7 +69,7 @@ def test_errors_of_many_bandwidths_are_those_of_each(kernel, order, nearest, mon
     bandwidths = torch.logspace(-3, 1, 9, dtype=torch.float64)[:, None] * torch.tensor([1.0, 2.0])
     rel = 1e-6 if order else 1e-9  # a line through hardly more than one point is told by what rounding leaves
     for rows in (None, torch.tensor([3, 50, 7])):
-        loo = LeaveOneOut(model._smoother(), nearest, rows)
+        loo = LeaveOneOut(model._smoother(), nearest, model._evaluator, rows)
         alone = [float(loo.error(bandwidth)) for bandwidth in bandwidths]
         assert list(loo.errors(bandwidths)) == pytest.approx(alone, rel=rel)
         with monkeypatch.context() as patched:
@@ -110,7 +110,7 @@ def test_few_points_share_calls(monkeypatch):
 def test_the_error_has_the_gradient_that_learning_follows(kernel, order):
     X, y = made(n=60)
     model = NadarayaWatsonRegressor(kernel, [1.5, 3.0], order=order, engine="reference").fit(X, y)
-    loo = LeaveOneOut(model._smoother(), nearest=True)
+    loo = LeaveOneOut(model._smoother(), nearest=True, evaluator=model._evaluator)
     bandwidth = torch.tensor([1.5, 3.0], dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(loo.error(bandwidth), bandwidth)
     for i in range(2):

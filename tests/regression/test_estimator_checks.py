@@ -15,7 +15,10 @@ ESTIMATORS = [
     NadarayaWatsonRegressor(kernel="laplacian", bandwidth="silverman"),
     NadarayaWatsonRegressor(bandwidth="loo"),
     NadarayaWatsonRegressor(bandwidth="learned", max_iter=5),
+    NadarayaWatsonRegressor(bandwidth=0.8, method="nufft", order=1),
+    NadarayaWatsonRegressor("epanechikov", 0.8, method="tiles"),
     NadarayaWatsonClassifier(),
+    NadarayaWatsonClassifier(method="nufft"),
     NadarayaWatsonClassifier(kernel="triangular", bandwidth="loo"),
 ]
 

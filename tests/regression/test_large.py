@@ -88,7 +88,7 @@ import resource, numpy as np
 from regard.regression import NadarayaWatsonRegressor
 rng = np.random.default_rng(0)
 X, y, query = rng.normal(size=(400_000, 3)), rng.normal(size=400_000), rng.normal(size=(4_000, 3))
-model = NadarayaWatsonRegressor(bandwidth=0.3).fit(X, y)
+model = NadarayaWatsonRegressor(bandwidth=0.3, method="exact").fit(X, y)
 model.predict(query[:64])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 model.predict(query)

@@ -44,8 +44,9 @@ export class Camera {
     this.#tell();
   }
 
-  /** Move just as far as needed to have a cell in view. */
+  /** Move just as far as needed to have a cell in view, if not everything is. */
   reveal(row: number, col: number | null, width: number, height: number): void {
+    if (this.#fitted) return this.#tell();
     const inside = (at: number, room: number): number => {
       const margin = Math.min(room / 4, 60);
       return at < margin ? margin - at : at > room - margin ? room - margin - at : 0;

@@ -354,6 +354,16 @@ def regress(
     empty: Annotated[
         str, typer.Option(help="What a row gets that is out of reach: nearest, mean, nan or raise.")
     ] = "nearest",
+    method: Annotated[
+        str,
+        typer.Option(
+            help="How sums are made: auto (the fastest), exact (all pairs), nufft (Gaussian in up to three dimensions, "
+            "errors below --rtol) or tiles (without points too far away to count)."
+        ),
+    ] = "auto",
+    rtol: Annotated[
+        float | None, typer.Option(help="Largest error of nufft, beside the target's standard deviation; 1e-6.")
+    ] = None,
     predict: Annotated[str | None, typer.Option(help="Table whose rows to predict; by default those of DATA.")] = None,
     out: Annotated[
         str | None, typer.Option(help="Write rows and predictions here: .csv, .tsv, .parquet, or - for stdout.")
@@ -370,8 +380,8 @@ def regress(
 
     run(
         data=data, target=target, features=features, weights=weights, kernel=kernel, bandwidth=bandwidth,
-        order=order, empty=empty, predict=predict, out=out, std=std, quantiles=quantiles, plot=plot,
-        as_json=as_json,
+        order=order, empty=empty, method=method, rtol=rtol, predict=predict, out=out, std=std, quantiles=quantiles,
+        plot=plot, as_json=as_json,
     )  # fmt: skip
 
 

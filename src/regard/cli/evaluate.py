@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def run(
     """
     with report_errors("train"):
         folder = folder_of(model)
-        pairs_alone = {"--targets": targets, "--links": links, "--back": back}
+        pairs_alone: dict[str, object] = {"--targets": targets, "--links": links, "--back": back}
         if is_captioner(folder):
             reading.leave_out("a captioner", "per", "length", "stride", "pairs")
             _leave_out("a translator", pairs_alone)
@@ -68,7 +69,7 @@ def run(
     return _tell(report, as_json)
 
 
-def _leave_out(kind: str, given: dict[str, object]) -> None:
+def _leave_out(kind: str, given: Mapping[str, object]) -> None:
     """Raise where something is given that models of another kind alone have a use for."""
     for name, value in given.items():
         if value is not None:

@@ -71,7 +71,7 @@ def evaluate(
         report = scores.report()
     else:
         got = f"{type(model).__name__} in {folder}"
-        raise rejected("evaluate", "model", "be a translator, a language model or a classifier", got)
+        raise rejected("evaluate", "model", "be a translator, a language model or a classifier of texts or images", got)
     return report | {"seconds": round(time.monotonic() - began, 2)}
 
 

@@ -47,6 +47,8 @@ def run(**options: Any) -> None:
             bandwidth=asked.widths,
             order=asked.order,
             empty=asked.empty,
+            method=asked.method,
+            rtol=asked.rtol,
             verbose=int(sys.stderr.isatty()),
         )
     say(report.of_fit(fitted, asked.widths))

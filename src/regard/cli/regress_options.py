@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from regard._constraints import Interval
 from regard._errors import rejected, unknown_name
 from regard.cli.messages import require
-from regard.regression.tables import check_out
+from regard.regression.tables import METHODS, check_out
 from regard.scores.distance import kernels
 
 KERNELS = (*kernels(), "constant")
@@ -31,6 +32,8 @@ class Options:
     bandwidth: str
     order: int
     empty: str
+    method: str
+    rtol: float | None
     predict: str | None
     out: str | None
     std: bool
@@ -80,9 +83,17 @@ class Options:
 
     def check(self) -> None:
         """Raise ValueError if an option, or two of them together, cannot be."""
-        for option, value, known in (("--kernel", self.kernel, KERNELS), ("--empty", self.empty, EMPTY)):
+        for option, value, known in (
+            ("--kernel", self.kernel, KERNELS), ("--empty", self.empty, EMPTY), ("--method", self.method, METHODS)
+        ):  # fmt: skip
             if value not in known:
                 raise unknown_name("regress", option, value, known)
+        if self.method == "nufft":
+            if self.kernel != "gaussian":
+                raise rejected("regress", "--method", "be another", f"'nufft' with --kernel {self.kernel}")
+            require("finufft")
+        if self.rtol is not None:
+            Interval(0, 1, "()")("regress", "--rtol", self.rtol)
         if self.widths == "learned" and (self.kernel == "constant" or not kernels()[self.kernel].smooth):
             got = f"'learned' with --kernel {self.kernel}, whose weights do not change smoothly with it"
             raise rejected("regress", "--bandwidth", "be another", got)

@@ -19,7 +19,7 @@ from regard.inspect.calls import Attended, Projected, entropy_of, topk_of
 from regard.inspect.layer_record import LayerRecord, shifted
 
 #: Blocks along a side of a pyramid's base, at most; a power of two.
-BASE = 256
+BASE = 128
 #: Weights that are held at once while a call is summarized.
 _AT_ONCE = 1 << 22
 
@@ -213,7 +213,7 @@ class AttentionSummary(LayerRecord):
         return TopK(self._top.weights[..., :k], self._top.indices[..., :k].long())
 
     def pyramid(self) -> list[Level]:
-        """Return the largest weights and the means of blocks, of 256 × 256 at most, and of ever fewer."""
+        """Return the largest weights and the means of blocks, of 128 × 128 at most, and of ever fewer."""
         return self._pyramid.levels()
 
     def __repr__(self) -> str:

@@ -117,7 +117,9 @@ def _kernel() -> Any:
     import numba
 
     @numba.njit(fastmath=True, error_model="numpy", nogil=True)
-    def learn(numbers, documents, table, vectors, outputs, rate, window, draws, weight, seed):  # type: ignore[no-untyped-def]
+    def learn(  # type: ignore[no-untyped-def]
+        numbers, documents, table, vectors, outputs, rate, window, draws, weight, seed
+    ):
         np.random.seed(seed)
         width = vectors.shape[1]
         step = np.empty(width, np.float32)

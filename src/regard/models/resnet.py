@@ -187,9 +187,10 @@ class ResidualBlock(nn.Module):
         self.first = nn.Sequential(*_convolution(before, hidden, 3, stride))
         self.second = nn.Sequential(*_convolution(hidden, features, 3, 1))
         self.attention = ATTENTIONS[attention](features, config)
+        self.stride = stride
         self.shortcut: nn.Module = nn.Identity()
         if stride > 1 or before != features:
-            self.shortcut = nn.Sequential(*_convolution(before, features, 1, stride))
+            self.shortcut = nn.Sequential(*_convolution(before, features, 1, 1))
 
     def reset_parameters(self) -> None:
         """Draw the convolutions by He's rule and the attention as it does."""
@@ -203,7 +204,9 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return places (B, F, h, w) of places (B, ·, H, W)."""
         added: Tensor = self.attention(self.second(F.relu(self.first(x), inplace=True)))
-        return F.relu(self.shortcut(x) + added)
+        # As a convolution of one pixel with a stride, torch 2.13 writes behind its memory in the backward pass where
+        # few channels come last in memory, as of images that were read.
+        return F.relu(self.shortcut(x[:, :, :: self.stride, :: self.stride]) + added)
 
 
 def _convolution(before: int, features: int, kernel: int, stride: int) -> tuple[nn.Module, nn.Module]:

@@ -114,10 +114,11 @@ class KernelEstimator(TrainingPoints):
         check_is_fitted(self)
         smoother = replace(self._smoother(double=True), order=0)
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
-        if self._evaluator.choose(smoother, len(query), bandwidth).method != "nufft":  # which has transformed all
+        plan = self._evaluator.choose(smoother, len(query), bandwidth)
+        if plan.method != "nufft":  # which has transformed all targets
             smoother = replace(smoother, target=smoother.target[:, :1])
         peak = smoother.kernel.form is smoother.kernel.distance_score
-        found = self._evaluator.estimate(smoother, query, bandwidth, peak=peak)
+        found = self._evaluator.estimate(smoother, query, bandwidth, peak=peak, plan=plan)
         beyond = self._support.extrapolates(smoother, query, found, self._evaluator)
         return _validation.like_input(X, beyond.cpu().numpy())
 

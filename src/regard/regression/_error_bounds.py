@@ -1,7 +1,8 @@
 """How errors of sums become errors of an estimate.
 
-Coordinates are in bandwidths about each query, and targets in units of their own standard deviation. Terms of first order
-and their products are added up and doubled, which covers what is of higher order while relative errors stay below 1/8.
+Coordinates are in bandwidths about each query, and targets in units of their own standard deviation. Terms of first
+order and their products are added up and doubled, which covers what is of higher order while relative errors stay below
+1/8.
 """
 
 from __future__ import annotations

@@ -17,13 +17,13 @@ from regard.regression import _fourier_sums
 from regard.regression._fourier_sums import COARSEST, FINEST, Series, has_finufft
 from regard.regression._kernel_smoother import Estimate, Report, Smoother
 from regard.regression._plan import Plan, Task
-from regard.regression._tiles import NEAR, TILE, TOGETHER, Tiles
+from regard.regression._tiles import LOOK_PAIRS, NEAR, TILE, TOGETHER, Tiles
 from regard.regression._transformed_points import TransformedPoints
 
 #: Points up to which "auto" compares all pairs, and pairs.
 FEW, FEW_PAIRS = 1 << 12, 1 << 24
 #: Points and queries that a look at the weights takes.
-LOOK, LOOKERS = 4096, 256
+LOOK, LOOKERS = 2048, 128
 #: The bound of a mean over what transforms are asked for, where all weights are the same; of lines; of deviations.
 MAGNIFIED, BY_LINES, BY_DEVIATIONS = 30.0, 10.0, 30.0
 #: Roundings of a dtype below which no rtol can be.
@@ -56,8 +56,7 @@ class Evaluator:
         self._looks: dict[bytes, Look] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        return kept
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -235,11 +234,14 @@ class Look:
         The share of points that a point's exact sum needs.
     near : float
         The share of points in one cell of those that look at tiles together.
+    points : int
+        All of them.
     """
 
     weights: np.ndarray
     share: float
     near: float
+    points: int
 
     @classmethod
     def at(cls, smoother: Smoother, bandwidth: Tensor) -> Look:
@@ -261,7 +263,7 @@ class Look:
         needed = (logs > logs.max(1, keepdims=True) - 60 * math.log(2) - math.log(max(N, 2))).mean(1)
         near = float((gap.numpy() <= NEAR / 2).all(-1).mean())
         share = float(needed.mean()) + 4 * TILE / N
-        return cls(np.sort(seen + alone), share, max(near, TILE / N))
+        return cls(np.sort(seen + alone), share, max(near, TILE / N), N)
 
     @property
     def least(self) -> float:
@@ -274,7 +276,7 @@ class Look:
 
     def together(self, count: int) -> float:
         """Return how many of so many queries look at tiles together."""
-        return float(min(TOGETHER, max(1.0, count * self.near)))
+        return float(min(TOGETHER, max(1.0, count * self.near, (LOOK_PAIRS * count / self.points) ** 0.5)))
 
 
 def _task(smoother: Smoother, count: int, spread: bool) -> Task:

@@ -54,9 +54,7 @@ class DataSupport:
     least: float
 
     @classmethod
-    def of(
-        cls, smoother: Smoother, bandwidth: np.ndarray, spread: np.ndarray, evaluator: Evaluator
-    ) -> DataSupport:
+    def of(cls, smoother: Smoother, bandwidth: np.ndarray, spread: np.ndarray, evaluator: Evaluator) -> DataSupport:
         """Return the reach of the training points; ``spread`` (n_features,) is the bandwidth as wide as a feature."""
         kernel = smoother.kernel
         narrow = np.minimum(np.inf if kernel.flat else bandwidth, WIDEST * spread)

@@ -1,10 +1,10 @@
 """Sums of Gaussians at scattered points by a non-uniform Fourier transform forth and back, with a bound on their error.
 
 A Gaussian in units of its bandwidth, repeated along each axis with a period T, is a Fourier series with coefficients
-``√(2π)/T exp(−κ²/2)`` at frequencies κ = 2πk/T. So ``Σ_i c_i K(q − x_i)`` is the transform of the points (type 1), times
-these coefficients, transformed to the queries (type 2). ``u^b K(u)`` with u = x − q has the same series times a
-polynomial in iκ, by ``u^(b+1) K = ∂_q (u^b K) + b u^(b−1) K``: moments about each query cost no further transform of the
-points, and nothing cancels. Two real columns are the parts of a complex one.
+``√(2π)/T exp(−κ²/2)`` at frequencies κ = 2πk/T. So ``Σ_i c_i K(q − x_i)`` is the transform of the points (type 1),
+times these coefficients, transformed to the queries (type 2). ``u^b K(u)`` with u = x − q has the same series times a
+polynomial in iκ, by ``u^(b+1) K = ∂_q (u^b K) + b u^(b−1) K``: moments about each query cost no further transform of
+the points, and nothing cancels. Two real columns are the parts of a complex one.
 
 The error of a sum is at most, with ε what the transform was asked for,
 
@@ -12,8 +12,8 @@ The error of a sum is at most, with ε what the transform was asked for,
 * ``(4ε₂ + ρ) · Σ_κ |coefficient · transform|`` from type 2, whose ε₂ may be larger since the transform is known here,
 * ``Σ|c|`` times the coefficients beyond the last frequency and the kernel of the nearest images,
 
-with ρ = 2⁻⁵² times the number of frequencies along the axes, for rounding. finufft's error at one point, weighed by the
-coefficients, was measured as at most ε plus a seventh of ρ; tests/regression/test_fourier_sums.py holds it to this.
+with ρ = 2⁻⁵² times the number of frequencies along the axes, for rounding. finufft's error at one point, weighed by
+the coefficients, was measured as at most ε plus a seventh of ρ; tests/regression/test_fourier_sums.py holds it to this.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class Smoother:
         return replace(self.finish(averages), peak=aux.max.detach() if peak else None)
 
     def finish(self, averages: Averages) -> Estimate:
-        """Return the estimate that averages at queries make: without a peak, and with a variance if they have squares."""
+        """Return the estimate that averages at queries make: without a peak, with a variance if they have squares."""
         mean, reached = averages.mean, averages.reached
         line = self.line(averages) if self.order else None
         variance = None

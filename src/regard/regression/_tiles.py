@@ -21,8 +21,8 @@ from regard.regression._kernel_smoother import Estimate, Report, Smoother
 
 #: Points of a tile, and queries that look at tiles together.
 TILE, TOGETHER = 256, 128
-#: Queries that share a look lie within so many bandwidths along each axis.
-NEAR = 2.0
+#: Queries that share a look lie within so many bandwidths along each axis; pairs that a look takes as long as.
+NEAR, LOOK_PAIRS = 2.0, 750_000
 #: What may be left out, as a share of what is there: far less than a rounding, since a line magnifies it.
 NOTHING = 2.0**-60
 
@@ -73,7 +73,9 @@ class Tiles:
             mask = None
             if own is not None:
                 mask = masks.leave_one_out(_place_among(self.places[own[some]], seen))
-            parts.append(_at(smoother, self.order[seen]).estimate(query[some], bandwidth, mask, spread=spread, peak=peak))
+            parts.append(
+                _at(smoother, self.order[seen]).estimate(query[some], bandwidth, mask, spread=spread, peak=peak)
+            )
             rows.append(some)
             report(len(some), "")
         if not parts:
@@ -116,7 +118,11 @@ class Tiles:
 
     def _groups(self, query: Tensor, width: np.ndarray) -> Iterator[Tensor]:
         """Yield the rows of queries that lie in one cell of a grid, not too many at once."""
-        cells = np.floor(query.numpy() / np.maximum(NEAR * width, self.extent))
+        # Few queries share a look although they lie further apart, if that compares no more pairs than a look costs.
+        together = (LOOK_PAIRS * len(query) / len(self.order)) ** 0.5
+        span = self.high.max(0) - self.low.min(0)
+        edge = span * min(together / max(len(query), 1), 1.0) ** (1 / len(width))
+        cells = np.floor(query.numpy() / np.maximum(np.maximum(NEAR * width, self.extent), edge))
         order = np.lexsort(cells.T)
         cells = cells[order]
         ends = np.flatnonzero((cells[1:] != cells[:-1]).any(1)) + 1

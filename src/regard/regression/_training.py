@@ -138,6 +138,8 @@ class TrainingPoints(BaseEstimator):
         self._evaluator = self._new_evaluator(name)
         self._center = np.average(self._targets(), axis=0, weights=self._weight)
         asked = _validation.validate_bandwidth(name, self.bandwidth, self.n_features_in_)
+        self._residuals: np.ndarray | None = None
+        self._left_out: np.ndarray | None = None
         for stale in ("loo_error_", "loo_curve_"):
             self.__dict__.pop(stale, None)
         coordinates = self._features.coordinates(self._X)

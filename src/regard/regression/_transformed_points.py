@@ -1,8 +1,8 @@
 """Estimates from sums that a Fourier transform gives, each with a bound on its error.
 
-Errors are in units of ``|ŷ − ȳ| + σ`` of each target, with the mean ȳ and the standard deviation σ of all targets. A
-sum's error is absolute: where the weights of all points sum to little, a ratio of sums means nothing, and its bound says
-so.
+Errors are in units of ``|ŷ − ȳ| + σ`` of each target, with the mean ȳ and the standard deviation σ of all targets.
+A sum's error is absolute: where the weights of all points sum to little, a ratio of sums means nothing, and its bound
+says so.
 """
 
 from __future__ import annotations
@@ -108,8 +108,10 @@ class TransformedPoints:
         known = bounds.known & reached & self._inside(query) & relative.isfinite().all(1)
         return estimate, torch.where(known, relative.amax(1), torch.inf)
 
-    def _averages(self, smoother: Smoother, query: Tensor, reached: Tensor, averages: Tensor, scale: Tensor) -> Averages:
-        """Return averages (1 + M, powers, L) in the units of coordinates, about the queries, as an estimate has them."""
+    def _averages(
+        self, smoother: Smoother, query: Tensor, reached: Tensor, averages: Tensor, scale: Tensor
+    ) -> Averages:
+        """Return averages (1 + M, powers, L) about queries, in the coordinates' units, as an estimate has them."""
         C = len(self.width) if smoother.order else 0
         cross = (averages[1:, 1 : 1 + C] * scale[:, None, None]).permute(2, 1, 0).flatten(1)
         moments = torch.cat([averages[0, 1:].T, cross], 1)
@@ -129,13 +131,19 @@ class TransformedPoints:
         return torch.from_numpy(((at >= series.low - MARGIN) & (at <= series.high + MARGIN)).all(1))
 
     def _read(
-        self, kind: str, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, powers: Sequence[Power]
+        self,
+        kind: str,
+        smoother: Smoother,
+        query: Tensor,
+        bandwidth: Tensor,
+        own: Tensor | None,
+        powers: Sequence[Power],
     ) -> tuple[Tensor, Tensor]:
         """Return sums (R, powers, L), with u in bandwidths, and the largest error of each (R, powers)."""
         sums, unit = self.transform(smoother, kind), self._unit(kind)
         low, high = sums.series.low - MARGIN, sums.series.high + MARGIN
         at = (query.numpy() / unit).clip(low, high).T  # beyond, what comes is not used
-        found: Tensor = _Sums.apply(smoother.coordinate_bandwidth(bandwidth), sums, at, tuple(powers))
+        found: Tensor = _Sums.apply(smoother.coordinate_bandwidth(bandwidth), sums, list(at), tuple(powers))
         if own is not None:
             # The point's own term: K(0) is 1, and u is 0.
             term = torch.from_numpy(np.stack(_columns(kind, smoother, own)))
@@ -163,10 +171,12 @@ class TransformedPoints:
 
 
 class _Sums(torch.autograd.Function):
-    """Sums of moments about queries, with u in bandwidths: differentiable with respect to a bandwidth per coordinate."""
+    """Moments about queries, with u in bandwidths, differentiable with respect to a bandwidth for each coordinate."""
 
     @staticmethod
-    def forward(ctx: Any, width: Tensor, sums: FourierSums, query: np.ndarray, powers: tuple[Power, ...]) -> Tensor:
+    def forward(
+        ctx: Any, width: Tensor, sums: FourierSums, query: list[np.ndarray], powers: tuple[Power, ...]
+    ) -> Tensor:
         found = torch.from_numpy(sums.at(query, powers))
         if width.requires_grad:
             ctx.sums, ctx.query, ctx.powers = sums, query, powers

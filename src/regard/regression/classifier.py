@@ -64,8 +64,20 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         verbose: int = 0,
     ) -> None:
         super().__init__(
-            kernel, bandwidth, metric, empty, max_iter, tol, subsample, random_state, method, rtol, engine, device,
-            dtype, verbose,
+            kernel,
+            bandwidth,
+            metric,
+            empty,
+            max_iter,
+            tol,
+            subsample,
+            random_state,
+            method,
+            rtol,
+            engine,
+            device,
+            dtype,
+            verbose,
         )
 
     @all_or_nothing

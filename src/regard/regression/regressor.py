@@ -10,10 +10,11 @@ import torch
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from regard._constraints import Options
+from regard._constraints import Interval, Options
 from regard._errors import rejected
 from regard.regression import _validation
 from regard.regression._base import KernelEstimator
+from regard.regression._conformal import half_width
 from regard.regression._quantiles import local_linear_quantiles, local_quantiles
 from regard.regression._training import all_or_nothing
 
@@ -56,8 +57,22 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         "loo" and "learned" leave out so many points, drawn at random, instead of each.
     random_state : int, RandomState or None
         Draws the subsample.
+    method : {"auto", "exact", "nufft", "tiles"}, default "auto"
+        How the sums over training points are made:
+
+        - "exact": all pairs of queries and points.
+        - "tiles": the same sums without points whose weights round away, which are found by tiles of neighbours; worth
+          it where a bandwidth reaches few of the points. In float64.
+        - "nufft": for the Gaussian in up to three coordinates, a non-uniform Fourier transform of the points and back
+          to the queries (``pip install 'regard[nufft]'``), in float64. Each query has a bound on its error; one whose
+          bound exceeds ``rtol`` gets exact sums.
+        - "auto": the one that should be fastest, by measurements. :attr:`plan_` says what ran, and why.
+    rtol : float, optional
+        The largest error of "nufft", in predictions and standard deviations, beside ``|ŷ − ȳ| + σ`` of each target,
+        with the mean ȳ and the standard deviation σ of all training targets; 1e-6 by default. It bounds what is lost
+        against exact sums; these have the rounding of their dtype.
     engine : str, default "auto"
-        As :func:`regard.attention` has it.
+        Of exact sums, as :func:`regard.attention` has it.
     device : str, optional
         Where to calculate; the CPU by default.
     dtype : {"float32", "float64"}, optional
@@ -119,8 +134,20 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         verbose: int = 0,
     ) -> None:
         super().__init__(
-            kernel, bandwidth, metric, empty, max_iter, tol, subsample, random_state, method, rtol, engine, device,
-            dtype, verbose,
+            kernel,
+            bandwidth,
+            metric,
+            empty,
+            max_iter,
+            tol,
+            subsample,
+            random_state,
+            method,
+            rtol,
+            engine,
+            device,
+            dtype,
+            verbose,
         )
         self.order = order
 
@@ -248,6 +275,70 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         result = torch.where(unknown[:, None, None], torch.nan, values).cpu().numpy()
         result = result.astype(self._result_dtype())
         return self._restore_shape(X, result)
+
+    def calibrate(self, X: Any, y: Any) -> Self:
+        """Keep how far predictions miss the targets of rows that were not fitted, for :meth:`predict_interval`.
+
+        Parameters
+        ----------
+        X : array-like (n, n_features)
+            None of these may be among the training data.
+        y : array-like (n,) or (n, n_outputs)
+
+        Returns
+        -------
+        NadarayaWatsonRegressor
+        """
+        check_is_fitted(self)
+        predictions = np.asarray(_validation.as_array(self.predict(X)), dtype=np.float64)
+        targets = np.asarray(_validation.as_array(y), dtype=np.float64)
+        if targets.shape != predictions.shape:
+            raise rejected("NadarayaWatsonRegressor", "y", f"have shape {predictions.shape}", targets.shape)
+        if np.isnan(targets).any():
+            raise rejected("NadarayaWatsonRegressor", "y", "hold no NaN", "one")
+        self._residuals = np.abs(targets - predictions).reshape(len(targets), -1)
+        return self
+
+    def predict_interval(self, X: Any, coverage: float = 0.9) -> Any:
+        """Return intervals that hold the targets of new rows with a probability of ``coverage``.
+
+        They reach as far on both sides of a prediction as a share ``coverage`` of absolute residuals do: of the rows
+        given to :meth:`calibrate` (split conformal; Lei et al. 2018), and then hold at least that share of new targets
+        on average over data, whatever their distribution; without those, of each training point predicted from all the
+        others, which uses all data and comes near that share, without a guarantee.
+
+        Parameters
+        ----------
+        X : array-like (n, n_features)
+            Rows drawn as the training data were: it is over such rows that the share is meant.
+        coverage : float in (0, 1), default 0.9
+
+        Returns
+        -------
+        ndarray (n, 2) or (n, n_outputs, 2)
+            The lower and the upper end; infinite where there are too few residuals for this coverage.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from regard.regression import NadarayaWatsonRegressor
+        >>> X = np.linspace(0, 6, 200)[:, None]
+        >>> y = np.sin(X[:, 0]) + 0.1 * np.random.default_rng(0).standard_normal(200)
+        >>> low, high = NadarayaWatsonRegressor(bandwidth="loo").fit(X, y).predict_interval([[3.0]]).T
+        >>> bool(low < np.sin(3.0) < high)
+        True
+        """
+        check_is_fitted(self)
+        Interval(0, 1, "()")("NadarayaWatsonRegressor", "coverage", coverage)
+        residuals, weight = self._residuals, None
+        if residuals is None:
+            if self._left_out is None:
+                self._left_out = np.abs(self._left_out_averages() - self._targets())
+            residuals, weight = self._left_out, self._weight
+        mean = self._estimate(X)[0].astype(np.float64)
+        reach = half_width(residuals, float(coverage), weight)
+        found = np.stack([mean - reach, mean + reach], -1).astype(self._result_dtype())
+        return self._restore_shape(X, found)
 
     def loo_predict(self) -> np.ndarray:
         """Return the prediction of each training point from all the others, (n,) or (n, n_outputs).

@@ -22,7 +22,7 @@ class RunOptions(Options):
     training: TrainingOptions
 
     def with_absolute_paths(self) -> Self:
-        """Return the options with the names of files from the root on; here there are none."""
+        """Return the same with paths that do not depend on where a command is run."""
         return self
 
 

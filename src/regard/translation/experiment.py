@@ -83,7 +83,7 @@ class Experiment(FolderRun[ExperimentOptions]):
         from regard.training.objectives import WriteTargets
 
         training = self.options.training
-        files, (_, here) = self.files(self.folder), self.open(resume)
+        (_, here), files = self.open(resume), self.files(self.folder)
         learn, valid = self._pairs(resume)
         self._valid = valid
         start = SequenceModel.load(self.options.start) if self.options.start and not resume else None

@@ -132,7 +132,8 @@ class Captioning:
             self.say(f"{training.steps:,} steps, {batches.per_epoch:,} batches an epoch")
             targets = vocabulary.encode_all(learn.targets)
             frequencies = Frequencies.of(targets, len(vocabulary))
-            frequencies.set_bias(captioner.model)
+            if start is None:
+                frequencies.set_bias(captioner.model)
             guess = frequencies.loss(vocabulary.encode_all(valid.targets))
             guided = captioner.model.maps[0] if training.coverage and captioner.model.maps else ""
             objective = WriteTargets(
@@ -150,7 +151,8 @@ class Captioning:
                 "seed": training.seed,
                 "best": ended.best if math.isfinite(ended.best) else None,
             }
-            captioner.model.grid.network = None  # type: ignore[union-attr] - what learned is the encoder's already
+            grid: Any = captioner.model.grid
+            grid.network = None  # what learned is the encoder, which is saved by itself
             save_unbroken(lambda: captioner.save(self.folder), self.folder)
         return captioner, ended
 

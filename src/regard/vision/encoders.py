@@ -133,6 +133,8 @@ class HuggingFaceEncoder(ImageEncoder):
     """
 
     kind = "hugging-face"
+    mean: Tensor
+    deviation: Tensor
 
     def __init__(self, config: dict[str, Any], preparation: dict[str, Any], model: nn.Module | None = None) -> None:
         super().__init__()

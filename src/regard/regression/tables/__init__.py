@@ -1,5 +1,6 @@
 """Kernel regression of tables: read a file, find out what its columns are, learn from its rows, predict, and write."""
 
+from regard.regression._plan import METHODS
 from regard.regression.tables.columns import Coded, Column, typed
 from regard.regression.tables.preparation import Prepared, prepare
 from regard.regression.tables.quality import Quality, quality_of, quality_on
@@ -7,6 +8,7 @@ from regard.regression.tables.reading import Table, check_out, read, write
 from regard.regression.tables.regression import Added, Fitted, added_names, code, fit, kept_bandwidth
 
 __all__ = [
+    "METHODS",
     "Added",
     "Coded",
     "Column",

@@ -72,8 +72,8 @@ def quality_of(fitted: Fitted, *, exact: bool = False) -> Quality:
     listed = dict(zip((column.name for column in prepared.columns), fitted.estimator.bandwidth_))
     bandwidth = [float(listed.get(name, 1.0)) for name in prepared.listed]
     order = getattr(fitted.estimator, "order", 0)
-    kernel = fitted.estimator.kernel
-    without = fit(prepared, kernel=kernel, bandwidth=bandwidth, order=order, empty=empty, rows=rest)
+    same = {name: getattr(fitted.estimator, name) for name in ("kernel", "method", "rtol")}
+    without = fit(prepared, bandwidth=bandwidth, order=order, empty=empty, rows=rest, **same)
     simple = np.full(_HELD, _simplest(y[~held], w[~held], fitted.classifies))
     rows = np.flatnonzero(learned)[held]
     return _compared(fitted, without.raw(prepared.X[rows]), y[held], w[held], simple, exact=False)

@@ -195,6 +195,8 @@ def fit(
     bandwidth: str | Sequence[float] = "loo",
     order: int = 0,
     empty: str = "nearest",
+    method: str = "auto",
+    rtol: float | None = None,
     rows: np.ndarray | None = None,
     verbose: int = 0,
 ) -> Fitted:
@@ -203,7 +205,8 @@ def fit(
     Parameters
     ----------
     prepared : Prepared
-    kernel, empty : str
+    kernel, empty, method : str
+    rtol : float, optional
         As :class:`~regard.regression.NadarayaWatsonRegressor` takes them.
     bandwidth : str or sequence of float
         The name of a way to choose it, one number for all features, or one for each feature that was listed.
@@ -241,7 +244,7 @@ def fit(
     subsample = most if most < count and bandwidth in ("loo", "learned") else None
     options: dict[str, Any] = {
         "kernel": kernel, "bandwidth": kept_bandwidth(prepared, bandwidth), "metric": prepared.metric, "empty": empty,
-        "subsample": subsample, "random_state": 0, "verbose": verbose,
+        "method": method, "rtol": rtol, "subsample": subsample, "random_state": 0, "verbose": verbose,
     }  # fmt: skip
     y: Any = prepared.y[learned]
     if prepared.target.kind == "category":

@@ -1,0 +1,383 @@
+"""Kernel regression from a thousand to ten million points: ``python -m benchmarks.large_regression [--part NAME]``.
+
+Points are uniform in a cube of edge 1, the bandwidth is 0.05 along each axis, and the target is a sine with noise. Each
+row's error is the largest of |ŷ − exact| / |exact| over queries that are summed up by all pairs in float64. A contender
+whose next size would take longer than its budget is left out there. Parts, each of a few minutes:
+
+``asked``
+    the numbers that this was to reach, with the peak of the process's memory
+``search``
+    the leave-one-out search on a million points, beside all pairs on 20,000 of them
+``crossover``
+    where the transform overtakes all pairs, and where method="auto" changes over
+``table``
+    how long what takes, beside other libraries
+``coverage``
+    what 90 % conformal intervals cover
+
+Writes benchmarks/results/large-regression.json and .md; ``python -m benchmarks.readme`` puts them into
+docs/large-regression.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from benchmarks.machine import ROOT, facts
+
+TARGET = ROOT / "benchmarks" / "results" / "large-regression.json"
+WIDTH, BUDGET = 0.05, 20.0
+SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
+#: Points, features, queries, seconds that were asked for.
+GOALS = ((1_000_000, 1, 100_000, 0.5), (1_000_000, 2, 100_000, 1.0), (1_000_000, 3, 100_000, 2.0),
+         (10_000_000, 3, 100_000, 20.0))  # fmt: skip
+MEMORY = 6.0
+
+Predict = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+def sample(N: int, d: int, L: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return points, targets and queries."""
+    rng = np.random.default_rng(seed)
+    X, query = rng.random((N, d)), rng.random((L, d))
+    return X, np.sin(6 * X[:, 0]) + 0.3 * rng.standard_normal(N), query
+
+
+def exact_at(X: np.ndarray, y: np.ndarray, query: np.ndarray) -> np.ndarray:
+    """Return the estimate by all pairs in NumPy (L,)."""
+    found = np.empty(len(query))
+    for i, at in enumerate(query):
+        weight = np.exp(-0.5 * (((X - at) / WIDTH) ** 2).sum(1))
+        found[i] = weight @ y / weight.sum()
+    return found
+
+
+def worst(found: np.ndarray, X: np.ndarray, y: np.ndarray, query: np.ndarray, count: int) -> float:
+    """Return the largest relative error over so many queries."""
+    some = np.random.default_rng(1).choice(len(query), min(count, len(query)), replace=False)
+    expected = exact_at(X, y, query[some])
+    return float((np.abs(found[some] - expected) / np.abs(expected)).max())
+
+
+def regard(**options: Any) -> Predict:
+    from regard.regression import NadarayaWatsonRegressor
+
+    return lambda X, y, query: NadarayaWatsonRegressor(bandwidth=WIDTH, **options).fit(X, y).predict(query)
+
+
+def neighbours(X: np.ndarray, y: np.ndarray, query: np.ndarray) -> np.ndarray:
+    """Return the same sums within 6 bandwidths by scikit-learn's trees."""
+    from sklearn.neighbors import RadiusNeighborsRegressor
+
+    def weigh(distances: Any) -> Any:
+        return np.array([np.exp(-0.5 * (each / WIDTH) ** 2) for each in distances], dtype=object)
+
+    model = RadiusNeighborsRegressor(6 * WIDTH, weights=weigh, n_jobs=-1).fit(X, y)
+    return np.concatenate([model.predict(some) for some in np.array_split(query, max(1, len(query) // 500))])
+
+
+def statsmodels(X: np.ndarray, y: np.ndarray, query: np.ndarray) -> np.ndarray:
+    from statsmodels.nonparametric.kernel_regression import KernelReg
+
+    model = KernelReg(y, X, var_type="c" * X.shape[1], reg_type="lc", bw=[WIDTH] * X.shape[1])
+    return np.asarray(model.fit(query)[0])
+
+
+def keops(X: np.ndarray, y: np.ndarray, query: np.ndarray) -> np.ndarray:
+    import torch
+    from pykeops.torch import LazyTensor
+
+    at, key, value = (torch.from_numpy(each) for each in (query / WIDTH, X / WIDTH, y[:, None]))
+    log_weight = -((LazyTensor(at[:, None]) - LazyTensor(key[None])) ** 2).sum(-1) / 2
+    return log_weight.sumsoftmaxweight(LazyTensor(value[None]), dim=1)[:, 0].numpy()
+
+
+def binning(X: np.ndarray, y: np.ndarray, query: np.ndarray) -> np.ndarray:
+    """Return linear binning to 8 cells a bandwidth, a convolution by FFT, and linear interpolation."""
+    from itertools import product
+
+    from scipy.interpolate import RegularGridInterpolator
+    from scipy.signal import fftconvolve
+
+    d, cells = X.shape[1], round(8 / WIDTH)
+    at = X * cells
+    low = np.minimum(at.astype(int), cells - 1)
+    share = at - low
+    grids = np.zeros((2, (cells + 1) ** d))
+    for corner in product((0, 1), repeat=d):
+        weight = np.prod([share[:, i] if b else 1 - share[:, i] for i, b in enumerate(corner)], axis=0)
+        place = np.ravel_multi_index(tuple((low + corner).T), (cells + 1,) * d)
+        for grid, column in zip(grids, (weight, weight * y)):
+            grid += np.bincount(place, column, minlength=grid.size)
+    line = np.exp(-0.5 * (np.arange(-48, 49) / 8) ** 2)
+    for axis in range(d):
+        shape = [1] * (d + 1)
+        shape[axis + 1] = -1
+        grids = fftconvolve(grids.reshape(2, *(cells + 1,) * d), line.reshape(shape), mode="same", axes=axis + 1)
+    axes = [np.linspace(0, 1, cells + 1)] * d
+    weight, total = (RegularGridInterpolator(axes, grid)(query) for grid in grids)
+    return total / weight
+
+
+CONTENDERS: dict[str, Predict] = {
+    "regard, auto": regard(),
+    "regard, all pairs": regard(method="exact"),
+    "KeOps": keops,
+    "binning + FFT (scipy)": binning,
+    "RadiusNeighborsRegressor, 6 bandwidths": neighbours,
+    "statsmodels KernelReg": statsmodels,
+}
+#: What others would use, and is not on PyPI here.
+MISSING = {"fastlpr": "fastlpr", "FAISS": "faiss"}
+
+
+def asked() -> list[dict[str, Any]]:
+    """Return the rows of the numbers to reach: each in a process of its own, whose memory is measured."""
+    rows = []
+    for N, d, L, limit in GOALS:
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.large_regression", "--one", f"{N},{d},{L}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        rows.append(
+            {"points": N, "features": d, "queries": L, "asked": limit} | json.loads(done.stdout.splitlines()[-1])
+        )
+        print(rows[-1], file=sys.stderr)
+    return rows
+
+
+def one(N: int, d: int, L: int) -> dict[str, Any]:
+    """Return how long fit and predict take, the worst error, and memory."""
+    from regard.regression import NadarayaWatsonRegressor
+
+    warm = sample(6_000, d, 6_000)
+    NadarayaWatsonRegressor(bandwidth=WIDTH, method="nufft").fit(*warm[:2]).predict(warm[2])
+    NadarayaWatsonRegressor(bandwidth=WIDTH, method="exact").fit(*warm[:2]).predict(warm[2][:500])
+    X, y, query = sample(N, d, L)
+    times = []
+    for _ in range(1 if N > 1_000_000 else 3):
+        began = time.perf_counter()
+        model = NadarayaWatsonRegressor(bandwidth=WIDTH, method="auto").fit(X, y)
+        fitted = time.perf_counter()
+        found = model.predict(query)
+        times.append((time.perf_counter() - began, fitted - began))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    seconds, fit = min(times)
+    return {
+        "seconds": seconds, "fit": fit, "error": worst(found, X, y, query, 1000 if N <= 1_000_000 else 200),
+        "GB": peak, "method": model.plan_.method, "bound": model.plan_.bound, "by tiles": model.plan_.by_tiles,
+    }  # fmt: skip
+
+
+def search() -> dict[str, Any]:
+    """Return what the leave-one-out search takes and finds in two dimensions."""
+    from regard.regression import NadarayaWatsonRegressor
+
+    X, y, _ = sample(1_000_000, 2, 1)
+    found: dict[str, Any] = {}
+    for name, count, method in (("all", len(X), "auto"), ("some", 20_000, "exact")):
+        began = time.perf_counter()
+        model = NadarayaWatsonRegressor(bandwidth="loo", method=method).fit(X[:count], y[:count])
+        found[name] = {
+            "seconds": time.perf_counter() - began, "points": count, "bandwidth": model.bandwidth_.tolist(),
+            "error": model.loo_error_, "tried": len(model.loo_curve_.errors),
+        }  # fmt: skip
+    # What 20,000 points support: their own width, narrowed as the best width is with n^(-1/(d+4)).
+    scale = (20_000 / len(X)) ** (1 / 6)
+    found["supported"] = [width * scale for width in found["some"]["bandwidth"]]
+    return found
+
+
+def crossover() -> list[dict[str, Any]]:
+    """Return for each dimension where both methods take as long, and where "auto" changes over."""
+    from regard.regression import NadarayaWatsonRegressor
+
+    rows = []
+    for d in (1, 2, 3):
+        ratios, chosen = [], []
+        sizes = [round(4_000 * 2 ** (i / 2)) for i in range({1: 9, 2: 9, 3: 11}[d])]
+        for N in sizes:
+            X, y, query = sample(N, d, N)
+            seconds = {}
+            for _ in range(3):
+                for method in ("exact", "nufft"):
+                    model = NadarayaWatsonRegressor(bandwidth=WIDTH, method=method).fit(X, y)
+                    if method == "nufft":
+                        model._evaluator._forget()
+                    began = time.perf_counter()
+                    model.predict(query)
+                    seconds[method] = min(seconds.get(method, np.inf), time.perf_counter() - began)
+            model = NadarayaWatsonRegressor(bandwidth=WIDTH).fit(X, y)
+            model.predict(query)
+            ratios.append(seconds["nufft"] / seconds["exact"])
+            chosen.append(model.plan_.method)
+        logs = np.log(ratios)
+        above = np.flatnonzero(logs > 0)
+        last = int(above[-1]) if len(above) else -1
+        if 0 <= last < len(sizes) - 1:
+            part = logs[last] / (logs[last] - logs[last + 1])
+            equal = float(sizes[last] * (sizes[last + 1] / sizes[last]) ** part)
+        else:
+            equal = float(sizes[0] if last < 0 else sizes[-1])
+        low, high = 2.0, float(sizes[-1]) * 8
+        for _ in range(12):  # where auto changes over, by bisection
+            middle = (low * high) ** 0.5
+            X, y, query = sample(max(round(middle), 10), d, max(round(middle), 10))
+            model = NadarayaWatsonRegressor(bandwidth=WIDTH).fit(X, y)
+            smoother = model._smoother(double=True)
+            plan = model._evaluator.choose(smoother, len(query), model._bandwidth(smoother))
+            low, high = (low, middle) if plan.method == "nufft" else (middle, high)
+        rows.append({"features": d, "equal": equal, "auto": high, "sizes": sizes, "ratios": ratios, "chosen": chosen})
+        print(rows[-1], file=sys.stderr)
+    return rows
+
+
+def table(d: int = 2) -> list[dict[str, Any]]:
+    """Return the times of every contender at every size."""
+    rows = []
+    last: dict[str, float] = {}
+    for N in SIZES:
+        L = min(N, 100_000)
+        X, y, query = sample(N, d, L)
+        for name, predict in CONTENDERS.items():
+            growth = 1.0 if name.startswith(("regard, auto", "binning")) else 100.0 if N <= 100_000 else 10.0
+            if last.get(name, 0.0) * growth > 4 * BUDGET:
+                continue
+            row = {"contender": name, "points": N, "queries": L}
+            try:
+                small = sample(500, d, 50)
+                predict(*small)
+                began = time.perf_counter()
+                found = predict(X, y, query)
+                last[name] = row["seconds"] = time.perf_counter() - began
+                row["error"] = worst(found, X, y, query, 200 if N <= 1_000_000 else 40)
+            except Exception as error:
+                row["failed"] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+                last[name] = np.inf
+            rows.append(row)
+            print(row, file=sys.stderr)
+    rows += [{"contender": name, "missing": True} for name, package in MISSING.items() if find_spec(package) is None]
+    return rows
+
+
+def coverage(repetitions: int = 200) -> dict[str, float]:
+    """Return what 90 % intervals cover on average over data drawn anew."""
+    from regard.regression import NadarayaWatsonRegressor
+
+    covered: dict[str, list[float]] = {"split": [], "leave-one-out": []}
+    rng = np.random.default_rng(0)
+
+    def draw(count: int) -> tuple[np.ndarray, np.ndarray]:
+        X = rng.uniform(0, 6, (count, 1))
+        return X, np.sin(X[:, 0]) + (0.1 + 0.1 * X[:, 0]) * rng.standard_t(4, count)
+
+    for _ in range(repetitions):
+        (X, y), (new, target) = draw(400), draw(1000)
+        half = NadarayaWatsonRegressor(bandwidth="loo").fit(X[:200], y[:200]).calibrate(X[200:], y[200:])
+        whole = NadarayaWatsonRegressor(bandwidth="loo").fit(X, y)
+        for name, model in (("split", half), ("leave-one-out", whole)):
+            low, high = model.predict_interval(new, 0.9).T
+            covered[name].append(float(((low <= target) & (target <= high)).mean()))
+    return {name: float(np.mean(each)) for name, each in covered.items()}
+
+
+PARTS: dict[str, Callable[[], Any]] = {
+    "asked": asked, "search": search, "crossover": crossover, "table": table, "coverage": coverage,
+}  # fmt: skip
+
+
+def seconds(value: float) -> str:
+    return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.3g} s"
+
+
+def of_asked(found: dict[str, Any]) -> str:
+    """Return the table of the numbers to reach."""
+    lines = ["| what | asked | measured |", "| --- | --- | ---: |"]
+    for row in found.get("asked", []):
+        what = f"{row['points']:,} points, {row['queries']:,} queries, {row['features']}-D, fit included"
+        met = row["seconds"] <= row["asked"]
+        told = f"{seconds(row['seconds'])}, error {row['error']:.1e}, {row['GB']:.2g} GB"
+        extra = " within 6 GB" if row["points"] > 1_000_000 else ", error ≤ 1e-6"
+        lines.append(f"| {what} | ≤ {row['asked']:g} s{extra} | {told if met else f'**{told}** (missed)'} |")
+    if "search" in found:
+        all_, some = found["search"]["all"], found["search"]["some"]
+        told = f"{seconds(all_['seconds'])}, width {all_['bandwidth'][0]:.3g}"
+        met = all_["seconds"] <= 15
+        what = f'"loo" on 1,000,000 points in 2-D, {all_["tried"]} widths tried on all'
+        support = f"≤ 15 s; {some['points']:,} points by all pairs find {some['bandwidth'][0]:.3g}, "
+        support += f"which at 1,000,000 is {found['search']['supported'][0]:.3g}"
+        lines.append(f"| {what} | {support} | {told if met else f'**{told}** (missed)'} |")
+    for row in found.get("crossover", []):
+        what = f"as many queries as points, {row['features']}-D: where the transform overtakes all pairs"
+        met = abs(np.log(row["auto"] / row["equal"])) <= np.log(1.2)
+        told = f"{row['auto']:,.0f}"
+        asked_ = f"within 20 % of {row['equal']:,.0f} points, where both took as long"
+        lines.append(f"| {what}, by `auto` | {asked_} | {told if met else f'**{told}** (missed)'} |")
+    for name, value in found.get("coverage", {}).items():
+        met = 0.89 <= value <= 0.91
+        lines.append(f"| 90 % intervals, {name}, 200 repetitions | 89 to 91 % | {'' if met else '**'}{value:.1%}"
+                     f"{'' if met else '** (missed)'} |")  # fmt: skip
+    return "\n".join(lines)
+
+
+def of_table(found: dict[str, Any]) -> str:
+    """Return the table of contenders."""
+    rows = found.get("table", [])
+    sizes = sorted({row["points"] for row in rows if "points" in row})
+    lines = ["| contender | " + " | ".join(f"{N:,}" for N in sizes) + " | largest error |",
+             "| --- |" + " ---: |" * (len(sizes) + 1)]  # fmt: skip
+    for name in dict.fromkeys(row["contender"] for row in rows):
+        mine = {row["points"]: row for row in rows if row["contender"] == name and "points" in row}
+        if not mine:
+            lines.append(f"| {name} | " + " | ".join(["–"] * len(sizes)) + " | not on PyPI where this ran |")
+            continue
+        cells = [
+            seconds(mine[N]["seconds"]) if "seconds" in mine.get(N, {}) else "failed" if N in mine else "–"
+            for N in sizes
+        ]
+        errors = [row["error"] for row in mine.values() if "error" in row]
+        lines.append(f"| {name} | " + " | ".join(cells) + f" | {f'{max(errors):.0e}' if errors else ''} |")
+    return "\n".join(lines)
+
+
+def contents(found: dict[str, Any]) -> dict[str, Callable[[], str]]:
+    """Return what docs/large-regression.md is filled with, by the name of its mark."""
+    machine = found.get("machine", {})
+    return {
+        "asked": lambda: of_asked(found),
+        "table": lambda: of_table(found),
+        "machine": lambda: f"{machine['CPU']}, {machine['cores']} cores; {machine['date']}",
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure some parts, or all, and write."""
+    parser = argparse.ArgumentParser("python -m benchmarks.large_regression", description=__doc__)
+    parser.add_argument("--part", choices=PARTS, action="append", help="measure this alone, and keep the others")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    warnings.simplefilter("ignore")
+    if options.one:
+        print(json.dumps(one(*map(int, options.one.split(",")))))
+        return 0
+    found = json.loads(TARGET.read_text(encoding="utf-8")) if TARGET.exists() else {}
+    for name in options.part or PARTS:
+        found[name] = PARTS[name]()
+        found["machine"] = facts()
+        TARGET.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = f"# Large regressions\n\n{of_asked(found)}\n\n{of_table(found)}\n"
+        TARGET.with_suffix(".md").write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -336,6 +336,8 @@ def of_asked(found: dict[str, Any]) -> str:
 def of_table(found: dict[str, Any]) -> str:
     """Return the table of contenders."""
     rows = found.get("table", [])
+    if not rows:
+        return "Not measured yet: `python -m benchmarks.large_regression --part table` does."
     sizes = sorted({row["points"] for row in rows if "points" in row})
     lines = ["| contender | " + " | ".join(f"{N:,}" for N in sizes) + " | largest error |",
              "| --- |" + " ---: |" * (len(sizes) + 1)]  # fmt: skip
@@ -359,7 +361,7 @@ def contents(found: dict[str, Any]) -> dict[str, Callable[[], str]]:
     return {
         "asked": lambda: of_asked(found),
         "table": lambda: of_table(found),
-        "machine": lambda: f"{machine['CPU']}, {machine['cores']} cores; {machine['date']}",
+        "machine": lambda: f"{machine['CPU']}, {machine['cores']} cores; load average {machine['load average']}",
     }
 
 

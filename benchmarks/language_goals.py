@@ -20,10 +20,12 @@ _SHAKESPEARE = {"shakespeare.toml": 1.60, "shakespeare-long.toml": 1.4697}
 _ENCODERS = {"sst2": 85.9, "trec": 93.0, "imdb": 91.5}
 #: Why a goal is missed, by its name.
 WHY = {
-    "encoders": "in its time the machine read a fraction of the reviews; the published ones read billions of words",
-    "training": "what the difference is made of has not been found",
-    "decoding": "several requests fill the products of matrices, where arranged weights gain nothing",
-    "beam-search": "CTranslate2 fuses what stands between products of matrices, and packs these once",
+    "encoders": "the published ones read billions of words, or phrases with labels; a CNN of Kim's on the same vectors "
+    "by skip-gram named 85.3 % of SST-2's sentences right in a single trial, more than a block of attention",
+    "training": "keys and values are copied for attention's kernel, which gains less than that costs in short rows",
+    "decoding": "products of matrices take four fifths of a step in both",
+    "beam-search": "products of matrices take most of CTranslate2's whole time; what stands between them is a thousand "
+    "small operations a step here, which it fuses",
 }
 
 

@@ -62,7 +62,7 @@ class LookedAt:
         file = io.BytesIO()
         PIL.Image.fromarray(self.image).save(file, "JPEG", quality=_QUALITY)
         rows, cols = self.grid
-        places = tuple(f"row {row + 1}, column {col + 1}" for row in range(rows) for col in range(cols))
+        places = tuple(f"{row + 1}·{col + 1}" for row in range(rows) for col in range(cols))
         return Alignment(places, self.words, self.weights, self.title, Patches(file.getvalue(), rows, cols))
 
 

@@ -80,14 +80,15 @@ def widened(attention: str) -> dict[str, Any]:
 def summary(result: dict[str, Any]) -> str:
     """Return the results as tables of Markdown."""
     rows = list(result["rows"].values())
-    lines: list[str] = []
-    for row in rows:
-        if row["recipe"] == "fashion-mnist-transformer":
-            lines += ["| compact convolutional transformer | asked | measured |", "| --- | --- | --- |"]
-            lines += [f"| accuracy on the test images | ≥ {GOAL} % | **{100 * row['accuracy']:.2f} %** |"]
-            lines += [f"| macro F1 | | {100 * row['f1']:.2f} % |"]
-            lines += [f"| parameters | ≤ {MOST:,} | {row['parameters']:,} |"]
-            lines += [f"| steps, minutes of training | | {row['steps']:,}, {row['minutes']:.0f} |", ""]
+    lines = ["| compact convolutional transformer | asked | measured |", "| --- | --- | --- |"]
+    row = result["rows"].get("transformer")
+    if row is None:
+        lines += [f"| accuracy on the test images | ≥ {GOAL} % | not run |", ""]
+    else:
+        lines += [f"| accuracy on the test images | ≥ {GOAL} % | **{100 * row['accuracy']:.2f} %** |"]
+        lines += [f"| macro F1 | | {100 * row['f1']:.2f} % |"]
+        lines += [f"| parameters | ≤ {MOST:,} | {row['parameters']:,} |"]
+        lines += [f"| steps, minutes of training | | {row['steps']:,}, {row['minutes']:.0f} |", ""]
     networks = [row for row in rows if row["recipe"] == "fashion-mnist-networks"]
     if networks:
         lines += _networks(networks)

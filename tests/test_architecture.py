@@ -339,3 +339,9 @@ except AttributeError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "module 'regard' has no attribute 'nothing'\n"
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    names = [path.name for path in sorted((ROOT / "tests").rglob("test_*.py"))]
+    shared = {name for name in names if names.count(name) > 1}
+    assert not shared, f"pytest collects one of each: {', '.join(sorted(shared))}"

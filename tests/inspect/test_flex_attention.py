@@ -83,7 +83,8 @@ def expected(query: Tensor, key: Tensor, score_mod: bool, hidden: bool, scale: f
 
 @pytest.mark.parametrize("module", [ByName, Compiled, OfTheClass, Held])
 @pytest.mark.parametrize("given", [{}, {"score_mod": sloped, "scale": 0.4}, {"score_mod": sloped, "hidden": True},
-                                   {"hidden": True, "return_aux": AuxRequest(lse=True)}], ids=str)  # fmt: skip
+                                   {"hidden": True, "return_aux": AuxRequest(lse=True)}],
+                         ids=lambda given: " ".join(given) or "plain")  # fmt: skip
 @torch.no_grad()
 def test_what_it_attends_to(module: type[nn.Module], given: dict[str, Any]) -> None:
     model, query, key = module(), drawn(2, 4, 40, 16), drawn(2, 2, 48, 16, seed=1)

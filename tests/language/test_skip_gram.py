@@ -12,7 +12,7 @@ from regard.data.shards import TokenShards
 from regard.language.options import LanguageOptions, SkipGramOptions
 from regard.language.pretraining import Pretraining
 from regard.language.skip_gram import SCALE, token_vectors
-from regard.models import load
+from regard.models import EncoderLM, load
 from regard.text.tokenizer import Tokenizer
 
 
@@ -64,6 +64,7 @@ def test_a_run_begins_with_them(tmp_path: Path) -> None:
     said: list[str] = []
     Pretraining(LanguageOptions.from_table(table), tmp_path / "run", said.append).train()
     made = load(tmp_path / "run")
+    assert isinstance(made, EncoderLM)
     assert sum("token vectors" in line for line in said) == 2
     shards = TokenShards.open(tmp_path / "run/tokens/learn")
     marks = sorted(set(Tokenizer.load(tmp_path / "run").roles().values()))

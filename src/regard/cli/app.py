@@ -354,16 +354,8 @@ def regress(
     empty: Annotated[
         str, typer.Option(help="What a row gets that is out of reach: nearest, mean, nan or raise.")
     ] = "nearest",
-    method: Annotated[
-        str,
-        typer.Option(
-            help="How sums are made: auto (the fastest), exact (all pairs), nufft (Gaussian in up to three dimensions, "
-            "errors below --rtol) or tiles (without points too far away to count)."
-        ),
-    ] = "auto",
-    rtol: Annotated[
-        float | None, typer.Option(help="Largest error of nufft, beside the target's standard deviation; 1e-6.")
-    ] = None,
+    method: Annotated[str, typer.Option(help="auto (fastest), exact, tiles, or nufft (errors below --rtol).")] = "auto",
+    rtol: Annotated[float | None, typer.Option(help="Error of nufft beside the target's deviation; 1e-6.")] = None,
     predict: Annotated[str | None, typer.Option(help="Table whose rows to predict; by default those of DATA.")] = None,
     out: Annotated[
         str | None, typer.Option(help="Write rows and predictions here: .csv, .tsv, .parquet, or - for stdout.")

@@ -104,5 +104,5 @@ def _draw(drawn: Sequence[LookedAt], attention: Path | None, html: Path | None) 
     if attention is not None:
         save_captions(drawn, attention)
     if html is not None:
-        told = "Rows are words, columns places of the image, row by row. The stronger a cell, the more attention went there."
+        told = "Rows are words, columns places of the image, row by row: the stronger, the more attention went there."
         save_html([each.alignment() for each in drawn], html, heading="Where each word looked", note=told)

@@ -1,4 +1,4 @@
-"""Folders of models of language and of images: Hugging Face's, and our own for models that transformers knows not."""
+"""Folders of models of language and of images: Hugging Face's, and our own for models that it does not know."""
 
 from __future__ import annotations
 

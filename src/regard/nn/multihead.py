@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,15 +10,16 @@ from torch import Tensor, nn
 
 from regard import masks
 from regard._attention import attention
-from regard._aux import FIELDS, Aux, AuxRequest, TopK
+from regard._aux import Aux, AuxRequest
 from regard._catalogue import mechanism
 from regard._constraints import probability, size
-from regard._errors import described, rejected, shape
+from regard._errors import rejected
 from regard._torch import OutProjection
 from regard.engines import EngineLike
 from regard.masks import Extent, MaskLike
 from regard.nn import _torch_masks
 from regard.nn._base import parameter
+from regard.nn._input_layout import as_batch_first, batch_and_length, check_inputs, unbatched
 from regard.nn._nested import attend_nested
 from regard.nn._parts import PartLayer, current
 from regard.nn._scored import ScoredAttention
@@ -232,10 +232,11 @@ class MultiheadAttention(PartLayer):
                     raise rejected(type(self).__name__, "query", expected, "a nested tensor")
                 given = need_weights, attn_mask, average_attn_weights, is_causal
                 return attend_nested(self, query, key, value, key_padding_mask, *given)
-            batched = self._check(query, key, value)
+            widths = self.embed_dim, self.kdim, self.vdim
+            batched = check_inputs(type(self).__name__, (query, key, value), widths, self.batch_first)
             if key_padding_mask is not None and not batched and key_padding_mask.dim() == 1:
                 key_padding_mask = key_padding_mask.unsqueeze(0)
-            (B, L), S = self._sizes(query), self._sizes(key)[1]
+            (B, L), S = batch_and_length(query, self.batch_first), batch_and_length(key, self.batch_first)[1]
             extent, appended = Extent(B, self.num_heads, L, start + S), self.add_zero_attn + (self.bias_k is not None)
             _torch_masks.check(self, key_padding_mask, attn_mask, extent, appended)
             mask = _torch_masks.combined(key_padding_mask, attn_mask, is_causal, extent, start, appended, query.device)
@@ -262,7 +263,7 @@ class MultiheadAttention(PartLayer):
         if isinstance(extra, Tensor):
             extra = (extra.mean(1) if average_attn_weights else extra).to(output.dtype)
         if not batched:
-            return output.squeeze(0), extra.squeeze(0) if isinstance(extra, Tensor) else _unbatched(extra)
+            return output.squeeze(0), extra.squeeze(0) if isinstance(extra, Tensor) else unbatched(extra)
         return output if self.batch_first else output.transpose(0, 1), extra
 
     def read(self, query: Tensor, cache: KVCache, attn_mask: MaskLike | None = None) -> Tensor:
@@ -318,8 +319,8 @@ class MultiheadAttention(PartLayer):
     ) -> tuple[Tensor, ...]:
         """Return queries (B, H, L, D), keys and values (B, G, S, D), of inputs in which nothing hidden is left."""
         packed, is_self = query is key and key is value, query is key
-        new = slice(extent.S - self._sizes(key)[1], None)  # what came before is in a cache
-        query, key, value = (self._batch_first(x) for x in (query, key, value))
+        new = slice(extent.S - batch_and_length(key, self.batch_first)[1], None)  # what came before is in a cache
+        query, key, value = (as_batch_first(x, self.batch_first) for x in (query, key, value))
         if padding is not None and is_self:
             query = _torch_masks.without_garbage(query, padding[:, new])
         if packed:
@@ -368,31 +369,6 @@ class MultiheadAttention(PartLayer):
         output, aux = attention(q, k, v, mask, dropout_p, enable_gqa=True, return_aux=request, **parts)
         return output, aux.weights
 
-    def _check(self, query: Any, key: Any, value: Any) -> bool:
-        """Return whether inputs have a batch dimension; raise for those that are wrong."""
-        widths = {"query": self.embed_dim, "key": self.kdim, "value": self.vdim}
-        dims = query.dim() if isinstance(query, Tensor) and query.dim() in (2, 3) else 3
-        for (name, width), x in zip(widths.items(), (query, key, value)):
-            wanted = f"(N, {width})" if dims == 2 else f"(B, N, {width})" if self.batch_first else f"(N, B, {width})"
-            if not isinstance(x, Tensor) or not x.is_floating_point():
-                raise rejected(type(self).__name__, name, f"be a float tensor {wanted}", described(x), TypeError)
-            if x.dim() != dims or x.shape[-1] != width or self._sizes(x)[0] != self._sizes(query)[0]:
-                context = "" if name == "query" else f" (query {shape(query)})"
-                raise rejected(type(self).__name__, name, f"have shape {wanted}", f"{shape(x)}{context}")
-        if self._sizes(key) != self._sizes(value):
-            raise rejected(type(self).__name__, "value", f"be as long as key {shape(key)}", shape(value))
-        return dims == 3
-
-    def _sizes(self, x: Tensor) -> tuple[int, int]:
-        """Return the batch size and the length of an input."""
-        if x.dim() == 2:
-            return 1, x.shape[0]
-        return (x.shape[0], x.shape[1]) if self.batch_first else (x.shape[1], x.shape[0])
-
-    def _batch_first(self, x: Tensor) -> Tensor:
-        """Return an input as (B, N, E)."""
-        return x.unsqueeze(0) if x.dim() == 2 else x if self.batch_first else x.transpose(0, 1)
-
     def extra_repr(self) -> str:
         """Return what the layer prints: sizes first, then what is not the default."""
         settings = [f"embed_dim={self.embed_dim}", f"num_heads={self.num_heads}"]
@@ -412,15 +388,3 @@ def disable_fast_path(module: MultiheadAttention) -> None:
     They do so only where this attribute of torch's module says that queries, keys and values are equally wide.
     """
     module._qkv_same_embed_dim = False
-
-
-def _unbatched(aux: Aux | None) -> Aux | None:
-    """Return the fields of a batch of one without the dimension for it."""
-    found: dict[str, Any] = {}
-    for name in FIELDS if aux is not None else ():
-        field = getattr(aux, name)
-        if isinstance(field, Tensor):
-            found[name] = field.squeeze(0)
-        elif isinstance(field, TopK):
-            found[name] = TopK(field.weights.squeeze(0), field.indices.squeeze(0))
-    return None if aux is None else replace(aux, **found)

@@ -18,7 +18,7 @@ from regard.regression._plan import Plan
 from regard.regression._progress import progress
 
 #: Bandwidths of the first look, per factor of ten, and points that it leaves out at most.
-STEPS, LOOK = 6, 8192
+STEPS, LOOK = 6, 4096
 #: The widest, in spreads of the data.
 WIDEST = 10.0
 #: Minima of the first look that are searched, and how exactly, as a share of the bandwidth.

@@ -21,7 +21,7 @@ from regard.regression._tiles import LOOK_PAIRS, NEAR, TILE, TOGETHER, Tiles
 from regard.regression._transformed_points import TransformedPoints
 
 #: Points up to which "auto" compares all pairs, and pairs.
-FEW, FEW_PAIRS = 1 << 12, 1 << 24
+FEW, FEW_PAIRS = 1 << 11, 1 << 22
 #: Points and queries that a look at the weights takes.
 LOOK, LOOKERS = 2048, 128
 #: The bound of a mean over what transforms are asked for, where all weights are the same; of lines; of deviations.

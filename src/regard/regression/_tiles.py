@@ -22,7 +22,7 @@ from regard.regression._kernel_smoother import Estimate, Report, Smoother
 #: Points of a tile, and queries that look at tiles together.
 TILE, TOGETHER = 256, 128
 #: Queries that share a look lie within so many bandwidths along each axis; pairs that a look takes as long as.
-NEAR, LOOK_PAIRS = 2.0, 750_000
+NEAR, LOOK_PAIRS = 2.0, 100_000
 #: What may be left out, as a share of what is there: far less than a rounding, since a line magnifies it.
 NOTHING = 2.0**-60
 
@@ -69,13 +69,12 @@ class Tiles:
     ) -> Estimate:  # fmt: skip
         """Return the estimate at queries (L, C), each without its ``own`` point (L,) if that is given."""
         parts, rows = [], []
+        ordered = _at(smoother, self.order)  # what lies together is read together
         for some, seen in self._looks(smoother, query, bandwidth):
             mask = None
             if own is not None:
                 mask = masks.leave_one_out(_place_among(self.places[own[some]], seen))
-            parts.append(
-                _at(smoother, self.order[seen]).estimate(query[some], bandwidth, mask, spread=spread, peak=peak)
-            )
+            parts.append(_at(ordered, seen).estimate(query[some], bandwidth, mask, spread=spread, peak=peak))
             rows.append(some)
             report(len(some), "")
         if not parts:
@@ -85,17 +84,19 @@ class Tiles:
     def closeness(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None) -> Tensor:
         """Return what :meth:`Smoother.closeness` does (L,), by the tiles that may hold the nearest point."""
         found = query.new_zeros(len(query))
+        ordered = _at(smoother, self.order)  # what lies together is read together
         for some, seen in self._looks(smoother, query, bandwidth, nearest=True):
             mask = None if own is None else masks.leave_one_out(_place_among(self.places[own[some]], seen))
-            found[some] = _at(smoother, self.order[seen]).closeness(query[some], bandwidth, mask)
+            found[some] = _at(ordered, seen).closeness(query[some], bandwidth, mask)
         return found
 
     def nearest(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None) -> Tensor:
         """Return what :meth:`Smoother.nearest` does (L,), by the tiles that may hold the nearest point."""
         found = torch.full((len(query),), -1, dtype=torch.long)
+        ordered = _at(smoother, self.order)  # what lies together is read together
         for some, seen in self._looks(smoother, query, bandwidth, nearest=True):
             mask = None if own is None else masks.leave_one_out(_place_among(self.places[own[some]], seen))
-            place = _at(smoother, self.order[seen]).nearest(query[some], bandwidth, mask)
+            place = _at(ordered, seen).nearest(query[some], bandwidth, mask)
             found[some] = torch.where(place < 0, -1, self.order[seen][place.clamp(min=0)])
         return found
 

@@ -26,7 +26,7 @@ from regard.vision.classification import ImageTraining
 from regard.vision.classification_options import ImageClassificationOptions
 from regard.vision.image_classifier import PictureClassifier
 
-TESTED = 400
+TESTED, EPOCHS = 400, 8.0
 _Maps = list[tuple[Tensor, Tensor]]
 
 
@@ -35,7 +35,7 @@ def trained(pixels: np.ndarray, labels: np.ndarray) -> PictureClassifier:
     table = {
         "model": {"features": 8, "stages": 3, "layers": 1, "attention": "cbam", "reduction": 4},
         "augmentation": {"shift": 2},
-        "training": {"epochs": 8.0, "learning_rate": 3e-3, "batch_examples": 32, "seed": 1},
+        "training": {"epochs": EPOCHS, "learning_rate": 3e-3, "batch_examples": 32, "seed": 1},
     }
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder, "digits.npz"), images=pixels, labels=labels)

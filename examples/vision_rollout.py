@@ -22,7 +22,7 @@ from regard.vision.classification import ImageTraining
 from regard.vision.classification_options import ImageClassificationOptions
 from regard.vision.image_classifier import PictureClassifier
 
-SIDE, COPIES, SHOWN, TESTED = 20, 3, 8, 200
+SIDE, COPIES, SHOWN, TESTED, EPOCHS = 20, 3, 8, 200, 6.0
 
 
 def scattered(digits: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -43,7 +43,7 @@ def trained(images: np.ndarray, labels: np.ndarray) -> PictureClassifier:
             "class_token": True, "pooling": "first",
         },
         "augmentation": {"shift": 2},
-        "training": {"epochs": 6.0, "learning_rate": 3e-3, "seed": 1},
+        "training": {"epochs": EPOCHS, "learning_rate": 3e-3, "seed": 1},
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder, "digits.npz"), images=images, labels=labels)

@@ -10,7 +10,7 @@ import matplotlib as mpl
 import pytest
 import torch
 from examples import __main__ as gallery
-from examples import kernel_regression, kernels, worked_examples
+from examples import kernel_regression, kernels, vision_gates, vision_rollout, worked_examples
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,11 @@ mpl.use("agg")
 
 
 @pytest.mark.parametrize("name", gallery.NAMES)
-def test_every_example_draws_a_picture(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_example_draws_a_picture(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (vision_gates, vision_rollout):
+        monkeypatch.setattr(module, "EPOCHS", 0.2)  # that it draws needs no good model
     assert gallery.main([name, "--out", str(tmp_path)]) == 0
     picture = mpl.image.imread(tmp_path / f"{name}.png")
     assert min(picture.shape[:2]) > 100

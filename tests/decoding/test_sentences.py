@@ -121,7 +121,7 @@ def test_the_next_best_of_a_line_are_the_next_best_sums() -> None:
     assert [each.text for each in (drawn, *drawn.alternatives)] == ["a c", "b d"]
 
 
-@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("seed", [10, 19])  # of these, a search finds a text in two ways
 def test_the_n_best_are_different_texts(seed: int) -> None:
     """A text of subwords can be written in different ones: it is there once, and others take the further places."""
     rules = [("a", "b"), (" ", "a"), ("b", "a"), (" a", "b")]

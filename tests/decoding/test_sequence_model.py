@@ -232,8 +232,11 @@ def test_bfloat16_is_near_enough(model: SequenceModel) -> None:
     exact = model.predict(LINES, PredictionOptions(alignment=True))
     near = model.predict(LINES, PredictionOptions(alignment=True, precision="bfloat16"))
     assert not torch.is_autocast_enabled("cpu")
-    for one, other in zip(exact, near):
+    same = [(one, other) for one, other in zip(exact, near) if one.tokens == other.tokens]
+    assert len(same) >= len(LINES) / 2  # a model that has learned nothing has near ties, at which a search turns off
+    for one, other in same:
         assert other.normalized == pytest.approx(one.normalized, rel=0.05)
+    for one, other in zip(exact, near):
         assert one.alignment is None or other.alignment.dtype == torch.float32
 
 

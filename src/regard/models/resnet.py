@@ -109,6 +109,7 @@ class ResNet(nn.Module):
 
     Examples
     --------
+    >>> import torch
     >>> model = ResNet(ResNetConfig(features=8, layers=1, attention="cbam")).eval()
     >>> places = model(torch.randn(2, 3, 32, 32))
     >>> places.shape, model.pool(places).shape

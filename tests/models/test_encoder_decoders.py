@@ -254,7 +254,7 @@ def test_attention_that_a_loss_guides_has_its_gradient(name: str) -> None:
                 parameter[place] += sign * step
                 ends.append(float(loss()))
                 parameter[place] -= sign * step
-        assert float(parameter.grad[place]) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-5)
+        assert float(parameter.grad[place]) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-5, abs=1e-8)
     assert found
 
 

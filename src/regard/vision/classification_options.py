@@ -33,7 +33,7 @@ class LabelledImageOptions(Options):
 
     images: str = option("", "a folder or tar archive with a folder of images for each label, an IDX file or .npy of "
                          "images beside its labels, or an .npz of both", flag="--images",
-                         short="A folder for each label, IDX, or .npz.")  # fmt: skip
+                         short="A folder per label, IDX, or .npz.")  # fmt: skip
     valid: str = option("", "the same to validate with; by default some of each label are held out", flag="--valid")
     held_out: float = option(0.1, "share of each label's images that is held out", above=0, below=1)
     side: int = option(0, "pixels of a side that images are made, the middle of those that are not square; 0 for that "

@@ -199,7 +199,11 @@ def test_pictures(regard, model, tmp_path) -> None:
     result = regard("translate", "--model", model, " ", "--plot", png)
     assert (result.code, result.out) == (0, "\n") and not png.exists()
     assert f"regard: nothing was written, so there is no picture: {png}" in result.err
-    for path, why in ((tmp_path, "Is a directory"), (tmp_path / "no" / "a.png", "No such file or directory")):
+    (tmp_path / "folder.png").mkdir()
+    for path, why in (
+        (tmp_path / "folder.png", "Is a directory"),
+        (tmp_path / "no" / "a.png", "No such file or directory"),
+    ):
         result = regard("translate", "--model", model, "red dog", "--plot", path)
         assert (result.code, result.out, result.err) == (2, "", f"regard: {path} cannot be used: {why}\n")
 

@@ -110,7 +110,7 @@ class Task:
 
 @cache
 def _costs() -> dict:  # type: ignore[type-arg]
-    """Return the seconds of each term, as ``python -m benchmarks.regression_costs`` measured them."""
+    """Return the seconds of each term, by rates that ``python -m benchmarks.regression_costs`` fits."""
     return dict(json.loads(files("regard.regression").joinpath("costs.json").read_text(encoding="utf-8"))["rates"])
 
 

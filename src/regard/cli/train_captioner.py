@@ -6,11 +6,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from regard._errors import rejected
 from regard.cli.messages import Console, echo, report_errors
-from regard.cli.runs import carry_out, change_options, read_options, shown_options, training_changes
-from regard.cli.settings import parse_setting
-from regard.models.folders import OPTIONS
+from regard.cli.runs import carry_out, change_options, gather_changes, read_options, shown_options, training_changes
 from regard.vision.caption_options import CaptionOptions
 from regard.vision.captioning import Captioning
 
@@ -31,12 +28,9 @@ def run(
             console.print(f"  {done // _EVERY * _EVERY:,} of {of:,} images")
 
     with report_errors("vision"):
-        changes = {name: value for name, value in given.items() if value is not None}
-        changes |= dict(parse_setting(each) for each in settings)
-        if resume and show_options:
-            raise rejected("train", "--show-options", f"be left out with --resume; they are in {out / OPTIONS}", "both")
+        changes = gather_changes(given, settings, out=out, resume=resume, show_options=show_options)
         if resume:
-            captioning = Captioning.resumed(out, training_changes(changes, options), console.print, progress)
+            captioning = Captioning.resumed(out, training_changes(changes, options), console.print)
         else:
             table = read_options(TASK, options)
             change_options(table, changes, options)
@@ -46,7 +40,8 @@ def run(
             if show_options:
                 echo(shown_options(chosen, chosen.unset_model_fields()), end="")
                 return
-            captioning = Captioning(chosen, out, console.print, progress)
+            captioning = Captioning(chosen, out, console.print)
+        captioning.progress = progress
         piped = " < the same lines" if "-" in (captioning.options.data.data, captioning.options.data.valid) else ""
         carry_out(console, captioning, TASK, resume, piped=piped)
         where = shlex.quote(str(out))

@@ -24,14 +24,7 @@ from regard.models.folders import json_bytes
 from regard.text.ragged import Ragged
 from regard.text.vocabulary import Vocabulary
 from regard.training.frequencies import Frequencies
-from regard.training.run import (
-    check_processes,
-    conditions,
-    from_first,
-    restore_conditions,
-    resumed_options,
-    save_unbroken,
-)
+from regard.training.run import FolderRun, restore_conditions, save_unbroken
 from regard.training.run_folder import RunFolder
 from regard.vision.caption_metrics import caption_scores
 from regard.vision.caption_options import CaptionDataOptions, CaptionOptions
@@ -49,45 +42,25 @@ FEATURES = "features.safetensors"
 Progress = Callable[[int, int], None]
 
 
-class Captioning:
-    """A run in a folder.
+class Captioning(FolderRun[CaptionOptions]):
+    """A run that learns to write captions, in a folder; parameters as :class:`FolderRun` has them.
 
-    Parameters
+    Attributes
     ----------
-    options : CaptionOptions
-    folder : str or Path
-    say : callable
-        Called with every line that a user should read.
     progress : callable, optional
         Called with how many images have been read by a frozen encoder, and of how many.
     """
 
-    def __init__(
-        self,
-        options: CaptionOptions,
-        folder: str | Path,
-        say: Callable[[str], None] = print,
-        progress: Progress | None = None,
-    ) -> None:
-        self.options = options.with_absolute_paths()  # a run is resumed from anywhere
-        self.folder = Path(folder)
-        self.say, self._progress = from_first(say), progress
-        options.model_config(8, 8, 49)  # what is wrong with it is said before anything is read
-        check_processes(options.training)
-        if options.training.devices > 1:
-            raise rejected("train", "training.devices", "be 1 for captions", options.training.devices)
+    progress: Progress | None = None
 
     @classmethod
-    def resumed(
-        cls,
-        folder: str | Path,
-        changes: dict[str, Any],
-        say: Callable[[str], None] = print,
-        progress: Progress | None = None,
-    ) -> Captioning:
-        """Return the run in a folder, to go on; ``changes`` are options of training that may differ now."""
-        files = RunFolder(Path(folder), CaptionOptions)
-        return cls(resumed_options(files, changes, from_first(say)), folder, say, progress)
+    def files(cls, folder: str | Path) -> RunFolder[CaptionOptions]:
+        return RunFolder(Path(folder), CaptionOptions)
+
+    def check(self) -> None:
+        self.options.model_config(8, 8, 49)
+        if self.options.training.devices > 1:
+            raise rejected("train", "training.devices", "be 1 for captions", self.options.training.devices)
 
     def train(self, *, resume: bool = False, callbacks: Iterable[Callback] = ()) -> tuple[Captioner, TrainingResult]:
         """Read images and captions, train, and save the captioner to the folder.
@@ -100,13 +73,10 @@ class Captioning:
             If training cannot go on.
         """
         from regard.training.learner import Learner, Stream
-        from regard.training.loop import check_devices, train
+        from regard.training.loop import train
         from regard.training.objectives import WriteTargets
 
-        check_devices(self.options.training)
-        files = RunFolder(self.folder, CaptionOptions)
-        files.check_resumable() if resume else files.check_new(", or be resumed (--resume)")
-        here = conditions(self.options.training)
+        files, here = self.open(resume)
         with self._images() as images:
             learn, valid = self._captions(images)
             torch.manual_seed(self.options.training.seed)  # an encoder that knows nothing is drawn
@@ -236,7 +206,7 @@ class Captioning:
         self.say(f"features of {len(names):,} images go to {path}")
         wanted = set(names)
         ordered = [name for name in images.names if name in wanted]  # as they are read fastest
-        bad = write_features(path, images, ordered, encoder, say=self.say, progress=self._progress)
+        bad = write_features(path, images, ordered, encoder, say=self.say, progress=self.progress)
         if bad:
             self.say(f"left out: {len(bad):,} of {len(names):,} images, which cannot be used")
         return Features.load(path, encoder)

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -18,11 +20,12 @@ from benchmarks.costs import fitted
 from benchmarks.machine import facts
 from regard.regression import NadarayaWatsonRegressor, _plan
 from regard.regression._fourier_sums import FourierSums, Series
-from regard.regression._tiles import Tiles
+from regard.regression._neighbours import Neighbours
+from regard.regression._tiles import BLOCK, Tiles
 
 TARGET = Path(_plan.__file__).with_name("costs.json")
 #: Least of so many samples.
-SAMPLES = 2
+SAMPLES = 3
 
 
 def least(call: Callable[[], object]) -> float:
@@ -60,7 +63,7 @@ def transforms(way: str, d: int) -> list[float]:
     """Return the rates of a transform of points, or back to queries: of a call, a point, its spread, and the grid."""
     rng = np.random.default_rng(0)
     rows, seconds = [], []
-    for count in (20_000, 200_000):
+    for count in (20_000, 200_000, 1_000_000):
         for span in {1: (10, 1000, 20_000), 2: (5, 40, 150), 3: (3, 10, 20)}[d]:
             for eps in (1e-8, 1e-11, 1e-14):
                 points = list(rng.random((d, count)) * span)
@@ -79,20 +82,71 @@ def transforms(way: str, d: int) -> list[float]:
 
 
 def tiles() -> list[float]:
-    """Return the seconds of putting a point in order, of a look, and of a look for each point there is."""
+    """Return the seconds of putting a point in order, of a look, of a look for each point there is, and of a pair."""
     rng = np.random.default_rng(0)
     order, rows, seconds = [], [], []
     for N in (50_000, 400_000):
         X = rng.random((N, 2))
-        model = NadarayaWatsonRegressor(bandwidth=1e-4, method="tiles").fit(X, X[:, 0])
-        smoother = model._smoother(double=True)
-        width, query = model._bandwidth(smoother), smoother.key[:: N // 500]
+        smoother = NadarayaWatsonRegressor(bandwidth=1e-4, method="tiles").fit(X, X[:, 0])._smoother(double=True)
         order.append(least(lambda s=smoother: Tiles.of(s.key)) / N)
         made = Tiles.of(smoother.key)
-        looks = sum(1 for _ in made._looks(smoother, query, width))
-        seconds.append(least(partial(made.estimate, smoother, query, width, None, lambda *_: None, peak=True)) / looks)
-        rows.append((1.0, float(N)))
+        for L, bandwidth in ((500, 1e-4), (500, 0.02), (4000, 1e-4), (4000, 0.02)):
+            own, width = torch.arange(0, N, N // L), torch.full((2,), bandwidth, dtype=torch.float64)
+            query = smoother.key[own]
+            looks = [(len(some), len(seen)) for some, seen in made._looks(smoother, query, width)]
+            seconds.append(least(partial(made.estimate, smoother, query, width, own, lambda *_: None)))
+            rows.append((len(looks), len(looks) * float(N), sum(max(some, BLOCK) * seen for some, seen in looks)))
     return [float(f"{np.median(order):.3g}"), *fitted(rows, seconds)]
+
+
+def neighbours() -> list[float]:
+    """Return the seconds of putting a point into a tree, of a call, a query, a pair found, and one for a bandwidth."""
+    rng = np.random.default_rng(0)
+    tree, rows, seconds = [], [], []
+    for N in (50_000, 1_000_000):
+        X = rng.random((N, 2))
+        smoother = NadarayaWatsonRegressor(bandwidth=1e-4, method="tiles").fit(X, X[:, 0])._smoother(double=True)
+        unit = torch.full((2,), 1e-4, dtype=torch.float64)
+        tree.append(least(lambda s=smoother, u=unit: Neighbours.of(s, u)) / N)
+        made = Neighbours.of(smoother, unit)
+        assert made is not None
+        for L, times, W in ((20, 1, 1), (2000, 1, 1), (2000, 10, 1), (2000, 30, 1), (2000, 10, 8), (2000, 30, 4)):
+            own, width = torch.arange(0, N, N // L), unit.expand(W, 2) * times
+            query = smoother.key[own]
+            pairs = made.counts(smoother, query, made._radii(smoother, query, width, own)).sum()
+            bandwidth = width if W > 1 else width[0]
+            seconds.append(least(partial(made.estimate, smoother, query, bandwidth, own, lambda *_: None)))
+            rows.append((1.0, float(len(query)), float(pairs), float(pairs) * W))
+    return [float(f"{np.median(tree):.3g}"), *fitted(rows, seconds)]
+
+
+def around(d: int) -> list[float]:
+    """Return the seconds of a prediction beside its transforms: of a call, and of each frequency of a transform."""
+    rng = np.random.default_rng(0)
+    rows, seconds = [], []
+    X, query = rng.random((5000, d)), rng.random((5000, d))
+    for bandwidth in ((0.1, 0.05, 0.005), (0.1, 0.05, 0.02), (0.1, 0.05, 0.04))[d - 1]:
+        model = NadarayaWatsonRegressor(bandwidth=bandwidth, method="nufft").fit(X, X[:, 0])
+
+        def predict(model: NadarayaWatsonRegressor = model) -> None:
+            model._evaluator._forget()
+            model.predict(query)
+
+        taken = least(predict)
+        smoother = model._smoother(double=True)
+        width = model._bandwidth(smoother)
+        series = model._evaluator._series(smoother, width, False)
+        expected = model._evaluator.choose(smoother, len(query), width).seconds["nufft"]
+        rows.append((1.0, series.size * 2))
+        seconds.append(max(taken - expected, taken / 10))
+    return fitted(rows, seconds)
+
+
+def write(path: Path, rates: dict[str, Any], took: float) -> None:
+    """Write the rates, and where they were measured."""
+    command = {"command": "python -m benchmarks.regression_costs", "took": f"{took:.0f} s"}
+    body = {"machine": facts() | command, "rates": rates}
+    path.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,14 +155,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=TARGET, help="where to write")
     options = parser.parse_args(argv)
     began = time.monotonic()
-    rates = {
+    rates: dict[str, Any] = {
         "exact": {"all": exact("gaussian"), "compact": exact("epanechikov")},
         **{way: {str(d): transforms(way, d) for d in (1, 2, 3)} for way in ("forth", "back")},
         "tiles": tiles(),
+        "neighbours": neighbours(),
+        "around": {str(d): [0.0, 0.0] for d in (1, 2, 3)},
     }
-    command = {"command": "python -m benchmarks.regression_costs", "took": f"{time.monotonic() - began:.0f} s"}
-    body = {"machine": facts() | command, "rates": rates}
-    options.out.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    with patch.object(_plan, "_costs", lambda: rates):
+        rates["around"] = {str(d): around(d) for d in (1, 2, 3)}
+    write(options.out, rates, time.monotonic() - began)
     return 0
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from contextlib import contextmanager
+from itertools import product
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import predicted
@@ -14,9 +18,19 @@ from sklearn.base import clone
 
 from regard._errors import RegardWarning
 from regard.regression import NadarayaWatsonClassifier, NadarayaWatsonRegressor, _evaluator
+from regard.regression._bandwidth_selection import LeaveOneOut
 from regard.scores.distance import kernels
 
-FAST = ["nufft", "tiles"]
+#: By transforms, by tiles looked at together, and by points that a tree finds near each query.
+FAST = ["nufft", "tiles", "tree"]
+
+
+@contextmanager
+def summing(way):
+    """Yield what to give as ``method`` for a way to sum up, which is then taken."""
+    seconds = -np.inf if way == "tree" else np.inf
+    with patch.object(_evaluator.Task, "neighbours", lambda *_: seconds):
+        yield "tiles" if way == "tree" else way
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +55,9 @@ def wrong(found, expected, y, weight=None):
     return (np.abs(found - expected) / (np.abs(expected - mean) + np.where(scale > 0, scale, 1))).max()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
-    method=st.sampled_from(FAST),
+    way=st.sampled_from(FAST),
     d=st.integers(1, 3),
     n=st.integers(1, 80),
     width=st.sampled_from([0.05, 0.4, 3.0, 100.0]),
@@ -52,7 +66,7 @@ def wrong(found, expected, y, weight=None):
     digits=st.integers(4, 12),
     seed=st.integers(0, 2**20),
 )
-def test_predictions_hold_rtol_tails_included(method, d, n, width, shape, big, digits, seed):
+def test_predictions_hold_rtol_tails_included(way, d, n, width, shape, big, digits, seed):
     rng = np.random.default_rng(seed)
     X = {
         "normal": rng.normal(size=(n, d)), "cauchy": rng.standard_cauchy((n, d)).clip(-50, 50),
@@ -62,8 +76,9 @@ def test_predictions_hold_rtol_tails_included(method, d, n, width, shape, big, d
     y = big * (3 + np.stack([rng.normal(size=n), rng.standard_cauchy(n)], 1))
     weight = rng.uniform(0.1, 10, n)
     query = X[rng.integers(n, size=8)] + 2 * width * rng.normal(size=(8, d))
-    model = NadarayaWatsonRegressor(bandwidth=width, method=method, rtol=10.0**-digits).fit(X, y, weight)
-    found = model.predict(query)
+    with summing(way) as method:
+        model = NadarayaWatsonRegressor(bandwidth=width, method=method, rtol=10.0**-digits).fit(X, y, weight)
+        found = model.predict(query)
     unit = model._features.coordinates  # what is compared are these: a far point has them rounded
     log = -0.5 * ((unit(query)[:, None] - unit(X)) / width) ** 2
     log = log.sum(-1) - log.sum(-1).max(1, keepdims=True)
@@ -73,8 +88,13 @@ def test_predictions_hold_rtol_tails_included(method, d, n, width, shape, big, d
 
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("order", [0, 1])
-@pytest.mark.parametrize(("method", "kernel"), [("nufft", "gaussian"), *(("tiles", kernel) for kernel in kernels())])
-def test_all_that_an_estimator_says_is_what_all_pairs_say(method, kernel, order, d):
+@pytest.mark.parametrize(("way", "kernel"), [("nufft", "gaussian"), *product(FAST[1:], kernels())])
+def test_all_that_an_estimator_says_is_what_all_pairs_say(way, kernel, order, d):
+    with summing(way) as method:
+        compare_with_all_pairs(method, kernel, order, d)
+
+
+def compare_with_all_pairs(method, kernel, order, d):
     X, y, query, weight = data(d, d=d)
     width = np.array([0.5, 0.9, 0.8])[:d]
     model = NadarayaWatsonRegressor(kernel, width, order=order, method=method, rtol=1e-8).fit(X, y, weight)
@@ -201,3 +221,23 @@ def test_without_finufft_a_sentence_says_what_to_install(monkeypatch):
     with pytest.raises(ModuleNotFoundError, match=r"needs finufft, which is missing: pip install 'regard\[nufft\]'"):
         NadarayaWatsonRegressor(method="nufft").fit(*data(7)[:2])
     assert NadarayaWatsonRegressor().fit(*data(7)[:2]).predict([[0.0, 0.0]]).shape == (1, 2)
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "epanechikov"])
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("way", FAST[1:])
+def test_bandwidths_that_share_looks_have_the_errors_of_each(way, order, kernel):
+    X, y, _, weight = data(5, n=400)
+    X[7] = X[3]  # a point whose nearest other is no distance away
+    with summing(way) as method:
+        model = NadarayaWatsonRegressor(kernel, [0.5, 0.25], order=order, method=method).fit(X, y, weight)
+        some = torch.tensor([3, 7, 399, 20])
+        # A line through hardly more than one point is told by what rounding leaves.
+        several = (
+            torch.tensor([0.4 if order else 0.05, 0.6, 1.0, 2.0, 5.0, 90.0]).double()[:, None]
+            * torch.tensor([0.5, 0.25]).double()
+        )
+        for rows in (None, some):
+            loo = LeaveOneOut(model._smoother(double=True), False, model._evaluator, rows)
+            alone = [float(loo.error(width)) for width in several]
+            assert list(loo.errors(several)) == pytest.approx(alone, rel=1e-6 if order else 1e-10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -18,13 +19,17 @@ from regard.regression._plan import Plan
 from regard.regression._progress import progress
 
 #: Bandwidths of the first look, per factor of ten, and points that it leaves out at most.
-STEPS, LOOK = 6, 4096
+STEPS, LOOK = 5, 2048
 #: The widest, in spreads of the data.
 WIDEST = 10.0
 #: Minima of the first look that are searched, and how exactly, as a share of the bandwidth.
 SEARCHED, EXACT = 3, 1e-3
+#: How much the error rises, as a factor, between two minima of a look at few points that are both searched.
+DEEP = 1.01
 #: How much closer a search looks in each round, and where the error jumps, as that of compact kernels does.
 CLOSER, CLOSER_JUMPY = 8, 2
+#: Bandwidths that share a look at tiles.
+LOOKED = 4
 #: Points that are predicted by tiles before a gradient is taken.
 GRAPH = 1 << 14
 #: How far a learned bandwidth may go from where it began, as a factor.
@@ -83,13 +88,12 @@ class LeaveOneOut:
         weight = smoother.point_weights()
         self._share = weight[self.rows, 0] / weight[self.rows, 0].sum()
 
-    def predict(self, bandwidth: Tensor, rows: Tensor) -> Estimate:
+    def predict(self, bandwidth: Tensor, rows: Tensor, plan: Plan) -> Estimate:
         """Return the predictions of points ``rows`` (r,) from the others, for a bandwidth per feature (n_features,).
 
         Those that nobody reaches are marked, and have what stands in for it. Several bandwidths (W, n_features) are
         multiples of one, and all that is returned begins with W.
         """
-        plan = self._plan(bandwidth)
         query = self.smoother.key[rows]
         if plan.method == "exact":
             self.evaluator.plan = plan
@@ -115,32 +119,33 @@ class LeaveOneOut:
             stand_in[some] = ((weight * target).sum(0) - weight[own] * target[own]) / rest
         return Estimate(torch.where(lost[..., None], stand_in, found.mean), found.reached)
 
-    def _plan(self, bandwidth: Tensor) -> Plan:
-        """Return how all rows are to be predicted; several bandwidths by all pairs."""
-        if bandwidth.dim() > 1:
-            return Plan("exact", "few points are predicted for many bandwidths by one call", len(self.rows))
-        return self.evaluator.choose(self._double, len(self.rows), bandwidth.detach().to(self._double.key))
+    def _plan(self, bandwidth: Tensor, sharing: int = 1) -> Plan:
+        """Return how all rows are to be predicted, where so many bandwidths are sharing what looks at tiles take."""
+        width = bandwidth.detach().to(self._double.key)
+        return self.evaluator.choose(self._double, len(self.rows), width, sharing=sharing)
 
-    def _parts(self, bandwidth: Tensor) -> int:
+    def _parts(self, bandwidth: Tensor, plan: Plan) -> int:
         """Return how many rows are predicted at once."""
-        method = self._plan(bandwidth).method
-        if method == "exact":
+        if plan.method == "exact":
             return self.smoother.rows_at_once
-        return GRAPH if method == "tiles" and bandwidth.requires_grad else len(self.rows)
+        return GRAPH if plan.method == "tiles" and bandwidth.requires_grad else len(self.rows)
 
     def predictions(self, bandwidth: Tensor) -> Estimate:
         """Return the predictions of all rows."""
-        return Estimate.cat([self.predict(bandwidth, rows) for rows in self.rows.split(self._parts(bandwidth))])
+        plan = self._plan(bandwidth)
+        parts = self.rows.split(self._parts(bandwidth, plan))
+        return Estimate.cat([self.predict(bandwidth, rows, plan) for rows in parts])
 
-    def error(self, bandwidth: Tensor) -> Tensor:
+    def error(self, bandwidth: Tensor, plan: Plan | None = None) -> Tensor:
         """Return the mean squared error, each point counted by its weight; its gradient too, where that is wanted.
 
-        Of several bandwidths (W, n_features), multiples of one: (W,).
+        Of several bandwidths (W, n_features), multiples of one, with the plan that they share: (W,).
         """
+        plan = plan or self._plan(bandwidth)
         total = bandwidth.new_zeros(bandwidth.shape[:-1])
-        size = self._parts(bandwidth)
+        size = self._parts(bandwidth, plan)
         for rows, share in zip(self.rows.split(size), self._share.split(size)):
-            squares = (self.predict(bandwidth, rows).mean - self.smoother.target[rows]).square().mean(-1)
+            squares = (self.predict(bandwidth, rows, plan).mean - self.smoother.target[rows]).square().mean(-1)
             part = (squares * share).sum(-1)
             if part.requires_grad and len(rows) < len(self.rows):
                 # One part's graph at a time.
@@ -153,14 +158,17 @@ class LeaveOneOut:
     def errors(self, bandwidths: Tensor) -> Iterator[float]:
         """Yield the error of each of several bandwidths (W, n_features), multiples of one.
 
-        Few points are predicted for many bandwidths by one call.
+        Bandwidths next to each other share calls where few points are compared, and looks at tiles.
         """
-        at_once = max(1, self.smoother.rows_at_once // len(self.smoother.key))
-        for some in bandwidths.to(self.smoother.key).split(at_once):
-            if len(some) > 1 and all(self._plan(each).method == "exact" for each in some):
-                yield from self.error(some).tolist()
-            else:
-                yield from (float(self.error(each)) for each in some)
+        together = {"exact": max(1, self.smoother.rows_at_once // len(self.smoother.key)), "tiles": LOOKED, "nufft": 1}
+        sharing = min(len(bandwidths), LOOKED)
+        planned = [(self._plan(each, sharing), each) for each in bandwidths.to(self.smoother.key)]
+        for method, some in groupby(planned, key=lambda each: each[0].method):
+            group = list(some)
+            for i in range(0, len(group), together[method]):
+                part = group[i : i + together[method]]
+                widths = torch.stack([each for _, each in part])
+                yield from self.error(widths if len(part) > 1 else widths[0], part[-1][0]).reshape(-1).tolist()
 
 
 @dataclass
@@ -238,9 +246,16 @@ def search_bandwidth(loo: LeaveOneOut, look: LeaveOneOut | None, unit: Tensor, v
         measure(look or loo, first, grid)
         padded = [math.inf, *(first[place] for place in grid), math.inf]
         minima = [i for i in range(len(grid)) if padded[i] >= padded[i + 1] <= padded[i + 2]]
+        # The lowest of few points may lie beside the lowest of all, which a search then goes on to.
+        reach = 1 if look is None else intervals
+        starts: list[int] = []
+        for i in sorted(minima, key=lambda i: padded[i + 1]):
+            between = [padded[min(i, other) + 1 : max(i, other) + 2] for other in starts]
+            if look is None or all(max(each) > DEEP * padded[i + 1] for each in between):
+                starts.append(i)
         searches = [
-            ParabolaSearch(grid[max(i - 1, 0)], grid[min(i + 1, intervals)], grid[i], spacing, closer)
-            for i in sorted(minima, key=lambda i: padded[i + 1])[:SEARCHED]
+            ParabolaSearch(grid[max(i - reach, 0)], grid[min(i + reach, intervals)], grid[i], spacing, closer)
+            for i in starts[:SEARCHED]
         ]
         for search in searches:
             search.advance(first)

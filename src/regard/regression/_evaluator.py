@@ -16,6 +16,7 @@ from regard._memory import available_memory
 from regard.regression import _fourier_sums
 from regard.regression._fourier_sums import COARSEST, FINEST, Series, has_finufft
 from regard.regression._kernel_smoother import Estimate, Report, Smoother
+from regard.regression._neighbours import Neighbours, unit_of
 from regard.regression._plan import Plan, Task
 from regard.regression._tiles import LOOK_PAIRS, NEAR, TILE, TOGETHER, Tiles
 from regard.regression._transformed_points import TransformedPoints
@@ -53,6 +54,7 @@ class Evaluator:
     def _forget(self) -> None:
         self._tiles: Tiles | None = None
         self._transformed: dict[bytes, TransformedPoints] = {}
+        self._trees: dict[bytes, Neighbours | None] = {}
         self._looks: dict[bytes, Look] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -72,6 +74,13 @@ class Evaluator:
             self._tiles = Tiles.of(smoother.key)
         return self._tiles
 
+    def _neighbours(self, smoother: Smoother, bandwidth: Tensor) -> Neighbours | None:
+        """Return the points in a tree, which is made once for all multiples of a bandwidth."""
+        place = unit_of(smoother, bandwidth).tobytes()
+        if place not in self._trees:
+            self._trees = {place: Neighbours.of(smoother, bandwidth)}
+        return self._trees[place]
+
     # Estimates.
 
     def estimate(
@@ -86,6 +95,9 @@ class Evaluator:
         if plan.method == "exact":
             return self._exact(smoother, query, bandwidth, own, spread, peak, report)
         if plan.method == "tiles":
+            near = self._neighbours(smoother, bandwidth) if plan.by_tree else None
+            if near is not None:
+                return near.estimate(smoother, query, bandwidth, own, report, spread=spread, peak=peak)
             return self.tiles(smoother).estimate(smoother, query, bandwidth, own, report, spread=spread, peak=peak)
         transformed = self._transform(smoother, bandwidth, spread)
         found, bound = transformed.estimate(smoother, query, bandwidth, own, spread)
@@ -157,8 +169,11 @@ class Evaluator:
 
     # The choice.
 
-    def choose(self, smoother: Smoother, count: int, bandwidth: Tensor, spread: bool = False) -> Plan:
-        """Return the plan for so many queries: the method, why, and what each would cost."""
+    def choose(self, smoother: Smoother, count: int, bandwidth: Tensor, spread: bool = False, sharing: int = 1) -> Plan:
+        """Return the plan for so many queries: the method, why, and what each would cost.
+
+        Tiles are looked at once for so many bandwidths that are ``sharing`` them.
+        """
         pairs = float(count) * len(smoother.key)
         if self.method == "exact":
             return Plan("exact", "method='exact'", count)
@@ -166,14 +181,16 @@ class Evaluator:
             return Plan("exact", "all pairs are few", count)
         task = _task(smoother, count, spread)
         seconds = {} if self.method != "auto" else {"exact": task.exact()}
-        cannot_tile = _cannot_tile(smoother)
+        cannot_tile, by_tree = _cannot_tile(smoother), False
         if not cannot_tile and self.method != "nufft":
             look = self._look(smoother, bandwidth)
-            seconds["tiles"] = task.tiles(look.share, look.together(count), self._tiles is not None)
+            seconds["tiles"] = task.tiles(look.share, look.together(count), self._tiles is not None, sharing)
+            tree = task.neighbours(look.needed, unit_of(smoother, bandwidth).tobytes() in self._trees, sharing)
+            by_tree, seconds["tiles"] = tree < seconds["tiles"], min(tree, seconds["tiles"])
         if self.method == "tiles":
             if cannot_tile:
                 return Plan("exact", cannot_tile, count)
-            return Plan("tiles", "method='tiles'", count, seconds=seconds)
+            return Plan("tiles", "method='tiles'", count, seconds=seconds, by_tree=by_tree)
         cannot, series = _cannot_transform(smoother), None
         if not cannot:
             series = self._series(smoother, bandwidth, spread)
@@ -196,7 +213,7 @@ class Evaluator:
         if self.method == "nufft":
             why = "method='nufft'"
         if best != "nufft" or series is None:
-            return Plan(best, why, count, seconds=seconds)
+            return Plan(best, why, count, seconds=seconds, by_tree=by_tree and best == "tiles")
         return Plan("nufft", why, count, 0, 0.0, self.rtol, round(_memory(task, series)), seconds)
 
     def _held(self, smoother: Smoother, bandwidth: Tensor, eps: float) -> bool:
@@ -232,6 +249,8 @@ class Look:
         What share of the weight of all points some points see, smallest first.
     share : float
         The share of points that a point's exact sum needs.
+    needed : float
+        The same, where those alone are found that it needs.
     near : float
         The share of points in one cell of those that look at tiles together.
     points : int
@@ -240,6 +259,7 @@ class Look:
 
     weights: np.ndarray
     share: float
+    needed: float
     near: float
     points: int
 
@@ -262,8 +282,9 @@ class Look:
         # As many tiles as there are, each of which may weigh a little.
         needed = (logs > logs.max(1, keepdims=True) - 60 * math.log(2) - math.log(max(N, 2))).mean(1)
         near = float((gap.numpy() <= NEAR / 2).all(-1).mean())
-        share = float(needed.mean()) + 4 * TILE / N
-        return cls(np.sort(seen + alone), share, max(near, TILE / N), N)
+        share = float(needed.mean())
+        by_itself = max(share - 1 / len(keys), 0.0) + 1 / N  # the nearest of all is nearer than that of some
+        return cls(np.sort(seen + alone), share + 4 * TILE / N, by_itself, max(near, TILE / N), N)
 
     @property
     def least(self) -> float:

@@ -22,7 +22,7 @@ LOOKED_AT = 512
 #: Points among which their neighbours are looked for first.
 SOME = 1 << 14
 #: Cells that may be held, and pairs of queries and points that are compared without them.
-CELLS = 1 << 28
+CELLS, FEW_PAIRS = 1 << 28, 1 << 22
 
 
 class ExtrapolationWarning(RegardWarning):
@@ -100,7 +100,7 @@ class DataSupport:
         Of many queries and many points alone: none elsewhere.
         """
         C, N = query.shape[1], len(smoother.key)
-        if float(len(query)) * N <= CELLS:
+        if float(len(query)) * N <= FEW_PAIRS:
             return torch.zeros(len(query), dtype=torch.bool, device=query.device)
         narrow = smoother.coordinate_bandwidth(torch.from_numpy(self.narrow).to(query))
         manhattan = smoother.kernel.form.manhattan

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import AuxRequest, attention, masks
+from regard import Aux, AuxRequest, attention, masks
 from regard.masks import Mask
 from regard.regression._features import Features
 from regard.regression._kernels import Kernel
@@ -18,6 +18,8 @@ from regard.regression._kernels import Kernel
 PAIRS, ROWS = 1 << 30, 4096
 #: Numbers that are held at one time: weights where all are wanted, moments of a line, and columns that are averaged.
 HELD, COLUMNS = 1 << 23, 1 << 24
+#: The axis of an estimate's fields that queries lie along; several bandwidths come before it.
+_QUERIES = {"mean": -2, "reached": -1, "peak": -1, "variance": -2}
 #: Where every feature has a spread of 1, directions in which points spread less than this share have no slope.
 FLAT = 1e-10
 
@@ -50,18 +52,51 @@ class Estimate:
         if len(parts) == 1:
             return parts[0]
         told = [field.name for field in fields(cls) if getattr(parts[0], field.name) is not None]
-        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in told})
+        return cls(**{name: torch.cat([getattr(part, name) for part in parts], _QUERIES[name]) for name in told})
 
     def at(self, rows: Tensor) -> Estimate:
         """Return the estimate at some of the queries, or at all of them in another order."""
         told = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Estimate(**{name: value[rows] for name, value in told.items() if value is not None})
+        kept = {name: value for name, value in told.items() if value is not None}
+        return Estimate(**{name: value.index_select(_QUERIES[name], rows) for name, value in kept.items()})
 
     def replaced(self, rows: Tensor, other: Estimate) -> Estimate:
         """Return the estimate with that at some rows (r,) from another, differentiable."""
         told = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
         pairs = {name: pair for name, pair in told.items() if pair[0] is not None}
         return Estimate(**{name: mine.index_put((rows,), theirs.to(mine)) for name, (mine, theirs) in pairs.items()})
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of queries and points that are compared, instead of all.
+
+    Attributes
+    ----------
+    rows : Tensor (P,), int64
+        Queries, which ascend.
+    points : Tensor (P,), int64
+    count : int
+        Of queries.
+    """
+
+    rows: Tensor
+    points: Tensor
+    count: int
+
+    def attend(self, score: Tensor, value: Tensor) -> tuple[Tensor, Aux]:
+        """Return what is read (..., L, ·) by softmax of scores (..., P) from values (N, ·), with lse and max."""
+        counts = self.rows.bincount(minlength=self.count)
+        flat = score.reshape(-1, score.shape[-1]).T  # (P, W)
+        peak = torch.segment_reduce(flat.detach().contiguous(), "max", lengths=counts, axis=0)  # (L, W)
+        weight = (flat - peak.clamp(min=torch.finfo(score.dtype).min)[self.rows]).exp()
+        total = torch.segment_reduce(weight.contiguous(), "sum", lengths=counts, axis=0)
+        terms = (weight[..., None] * value[self.points][:, None]).flatten(1)  # (P, W ·)
+        read = torch.segment_reduce(terms, "sum", lengths=counts, axis=0).unflatten(1, (-1, value.shape[1]))
+        read = read / torch.where(total > 0, total, 1.0)[..., None]
+        shape = (*score.shape[:-1], self.count)
+        aux = Aux(lse=(peak + total.log()).T.reshape(shape), max=peak.T.reshape(shape))
+        return read.transpose(0, 1).reshape(*shape, -1), aux
 
 
 @dataclass(frozen=True)
@@ -121,8 +156,9 @@ class Smoother:
     engine: Any = "auto"
 
     def estimate(
-        self, query: Tensor, bandwidth: Tensor, mask: Mask | None = None, *, spread: bool = False, peak: bool = False
-    ) -> Estimate:
+        self, query: Tensor, bandwidth: Tensor, mask: Mask | Pairs | None = None,
+        *, spread: bool = False, peak: bool = False,
+    ) -> Estimate:  # fmt: skip
         """Return the estimate at queries (L, C) for a bandwidth per feature, differentiable; all of them at once.
 
         The variance comes with ``spread``, the peak where it is asked for. For several bandwidths (W, n_features), of
@@ -136,7 +172,7 @@ class Smoother:
         mean, squares, moments = read.tensor_split([M, M + M * spread], -1)
         averages = Averages(query, query.new_zeros(()), reached, mean, moments)
         if spread:
-            repeated = self._squared_weights(query, bandwidth, aux.lse, total)
+            repeated = self._squared_weights(query, bandwidth, mask, aux.lse, total)
             averages = replace(averages, squares=squares, repeated=repeated)
         return replace(self.finish(averages), peak=aux.max.detach() if peak else None)
 
@@ -168,7 +204,9 @@ class Smoother:
         columns = 1 + 2 * self.target.shape[1] + P * (P + self.target.shape[1])
         return max(1, min(max(ROWS, PAIRS // max(len(self.key), 1)), HELD // (columns + 4 * P * P)))
 
-    def _averages(self, query: Tensor, bandwidth: Tensor, mask: Mask | None, asked: AuxRequest) -> tuple[Tensor, Any]:
+    def _averages(
+        self, query: Tensor, bandwidth: Tensor, mask: Mask | Pairs | None, asked: AuxRequest
+    ) -> tuple[Tensor, Any]:
         """Return averages (..., L, ·) of weights, targets, their squares (with an lse), line moments; and aux fields.
 
         These are of products z zᵀ (the upper triangle) and z yᵀ, after those of z; each column is a product of two.
@@ -191,14 +229,17 @@ class Smoother:
             parts.append(self._attend(query, value, bandwidth, attn_mask=mask, return_aux=request))
         return torch.cat([part for part, _ in parts], -1), parts[0][1]
 
-    def _squared_weights(self, query: Tensor, bandwidth: Tensor, lse: Tensor, total: Tensor) -> Tensor:
+    def _squared_weights(
+        self, query: Tensor, bandwidth: Tensor, mask: Mask | Pairs | None, lse: Tensor, total: Tensor
+    ) -> Tensor:
         """Return Σ α², Σ α² z and the upper triangle of Σ α² z zᵀ, of weights α that sum to 1 (L, ·)."""
         z = self._sloped
         first, second = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
         value = self.point_weights().square() * torch.cat(
             [torch.ones_like(self.key[:, :1]), z, z[:, first] * z[:, second]], 1
         )
-        read, aux = self._attend(query, value, bandwidth, return_aux=AuxRequest(lse=True), scale=2.0)
+        request = AuxRequest(lse=True)
+        read, aux = self._attend(query, value, bandwidth, attn_mask=mask, return_aux=request, scale=2.0)
         share = (aux.lse - 2 * lse).exp() / total[:, 0].square().clamp(min=torch.finfo(total.dtype).tiny)
         return read * share[:, None]
 
@@ -307,6 +348,12 @@ class Smoother:
     def _attend(self, query: Tensor, value: Tensor, bandwidth: Tensor, **options: Any) -> tuple[Tensor, Any]:
         """Return what is read and what else was asked."""
         width, key = self.coordinate_bandwidth(bandwidth), self.key
+        pairs = options.get("attn_mask")
+        if isinstance(pairs, Pairs):
+            gap, here = (query[pairs.rows] - key[pairs.points])[:, None], torch.zeros_like(key[:1])
+            each = [self.kernel.score(one).compare(gap, here)[:, 0, 0] for one in width.reshape(-1, key.shape[1])]
+            scores = torch.stack(each).reshape(*width.shape[:-1], -1)
+            return pairs.attend(scores * options["scale"] if "scale" in options else scores, value)
         score = self.kernel.score(width if width.dim() == 1 else 1.0)
         if width.dim() > 1:  # one call for all of them, in units of each
             query, key, value = query / width[:, None], key / width[:, None], value.expand(len(width), -1, -1)

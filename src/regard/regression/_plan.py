@@ -9,6 +9,7 @@ from functools import cache
 from importlib.resources import files
 
 from regard.regression._fourier_sums import Series
+from regard.regression._tiles import BLOCK
 
 #: The ways to sum up over training points.
 METHODS = ("auto", "exact", "nufft", "tiles")
@@ -34,6 +35,8 @@ class Plan:
         Bytes that the transforms take while they run, by estimate.
     seconds : dict of str to float
         How long each method should take, of those that could run.
+    by_tree : bool
+        With "tiles", whether a tree finds the points that are near each query, instead.
     """
 
     method: str
@@ -44,9 +47,12 @@ class Plan:
     rtol: float = 0.0
     memory: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    by_tree: bool = False
 
     def __str__(self) -> str:
         lines = [f"{self.method}, {self.queries:,} queries: {self.reason}."]
+        if self.by_tree:
+            lines.append("Each query lies far from the others, so a tree finds the points near it.")
         if self.method == "nufft":
             lines.append(
                 f"Errors are at most {self.bound:.1e} (rtol {self.rtol:g}) times |ŷ − ȳ| + σ of the targets; "
@@ -80,17 +86,17 @@ class Task:
     transforms: tuple[int, int]
     compact: bool = False
 
-    def exact(self, pairs: float | None = None, calls: float = 1.0) -> float:
-        """Return the seconds of comparing so many pairs; all by default."""
-        pairs = float(self.points) * self.queries if pairs is None else pairs
-        rates = _costs()["exact"]["compact" if self.compact and calls == 1 else "all"]
-        return _product(rates, (calls, pairs, pairs * self.features, pairs * self.columns))
+    def exact(self) -> float:
+        """Return the seconds of comparing all pairs."""
+        pairs = float(self.points) * self.queries
+        rates = _costs()["exact"]["compact" if self.compact else "all"]
+        return _product(rates, (1.0, pairs, pairs * self.features, pairs * self.columns))
 
     def nufft(self, series: Series, held: bool) -> float:
         """Return the seconds of transforming points, unless they are ``held``, and queries."""
         width = math.log(1 / series.eps) / (math.pi * math.sqrt(0.5)) + 2
         grid = series.size * 2**self.features
-        seconds = 0.0
+        seconds = _product(_costs()["around"][str(self.features)], (1.0, series.size * sum(self.transforms)))
         for way, count, times in zip(("forth", "back"), (self.points, self.queries), self.transforms):
             if way == "forth" and held:
                 continue
@@ -99,13 +105,28 @@ class Task:
             seconds += _product(rates, (1.0, count, times * spread, times * grid * math.log2(max(grid, 2.0))))
         return seconds
 
-    def tiles(self, share: float, together: float, sorted_: bool) -> float:
-        """Return the seconds where a query needs a share of the points, and so many are together."""
+    def tiles(self, share: float, together: float, sorted_: bool, sharing: int = 1) -> float:
+        """Return the seconds where a query needs a share of the points, and so many are together.
+
+        Looks are shared by so many bandwidths.
+        """
+        # Those together need what any of them does.
+        apart = (together / max(self.queries, 1)) ** (1 / self.features)
+        share = (share ** (1 / self.features) + min(apart, 1.0)) ** self.features if together > 1 else share
         calls = max(1.0, self.queries / together)
         rates = _costs()["tiles"]
-        pairs = self.queries * min(share, 1.0) * self.points
+        pairs = calls * max(together, BLOCK) * min(share, 1.0) * self.points
         order = 0.0 if sorted_ else rates[0] * self.points
-        return order + calls * (rates[1] + rates[2] * self.points) + self.exact(pairs, calls)
+        looks = order + calls * (rates[1] + rates[2] * self.points)
+        return looks / sharing + rates[3] * pairs
+
+    def neighbours(self, share: float, held: bool, sharing: int = 1) -> float:
+        """Return the seconds where a tree finds the share of the points that a query needs, for so many bandwidths."""
+        point, call, query, found, pair = _costs()["neighbours"]
+        pairs = self.queries * min(share, 1.0) * self.points
+        tree = 0.0 if held else point * self.points
+        # All that share compare the pairs of the widest, on average about twice as many as they would.
+        return (tree + call + query * self.queries) / sharing + (found + pair * min(sharing, 2)) * pairs
 
 
 @cache

@@ -19,10 +19,10 @@ from regard import masks
 from regard.engines.fused.morton import morton_order
 from regard.regression._kernel_smoother import Estimate, Report, Smoother
 
-#: Points of a tile, and queries that look at tiles together.
-TILE, TOGETHER = 256, 128
+#: Points of a tile, queries that look at tiles together, and those that a look takes as long as at least.
+TILE, TOGETHER, BLOCK = 256, 128, 64
 #: Queries that share a look lie within so many bandwidths along each axis; pairs that a look takes as long as.
-NEAR, LOOK_PAIRS = 2.0, 100_000
+NEAR, LOOK_PAIRS = 2.0, 1_000_000
 #: What may be left out, as a share of what is there: far less than a rounding, since a line magnifies it.
 NOTHING = 2.0**-60
 
@@ -67,7 +67,10 @@ class Tiles:
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
         *, spread: bool = False, peak: bool = False,
     ) -> Estimate:  # fmt: skip
-        """Return the estimate at queries (L, C), each without its ``own`` point (L,) if that is given."""
+        """Return the estimate at queries (L, C), each without its ``own`` point (L,) if that is given.
+
+        Several bandwidths (W, n_features), multiples of one, share all looks; what is returned begins with W.
+        """
         parts, rows = [], []
         ordered = _at(smoother, self.order)  # what lies together is read together
         for some, seen in self._looks(smoother, query, bandwidth):
@@ -104,7 +107,8 @@ class Tiles:
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, nearest: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield queries that lie together (l,), and the places of all points that they need (n,)."""
-        width = smoother.coordinate_bandwidth(bandwidth.detach()).numpy()
+        widths = np.atleast_2d(smoother.coordinate_bandwidth(bandwidth.detach()).numpy())
+        width = widths.max(0)
         weight = _sums(smoother, self.order)
         for some in self._groups(query, width):
             rows = query[some].numpy()
@@ -112,22 +116,27 @@ class Tiles:
             # The second nearest tile, too, where a point may be left out of the nearest.
             kept = near <= np.partition(far, min(1, len(far) - 1))[min(1, len(far) - 1)]
             if not nearest:
-                kept |= _matters(smoother, near, far, weight)
+                for times in (width / widths)[:, 0]:
+                    kept |= _matters(smoother, near * times, far * times, weight)
             tiles = torch.from_numpy(np.flatnonzero(kept))
             seen = (tiles[:, None] * TILE + torch.arange(TILE)).flatten()
             yield some, seen[seen < len(self.order)]
 
     def _groups(self, query: Tensor, width: np.ndarray) -> Iterator[Tensor]:
         """Yield the rows of queries that lie in one cell of a grid, not too many at once."""
+        if not len(query):
+            return
         # Few queries share a look although they lie further apart, if that compares no more pairs than a look costs.
         together = (LOOK_PAIRS * len(query) / len(self.order)) ** 0.5
         span = self.high.max(0) - self.low.min(0)
         edge = span * min(together / max(len(query), 1), 1.0) ** (1 / len(width))
         cells = np.floor(query.numpy() / np.maximum(np.maximum(NEAR * width, self.extent), edge))
-        order = np.lexsort(cells.T)
+        # Along a curve within a cell, so that those of one look lie close together.
+        order = morton_order(query[None, None], query[None, None])[0][0, 0].numpy()
+        order = order[np.lexsort(cells[order].T)]
         cells = cells[order]
         ends = np.flatnonzero((cells[1:] != cells[:-1]).any(1)) + 1
-        for group in np.split(order, ends) if len(order) else []:
+        for group in np.split(order, ends):
             yield from torch.from_numpy(group).split(TOGETHER)
 
 
@@ -143,20 +152,26 @@ def _place_among(places: Tensor, seen: Tensor) -> Tensor:
     return torch.where(seen[found] == places, found, -1)
 
 
+def lightest_and_heaviest(smoother: Smoother) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logarithm of each point's weight, and of that times what else a sum may be of (N,)."""
+    weight = smoother.point_weights()[:, 0].numpy()
+    target = smoother.target.numpy()
+    size = 1 + (np.abs(target) / np.maximum(np.abs(target).mean(0), np.finfo(float).tiny)).max(1, initial=0.0) ** 2
+    return np.log(weight), np.log(weight * size)
+
+
 def _sums(smoother: Smoother, order: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return the logarithm of each tile's least useful and largest possible weight (tiles,).
 
     The least is that of its lightest point, since its own may be left out; the largest that of all, times what else a
     sum may be of.
     """
-    weight = smoother.point_weights()[order, 0].numpy()
-    target = smoother.target[order].numpy()
-    size = 1 + (np.abs(target) / np.maximum(np.abs(target).mean(0), np.finfo(float).tiny)).max(1, initial=0.0) ** 2
-    starts = np.arange(0, len(weight), TILE)
-    lightest = np.log(np.minimum.reduceat(weight, starts))
-    if len(weight) - starts[-1] == 1:
+    light, heavy = (each[order.numpy()] for each in lightest_and_heaviest(smoother))
+    starts = np.arange(0, len(light), TILE)
+    lightest = np.minimum.reduceat(light, starts)
+    if len(light) - starts[-1] == 1:
         lightest[-1] = -np.inf
-    return lightest, np.log(np.add.reduceat(weight * size, starts))
+    return lightest, np.logaddexp.reduceat(heavy, starts)
 
 
 def _distances(

@@ -241,3 +241,15 @@ def test_bandwidths_that_share_looks_have_the_errors_of_each(way, order, kernel)
             loo = LeaveOneOut(model._smoother(double=True), False, model._evaluator, rows)
             alone = [float(loo.error(width)) for width in several]
             assert list(loo.errors(several)) == pytest.approx(alone, rel=1e-6 if order else 1e-10)
+
+
+def test_the_gradient_of_sums_over_neighbours_is_that_of_all_pairs():
+    X, y, _, weight = data(6, n=300)
+    slopes = []
+    for way in ("tree", "exact"):
+        with summing(way) as method:
+            model = NadarayaWatsonRegressor(bandwidth=[0.3, 0.5], method=method).fit(X, y, weight)
+            loo = LeaveOneOut(model._smoother(double=True), False, model._evaluator, None)
+            width = torch.tensor([0.3, 0.5], dtype=torch.float64, requires_grad=True)
+            slopes += torch.autograd.grad(loo.error(width), width)
+    torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-9, atol=1e-12)

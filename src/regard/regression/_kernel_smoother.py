@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard import Aux, AuxRequest, attention, masks
+from regard import AuxRequest, attention, masks
 from regard.masks import Mask
 from regard.regression._features import Features
 from regard.regression._kernels import Kernel
+from regard.regression._pairs import Pairs
 
 #: Pairs that one call compares, and queries that it has at least: about a second on two cores.
 PAIRS, ROWS = 1 << 30, 4096
@@ -24,6 +25,8 @@ _QUERIES = {"mean": -2, "reached": -1, "peak": -1, "variance": -2}
 FLAT = 1e-10
 
 Report = Callable[[int, str], None]
+#: Which points a query sees; all by default.
+Seen = Mask | Pairs | None
 
 
 @dataclass(frozen=True)
@@ -51,52 +54,18 @@ class Estimate:
         """Return the estimates at some queries after the other as one."""
         if len(parts) == 1:
             return parts[0]
-        told = [field.name for field in fields(cls) if getattr(parts[0], field.name) is not None]
+        told = [name for name in _QUERIES if getattr(parts[0], name) is not None]
         return cls(**{name: torch.cat([getattr(part, name) for part in parts], _QUERIES[name]) for name in told})
 
     def at(self, rows: Tensor) -> Estimate:
         """Return the estimate at some of the queries, or at all of them in another order."""
-        told = {field.name: getattr(self, field.name) for field in fields(self)}
-        kept = {name: value for name, value in told.items() if value is not None}
-        return Estimate(**{name: value.index_select(_QUERIES[name], rows) for name, value in kept.items()})
+        told = {name: value for name in _QUERIES if (value := getattr(self, name)) is not None}
+        return Estimate(**{name: value.index_select(_QUERIES[name], rows) for name, value in told.items()})
 
     def replaced(self, rows: Tensor, other: Estimate) -> Estimate:
         """Return the estimate with that at some rows (r,) from another, differentiable."""
-        told = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
-        pairs = {name: pair for name, pair in told.items() if pair[0] is not None}
+        pairs = {n: (getattr(self, n), getattr(other, n)) for n in _QUERIES if getattr(self, n) is not None}
         return Estimate(**{name: mine.index_put((rows,), theirs.to(mine)) for name, (mine, theirs) in pairs.items()})
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Pairs of queries and points that are compared, instead of all.
-
-    Attributes
-    ----------
-    rows : Tensor (P,), int64
-        Queries, which ascend.
-    points : Tensor (P,), int64
-    count : int
-        Of queries.
-    """
-
-    rows: Tensor
-    points: Tensor
-    count: int
-
-    def attend(self, score: Tensor, value: Tensor) -> tuple[Tensor, Aux]:
-        """Return what is read (..., L, ·) by softmax of scores (..., P) from values (N, ·), with lse and max."""
-        counts = self.rows.bincount(minlength=self.count)
-        flat = score.reshape(-1, score.shape[-1]).T  # (P, W)
-        peak = torch.segment_reduce(flat.detach().contiguous(), "max", lengths=counts, axis=0)  # (L, W)
-        weight = (flat - peak.clamp(min=torch.finfo(score.dtype).min)[self.rows]).exp()
-        total = torch.segment_reduce(weight.contiguous(), "sum", lengths=counts, axis=0)
-        terms = (weight[..., None] * value[self.points][:, None]).flatten(1)  # (P, W ·)
-        read = torch.segment_reduce(terms, "sum", lengths=counts, axis=0).unflatten(1, (-1, value.shape[1]))
-        read = read / torch.where(total > 0, total, 1.0)[..., None]
-        shape = (*score.shape[:-1], self.count)
-        aux = Aux(lse=(peak + total.log()).T.reshape(shape), max=peak.T.reshape(shape))
-        return read.transpose(0, 1).reshape(*shape, -1), aux
 
 
 @dataclass(frozen=True)
@@ -156,9 +125,8 @@ class Smoother:
     engine: Any = "auto"
 
     def estimate(
-        self, query: Tensor, bandwidth: Tensor, mask: Mask | Pairs | None = None,
-        *, spread: bool = False, peak: bool = False,
-    ) -> Estimate:  # fmt: skip
+        self, query: Tensor, bandwidth: Tensor, mask: Seen = None, *, spread: bool = False, peak: bool = False
+    ) -> Estimate:
         """Return the estimate at queries (L, C) for a bandwidth per feature, differentiable; all of them at once.
 
         The variance comes with ``spread``, the peak where it is asked for. For several bandwidths (W, n_features), of
@@ -204,9 +172,7 @@ class Smoother:
         columns = 1 + 2 * self.target.shape[1] + P * (P + self.target.shape[1])
         return max(1, min(max(ROWS, PAIRS // max(len(self.key), 1)), HELD // (columns + 4 * P * P)))
 
-    def _averages(
-        self, query: Tensor, bandwidth: Tensor, mask: Mask | Pairs | None, asked: AuxRequest
-    ) -> tuple[Tensor, Any]:
+    def _averages(self, query: Tensor, bandwidth: Tensor, mask: Seen, asked: AuxRequest) -> tuple[Tensor, Any]:
         """Return averages (..., L, ·) of weights, targets, their squares (with an lse), line moments; and aux fields.
 
         These are of products z zᵀ (the upper triangle) and z yᵀ, after those of z; each column is a product of two.
@@ -229,9 +195,7 @@ class Smoother:
             parts.append(self._attend(query, value, bandwidth, attn_mask=mask, return_aux=request))
         return torch.cat([part for part, _ in parts], -1), parts[0][1]
 
-    def _squared_weights(
-        self, query: Tensor, bandwidth: Tensor, mask: Mask | Pairs | None, lse: Tensor, total: Tensor
-    ) -> Tensor:
+    def _squared_weights(self, query: Tensor, bandwidth: Tensor, mask: Seen, lse: Tensor, total: Tensor) -> Tensor:
         """Return Σ α², Σ α² z and the upper triangle of Σ α² z zᵀ, of weights α that sum to 1 (L, ·)."""
         z = self._sloped
         first, second = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
@@ -348,12 +312,8 @@ class Smoother:
     def _attend(self, query: Tensor, value: Tensor, bandwidth: Tensor, **options: Any) -> tuple[Tensor, Any]:
         """Return what is read and what else was asked."""
         width, key = self.coordinate_bandwidth(bandwidth), self.key
-        pairs = options.get("attn_mask")
-        if isinstance(pairs, Pairs):
-            gap, here = (query[pairs.rows] - key[pairs.points])[:, None], torch.zeros_like(key[:1])
-            each = [self.kernel.score(one).compare(gap, here)[:, 0, 0] for one in width.reshape(-1, key.shape[1])]
-            scores = torch.stack(each).reshape(*width.shape[:-1], -1)
-            return pairs.attend(scores * options["scale"] if "scale" in options else scores, value)
+        if isinstance(pairs := options.get("attn_mask"), Pairs):
+            return pairs.attend(self.kernel.score, query, key, value, width, options.get("scale", 1.0))
         score = self.kernel.score(width if width.dim() == 1 else 1.0)
         if width.dim() > 1:  # one call for all of them, in units of each
             query, key, value = query / width[:, None], key / width[:, None], value.expand(len(width), -1, -1)

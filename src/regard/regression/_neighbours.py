@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.regression._kernel_smoother import Estimate, Pairs, Report, Smoother
+from regard.regression._kernel_smoother import Estimate, Report, Smoother
+from regard.regression._pairs import Pairs
 from regard.regression._tiles import NOTHING, lightest_and_heaviest
 
 #: Pairs of a query and a point that are held at one time.

@@ -7,7 +7,7 @@ BENCH_READY := $(VENV)/.ready-bench
 NOTEBOOK_READY := $(VENV)/.ready-notebook
 DEMO_SECONDS ?= 170
 
-.PHONY: demo demo-training test test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz demo-time docs gallery notebook viewer viewer-check campaign clean
+.PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz demo-time docs gallery notebook viewer viewer-check campaign clean
 
 # rxnmapper is read for its weights alone: what it asks for beside them (transformers below 5) would take the place of ours.
 $(READY): pyproject.toml constraints.txt
@@ -26,6 +26,10 @@ demo-training: $(READY)
 
 # Two processes of one thread each; scikit-learn's check of other array libraries runs only where SciPy was told of them.
 test: $(READY)
+	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n 2 --usual
+
+# Every case of every test: half an hour on two cores.
+test-all: $(READY)
 	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n 2
 
 # A few cases of each test, for a change under way.

@@ -1,4 +1,4 @@
-"""What every test has in common, and the quick tier."""
+"""What every test has in common, and the tiers: all tests, the usual ones, and few for a change under way."""
 
 from __future__ import annotations
 
@@ -17,24 +17,40 @@ FEW = 2
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of the quick tier."""
+    """Add the options of the tiers."""
+    parser.addoption("--usual", action="store_true", help="of tests marked campaign as many cases as they keep")
     parser.addoption("--quick", action="store_true", help="a few cases of each test, and none that is marked slow")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the quick tier does not run."""
-    if not config.getoption("--quick"):
+    """Leave out what a tier does not run."""
+    quick = config.getoption("--quick")
+    if not quick and not config.getoption("--usual"):
         return
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item)
-    chosen = set()
-    for each in cases.values():
-        fast = [item for item in each if item.get_closest_marker("slow") is None]
-        step = max(len(fast) - 1, 1) / max(FEW - 1, 1)
-        chosen |= {fast[round(i * step)] for i in range(min(FEW, len(fast)))}
+    chosen = {item for each in cases.values() for item in (_few(each) if quick else _usual(each))}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
+
+
+def _few(cases: list[pytest.Item]) -> list[pytest.Item]:
+    long = ("slow", "campaign")
+    return _spread([item for item in cases if not any(map(item.get_closest_marker, long))], FEW)
+
+
+def _usual(cases: list[pytest.Item]) -> list[pytest.Item]:
+    mark = cases[0].get_closest_marker("campaign")
+    return cases if mark is None else _spread(cases, mark.kwargs.get("keep", 0))
+
+
+def _spread(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
+    """Return so many of the cases, the first and the last of them among these."""
+    if len(cases) <= most:
+        return cases
+    step = (len(cases) - 1) / max(most - 1, 1)
+    return [cases[round(i * step)] for i in range(most)]
 
 
 @pytest.fixture(autouse=True)

@@ -116,12 +116,14 @@ def test_masks() -> None:
     check({name: of_mask(make) for name, make in MASKS.items()})
 
 
+@pytest.mark.campaign
 def test_normalizers() -> None:
     names = [name for name, cls in NORMALIZERS.items() if not cls.random]
     calls = {name: of_mask(hidden, normalizer=name) for name in names}
     check(calls | {"entmax of 3": of_mask(hidden, normalizer=Entmax(3.0))})
 
 
+@pytest.mark.campaign
 def test_scores() -> None:
     generator = torch.Generator().manual_seed(0)
     made = {name: cls.sample(4, 4, 11, generator) for name, cls in SCORES.items()}

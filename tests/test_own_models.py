@@ -136,6 +136,7 @@ def test_autocast(parts: dict[str, Any]) -> None:
     )
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("parts", PARTS[1:], ids=str)
 @torch.no_grad()
 def test_one_compilation_serves_every_length(parts: dict[str, Any]) -> None:
@@ -159,6 +160,7 @@ def test_an_exported_gpt_takes_every_length(parts: dict[str, Any]) -> None:
         torch.testing.assert_close(program.module()(*text(*sizes)), model(*text(*sizes)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.campaign
 def test_onnx_runs_a_gpt_and_a_vit() -> None:
     model = gpt(score="laplacian").eval()
     shapes = {"tokens": {0: DYNAMIC, 1: DYNAMIC}, "lengths": {0: DYNAMIC}}
@@ -174,6 +176,7 @@ def test_onnx_runs_a_gpt_and_a_vit() -> None:
         torch.testing.assert_close(torch.from_numpy(found), vit(*pictures(B)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.campaign
 def test_a_vit_traces_and_trains() -> None:
     torch._dynamo.reset()
     model = ViT()

@@ -17,6 +17,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cases]:
     yield Cases(tmp_path_factory.mktemp("fuzz"))
 
 
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("block", range(8))
 def test_damaged_files_are_loaded_or_refused_in_a_sentence(cases: Cases, block: int) -> None:
     for number in range(25 * block + 1, 25 * block + 26):

@@ -99,6 +99,7 @@ def test_what_is_told_names_the_best_of_both_sides() -> None:
     assert other.startswith("`other` has the least error; the best estimator of regard is `regard, good`, worse by ")
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("classifies", [False, True])
 def test_every_contender_beats_a_constant(classifies: bool) -> None:
     generator = np.random.default_rng(0)

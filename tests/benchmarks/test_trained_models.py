@@ -32,6 +32,7 @@ def data(tmp_path) -> Path:
     return folder.parent
 
 
+@pytest.mark.campaign
 def test_a_run_is_trained_resumed_with_more_steps_and_scored(data, tmp_path, monkeypatch) -> None:
     trial = Trial("Tiny", "multi30k-transformer", SMALL, "tiny", ("test.tsv",), more=4, language="de")
     monkeypatch.setitem(translation.TRIALS, "tiny", trial)

@@ -27,6 +27,7 @@ def pairs(tmp_path):
     return path
 
 
+@pytest.mark.campaign
 def test_a_table_a_picture_and_numbers(regard, pairs, tmp_path) -> None:
     out = tmp_path / "out"
     result = regard(

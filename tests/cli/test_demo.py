@@ -53,6 +53,7 @@ def test_a_terminal_is_asked_for_sentences(tmp_path: Path, monkeypatch: pytest.M
     assert "never read" not in shown
 
 
+@pytest.mark.campaign
 def test_a_long_sentence_is_not_drawn_and_a_cut_one_told(regard, tmp_path: Path) -> None:
     outcome = regard("demo", "the cat " * 300, "--out", tmp_path)
     assert outcome.code == 0, outcome.err

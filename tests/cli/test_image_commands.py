@@ -109,6 +109,7 @@ def test_options_of_texts_and_of_images_are_told_apart(regard, photos, tmp_path)
     assert again.out == shown.out and set(KINDS) == {"classifier", "image-classification"}
 
 
+@pytest.mark.campaign
 def test_mechanisms_side_by_side(regard, photos, tmp_path) -> None:
     out = tmp_path / "out"
     result = regard("compare", "image-classification", "--attention", "se,transformer", "--images", photos,

@@ -107,6 +107,7 @@ def test_all_options_are_shown(regard) -> None:
     assert "learning_rate = 0.001" in result.out
 
 
+@pytest.mark.campaign
 def test_an_interrupt_is_no_loss(text, tmp_path) -> None:
     """A run that is interrupted says how it goes on, and does."""
     out = tmp_path / "out"

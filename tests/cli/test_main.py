@@ -68,6 +68,7 @@ def test_what_an_encoding_lacks_is_replaced(tmp_path: Path) -> None:
     assert "Ma s?ur n'a jamais vu la mer.\n" in done.stdout
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize(("given", "expected"), [({}, "20000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
 def test_idle_threads_sleep_after_a_while_unless_the_user_says_otherwise(given: dict[str, str], expected: str) -> None:
     code = "import sys; sys.argv = sys.orig_argv = ['regard', 'train']; import os, regard; "

@@ -41,6 +41,7 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.campaign
 def test_what_is_hidden_is_learned_and_the_model_goes_on_with_pairs(regard, texts, tmp_path) -> None:
     run = ["--data", texts, "--out", tmp_path / "spans", *SIZES, "--steps", "150", "--learning-rate", "1e-2"]
     result = regard("train", "span-corruption", *run, "--set", "training.validate_every=50")

@@ -673,6 +673,7 @@ def test_a_run_ends_where_the_loss_no_longer_falls(regard, pairs, tmp_path) -> N
     assert "Ended after step 15: nothing better was found" in result.out
 
 
+@pytest.mark.campaign
 def test_two_processes_train_one_model(pairs, tmp_path) -> None:
     start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "regard"]
     chosen = [*SMALL, "--set", "training.devices=2", "--set", "training.strategy=ddp"]
@@ -731,6 +732,7 @@ def test_no_model(regard, tmp_path) -> None:
     assert result.code == 2 and "train one with `regard train translation" in result.err
 
 
+@pytest.mark.campaign
 def test_pronunciation_by_the_same_command(regard, tmp_path) -> None:
     words = [a + b + c for a in "bdgk" for b in "aeiou" for c in "mnst"]
     lines = [f"{word}\t{' '.join(letter.upper() for letter in word)}" for word in words]

@@ -85,6 +85,7 @@ def answer(item):
     return 10 * item
 
 
+@pytest.mark.campaign
 def test_what_kills_or_hangs_a_process_is_told_and_the_rest_is_done():
     found = dict(answers(answer, range(8), workers=2, patience=20))
     assert found == {i: 10 * i for i in (0, 1, 2, 4, 6, 7)} | {

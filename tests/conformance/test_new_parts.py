@@ -100,6 +100,7 @@ PARTS = {
 }
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize(("name", "code"), list(zip(PARTS, examples(), strict=True)), ids=list(PARTS))
 def test_the_examples_for_contributors_hold_every_law_unasked(name, code, monkeypatch):
     package = code.split("from regard.")[-1].split(".")[0]

@@ -28,6 +28,7 @@ COMPILED = [
 ]
 
 
+@pytest.mark.campaign(keep=3)
 @pytest.mark.parametrize(("engine", "case"), COMPILED, ids=[f"{engine}-{case}" for engine, case in COMPILED])
 def test_compiled_in_one_graph(engine, case):
     compiled(case, engines.TABLE[engine])

@@ -13,6 +13,7 @@ from regard.decoding.continuous_batching import AttentionRequest, Batcher
 from regard.decoding.requests import GenerationOptions
 
 
+@pytest.mark.campaign(keep=20)
 @pytest.mark.parametrize("kind", [*KINDS, LINEAR], ids=str)
 @pytest.mark.parametrize("chunk", [None, 1, 5])
 @pytest.mark.parametrize("prefix", [[], [1, 2, 3]], ids=str)

@@ -136,6 +136,7 @@ def refusals(context: ContextParallel) -> None:
         bert(tokens(), keep=torch.ones(B, L, dtype=torch.bool))
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_models_agree_with_one_process() -> None:
     """All of it in one group of four processes."""

@@ -210,6 +210,7 @@ def narrow(size: int) -> None:
     assert all(p.dtype == p.grad.dtype == torch.float32 for p in model.parameters())
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_mesh_learns_what_one_process_learns(size: int) -> None:

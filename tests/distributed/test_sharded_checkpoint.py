@@ -77,6 +77,7 @@ def failures(folder: Path, model: Any, rank: int) -> None:
     assert "\n" not in str(info.value) and time.monotonic() - start < ranks.PATIENCE
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_another_number_of_processes(tmp_path: Path) -> None:
     """One, four, two and one again; at the end one of two is killed."""

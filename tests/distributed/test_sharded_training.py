@@ -104,6 +104,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_strategies_learn_what_one_process_learns(tmp_path: Path) -> None:
     """Also where batches have unequally many targets: the mean is over all of a step."""
@@ -176,6 +177,7 @@ def started(arguments: list[str], size: int, dies_at: int = 0) -> list[tuple[int
         return [(process.exitcode, file.read_text()) for process, file in zip(processes, files)]
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_a_killed_process_and_going_on_with_another_number(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"

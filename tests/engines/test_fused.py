@@ -68,6 +68,7 @@ def part(name: str, E: int, H: int = 2) -> Score:
     return samples.make(name, widths, torch.Generator().manual_seed(3))
 
 
+@pytest.mark.campaign(keep=40)
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("score", SCORES)
@@ -82,6 +83,7 @@ def test_what_an_additive_score_learns_over_tiles_and_blocks(score: str) -> None
     holds("gradient budget", score=score, width=3, value_width=12, learned=True, queries=67, keys=515)
 
 
+@pytest.mark.campaign(keep=48)
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("score", ["additive", "gaussian", "laplacian", "triangular", "scaled_dot"])
@@ -105,6 +107,7 @@ def test_masks_over_tiles_and_blocks(mask: str) -> None:
         )
 
 
+@pytest.mark.campaign(keep=6)
 @pytest.mark.parametrize(("E", "V"), [(1, 1), (3, 130), (4, 12), (20, 70), (65, 5)])
 @pytest.mark.parametrize("score", ["additive/heads", "gaussian", "laplacian", "epanechikov", "general"])
 def test_widths(score: str, E: int, V: int) -> None:
@@ -113,6 +116,7 @@ def test_widths(score: str, E: int, V: int) -> None:
         holds(law, score=score, width=E, value_width=V, queries=9, keys=130, group=2, mask=MASKS["causal"])
 
 
+@pytest.mark.campaign(keep=18)
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 @pytest.mark.parametrize("mask", [None, "window", "bias"])
 @pytest.mark.parametrize(
@@ -127,6 +131,7 @@ def test_dtypes(score: str, mask: str | None, dtype: str) -> None:
         holds(law, score=score, mask=recipe, dtype=dtype, learned=learned, **sizes)
 
 
+@pytest.mark.campaign(keep=7)
 @pytest.mark.parametrize("scale", [0.3, -1.0, 0.0, 2.5])
 @pytest.mark.parametrize("score", ["additive", *RADIAL, "scaled_dot"])
 def test_scale(score: str, scale: float) -> None:
@@ -211,6 +216,7 @@ def test_what_comes_later_changes_no_bit_of_what_came_before(score: str, size: f
     assert torch.equal(plain[:, :, :70], other[:, :, :70])
 
 
+@pytest.mark.campaign(keep=30)
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("mask", [None, "causal", "alibi"])
 @pytest.mark.parametrize("score", SCORES)

@@ -44,6 +44,7 @@ def leaves(dtype: torch.dtype = torch.float32, L: int = 70, S: int = 75) -> list
     return [normal(*size, seed=i, dtype=dtype).requires_grad_() for i, size in enumerate(sizes)]
 
 
+@pytest.mark.campaign(keep=5)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", MADE)
 def test_compiled(name: str, backend: str) -> None:
@@ -61,6 +62,7 @@ def test_compiled(name: str, backend: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.campaign(keep=10)
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize("wanted", [(), (0,), (2,), (0, 1)])
 def test_compiled_where_few_gradients_are_wanted(name: str, wanted: tuple[int, ...]) -> None:

@@ -48,6 +48,7 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.campaign(keep=5)
 @pytest.mark.parametrize("call", CALLS)
 def test_borders_of_tiles(call: str, small_tiles: Callable[..., None]) -> None:
     leaves = inputs(B, H, H, L, S)

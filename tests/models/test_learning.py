@@ -71,6 +71,7 @@ def accuracy(model: EncoderDecoder, *, turned: bool, steps: int, rate: float) ->
     return float(((written == target) | (target == 0)).all(1).float().mean())
 
 
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("name", [*RECURRENT, *COPIES])
 def test_recurrent_models_learn(name: str) -> None:
     torch.manual_seed(0)
@@ -80,6 +81,7 @@ def test_recurrent_models_learn(name: str) -> None:
     assert accuracy(model, turned=name in RECURRENT, steps=150, rate=0.02) > 0.8
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("name", TRANSFORMER)
 def test_transformers_learn(name: str) -> None:
     torch.manual_seed(0)

@@ -370,6 +370,7 @@ def wrong_bits(layer: nn.Module, length: int, *, forget: bool = False) -> float:
     return ((outputs[:, -length:] > 0) != (bits > 0)).float().mean().item()
 
 
+@pytest.mark.campaign
 def test_it_learns_to_copy() -> None:
     torch.manual_seed(0)
     # A feedforward controller keeps nothing from one step to the next: what comes back has been in the memory.

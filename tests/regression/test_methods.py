@@ -86,6 +86,7 @@ def test_predictions_hold_rtol_tails_included(way, d, n, width, shape, big, digi
     assert wrong(found, share @ y / share.sum(1, keepdims=True), y, weight) <= 10.0**-digits
 
 
+@pytest.mark.campaign(keep=24)
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize(("way", "kernel"), [("nufft", "gaussian"), *product(FAST[1:], kernels())])

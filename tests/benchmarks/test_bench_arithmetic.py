@@ -290,6 +290,7 @@ def hold(mebibytes: int) -> int:
     return memory.peak_extra(lambda: torch.ones(mebibytes * MIB // 4) * 0.0)
 
 
+@pytest.mark.campaign
 def test_peak_memory_of_a_fresh_process() -> None:
     # 32 MiB of ones and 32 MiB of their product live at the same time, and neither lives longer than the call.
     assert memory.fresh(hold, 32) == pytest.approx(64 * MIB, rel=0.1)

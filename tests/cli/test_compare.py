@@ -77,6 +77,7 @@ def test_wrong_options(regard, pairs, tmp_path, arguments, message) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.campaign
 def test_what_is_done_is_kept_where_the_next_cannot_be(pairs, tmp_path) -> None:
     shared = {"preset": "small", "data": {"data": str(pairs), "held_out": 10}, "vocabularies": {"kind": "characters"}}
     shared["training"] = {"steps": 2, "batch_tokens": 400, "validate_every": 2}

@@ -32,6 +32,7 @@ def test_every_kernel_of_every_family_is_compiled() -> None:
     assert set(KERNELS.names()) == passes | {SMALL}
 
 
+@pytest.mark.campaign
 def test_what_is_there_is_not_compiled_again(regard, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KERNELS, "names", lambda: [SMALL])
     first = regard("warmup")

@@ -86,6 +86,7 @@ def test_two_proposals_give_the_models_distribution_by_enumeration() -> None:
     assert [second[i] / share for i in range(3)] == pytest.approx(p[1].tolist())
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("kind", ["model", "n-grams"])
 def test_drawn_tokens_have_the_models_distribution(kind: str) -> None:
     model = small_model(vocabulary=4, std=0.5)

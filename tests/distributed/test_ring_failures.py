@@ -79,6 +79,7 @@ def lose_ranks(rank: int) -> tuple[list[object], tuple[str, float], tuple[str, f
     return summed, failure(second, check=False), failure(first, check=False)
 
 
+@pytest.mark.campaign
 def test_a_lost_rank_is_an_error_in_bounded_time() -> None:
     """And before, small groups and sums of gradients work: starting processes takes longer than all of it."""
     found = ranks.run(lose_ranks, 4, answers=2)

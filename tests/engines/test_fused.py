@@ -68,7 +68,7 @@ def part(name: str, E: int, H: int = 2) -> Score:
     return samples.make(name, widths, torch.Generator().manual_seed(3))
 
 
-@pytest.mark.campaign(keep=40)
+@pytest.mark.campaign(keep=20)
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("score", SCORES)
@@ -83,7 +83,7 @@ def test_what_an_additive_score_learns_over_tiles_and_blocks(score: str) -> None
     holds("gradient budget", score=score, width=3, value_width=12, learned=True, queries=67, keys=515)
 
 
-@pytest.mark.campaign(keep=48)
+@pytest.mark.campaign(keep=24)
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("score", ["additive", "gaussian", "laplacian", "triangular", "scaled_dot"])

@@ -302,6 +302,7 @@ def script(source: str, *arguments: str) -> list[str]:
     return done.stdout.split("\n")[:-1]
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.skipif(not hasattr(__import__("signal"), "setitimer"), reason="needs timers")
 @pytest.mark.parametrize(
     ("count", "team", "kind"), [("1", "team", "plain"), ("2", "team", "mask"), ("2", "pool", "plain")]

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 mpl.use("agg")
 
 
-@pytest.mark.campaign(keep=4)
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("name", gallery.NAMES)
 def test_every_example_draws_a_picture(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -71,7 +71,7 @@ def accuracy(model: EncoderDecoder, *, turned: bool, steps: int, rate: float) ->
     return float(((written == target) | (target == 0)).all(1).float().mean())
 
 
-@pytest.mark.campaign(keep=2)
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("name", [*RECURRENT, *COPIES])
 def test_recurrent_models_learn(name: str) -> None:
     torch.manual_seed(0)

@@ -315,6 +315,7 @@ def wrong_bits(layer: nn.Module, pairs: int, *, forget: bool = False) -> float:
     return ((outputs[:, -1] > 0) != (values > 0)).float().mean().item()
 
 
+@pytest.mark.campaign
 def test_it_learns_to_recall_associations() -> None:
     torch.manual_seed(0)
     # A feedforward controller keeps nothing from one step to the next: what comes back has been in the memory.

@@ -160,7 +160,7 @@ def test_autocast(sample: Sample) -> None:
             torch.testing.assert_close(a.float(), b.float(), rtol=0.1, atol=0.1)
 
 
-@pytest.mark.campaign(keep=8)
+@pytest.mark.campaign(keep=4)
 @every_sample
 def test_compile(sample: Sample) -> None:
     if not sample.compiles:

@@ -81,6 +81,7 @@ def test_calls_at_once():
             assert (found == expected).all()
 
 
+@pytest.mark.campaign
 def test_no_weights_are_held():
     """400,000 × 4,000 pairs would be 12.8 GB; what is held beyond the data is a small part of that."""
     program = """

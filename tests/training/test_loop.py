@@ -404,6 +404,7 @@ def test_two_processes_are_two_batches_for_each_step_and_one_validation(tmp_path
     assert set(first["told"]) == {"valid_loss", "valid_bleu"}
 
 
+@pytest.mark.campaign
 def test_processes_whose_clocks_differ_go_by_one(tmp_path):
     processes(tmp_path, 2, 1.5)
     told = [torch.load(tmp_path / f"told{rank}.pt") for rank in (0, 1)]

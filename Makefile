@@ -28,7 +28,7 @@ demo-training: $(READY)
 test: $(READY)
 	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n 2 --usual
 
-# Every case of every test: half an hour on two cores.
+# Every case of every test, those marked campaign too.
 test-all: $(READY)
 	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n 2
 

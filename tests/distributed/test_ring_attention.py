@@ -292,7 +292,6 @@ class Late(scores.Score):
         return query @ key.mT + torch.arange(key.shape[-2])
 
 
-@pytest.mark.campaign
 def test_ranks_agree_with_one_process() -> None:
     """All of it in one group of processes, as starting them takes longer than what they do."""
     results = ranks.run(compare_all, 4)

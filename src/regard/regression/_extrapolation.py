@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import RegardWarning
-from regard.regression._evaluator import Evaluator
+from regard.regression._evaluator import FEW_PAIRS, Evaluator
 from regard.regression._kernel_smoother import Estimate, Smoother
 
 #: Where training points lie further apart: how many of them have a nearer neighbour, and how much further a query is.
@@ -21,8 +21,8 @@ WIDEST = 1 / 3
 LOOKED_AT = 512
 #: Points among which their neighbours are looked for first.
 SOME = 1 << 14
-#: Cells that may be held, and pairs of queries and points that are compared without them.
-CELLS, FEW_PAIRS = 1 << 28, 1 << 22
+#: Cells that may be held.
+CELLS = 1 << 28
 
 
 class ExtrapolationWarning(RegardWarning):

@@ -73,7 +73,7 @@ class Neighbours:
     def _pairs(self, smoother: Smoother, query: Tensor, radii: np.ndarray, own: Tensor | None) -> Pairs:
         """Return the points within radii (L,) of queries, but for their own."""
         lists = self.tree.query_ball_point(query.numpy() / self.unit, radii, _norm(smoother), return_sorted=False)
-        counts = torch.tensor([len(each) for each in lists])
+        counts = torch.tensor([len(each) for each in lists], dtype=torch.int64)
         points = torch.from_numpy(np.concatenate([np.asarray(each, np.int64) for each in lists] or [np.zeros(0, int)]))
         rows = torch.arange(len(query)).repeat_interleave(counts)
         if own is not None:

@@ -42,6 +42,10 @@ class Pairs:
 
     def _read(self, score: Tensor, value: Tensor, lead: torch.Size) -> tuple[Tensor, Aux]:
         """Return what is read by softmax of scores (P, W)."""
+        shape = (*lead, self.count)
+        if not len(self.rows):  # torch reduces no empty segments where there are no others
+            nothing = score.new_full(shape, -torch.inf)
+            return score.new_zeros(*shape, value.shape[1]), Aux(lse=nothing, max=nothing)
         counts = self.rows.bincount(minlength=self.count)
         peak = torch.segment_reduce(score.detach(), "max", lengths=counts, axis=0)  # (L, W)
         weight = (score - peak.clamp(min=torch.finfo(score.dtype).min)[self.rows]).exp()
@@ -49,6 +53,5 @@ class Pairs:
         terms = (weight[..., None] * value[self.points][:, None]).flatten(1)  # (P, W ·)
         read = torch.segment_reduce(terms, "sum", lengths=counts, axis=0).unflatten(1, (-1, value.shape[1]))
         read = read / torch.where(total > 0, total, 1.0)[..., None]
-        shape = (*lead, self.count)
         aux = Aux(lse=(peak + total.log()).T.reshape(shape), max=peak.T.reshape(shape))
         return read.transpose(0, 1).reshape(*shape, -1), aux

@@ -22,6 +22,7 @@ from regard.masks import Mask
 from regard.models._block import STD, Block, draw, norm
 from regard.models._parts import DEEPEST, share, size
 from regard.models.attending import SCORES
+from regard.models.efficientnet import channels_last
 from regard.models.encoder_lm import EncoderLMConfig
 from regard.models.transformer_config import NORMALIZERS
 from regard.nn import SinusoidalPositions
@@ -171,6 +172,7 @@ class VisionTransformer(nn.Module):
         self.config = config
         E, T = config.width, config.leading
         self.stem = nn.Sequential(*_stages(config))
+        channels_last(self.stem)
         features = config.stem_width << (config.stem - 1) if config.stem else config.channels
         self.patches = nn.Conv2d(features, E, config.patch, config.patch)
         self.tokens = nn.Parameter(torch.empty(T, 1, E)) if T else None

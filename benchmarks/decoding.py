@@ -5,12 +5,13 @@
 Random models of 6 layers of width 512, 128 tokens of prompt and 128 new ones. That both write the same tokens is
 checked before anything is timed. They take turns; what is told is the median of the ratios of neighbouring turns,
 in time and in seconds of the processor, which other programs disturb less.
-Beside the model as it is: with weights laid out for small batches, with int8 weights, with a common prompt kept once.
+Beside the model as it is: with weights laid out for the processor, with int8 weights, with a common prompt kept once.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import sys
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 
 from benchmarks.machine import ROOT, facts
 from regard.decoding.generation import GenerationOptions, generate
-from regard.decoding.quantization import arrange_weights, quantize
+from regard.decoding.quantization import pack_weights, quantize
 from regard.models import DecoderLM, DecoderLMConfig
 
 RESULTS = ROOT / "benchmarks/results/decoding.json"
@@ -146,20 +147,19 @@ def compared(name: str, batch: int, rounds: int, static: bool, new: int) -> list
     prompts = torch.randint(5, VOCABULARY, (batch, PROMPT))
     if our_tokens(ours, prompts, 16) != their_tokens(theirs, prompts, 16):
         raise SystemExit(f"{name}: the tokens differ")
-    arranged = MODELS[name]()[1]
-    arranged.load_state_dict(ours.state_dict())
-    arrange_weights(arranged, head=batch == 1)
+    packed = copy.deepcopy(ours)
+    pack_weights(packed)
     narrow = quantize(ours)
     common = prompts[:1].expand(batch, -1).clone()
     common[:, -1] = prompts[:, -1]
     turns: dict[str, Callable[[], object]] = {
         "transformers": lambda: their_tokens(theirs, prompts, new),
         "regard": lambda: our_tokens(ours, prompts, new),
-        "regard, arranged weights": lambda: our_tokens(arranged, prompts, new),
+        "regard, packed weights": lambda: our_tokens(packed, prompts, new),
         "regard, int8": lambda: our_tokens(narrow, prompts, new),
     }
     if batch > 1:
-        turns["regard, common prompt"] = lambda: our_tokens(arranged, common, new)
+        turns["regard, common prompt"] = lambda: our_tokens(packed, common, new)
     if static:
         turns["transformers, static cache"] = lambda: their_tokens(
             theirs, prompts, new, cache_implementation="static", disable_compile=True

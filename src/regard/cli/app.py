@@ -205,6 +205,7 @@ def translate(
         list[str] | None,
         typer.Option("--given", help="A text's translation: show its alignment, write none. For each text."),
     ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Weights in 8 bits: faster, and not the same.")] = False,
     alignment: Annotated[bool, typer.Option("--alignment", help="Draw which words each word looked at.")] = False,
     tokens: Annotated[bool, typer.Option("--tokens", help="Draw tokens instead of words.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the alignments to this picture: .png, .svg, .pdf.")] = None,
@@ -226,8 +227,8 @@ def translate(
         shown = {"alignment": drawn or as_json, "replace_unknown": not keep_unknown}
         chosen = PredictionOptions.from_places(given | shown)
     run(
-        texts or [], references=references or [], model=model, options=chosen, alignment=alignment, words=not tokens,
-        plot=plot, html=html, as_json=as_json,
+        texts or [], references=references or [], model=model, options=chosen, int8=int8, alignment=alignment,
+        words=not tokens, plot=plot, html=html, as_json=as_json,
     )  # fmt: skip
 
 

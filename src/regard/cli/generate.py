@@ -42,12 +42,8 @@ def run(
         options = GenerationOptions.from_places(given)
         _check(options, beams, stop, draft, drawn)
         texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts or [""]]
-        generator = TextGenerator.load(model)
+        generator = TextGenerator.load(model, int8=int8)
         drafter = _drafter(draft)
-        if int8:
-            from regard.decoding.quantization import quantize
-
-            generator = TextGenerator(quantize(generator.model), generator.tokenizer)
         alone = len(texts) * options.samples == 1 and not as_json and beams == 1
         if alone:
             echo(texts[0], end="")

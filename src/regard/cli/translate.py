@@ -15,9 +15,11 @@ from regard.cli.messages import ascii_only, echo, fail, note, report_errors, req
 from regard.data.pairs import read_lines
 from regard.decoding.beam_search import SearchOptions
 from regard.decoding.predictions import Prediction, PredictionOptions
+from regard.decoding.quantization import pack_weights, quantize
 from regard.decoding.sequence_model import SequenceModel
 from regard.inspect import draw, legend, save_html, save_plot
 from regard.models.folders import CONFIG
+from regard.models.transformer_decoder import TransformerSequenceDecoder
 from regard.translation.tasks import SpanCorruption
 
 #: Lines that are read before the first is answered, where standard input is no terminal.
@@ -30,6 +32,7 @@ def run(
     references: Sequence[str],
     model: Path,
     options: PredictionOptions,
+    int8: bool,
     alignment: bool,
     words: bool,
     plot: Path | None,
@@ -54,7 +57,7 @@ def run(
         note("regard: each argument is a text of its own; a sentence is one in quotes")
     with report_errors("translate"):
         require_writable(html, picture=plot)
-        translator = load(model)
+        translator = for_decoding(load(model), options.precision, int8=int8)
         lines: Iterable[str] = read_lines("-", "translate") if piped else texts
         if piped and sys.stdin.isatty():
             note("regard: type a line, and Return; Ctrl-D ends")
@@ -81,6 +84,19 @@ def load(folder: Path) -> SequenceModel:
         got = "one that restores spans: train it on pairs with `regard train translation --start`"
         raise rejected("regard", "model", "be a model that translates", got)
     return model
+
+
+def for_decoding(translator: SequenceModel, precision: str, *, int8: bool) -> SequenceModel:
+    """Return a translator with its matrices laid out for the processor, or in int8; it may be changed itself."""
+    if int8:
+        if precision != PredictionOptions.precision:
+            raise rejected("translate", "--precision", "be left out with --int8", precision)
+        if not isinstance(translator.model, TransformerSequenceDecoder):
+            raise rejected("translate", "--int8", "be left out where the model is no Transformer", translator.kind)
+        return SequenceModel(quantize(translator.model), translator.source, translator.target, translator.about)
+    if precision == PredictionOptions.precision:
+        pack_weights(translator.model)
+    return translator
 
 
 def folder_of(folder: Path) -> Path:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.models.base import END, EncoderDecoder
+from regard.nn.packed_weight import PackedWeight
 from regard.text.ragged import pad
 from regard.training.losses import cross_entropy
 
@@ -31,7 +32,9 @@ def score_targets(model: EncoderDecoder, pairs: Sequence[Numbers]) -> list[float
     sources = pad_to_device(model, [source for source, _ in pairs])
     target, _ = pad_to_device(model, [[*target, END] for _, target in pairs])
     before = torch.cat([target.new_full((len(pairs), 1), END), target[:, :-1]], 1)
-    _, each = cross_entropy(model.features(*sources, before), model.projection, target)  # (B, T)
+    weight, bias = model.projection
+    weight = weight.unpacked() if isinstance(weight, PackedWeight) else weight
+    _, each = cross_entropy(model.features(*sources, before), (weight, bias), target)  # (B, T)
     return list(each.double().sum(1).tolist())
 
 

@@ -13,7 +13,7 @@ from regard.decoding.continuous_batching import AttentionRequest
 from regard.decoding.generation import Generated, stream_text
 from regard.decoding.generation import stream as stream_tokens
 from regard.decoding.prompt_search import beam_search
-from regard.decoding.quantization import arrange_weights
+from regard.decoding.quantization import pack_weights, quantize
 from regard.decoding.requests import Attended, GenerationOptions, Token
 from regard.decoding.speculative import Drafter, Speculator
 from regard.inspect.alignment import Alignment
@@ -72,10 +72,19 @@ class TextGenerator:
         self.model, self.tokenizer = model, tokenizer
 
     @classmethod
-    def load(cls, folder: str | Path, *, dtype: torch.dtype | None = None) -> TextGenerator:
+    def load(cls, folder: str | Path, *, dtype: torch.dtype | None = None, int8: bool = False) -> TextGenerator:
         """Return the model and the tokenizer of a folder, of a run of ours or of Hugging Face.
 
-        Weights of float32 are laid out for decoding on a processor (``regard.decoding.quantization.arrange_weights``).
+        Weights of float32 on a processor are laid out for decoding (``regard.decoding.quantization.pack_weights``), or
+        rounded (``quantize``): such a model can neither be trained nor saved.
+
+        Parameters
+        ----------
+        folder : str or Path
+        dtype : torch.dtype, optional
+            Of the weights; by default as they are stored.
+        int8 : bool, default False
+            Round them to 8 bits: faster, and not the same.
 
         Raises
         ------
@@ -84,8 +93,9 @@ class TextGenerator:
         """
         what = "a model that writes: a decoder"
         model, tokenizer = load_with_tokenizer(folder, DecoderLM, what, "generate", dtype)
-        if _decodes_faster_arranged(model):
-            arrange_weights(model, head=False)
+        if int8:
+            return cls(quantize(model), tokenizer)
+        pack_weights(model)
         return cls(model, tokenizer)
 
     def generate(
@@ -116,8 +126,6 @@ class TextGenerator:
         options = GenerationOptions() if options is None else options
         numbers = [self.encode(prompt) for prompt in prompts]
         written = [Generated() for _ in range(len(prompts) * options.samples)]
-        if len(written) == 1 and _decodes_faster_arranged(self.model):
-            arrange_weights(self.model)
         texts = [""] * len(written)
         tokens = self._stream(numbers, options, self._stops(stop), attention, drafter)
         for token, text in stream_text(tokens, self.tokenizer.decode_stream):
@@ -192,13 +200,6 @@ class TextGenerator:
             for sample in range(options.samples):
                 for token in speculator.stream(prompt, options, stops, sample=sample):
                     yield replace(token, request=i * options.samples + sample)
-
-
-def _decodes_faster_arranged(model: DecoderLM) -> bool:
-    """Whether layouts of weights matter: on a CPU in float32, where they are weights still."""
-    weight = model.embedding.weight
-    plain = model.output is None or type(model.output) is torch.nn.Linear
-    return plain and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def earlier_tokens(written: GeneratedText, tokenizer: Tokenizer) -> Alignment:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard._errors import rejected, unknown_name
 from regard._schema import Options, option
+from regard.nn.packed_weight import PackedWeight
 
 #: What shares the matrix of the target embedding: nothing, what scores the vocabulary, or the source embedding, too.
 TIES = ("none", "target", "all")
@@ -129,6 +130,7 @@ def vocabulary_scores(rows: Tensor, weight: Tensor) -> Tensor:
     The same as ``rows @ weight.T``; with 2 to 8 rows, as in a step of decoding, a CPU takes about half the time.
     """
     few = rows.numel() // max(rows.shape[-1], 1) in _FEW and not torch.is_grad_enabled()
+    few = few and not isinstance(weight, PackedWeight)
     if few and rows.device.type == "cpu" and rows.dtype == torch.float32 and weight.is_contiguous():
         return (weight @ rows.flatten(0, -2).t()).t().reshape(*rows.shape[:-1], len(weight))
     return F.linear(rows, weight)

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.nn.packed_weight import PackedWeight
+
 #: The number of padding, and the number that marks where a sequence ends (and, to a decoder, where it begins).
 PAD, END = 0, 1
 
@@ -157,7 +159,7 @@ class EncoderDecoder(nn.Module, ABC):
 
 def project(features: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
     """Return the logits (..., N) of rows (..., P), in the memory of ``out`` (..., N) where that is given."""
-    if out is None:
+    if out is None or isinstance(weight, PackedWeight):
         return F.linear(features, weight, bias)
     torch.addmm(bias, features.flatten(0, -2), weight.t(), out=out.flatten(0, -2))
     return out

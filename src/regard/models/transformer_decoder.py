@@ -35,6 +35,7 @@ from regard.nn import (
 )
 from regard.nn._base import cleared
 from regard.nn.beam_cache import continued
+from regard.nn.packed_weight import PackedWeight, can_pack
 
 #: Sources that are read at once, of similar lengths.
 _ALIKE = 16
@@ -74,7 +75,7 @@ class State:
     rows : Tensor (R,), optional
         Which rows of the caches these are; None for all.
     weight : Tensor (N, E), optional
-        The matrix that scores the vocabulary, laid out for products with few rows.
+        The matrix that scores the vocabulary, laid out for the processor.
     """
 
     caches: tuple[BeamCache | KVCache, ...]
@@ -234,8 +235,8 @@ class TransformerSequenceDecoder(EncoderDecoder):
         # Where a score goes by the places of keys, each row has its own.
         kind = KVCache if self.config.score == "location" else BeamCache
         weight, _ = self.projection
-        arranged = None if torch.is_grad_enabled() or weight.device.type != "cpu" else weight.t().contiguous().t()
-        return State(tuple(kind() for _ in self.decoder), weight=arranged)
+        packs = can_pack(weight) and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+        return State(tuple(kind() for _ in self.decoder), weight=PackedWeight.of(weight) if packs else None)
 
     def step(self, last: Tensor, memory: Memory, state: State, out: Tensor | None = None) -> tuple[Tensor, State]:
         features, state = self._advance(last, memory, state)

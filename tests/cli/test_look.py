@@ -182,6 +182,29 @@ def test_what_a_vision_transformer_sees(regard, tmp_path) -> None:
         assert result.code == 2 and message in " ".join(result.err.split()), result.err
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_what_a_vision_transformer_of_ours_sees(regard, tmp_path, channels: int) -> None:
+    from regard.data.preprocessing import Preprocessing
+    from regard.models import ImageClassifier, ResNet, ResNetConfig, VisionTransformer, VisionTransformerConfig
+    from regard.vision.image_classifier import PictureClassifier
+
+    config = VisionTransformerConfig.preset("tiny", image=16, channels=channels, width=24, stem_width=8)
+    how = Preprocessing(16, (16, 16), (0.5,) * channels, (0.5,) * channels)
+    PictureClassifier(ImageClassifier(VisionTransformer(config), ["a", "b"]), how).save(tmp_path / "vit")
+    picture = tmp_path / "one.png"
+    Image.new("RGB", (20, 30), (9, 99, 200)).save(picture)
+    result = regard("look", tmp_path / "vit", "--image", picture, "--html", tmp_path / "vit.html")
+    assert result.code == 0 and result.out.startswith("2 layers of 3 heads, 16 tokens"), result.err
+    (text,) = Page((tmp_path / "vit.html").read_text(encoding="utf-8")).described["texts"]
+    assert {name: text["image"][name] for name in ("rows", "cols", "first")} == {"rows": 4, "cols": 4, "first": 0}
+    assert regard("look", tmp_path / "vit", "--text", "a").err.startswith("regard: look: --image must be given")
+    resnet = ImageClassifier(ResNet(ResNetConfig(features=4, layers=1, channels=channels)), ["a", "b"])
+    PictureClassifier(resnet, how).save(tmp_path / "resnet")
+    result = regard("look", tmp_path / "resnet", "--image", picture)
+    expected = "regard: look: MODEL must be a vision transformer, whose patches look at each other, got a ResNet.\n"
+    assert (result.code, result.err) == (2, expected)
+
+
 def test_what_a_vision_language_model_sees_and_reads(regard, tmp_path) -> None:
     torch.manual_seed(0)
     tokenizer = Tokenizer.learn([TEXT], kind="bytes", specials=("end", "pad"))

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from regard import pretrained
 from regard._errors import rejected
+from regard.data.preprocessing import Preprocessing
 from regard.decoding.sequence_model import SequenceModel
 from regard.inspect.texts import Patches, Text
-from regard.models import DecoderLM, EncoderLM, load
+from regard.models import DecoderLM, EncoderLM, VisionTransformer, load
 from regard.models.base import END
 from regard.models.folders import CONFIG, ModelFileError, read_json
 from regard.models.hugging_face.reading import FAMILIES
 from regard.models.registry import MODELS
+from regard.models.stored_models import VISION_FORMAT
 from regard.text.ragged import pad
 from regard.text.tokenizer import Tokenizer
 
@@ -60,7 +62,8 @@ def subject(path: str, text: str | None, image: Path | None, target: str | None)
     seeing = described.get("vision_config")
     if isinstance(seeing, dict) and "text_config" in described:
         return _of_image_and_text(folder, described, seeing, image, text)
-    vision = "image_size" in described and "patch_size" in described
+    ours = described.get("format") == VISION_FORMAT
+    vision = ours or ("image_size" in described and "patch_size" in described)
     if (image is not None) != vision:
         wanted = (
             ("--image", "be given for a model of images") if vision else ("--image", "be left out for one of texts")
@@ -68,7 +71,7 @@ def subject(path: str, text: str | None, image: Path | None, target: str | None)
         raise rejected("look", *wanted, "none" if vision else image)
     if vision:
         assert image is not None
-        return _of_image(folder, described, image)
+        return _of_image_alone(folder, image) if ours else _of_image(folder, described, image)
     if text is None:
         raise rejected("look", "--text", "be given", "none")
     if described.get("kind") in MODELS and "model_type" not in described:
@@ -150,6 +153,28 @@ def _translator(folder: Path, text: str, target: str | None) -> Subject:
     tokens = [tuple(map(_spelled, each)) for each in (translator.source.tokens(source), translator.target.tokens(rows))]
     texts = (Text(tokens[0]), Text(tokens[1], (end,)))
     return Subject(translator.model, lambda: translator.model.features(read, lengths, before), texts, text)
+
+
+def _of_image_alone(folder: Path, path: Path) -> Subject:
+    """Look at a vision transformer of ours, or a classifier on one."""
+    from PIL import Image
+
+    from regard.data.images import read_image
+
+    loaded: Any = load(folder, dtype=torch.float32)
+    model = getattr(loaded, "model", loaded)
+    if not isinstance(model, VisionTransformer):
+        expected = "be a vision transformer, whose patches look at each other"
+        raise rejected("look", "MODEL", expected, f"a {type(model).__name__}")
+    how = Preprocessing.load(folder)
+    pixels = how.fit(read_image(path, function="look"))  # (height, width, channels)
+    rows, cols = ((side >> model.config.stem) // model.config.patch for side in pixels.shape[:2])
+    written, special = io.BytesIO(), tuple(range(model.config.leading))
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(written, "PNG")
+    names = [f"[{i}]" for i in special] + _patch_names(rows, cols)
+    text = Text(tuple(names), special, Patches(written.getvalue(), rows, cols, len(special)))
+    values = how.normalized(torch.from_numpy(pixels.copy())[None])
+    return Subject(model, lambda: model(values), (text,), path.name)
 
 
 def _of_image(folder: Path, described: Mapping[str, Any], path: Path) -> Subject:

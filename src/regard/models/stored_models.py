@@ -49,13 +49,14 @@ class Format:
 
 
 #: By the name that config.json has.
+VISION_FORMAT = "regard.vision_model"
 FORMATS = {
     "regard.language_model": Format(
         "a decoder or an encoder",
         {"decoder": (DecoderLMConfig, DecoderLM), "encoder": (EncoderLMConfig, EncoderLM)},
         {"sequence": SequenceClassifier, "tokens": TokenClassifier, "pairs": PairClassifier},
     ),
-    "regard.vision_model": Format(
+    VISION_FORMAT: Format(
         "a transformer or a resnet",
         {"transformer": (VisionTransformerConfig, VisionTransformer), "resnet": (ResNetConfig, ResNet)},
         {"images": ImageClassifier},

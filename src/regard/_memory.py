@@ -15,12 +15,13 @@ def fitting(sentence: str, kind: type[Exception] = MemoryError) -> Iterator[None
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not _is_memory(error):
+        if not is_memory_error(error):
             raise
         raise kind(sentence) from error
 
 
-def _is_memory(error: Exception) -> bool:
+def is_memory_error(error: Exception) -> bool:
+    """Whether an allocation failed."""
     text = str(error).lower()
     known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     return known or "can't allocate memory" in text or "out of memory" in text

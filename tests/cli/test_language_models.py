@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from regard.models import DecoderLM, DecoderLMConfig, load, save
+
 SETTINGS = (
     "model.width=32", "model.layers=2", "model.heads=2", "training.precision=float32", "training.learning_rate=0.01",
     "training.validate_every=20", "training.save_every=10",
@@ -43,6 +45,8 @@ def test_from_a_text_to_more_of_it(regard, model) -> None:
     assert (result.code, result.out) == (0, "a rose is a rose is a rose \n"), result.err
     piped = regard("generate", "--model", model, "-", "--max-new-tokens", "5", stdin="a rose")
     assert piped.out == "a rose is a\n"
+    torn = regard("generate", "--model", model, "\udcff a")
+    assert torn.code == 2 and not torn.out and "half a surrogate pair" in torn.err
 
 
 def test_several_texts_as_json(regard, model) -> None:
@@ -82,13 +86,20 @@ def test_beams_and_lookup_write_the_same(regard, model) -> None:
         (["--draft", "lookup", "--alignment"], "--draft must be left out where attention is drawn, got lookup."),
         (["--top-p", "0.5"], "--top-p must be 1.0 where temperature is 0, got 0.5."),
         (["--temperature", "-1"], "--temperature must be at least 0, got -1.0."),
+        (["--stop", ""], "--stop must hold no empty sequence, got one."),
+        (
+            ["--draft", "lookup", "--max-new-tokens", "999999999"],
+            "memory is full: a smaller model, batch or length takes less",
+        ),
         (["--plot", "/nowhere/a.png"], "/nowhere/a.png cannot be used: No such file or directory"),
     ],
 )
 def test_options_that_do_not_fit(regard, model, given, sentence) -> None:
     result = regard("generate", "--model", model, "a", *given)
-    assert result.code == 2 and result.err.strip() == f"regard: {sentence}".replace(
-        "regard: --", "regard: generate: --"
+    assert (
+        result.code == 2
+        and not result.out
+        and result.err.strip() == f"regard: {sentence}".replace("regard: --", "regard: generate: --")
     )
 
 
@@ -99,6 +110,35 @@ def test_folders_without_a_model(regard, text, model, tmp_path) -> None:
     assert result.code == 2 and "must be a new folder" in result.err
     result = regard("train", "language-model", "--data", tmp_path / "none.txt", "--out", tmp_path / "out")
     assert result.code == 2 and "none.txt" in result.err and not (tmp_path / "out").exists()
+    save(DecoderLM(DecoderLMConfig(10, width=16, layers=1, normalizer="entmax15")), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"head": ["sequence"]}))
+    result = regard("generate", "--model", tmp_path, "a")
+    assert result.code == 2 and "must describe a decoder or an encoder" in result.err
+
+
+def test_an_attempt_that_failed_is_no_obstacle(regard, text, tmp_path) -> None:
+    options = ["--data", text, "--out", tmp_path / "out", "--steps", "1", *SMALL]
+    (tmp_path / "empty.txt").write_text("\n")
+    result = regard("train", "language-model", *options, "--valid", tmp_path / "empty.txt")
+    assert result.code == 2 and "empty.txt" in result.err
+    result = regard("train", "language-model", *options, "--valid", text)
+    assert result.code == 0, result.err
+
+
+def test_memory_that_is_not_there(regard, text, tmp_path) -> None:
+    huge = ["--set", "model.width=65536", "--set", "model.layers=1", "--set", "model.heads=1"]
+    result = regard("train", "language-model", "--data", text, "--out", tmp_path / "out", *SMALL, *huge)
+    assert result.code == 2
+    assert result.err.endswith("regard: memory is full: a smaller model, batch or length takes less\n")
+
+
+def test_a_folder_of_sixteen_bits_in_eight(regard, model, tmp_path) -> None:
+    save(load(model).bfloat16(), tmp_path)
+    for file in model.glob("tokenizer*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    result = regard("generate", "--model", tmp_path, "a rose is", "--max-new-tokens", "9", "--int8")
+    assert (result.code, result.out) == (0, "a rose is a rose i\n"), result.err
 
 
 def test_all_options_are_shown(regard) -> None:

@@ -52,6 +52,16 @@ def test_one_beam_is_greedy() -> None:
     assert [list(best[0].numbers) for best in found] == [greedy(model, prompt, 7) for prompt in PROMPTS]
 
 
+@pytest.mark.parametrize("beams", [11, 13, 200])
+@torch.no_grad()
+def test_more_beams_than_continuations(beams: int) -> None:
+    model = small_model(vocabulary=12)
+    for prompt, best in zip(PROMPTS, beam_search(model, PROMPTS, [0], beams=beams, max_new_tokens=4)):
+        score, tokens = plain_search(model, prompt, beams, 4, 0)
+        assert list(best[0].numbers) == tokens
+        assert best[0].normalized == pytest.approx(score, abs=1e-4)
+
+
 def test_wrong_arguments_are_one_sentence() -> None:
     model = small_model(longest=10)
     with pytest.raises(ValueError, match="beam_search: prompt must leave room for 8 of the model's 10 positions"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,7 @@ def test_shards_and_narrow_types(tmp_path: Path) -> None:
         ({"num_key_value_heads": 3}, "kv_heads must divide heads"),
         ({"quantization_config": {"bits": 4}}, "be without quantization_config"),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "be without auto_map"),
+        ({"model_type": "mistral", "sliding_window": math.inf}, "describe a model that can be built here"),
     ],
 )
 def test_a_config_that_does_not_fit(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:

@@ -45,11 +45,12 @@ def run(
         generator = TextGenerator.load(model, int8=int8)
         drafter = _drafter(draft)
         alone = len(texts) * options.samples == 1 and not as_json and beams == 1
-        if alone:
-            echo(texts[0], end="")
+        begun = False
 
         def say(_: int, text: str) -> None:
-            echo(text, end="")
+            nonlocal begun
+            echo(text if begun else f"{texts[0]}{text}", end="")
+            begun = True
             sys.stdout.flush()
 
         if beams > 1:
@@ -60,7 +61,7 @@ def run(
                 say=say if alone else None,
             )  # fmt: skip
         if alone:
-            echo()
+            echo("" if begun else texts[0])
         for each in () if alone else written:
             echo(json.dumps(_record(each), ensure_ascii=False) if as_json else f"{each.prompt}{each.text}")
         if drawn:

@@ -67,6 +67,7 @@ class Command(TyperCommand):
             _CONTEXT.reset(token)
 
 
+_FULL = "memory is full: a smaller model, batch or length takes less"
 #: What typer raises where something was typed wrong.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
@@ -126,7 +127,13 @@ def report_errors(extra: str = "pronunciation") -> Iterator[None]:
             raise
         raise fail(f"{os.fsdecode(error.filename)} cannot be used: {error.strerror or error}") from None
     except (ValueError, MemoryError) as error:
-        raise fail(sentence(error) or "memory is full") from None
+        raise fail(sentence(error) or _FULL) from None
+    except RuntimeError as error:
+        from regard._memory import is_memory_error
+
+        if not is_memory_error(error):
+            raise
+        raise fail(_FULL) from None
     except TypeError as error:
         if rejection(error) is None:
             raise

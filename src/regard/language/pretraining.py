@@ -15,7 +15,7 @@ import torch
 from regard._errors import RegardWarning, rejected
 from regard.data.documents import read_documents
 from regard.data.packing import LanguageBatches, PackedBatches, StreamBatches
-from regard.data.shards import TokenShards, write_shards
+from regard.data.shards import MANIFEST, TokenShards, write_shards
 from regard.language.objectives import MaskedTokens, NextTokens
 from regard.language.options import KINDS, TOKENIZERS, LanguageOptions
 from regard.models import DecoderLM, EncoderLM, load, save
@@ -168,6 +168,8 @@ class Pretraining(FolderRun[LanguageOptions]):
                 size += len(text.encode())
                 yield text
 
+        for name in (LEARN, VALID):  # of an attempt that failed before it was a run
+            (self.folder / name / MANIFEST).unlink(missing_ok=True)
         shards = write_shards(learn(), tokenizer, self.folder / LEARN)
         checks = write_shards(counted(valid()), tokenizer, self.folder / VALID)
         for name, each in (("to learn from", shards), ("to validate with", checks)):
@@ -177,7 +179,6 @@ class Pretraining(FolderRun[LanguageOptions]):
         return record
 
     def _checksum(self, name: str) -> str:
-        from regard.data.shards import MANIFEST
         from regard.models.folders import read_json
 
         return str(read_json(self.folder / name / MANIFEST)["sha256"])

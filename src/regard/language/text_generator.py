@@ -92,6 +92,7 @@ class TextGenerator:
             If there is no such model, its files are damaged, or it is no decoder.
         """
         what = "a model that writes: a decoder"
+        dtype = torch.float32 if int8 and dtype is None else dtype
         model, tokenizer = load_with_tokenizer(folder, DecoderLM, what, "generate", dtype)
         if int8:
             return cls(quantize(model), tokenizer)

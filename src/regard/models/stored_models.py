@@ -194,7 +194,8 @@ def _built(folder: Path, form: Format, config: dict[str, Any]) -> Any:
     """Return the model that our own configuration describes, without parameters."""
     path = folder / CONFIG
     kind, inner, head = str(config.get("kind")), config.get("model"), config.get("head")
-    if kind not in form.kinds or not isinstance(inner, dict) or (head is not None and head not in form.heads):
+    headed = head is None or (isinstance(head, str) and head in form.heads)
+    if kind not in form.kinds or not isinstance(inner, dict) or not headed:
         raise file_error(path, f"describe {form.noun}", brief(kind))
     known = {each.name for each in fields(form.kinds[kind][0])}
     if set(inner) != known:
@@ -211,6 +212,6 @@ def _built(folder: Path, form: Format, config: dict[str, Any]) -> Any:
             wrong = [name for name, value in options.items() if not isinstance(value, _HEAD_OPTIONS[name])]
             if wrong:
                 raise file_error(path, f"have a field {wrong[0]!r} that a head knows", brief(options[wrong[0]]))
-            return form.heads[head](model, config.get("labels", ()), **options)
+            return form.heads[str(head)](model, config.get("labels", ()), **options)
     except (ValueError, TypeError) as error:
         raise file_error(path, "describe a model", f"this: {str(error).rstrip('.')}") from None

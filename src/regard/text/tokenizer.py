@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,22 @@ from regard.text.tokenizer_training import byte_letters, checked_text
 
 #: Characters of texts that are encoded at once: what the library returns of them takes many times their memory.
 _BLOCK = 1 << 22
+
+
+@contextmanager
+def _spelling(function: str, texts: Mapping[str, str]) -> Iterator[None]:
+    """Raise an error of one sentence where texts, by these names, cannot be encoded."""
+    try:
+        yield
+    except TypeError:
+        for name, text in texts.items():
+            checked_text(text, function, name)
+        raise
+    except Exception as error:
+        if type(error) is not Exception:  # the engine's have no other type
+            raise
+        name = " and ".join(texts) if len(texts) < 3 else "texts"
+        raise rejected(function, name, "be spelled by the tokenizer", str(error).partition("\n")[0][:120]) from None
 
 
 class Tokenizer:
@@ -202,21 +219,14 @@ class Tokenizer:
             If it has half a surrogate pair.
         """
         engine = self._engine if parse_specials else self._plain
-        try:
+        with _spelling("encode", {"text": text}):
             return engine.encode(text, add_special_tokens=specials).ids
-        except TypeError:
-            checked_text(text, "encode", "text")
-            raise
 
     def encode_pair(self, first: str, second: str, *, parse_specials: bool = False) -> tuple[list[int], list[int]]:
         """Return the numbers of two texts with special tokens around them, and the segment, 0 or 1, of each number."""
         engine = self._engine if parse_specials else self._plain
-        try:
+        with _spelling("encode_pair", {"first": first, "second": second}):
             encoding = engine.encode(first, second)
-        except TypeError:
-            checked_text(first, "encode_pair", "first")
-            checked_text(second, "encode_pair", "second")
-            raise
         return encoding.ids, encoding.type_ids
 
     def encode_all(self, texts: Iterable[str], *, specials: bool = False, parse_specials: bool = False) -> Ragged:
@@ -228,12 +238,8 @@ class Tokenizer:
         lengths: list[int] = [0]
         count = 0
         for block in text_blocks(texts):
-            try:
+            with _spelling("encode_all", {f"text {number}": text for number, text in enumerate(block, start=count)}):
                 encodings = engine.encode_batch_fast(block, add_special_tokens=specials)
-            except TypeError:
-                for number, text in enumerate(block, start=count):
-                    checked_text(text, "encode_all", f"text {number}")
-                raise
             numbers = [np.array(encoding.ids, np.int32) for encoding in encodings]
             parts.append(np.concatenate(numbers))
             lengths += map(len, numbers)

@@ -168,7 +168,7 @@ def _config(path: Path, family: Family, described: Described, names: set[str]) -
         return family.read(described, names)
     except KeyError as error:
         raise file_error(path, f"have a field {error.args[0]!r}", "none") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise file_error(path, "describe a model that can be built here", str(error).rstrip(".")) from None
 
 

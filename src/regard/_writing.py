@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,6 +27,25 @@ def naming(path: str | Path) -> Iterator[None]:
         if error.filename is not None or error.errno is None:
             raise
         raise type(error)(error.errno, error.strerror, str(path)) from error
+
+
+@contextmanager
+def leaving_nothing(folder: Path) -> Iterator[None]:
+    """Remove from a folder what was not there before, and the folder if it is new, where what is done in it fails."""
+    is_new = not folder.exists()
+    before = set() if is_new else set(folder.iterdir())
+    try:
+        yield
+    except BaseException:
+        for path in set(folder.iterdir()) - before if folder.exists() else ():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:

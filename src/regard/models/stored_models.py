@@ -25,6 +25,7 @@ from regard.models.folders import (
     read_header,
     read_json,
     save_model,
+    unusable,
 )
 from regard.models.heads import Head, LanguageModel, PairClassifier, SequenceClassifier, TokenClassifier
 from regard.models.hugging_face.reading import FAMILIES, head_of, head_rules, read_folder, theirs_of, whole_name
@@ -185,7 +186,11 @@ def _write(family: Family, described: Described, model: nn.Module, trunk: Any, f
         prefix = ""
     rules = [replace(rule, theirs=tuple(whole_name(name, prefix) for name in rule.theirs)) for rule in rules]
     described["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
-    data = as_bytes(dict(theirs_of(model, rules)), {"format": "pt"})
+    tensors = dict(theirs_of(model, rules))
+    for name, tensor in tensors.items():
+        if (problem := unusable(tensor)) is not None:
+            raise rejected("save", "model", f"have finite parameters in {tensor.dtype}", f"{problem} in {name}")
+    data = as_bytes(tensors, {"format": "pt"})
     folder.mkdir(parents=True, exist_ok=True)
     write_together({folder / WEIGHTS: data, folder / CONFIG: json_bytes(described, 1)})
 

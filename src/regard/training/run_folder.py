@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -60,7 +61,11 @@ class RunFolder(Generic[_O]):
         """
         if not (self.path / OPTIONS).exists():
             raise rejected("resume", str(self.path), "be the folder of a run", f"no {OPTIONS} in it")
-        before = self._options.from_table(self.read_record()["options"])
+        table = self.read_record()["options"]
+        tasks = next((each.metadata["known"] for each in fields(self._options) if each.name == "task"), None)
+        if tasks and table.get("task") not in tasks:
+            raise rejected("resume", str(self.path), f"be a run of {' or '.join(tasks)}", f"one of {table.get('task')}")
+        before = self._options.from_table(table)
         edited = self._options.from_table(read_toml(self.path / OPTIONS))
         had, has = before.flat(), edited.flat()
         for name in sorted(had.keys() | has.keys()):

@@ -25,6 +25,7 @@ from regard.models.folders import (
     read_header,
     read_json,
     reading_safetensors,
+    unusable,
 )
 from regard.models.heads import Head, LanguageModel, SequenceClassifier, TokenClassifier
 from regard.models.hugging_face.bert import ALBERT, BERT, ROBERTA
@@ -239,6 +240,9 @@ def _fill(
                 for rule in rules
                 if rule.ours in parameters
             }
+        for rule in rules:
+            if rule.ours in made and (problem := unusable(made[rule.ours])) is not None:
+                raise file_error(places[rule.theirs[0]][0], "hold finite numbers", f"{problem} in {rule.theirs[0]}")
         model.load_state_dict(made, assign=True)
 
 

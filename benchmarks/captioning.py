@@ -144,7 +144,13 @@ def speed(bench: Bench) -> None:
     owners = np.array([number[name] for name in pairs.sources])
     batches = CaptionBatches(grids, vocabulary.encode_all(pairs.targets), owners, size=16, each=5)
     size = len(vocabulary)
-    config = {"decoder": 256, "states": 384, "dropout": 0.3, "glimpse": False}
+    config: dict[str, Any] = {
+        "decoder": 256,
+        "states": 384,
+        "dropout": 0.3,
+        "glimpse": False,
+        "places": encoder.rows * encoder.cols,
+    }
     ours = RecurrentCaptioner(RecurrentCaptionerConfig(encoder.width, size, **config)).train()
     plain = ShowAttendTell(encoder.width, size, 256, 256, 256).train()
     objective = WriteTargets(1.0, 0.1, guided="attention", coverage=0.5)

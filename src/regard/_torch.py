@@ -122,8 +122,21 @@ def has_bfloat16_cells() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def linear_blocks(weight: Tensor) -> Tensor:
+    """Return a matrix (N, E) of float32 in oneDNN's blocks; ``to_dense`` makes it what it was."""
+    made: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return made
+
+
+def block_linear(rows: Tensor, blocks: Tensor, bias: Tensor | None) -> Tensor:
+    """Return rows (R, E) times such a matrix, and a bias (N,), as (R, N): nothing public keeps a matrix in blocks."""
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(rows, blocks, bias, "none", [], "")
+    return made
+
+
 __all__ = [
     "OutProjection",
+    "block_linear",
     "flash_attention",
     "flash_attention_backward",
     "flattened",
@@ -142,5 +155,6 @@ __all__ = [
     "is_jit_tracing",
     "is_proxied",
     "joined",
+    "linear_blocks",
     "uncompiled",
 ]

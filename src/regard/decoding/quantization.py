@@ -40,6 +40,7 @@ def quantize(model: M) -> M:
 
     Examples
     --------
+    >>> import torch
     >>> from regard.models import DecoderLM, DecoderLMConfig
     >>> model = DecoderLM(DecoderLMConfig(50, width=32, layers=2)).eval()
     >>> tokens = torch.tensor([[3, 1, 4]])
@@ -74,6 +75,7 @@ def pack_weights(model: nn.Module) -> None:
 
     Examples
     --------
+    >>> import torch
     >>> from regard.models import DecoderLM, DecoderLMConfig
     >>> model, tokens = DecoderLM(DecoderLMConfig(50, width=32, layers=2)).eval(), torch.tensor([[3, 1, 4]])
     >>> with torch.no_grad():

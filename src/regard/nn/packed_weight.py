@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard._torch import block_linear, linear_blocks
+
 #: Matrices of more outputs, in int8, are oneDNN's: with hundreds of rows it takes half of FBGEMM's time for those, and
 #: FBGEMM, which is torch's own choice, half of its time for small ones with few rows.
 _LARGE = 4096
@@ -121,15 +123,14 @@ class _Float32:
     """Blocks of a matrix, as oneDNN lays them out."""
 
     def __init__(self, weight: Tensor) -> None:
-        self._blocks = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        self._blocks = linear_blocks(weight.contiguous())
 
     def unpacked(self) -> Tensor:
         made: Tensor = self._blocks.to_dense()
         return made
 
     def product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        made: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._blocks, bias, "none", [], "")
-        return made
+        return block_linear(rows, self._blocks, bias)
 
 
 class _Int8:

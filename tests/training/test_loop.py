@@ -457,9 +457,19 @@ class TestTrouble:
             real(path, data)
 
         monkeypatch.setattr(checkpoints, "write_atomically", full)
-        with pytest.raises(TrainingError, match="must take a checkpoint, got No space left on device"):
+        with pytest.raises(
+            TrainingError, match=r"must take a checkpoint, got No space left on device; what .* --resume"
+        ):
             train(learner(), VALID, OPTIONS, tmp_path)
         assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 4
+
+    def test_a_full_disk_before_the_first_checkpoint(self, tmp_path, monkeypatch):
+        def full(path, data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(checkpoints, "write_atomically", full)
+        with pytest.raises(TrainingError, match="nothing was saved before: mend that, and begin anew"):
+            train(learner(), VALID, OPTIONS, tmp_path)
 
     def test_a_full_disk_leaves_the_log_of_before(self, tmp_path, monkeypatch):
         def full(path, data):

@@ -37,9 +37,11 @@ class AtomicCheckpoints(TorchCheckpointIO):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, data.getvalue())
         except OSError as error:
+            saved = (path.parent / LAST).exists()
+            on = "what was there before is whole: mend that, and go on with --resume"
+            after = on if saved else "nothing was saved before: mend that, and begin anew"
             raise TrainingError(
-                f"train: {path.parent} must take a checkpoint, got {error.strerror or error}; what was there before is "
-                "whole: mend that, and go on with --resume."
+                f"train: {path.parent} must take a checkpoint, got {error.strerror or error}; {after}."
             ) from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:  # noqa: ARG002

@@ -71,7 +71,7 @@ def subject(path: str, text: str | None, image: Path | None, target: str | None)
         raise rejected("look", *wanted, "none" if vision else image)
     if vision:
         assert image is not None
-        return _of_image_alone(folder, image) if ours else _of_image(folder, described, image)
+        return _of_image_with_ours(folder, image) if ours else _of_image(folder, described, image)
     if text is None:
         raise rejected("look", "--text", "be given", "none")
     if described.get("kind") in MODELS and "model_type" not in described:
@@ -155,7 +155,7 @@ def _translator(folder: Path, text: str, target: str | None) -> Subject:
     return Subject(translator.model, lambda: translator.model.features(read, lengths, before), texts, text)
 
 
-def _of_image_alone(folder: Path, path: Path) -> Subject:
+def _of_image_with_ours(folder: Path, path: Path) -> Subject:
     """Look at a vision transformer of ours, or a classifier on one."""
     from PIL import Image
 

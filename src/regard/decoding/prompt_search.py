@@ -170,10 +170,9 @@ class PromptDecoder:
         if state.written == self.most:
             logits[..., END] = 0.0
             return logits, state
-        # A beam that is none, where there are more beams than continuations, has read some token, too.
-        tokens = (memory.last[:, None].expand(B, K) if not state.written else (last - FIRST).clamp(min=0)).reshape(
-            -1, 1
-        )
+        # Where there are more beams than continuations, a beam that is none reads some token, too.
+        read = (last - FIRST).clamp(min=0) if state.written else memory.last[:, None].expand(B, K)
+        tokens = read.reshape(-1, 1)
         own = self.model.logits(self.model.features(tokens, caches=state.caches)[:, 0]).view(B, K, N)
         logits[..., FIRST:] = own
         if self.end:

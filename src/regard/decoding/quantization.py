@@ -64,10 +64,9 @@ def quantize(model: M) -> M:
 def pack_weights(model: nn.Module) -> None:
     """Lay the matrices of a model out as this processor multiplies by them fastest, in place: its outputs stay.
 
-    Products of matrices with 2 to 16 rows, as in the steps of few sequences or of one with its beams, take from a half
-    to a third of the time on processors with AVX-512, and those with hundreds of rows a little less than before. The
-    model then can neither be trained nor saved. What is not on a CPU in float32, or is no model that
-    :func:`quantize` knows, stays as it is.
+    Products with few rows, as in the steps of few sequences or of one with its beams, gain most by it
+    (``python -m benchmarks.decoding`` measures how much). The model then can neither be trained nor saved. What is not
+    on a CPU in float32, or is no model that :func:`quantize` knows, stays as it is.
 
     Parameters
     ----------

@@ -158,7 +158,7 @@ class EncoderDecoder(nn.Module, ABC):
 
 
 def project(features: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return the logits (..., N) of rows (..., P), in the memory of ``out`` (..., N) where that is given."""
+    """Return the logits (..., N) of rows (..., P), in the memory of ``out`` (..., N) if there is any to use."""
     if out is None or isinstance(weight, PackedWeight):
         return F.linear(features, weight, bias)
     torch.addmm(bias, features.flatten(0, -2), weight.t(), out=out.flatten(0, -2))

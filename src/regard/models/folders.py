@@ -79,9 +79,7 @@ def save_model(
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
         for name, tensor in model.state_dict().items()
     }
-    for name, tensor in tensors.items():
-        if (problem := unusable(tensor)) is not None:
-            raise rejected("save", "model", f"have finite parameters in {tensor.dtype}", f"{problem} in {name}")
+    check_finite(tensors)
     files = {name: json_bytes(data) for name, data in (others or {}).items()} | {WEIGHTS: save(tensors)}
     sums = {name: _checksum(data) for name, data in files.items()}
     described = {**config, "sha256": sums.pop(WEIGHTS)} | ({"files": sums} if sums else {})
@@ -248,6 +246,13 @@ def _check_shapes(
         if (dtype, shape) != (want.dtype, tuple(want.shape)):
             wanted = f"hold {name} as {want.dtype} of shape {tuple(want.shape)}"
             raise file_error(path, wanted, f"{dtype} of shape {brief(shape)}")
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Raise where tensors to be saved hold what cannot be computed with."""
+    for name, tensor in tensors.items():
+        if (problem := unusable(tensor)) is not None:
+            raise rejected("save", "model", f"have finite parameters in {tensor.dtype}", f"{problem} in {name}")
 
 
 def unusable(tensor: Tensor) -> str | None:

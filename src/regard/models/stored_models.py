@@ -18,6 +18,7 @@ from regard.models.folders import (
     CONFIG,
     WEIGHTS,
     brief,
+    check_finite,
     file_error,
     json_bytes,
     load_config,
@@ -25,7 +26,6 @@ from regard.models.folders import (
     read_header,
     read_json,
     save_model,
-    unusable,
 )
 from regard.models.heads import Head, LanguageModel, PairClassifier, SequenceClassifier, TokenClassifier
 from regard.models.hugging_face.reading import FAMILIES, head_of, head_rules, read_folder, theirs_of, whole_name
@@ -49,8 +49,8 @@ class Format:
     heads: Mapping[str, type[Any]]
 
 
-#: By the name that config.json has.
 VISION_FORMAT = "regard.vision_model"
+#: By the name that config.json has.
 FORMATS = {
     "regard.language_model": Format(
         "a decoder or an encoder",
@@ -187,9 +187,7 @@ def _write(family: Family, described: Described, model: nn.Module, trunk: Any, f
     rules = [replace(rule, theirs=tuple(whole_name(name, prefix) for name in rule.theirs)) for rule in rules]
     described["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     tensors = dict(theirs_of(model, rules))
-    for name, tensor in tensors.items():
-        if (problem := unusable(tensor)) is not None:
-            raise rejected("save", "model", f"have finite parameters in {tensor.dtype}", f"{problem} in {name}")
+    check_finite(tensors)
     data = as_bytes(tensors, {"format": "pt"})
     folder.mkdir(parents=True, exist_ok=True)
     write_together({folder / WEIGHTS: data, folder / CONFIG: json_bytes(described, 1)})

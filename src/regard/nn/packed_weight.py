@@ -15,8 +15,8 @@ from torch import Tensor
 
 from regard._torch import block_linear, linear_blocks
 
-#: Matrices of more outputs, in int8, are oneDNN's: with hundreds of rows it takes half of FBGEMM's time for those, and
-#: FBGEMM, which is torch's own choice, half of its time for small ones with few rows.
+#: Matrices of more outputs, in int8, are oneDNN's, which is faster with hundreds of rows; FBGEMM, torch's own choice,
+#: is faster with few rows and smaller ones.
 _LARGE = 4096
 #: What a tensor tells of itself without being read.
 _ATTRIBUTES = ("shape", "dtype", "device", "requires_grad", "is_nested", "is_sparse", "ndim")
@@ -134,7 +134,7 @@ class _Float32:
 
 
 class _Int8:
-    """A matrix in int8, with a scale for each output; the bias, which torch lays out with it, is the first it met."""
+    """A matrix in int8, with a scale for each output; torch lays it out together with a bias: the latest it met."""
 
     def __init__(self, weight: Tensor) -> None:
         scales = (weight.abs().amax(1).double() / 127).clamp(min=torch.finfo(torch.float32).tiny)

@@ -25,19 +25,18 @@ _BLOCK = 1 << 22
 
 
 @contextmanager
-def _spelling(function: str, texts: Mapping[str, str]) -> Iterator[None]:
-    """Raise an error of one sentence where texts, by these names, cannot be encoded."""
+def _spelling(function: str, texts: Iterable[tuple[str, str]]) -> Iterator[None]:
+    """Raise an error of one sentence where texts cannot be encoded; they and their names are read only then."""
     try:
         yield
     except TypeError:
-        for name, text in texts.items():
+        for name, text in texts:
             checked_text(text, function, name)
         raise
     except Exception as error:
         if type(error) is not Exception:  # the engine's have no other type
             raise
-        name = " and ".join(texts) if len(texts) < 3 else "texts"
-        raise rejected(function, name, "be spelled by the tokenizer", str(error).partition("\n")[0][:120]) from None
+        raise rejected(function, "text", "be spelled by the tokenizer", str(error).partition("\n")[0][:120]) from None
 
 
 class Tokenizer:
@@ -219,13 +218,13 @@ class Tokenizer:
             If it has half a surrogate pair.
         """
         engine = self._engine if parse_specials else self._plain
-        with _spelling("encode", {"text": text}):
+        with _spelling("encode", [("text", text)]):
             return engine.encode(text, add_special_tokens=specials).ids
 
     def encode_pair(self, first: str, second: str, *, parse_specials: bool = False) -> tuple[list[int], list[int]]:
         """Return the numbers of two texts with special tokens around them, and the segment, 0 or 1, of each number."""
         engine = self._engine if parse_specials else self._plain
-        with _spelling("encode_pair", {"first": first, "second": second}):
+        with _spelling("encode_pair", [("first", first), ("second", second)]):
             encoding = engine.encode(first, second)
         return encoding.ids, encoding.type_ids
 
@@ -238,7 +237,7 @@ class Tokenizer:
         lengths: list[int] = [0]
         count = 0
         for block in text_blocks(texts):
-            with _spelling("encode_all", {f"text {number}": text for number, text in enumerate(block, start=count)}):
+            with _spelling("encode_all", ((f"text {n}", text) for n, text in enumerate(block, start=count))):
                 encodings = engine.encode_batch_fast(block, add_special_tokens=specials)
             numbers = [np.array(encoding.ids, np.int32) for encoding in encodings]
             parts.append(np.concatenate(numbers))

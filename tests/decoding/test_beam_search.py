@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -292,17 +293,50 @@ def test_runs_hold_the_likeliest(seed: int, N: int, count: int, beams: int, ties
     score = torch.randn(3, beams, generator=generator)
     if ties:
         gains, score = gains.round(), score.round()
-    made = top_candidates(score, gains, count)
+    runs = [gains[..., first : first + 64].amax(-1) for first in range(0, N, 64)]
+    made = top_candidates(score, gains, count, torch.stack(runs, -1))
     total = (score[..., None] + gains).flatten(1)
     assert torch.equal(made.score, total.topk(min(count, beams * N)).values)
     assert torch.equal(total.gather(1, made.parent * N + made.symbol), made.score)
     assert all(len(set(row)) == len(row) for row in (made.parent * N + made.symbol).tolist())
 
 
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6), N=st.sampled_from([4, 63, 64, 65, 200]), beams=st.integers(1, 3),
+    shortest=st.integers(0, 4), no_repeat=st.integers(0, 2), limit=st.integers(2, 5), unknown=st.booleans(),
+)  # fmt: skip
+def test_what_may_come_next(
+    seed: int, N: int, beams: int, shortest: int, no_repeat: int, limit: int, unknown: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    given = 5 * torch.randn(2, beams, N, generator=generator)
+    tokens = torch.randint(3, N, (2, beams, 3), generator=generator)
+    front = Beams(torch.arange(2), torch.tensor([limit, 9]), torch.zeros(2, beams), tokens)
+    options: dict[str, Any] = {"shortest": shortest, "no_repeat": no_repeat, "unknown": unknown}
+    logits, total, maxima = allowed_logits(given.clone(), front, **options)
+    torch.testing.assert_close(total, given.logsumexp(-1))
+    runs = [logits[..., first : first + 64].amax(-1) for first in range(0, N, 64)]
+    assert torch.equal(maxima, torch.stack(runs, -1))
+    for row in range(2):
+        for beam in range(beams):
+            written = tokens[row, beam, 1:].tolist()
+            barred = {PAD} | (set() if unknown else {UNKNOWN}) | ({END} if shortest > 2 else set())
+            if no_repeat:
+                runs_so_far = [written[i : i + no_repeat] for i in range(3 - no_repeat)]
+                barred |= {each[-1] for each in runs_so_far if each[:-1] == written[3 - no_repeat :]}
+            if limit == 2 and row == 0:
+                barred |= set(range(N)) - {END}
+            for symbol in range(N):
+                wanted = -math.inf if symbol in barred else float(given[row, beam, symbol])
+                assert float(logits[row, beam, symbol]) == wanted
+
+
 def test_bfloat16_logits_become_float32() -> None:
     front = Beams.first(SOURCE, LENGTHS, 1)
-    logits, total = allowed_logits(torch.zeros(5, 1, 8, dtype=torch.bfloat16), front, shortest=0, no_repeat=0)
+    logits, total, maxima = allowed_logits(torch.zeros(5, 1, 8, dtype=torch.bfloat16), front, shortest=0, no_repeat=0)
     assert logits.dtype == total.dtype == torch.float32
+    assert maxima.tolist() == [[[0.0]]] * 5
     assert (logits - total[..., None])[0, 0].tolist() == [-math.inf, *[pytest.approx(-math.log(8))] * 7]
 
 
@@ -323,11 +357,11 @@ def test_no_gradient_is_kept_and_the_mode_is_left_alone() -> None:
 class Interrupted(Tabled):
     """Is interrupted once, in its third step."""
 
-    def step(self, last: Tensor, memory: object, state: object, out: Tensor | None = None) -> object:
+    def advance(self, last: Tensor, memory: object, state: object) -> object:
         if len(self.steps) == 2:
             self.steps += [0]
             raise KeyboardInterrupt
-        return super().step(last, memory, state, out)
+        return super().advance(last, memory, state)
 
 
 def test_after_an_interrupt_all_is_as_before() -> None:

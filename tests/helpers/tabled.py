@@ -58,11 +58,14 @@ class Tabled(EncoderDecoder):
     def start(self, memory, beams):
         return Rows(torch.full((len(memory.rows) * beams,), PAD))
 
-    def step(self, last, memory, state, out=None):
+    def advance(self, last, memory, state):
         assert state.rows.numel() == last.numel()
         self.steps.append(last.numel())
         before = state.rows.view(last.shape)
         return self.table[memory.rows[:, None], before, last], Rows(last.flatten())
+
+    def logits(self, features, state=None):
+        return features.clone()
 
     def align(self, source, lengths, target):
         scores = torch.stack([look[target[:, :, None], source[:, None, :]] for look in self.looks], 1)

@@ -68,16 +68,16 @@ def test_maps_are_those_of_every_layer_and_head() -> None:
 def test_steps_project_the_memory_once() -> None:
     model = made("transformer post")
     memory = model.encode(SOURCE, LENGTHS)
-    before = [(cache.key.data_ptr(), cache.key.clone(), len(cache)) for cache in memory.caches]
+    before = [(rows.key.data_ptr(), rows.key.clone()) for rows in memory.layers]
     state = model.start(memory, 2)
     for t in range(4):
         _, state = model.step(TARGET[:, t : t + 1].expand(-1, 2), memory, state)
     assert state.time == 4
     assert [len(cache) for cache in state.caches] == [4, 4]
-    for cache, (place, key, length) in zip(memory.caches, before):
-        assert cache.key.data_ptr() == place
-        assert len(cache) == length == 6
-        assert torch.equal(cache.key, key)
+    for rows, (place, key) in zip(memory.layers, before):
+        assert rows.key.data_ptr() == place
+        assert len(rows.key) == sum(LENGTHS)
+        assert torch.equal(rows.key, key)
 
 
 def test_learned_positions_end() -> None:

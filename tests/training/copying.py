@@ -50,7 +50,7 @@ class Copier(EncoderDecoder):
     def start(self, memory, beams):
         raise NotImplementedError
 
-    def step(self, last, memory, state, out=None):
+    def advance(self, last, memory, state):
         raise NotImplementedError
 
     def align(self, source, lengths, target):

@@ -23,6 +23,9 @@ from regard.decoding.beams import (
     uniform_draws,
 )
 
+#: Logits that exist at once on a CPU: each time that some are made, all of the matrix is read that makes them.
+_AT_ONCE = 1 << 22
+
 
 @dataclass(frozen=True)
 class SearchOptions(Options):
@@ -97,20 +100,24 @@ class Hypothesis:
 class Steps(Protocol):
     """What a search steps through: an encoder–decoder, or a decoder-only model with its prompts."""
 
+    @property
+    def symbols(self) -> int:
+        """N, how many symbols there are."""
+
     def encode(self, source: Tensor, lengths: Tensor) -> Any:
         """Read the sources; the result has B rows."""
 
     def start(self, memory: Any, beams: int) -> Any:
         """Return the first state for K beams of each source, B·K rows."""
 
-    def step(self, last: Tensor, memory: Any, state: Any, out: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Return the logits (B, K, N) after the symbols ``last`` (B, K), to be changed, and the state after them.
+    def advance(self, last: Tensor, memory: Any, state: Any) -> tuple[Tensor, Any]:
+        """Return the rows (B, K, P) after the symbols ``last`` (B, K), and the state after them."""
 
-        Logits are written to ``out`` (B, K, N), if that is given.
-        """
+    def logits(self, rows: Tensor, state: Any) -> Tensor:
+        """Return the logits (..., K, N), to be changed, of rows (..., K, P) that were made with this state."""
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def search(
     model: Steps,
     source: Tensor,
@@ -164,18 +171,10 @@ def search(
     front = Beams.first(source, options.limits(lengths), width)
     ended = Finished.none(front, pool or options.n_best)
     draws = uniform_draws(source, lengths, front.limits, width, options.seed) if options.sample else None
-    room: Tensor | None = None
     for step in range(int(front.limits.max()) + 1):
-        last = front.tokens[..., -1]
-        room = None if room is None or room.shape[1] != last.shape[1] else room[: len(last)]
-        logits, state = model.step(last, memory, state, room)
-        if not torch.is_autocast_enabled(logits.device.type):
-            room = logits  # later steps have no more rows, and new memory costs as much as a pass over it
-        logits, total = allowed_logits(
-            logits, front, shortest=options.shortest, no_repeat=options.no_repeat, unknown=options.unknown
-        )
+        rows, state = model.advance(front.tokens[..., -1], memory, state)
         drawn = None if draws is None else draws[front.rows, :, step]
-        candidates = _candidates(front.score - total, logits, drawn, options)
+        candidates = _candidates(model, rows, state, front, drawn, options)
         if bool(candidates.score.isnan().any()):
             raise rejected("search", "model", "give logits that are numbers", "nan")
         ending = candidates if options.sample else candidates.first(options.beams)
@@ -196,11 +195,30 @@ def search(
     return hypotheses
 
 
-def _candidates(score: Tensor, logits: Tensor, draws: Tensor | None, options: SearchOptions) -> Candidates:
-    if draws is None:
-        return top_candidates(score, logits, 2 * options.beams)  # at most half of them end
-    temperature, top_k, top_p = options.temperature, options.top_k, options.top_p
-    return sample_candidates(score, logits, draws, temperature=temperature, top_k=top_k, top_p=top_p)
+def _candidates(
+    model: Steps, rows: Tensor, state: Any, front: Beams, draws: Tensor | None, options: SearchOptions
+) -> Candidates:
+    """Return the continuations of beams whose rows (B, K, P) a model has made, of some sources at a time."""
+    some, parts = len(rows), []
+    if rows.device.type == "cpu":
+        some = max(_AT_ONCE // (rows.shape[1] * model.symbols), 1)
+    for first in range(0, len(rows), some):
+        kept = slice(first, first + some)
+        beams = front.part(kept)
+        logits, total, maxima = allowed_logits(
+            model.logits(rows[kept], state),
+            beams,
+            shortest=options.shortest,
+            no_repeat=options.no_repeat,
+            unknown=options.unknown,
+        )
+        score = beams.score - total
+        if draws is None:
+            parts.append(top_candidates(score, logits, 2 * options.beams, maxima))  # at most half of them end
+        else:
+            how: Any = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
+            parts.append(sample_candidates(score, logits, draws[kept], **how))
+    return parts[0] if len(parts) == 1 else Candidates.joined(parts)
 
 
 def _unfinished(front: Beams, ended: Finished, options: SearchOptions) -> Tensor:

@@ -6,19 +6,20 @@ Dimensions: B sources, K beams, C candidates, N target vocabulary, t symbols so 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard._torch import is_eager
+from regard.engines.fused import decoding
 from regard.models.base import END, PAD
 from regard.text.vocabulary import UNKNOWN
 
 #: Logits are looked through in runs of so many: of most runs, the greatest is all that must be known.
 _RUN = 64
-#: Logits of a CPU whose exponentials exist at once: a second tensor of all would be new memory in every step.
-_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Candidates:
     score: Tensor
     parent: Tensor
     symbol: Tensor
+
+    @classmethod
+    def joined(cls, parts: Sequence[Candidates]) -> Candidates:
+        """Return the continuations of several groups of sources."""
+        return cls(*(torch.cat([getattr(each, name) for each in parts]) for name in ("score", "parent", "symbol")))
 
     def first(self, count: int) -> Candidates:
         return Candidates(self.score[:, :count], self.parent[:, :count], self.symbol[:, :count])
@@ -72,6 +78,9 @@ class Beams:
 
     def select(self, kept: Tensor) -> Beams:
         return Beams(self.rows[kept], self.limits[kept], self.score[kept], self.tokens[kept])
+
+    def part(self, rows: slice) -> Beams:
+        return Beams(self.rows[rows], self.limits[rows], self.score[rows], self.tokens[rows])
 
     def after(self, candidates: Candidates, beams: int | None) -> tuple[Beams, Tensor]:
         """Return the beams that the best candidates make that do not end, and their parents (B, K).
@@ -142,14 +151,15 @@ class Finished:
 
 def allowed_logits(
     logits: Tensor, front: Beams, *, shortest: int, no_repeat: int, unknown: bool = True
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the logits (B, K, N) with −inf for each symbol that may not come next, and log Σ exp of all (B, K).
 
-    The difference is a symbol's log-probability. Logits of float32 or float64 are changed where they are.
+    The difference is a symbol's log-probability. With them come the maxima (B, K, C) of runs of those logits, as
+    :func:`top_candidates` takes them. Logits of float32 or float64 are changed where they are.
     """
     written = front.tokens.shape[-1] - 1
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    total = _log_sum_exp(logits)
+    total, maxima = _sums_and_maxima(logits)
     logits[..., PAD] = -torch.inf
     if not unknown:
         logits[..., UNKNOWN : UNKNOWN + 1] = -torch.inf
@@ -165,30 +175,35 @@ def allowed_logits(
         only = torch.full_like(logits[0, 0], -torch.inf)
         only[END] = 0.0
         logits[over] += only
-    return logits, total
+    if no_repeat or bool(over.any()):
+        maxima = _maxima(logits)
+    else:
+        maxima[..., 0] = logits[..., :_RUN].amax(-1)
+    return logits, total, maxima
 
 
-def _log_sum_exp(logits: Tensor) -> Tensor:
-    """Return log Σ exp of logits (B, K, N), (B, K)."""
-    if logits.device.type != "cpu":
-        return logits.logsumexp(-1)
-    rows = logits.flatten(0, 1).split(max(_AT_ONCE // logits.shape[-1], 1))
-    return torch.cat([part.logsumexp(-1) for part in rows]).view(logits.shape[:-1])
+def _sums_and_maxima(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log Σ exp (B, K) and the maxima (B, K, C) of runs of logits (B, K, N)."""
+    if logits.device.type != "cpu" or logits.dtype not in decoding.DTYPES or not is_eager():
+        return logits.logsumexp(-1), _maxima(logits)
+    total, maxima = decoding.log_sums(logits.flatten(0, 1), _RUN)
+    return total.view(logits.shape[:2]), maxima.view(*logits.shape[:2], -1)
 
 
-def top_candidates(score: Tensor, gains: Tensor, count: int) -> Candidates:
+def _maxima(logits: Tensor) -> Tensor:
+    """Return the maxima (..., C) of runs of logits (..., N)."""
+    return F.pad(logits, (0, -logits.shape[-1] % _RUN), value=-torch.inf).unflatten(-1, (-1, _RUN)).amax(-1)
+
+
+def top_candidates(score: Tensor, gains: Tensor, count: int, maxima: Tensor) -> Candidates:
     """Return the continuations with the greatest sums of a beam's score (B, K) and a gain (B, K, N), best first.
 
-    They lie in the runs with the greatest maxima, so that few runs are ranked.
+    They lie in the runs with the greatest maxima (B, K, C), so that few runs are ranked.
     """
-    N, runs = gains.shape[-1], gains.shape[-1] // _RUN
+    N, runs = gains.shape[-1], maxima.shape[-1]
     if gains.shape[1] * runs <= count:
         best, at = (score[..., None] + gains).flatten(1).topk(min(count, gains[0].numel()))
         return Candidates(best, at // N, at % N)
-    maxima = gains[..., : runs * _RUN].unflatten(-1, (runs, _RUN)).amax(-1)
-    if N % _RUN:
-        maxima = torch.cat([maxima, gains[..., runs * _RUN :].amax(-1, keepdim=True)], -1)
-    runs = maxima.shape[-1]
     chosen = (score[..., None] + maxima).flatten(1).topk(count).indices  # (B, C)
     parent = chosen // runs
     symbol = (chosen % runs * _RUN)[..., None] + torch.arange(_RUN, device=gains.device)  # (B, C, _RUN)

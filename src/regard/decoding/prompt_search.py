@@ -137,6 +137,11 @@ class PromptDecoder:
         self.model, self.end, self.most = model, end, most
         self._started: PromptState | None = None
 
+    @property
+    def symbols(self) -> int:
+        """How many symbols there are."""
+        return self.model.config.vocabulary + FIRST
+
     def encode(self, source: Tensor, lengths: Tensor) -> Prompt:
         """Read prompts, but for their last tokens."""
         model = self.model
@@ -159,25 +164,28 @@ class PromptDecoder:
         rows = torch.arange(len(memory.last), device=memory.last.device)
         return self._started if beams == 1 else self._started.select(rows.repeat_interleave(beams))
 
-    def step(
-        self, last: Tensor, memory: Prompt, state: PromptState, out: Tensor | None = None
-    ) -> tuple[Tensor, PromptState]:
-        """Return the logits (B, K, N + 2) after the symbols ``last`` (B, K), in ``out`` where that is given."""
+    def advance(self, last: Tensor, memory: Prompt, state: PromptState) -> tuple[Tensor, PromptState]:
+        """Return the rows (B, K, E) after the symbols ``last`` (B, K), and the state after them."""
         B, K = last.shape
-        N, weight = self.model.config.vocabulary, self.model.embedding.weight
-        logits = weight.new_empty(B, K, N + FIRST) if out is None else out
-        logits.fill_(-torch.inf)
-        if state.written == self.most:
-            logits[..., END] = 0.0
-            return logits, state
+        state.written += 1
+        if state.written > self.most:  # there is nothing but the end
+            return self.model.embedding.weight.new_zeros(B, K, self.model.config.width), state
         # Where there are more beams than continuations, a beam that is none reads some token, too.
-        read = (last - FIRST).clamp(min=0) if state.written else memory.last[:, None].expand(B, K)
-        tokens = read.reshape(-1, 1)
-        own = self.model.logits(self.model.features(tokens, caches=state.caches)[:, 0]).view(B, K, N)
+        read = (last - FIRST).clamp(min=0) if state.written > 1 else memory.last[:, None].expand(B, K)
+        rows = self.model.features(read.reshape(-1, 1), caches=state.caches)
+        state.slots.finish()
+        return rows.view(B, K, -1), state
+
+    def logits(self, rows: Tensor, state: PromptState) -> Tensor:
+        """Return the logits (B, K, N + 2) of rows (B, K, E) that were made with this state."""
+        N = self.model.config.vocabulary
+        logits = rows.new_full((*rows.shape[:2], N + FIRST), -torch.inf)
+        if state.written > self.most:
+            logits[..., END] = 0.0
+            return logits
+        own = self.model.logits(rows.flatten(0, 1)).view(*rows.shape[:2], N)
         logits[..., FIRST:] = own
         if self.end:
             logits[..., END] = own[..., self.end].logsumexp(-1)
             logits[..., [FIRST + token for token in self.end]] = -torch.inf
-        state.slots.finish()
-        state.written += 1
-        return logits, state
+        return logits

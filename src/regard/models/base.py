@@ -9,11 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Protocol, Self
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from regard.nn.packed_weight import PackedWeight
 
 #: The number of padding, and the number that marks where a sequence ends (and, to a decoder, where it begins).
 PAD, END = 0, 1
@@ -29,7 +26,8 @@ class Rows(Protocol):
 class EncoderDecoder(nn.Module, ABC):
     """A model that reads a source once and writes a target symbol by symbol.
 
-    ``forward`` scores whole targets at once, for training; ``encode``, ``start`` and ``step`` write, keeping what was
+    ``forward`` scores whole targets at once, for training; ``encode``, ``start`` and ``step`` (or ``advance``, and
+    ``logits`` of as many rows as are wanted at once) write, keeping what was
     computed before. Both give the same logits to rounding. Whatever stands behind a sequence's end has no influence.
 
     Attributes
@@ -44,6 +42,12 @@ class EncoderDecoder(nn.Module, ABC):
     @abstractmethod
     def maps(self) -> tuple[str, ...]:
         """The names of the A attention maps that :meth:`align` returns."""
+
+    @property
+    def symbols(self) -> int:
+        """N, how many symbols it can write."""
+        count: int = self.config.targets
+        return count
 
     @abstractmethod
     def encode(self, source: Tensor, lengths: Tensor) -> Rows:
@@ -93,20 +97,22 @@ class EncoderDecoder(nn.Module, ABC):
         """
         return self.logits(self.features(source, lengths, target, teacher_forcing))
 
-    def logits(self, features: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return the logits (..., N) of rows (..., P), in the memory of ``out`` (..., N) where that is given."""
-        return project(features, *self.projection, out)
+    def logits(self, features: Tensor, state: Any = None) -> Tensor:  # noqa: ARG002
+        """Return the logits (..., N) of rows (..., P); a state may hold what makes that faster."""
+        return F.linear(features, *self.projection)
 
     @abstractmethod
     def start(self, memory: Any, beams: int) -> Rows:
         """Return the decoder's first state for K beams of each sequence: B·K rows, a sequence's beams together."""
 
     @abstractmethod
-    def step(self, last: Tensor, memory: Any, state: Any, out: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Return the logits (B, K, N) after the symbols ``last`` (B, K), and the state after them (B·K rows).
+    def advance(self, last: Tensor, memory: Any, state: Any) -> tuple[Tensor, Any]:
+        """Return the rows (B, K, P) after the symbols ``last`` (B, K), and the state after them (B·K rows)."""
 
-        With ``out`` (B, K, N), which gradients do not go through, the logits are written there.
-        """
+    def step(self, last: Tensor, memory: Any, state: Any) -> tuple[Tensor, Any]:
+        """Return the logits (B, K, N) after the symbols ``last`` (B, K), and the state after them (B·K rows)."""
+        features, state = self.advance(last, memory, state)
+        return self.logits(features, state), state
 
     @abstractmethod
     def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
@@ -155,11 +161,3 @@ class EncoderDecoder(nn.Module, ABC):
             Which symbols are no padding.
         """
         raise NotImplementedError(f"{type(self).__name__} draws nothing")
-
-
-def project(features: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return the logits (..., N) of rows (..., P), in the memory of ``out`` (..., N) if there is any to use."""
-    if out is None or isinstance(weight, PackedWeight):
-        return F.linear(features, weight, bias)
-    torch.addmm(bias, features.flatten(0, -2), weight.t(), out=out.flatten(0, -2))
-    return out

@@ -115,8 +115,9 @@ class TransformerCaptioner(TransformerSequenceDecoder):
         super().reset_parameters()
         self.grid.reset_parameters()
 
-    def _read(self, source: Tensor, lengths: Tensor, padding: Tensor) -> Tensor:  # noqa: ARG002
-        return self._through(self.dropout(self.grid(source)), padding)
+    def _enter(self, source: Tensor, lengths: Tensor | None) -> Tensor:  # noqa: ARG002
+        rows: Tensor = self.dropout(self.grid(source))
+        return rows
 
 
 #: By name, each with its config.

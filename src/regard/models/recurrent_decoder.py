@@ -160,9 +160,9 @@ class RecurrentDecoder(EncoderDecoder):
         rows = torch.arange(len(memory.lengths), device=memory.lengths.device)
         return memory.start.select(rows.repeat_interleave(beams))
 
-    def step(self, last: Tensor, memory: Memory, state: State, out: Tensor | None = None) -> tuple[Tensor, State]:
+    def advance(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
         features, state, _ = self._decode(last, memory, state)
-        return self.logits(features, out), state
+        return features, state
 
     def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         memory = self._encode(source, lengths, weights=True)

@@ -51,6 +51,6 @@ class TransformerEncoderDecoder(TransformerSequenceDecoder):
         self._draw_rows(self.source_embedding)
         self._draw_rows(self.source_positions)
 
-    def _read(self, source: Tensor, lengths: Tensor, padding: Tensor) -> Tensor:
+    def _enter(self, source: Tensor, lengths: Tensor | None) -> Tensor:
         embedding = self.target_embedding if self.source_embedding is None else self.source_embedding
-        return self._through(self._embed(source, embedding, self.source_positions, 0, lengths), padding)
+        return self._embed(source, embedding, self.source_positions, 0, lengths)

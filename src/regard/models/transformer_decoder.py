@@ -21,11 +21,10 @@ from regard import AuxRequest
 from regard._errors import rejected
 from regard.models._parts import Output, check_probability, find_map, scheduled_sampling
 from regard.models.attending import scorer
-from regard.models.base import EncoderDecoder, project
+from regard.models.base import EncoderDecoder
 from regard.models.transformer_config import TransformerConfig
 from regard.nn import (
     BeamCache,
-    KVCache,
     LearnedPositions,
     MultiheadAttention,
     Rotary,
@@ -34,11 +33,14 @@ from regard.nn import (
     TransformerEncoderLayer,
 )
 from regard.nn._base import cleared
-from regard.nn.beam_cache import continued
+from regard.nn.beam_cache import KeyRows
 from regard.nn.packed_weight import PackedWeight, can_pack
+from regard.nn.row_attention import among, can_attend_among, read, remember
 
 #: Sources that are read at once, of similar lengths.
 _ALIKE = 16
+#: Steps that positions are made for at once.
+_STEPS = 64
 
 
 @dataclass(frozen=True)
@@ -47,18 +49,15 @@ class Memory:
 
     Attributes
     ----------
-    padding : Tensor (B, S)
-        −inf for steps that are padding, else 0: a matrix is what torch's kernel takes for few queries.
-    caches : tuple of KVCache
+    layers : tuple of KeyRows
         The keys and values that each layer of the decoder makes of the encoder's rows, projected once.
     """
 
-    padding: Tensor
-    caches: tuple[KVCache, ...]
+    layers: tuple[KeyRows, ...]
 
     def select(self, rows: Tensor) -> Memory:
         """Return these rows in this order."""
-        return Memory(self.padding.index_select(0, rows), tuple(_rows(each, rows) for each in self.caches))
+        return Memory(tuple(each.select(rows) for each in self.layers))
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class State:
 
     Attributes
     ----------
-    caches : tuple of BeamCache or KVCache
+    caches : tuple of BeamCache
         The keys and values of the steps so far, for each layer. They may hold later steps, too: those of a state that
         was made of this one.
     time : int
@@ -76,27 +75,28 @@ class State:
         Which rows of the caches these are; None for all.
     weight : Tensor (N, E), optional
         The matrix that scores the vocabulary, laid out for the processor.
+    waves : Tensor (steps, E), optional
+        Sinusoidal positions of so many steps: each is asked for in every search.
     """
 
-    caches: tuple[BeamCache | KVCache, ...]
+    caches: tuple[BeamCache, ...]
     time: int = 0
     rows: Tensor | None = None
     weight: Tensor | None = None
+    waves: Tensor | None = None
 
     def select(self, rows: Tensor) -> State:
         """Return these rows in this order."""
         return replace(self, rows=rows if self.rows is None else self.rows[rows])
 
-    def continued(self, sequences: int) -> tuple[BeamCache | KVCache, ...]:
-        """Return the caches of these rows, the beams of so many sequences, to which the next step may be appended."""
-        return tuple(
-            continued(each, self.time, self.rows, sequences)
-            if isinstance(each, BeamCache)
-            else _first(each, self.time)
-            if self.rows is None
-            else _rows(_first(each, self.time), self.rows)
-            for each in self.caches
-        )
+    def continued(self) -> tuple[BeamCache, ...]:
+        """Return the caches of these rows, to which the next step may be appended; the state's own stay as they are."""
+        twins = tuple(copy.copy(each) for each in self.caches)
+        for each in twins:
+            each.truncate(self.time)
+            if self.rows is not None:
+                each.reorder(self.rows)
+        return twins
 
 
 class TransformerSequenceDecoder(EncoderDecoder):
@@ -176,11 +176,12 @@ class TransformerSequenceDecoder(EncoderDecoder):
             nn.init.normal_(rows.weight, std=self.config.width**-0.5)
 
     @abstractmethod
+    def _enter(self, source: Tensor, lengths: Tensor | None) -> Tensor:
+        """Return the rows (I, S, E) that enter the encoder's layers; with lengths, finite ones behind the ends."""
+
     def _read(self, source: Tensor, lengths: Tensor, padding: Tensor) -> Tensor:
         """Return the rows (I, S, E) that are attended to; ``padding`` (I, S) hides what is padding."""
-
-    def _through(self, x: Tensor, padding: Tensor) -> Tensor:
-        """Return what the encoder's layers make of rows (I, S, E)."""
+        x = self._enter(source, lengths)
         for layer in self.encoder:
             x = layer(x, src_key_padding_mask=padding)
         rows: Tensor = self.encoder_norm(x)
@@ -192,14 +193,9 @@ class TransformerSequenceDecoder(EncoderDecoder):
         return tuple(f"layer {layer} head {head}" for layer in layers for head in heads)
 
     def encode(self, source: Tensor, lengths: Tensor) -> Memory:
-        behind = _behind(source, lengths)
-        padding = torch.zeros(behind.shape, device=behind.device).masked_fill_(behind, -torch.inf)
-        states, caches = self._read_alike(source, lengths, padding), []
-        for layer in self.decoder:
-            caches.append(KVCache())
-            # No query asks; the keys and values go into the cache.
-            self._attend(layer, states[:, :0], states, padding, cache=caches[-1])
-        return Memory(padding, tuple(caches))
+        rows = self._read_rows(source, lengths)
+        layers = [each for each in self.decoder if isinstance(each, TransformerDecoderLayer)]
+        return Memory(tuple(remember(each.multihead_attn, rows, lengths) for each in layers))
 
     @property
     def projection(self) -> tuple[Tensor, Tensor]:
@@ -215,7 +211,7 @@ class TransformerSequenceDecoder(EncoderDecoder):
             memory = memory.select(rows.repeat_interleave(len(target) // len(lengths)))
         state, last, steps = self.start(memory, 1), target[:, :1], []
         for t in range(1, target.shape[1] + 1):
-            features, state = self._advance(last, memory, state)  # (B, 1, E)
+            features, state = self.advance(last, memory, state)  # (B, 1, E)
             steps.append(features)
             last = target[:, t : t + 1]  # (B, 1); none after the last step
             last = scheduled_sampling(last, self.logits(features.detach()), share) if last.numel() else last
@@ -232,38 +228,47 @@ class TransformerSequenceDecoder(EncoderDecoder):
         return features, maps[0][:, head]
 
     def start(self, memory: Memory, beams: int) -> State:  # noqa: ARG002
-        # Where a score goes by the places of keys, each row has its own.
-        kind = KVCache if self.config.score == "location" else BeamCache
         weight, _ = self.projection
         packs = can_pack(weight) and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
-        return State(tuple(kind() for _ in self.decoder), weight=PackedWeight.of(weight) if packs else None)
+        return State(tuple(BeamCache() for _ in self.decoder), weight=PackedWeight.of(weight) if packs else None)
 
-    def step(self, last: Tensor, memory: Memory, state: State, out: Tensor | None = None) -> tuple[Tensor, State]:
-        features, state = self._advance(last, memory, state)
+    def logits(self, features: Tensor, state: State | None = None) -> Tensor:
         weight, bias = self.projection
-        return project(features, weight if state.weight is None else state.weight, bias, out), state
+        return F.linear(features, weight if state is None or state.weight is None else state.weight, bias)
 
     def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         maps: list[Tensor] = []
         self._write(source, lengths, target, maps, range(self.config.decoder_layers))
         return torch.cat(maps, 1)  # (B, layers · H, T, S)
 
-    def _advance(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
-        """Return the rows (B, K, E) after the symbols ``last`` (B, K), and the state after them."""
+    def advance(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
         B, K = last.shape
-        caches = state.continued(B)
-        x = self._embed(last.reshape(B * K, 1), self.target_embedding, self.target_positions, state.time)  # (B·K, 1, E)
-        padding = memory.padding[:, None, None]
-        for layer, own, other in zip(self.decoder, caches, memory.caches):
+        caches = state.continued()
+        x, waves = self._embed_step(last.reshape(B * K, 1), state)  # (B·K, 1, E)
+        for layer, own, other in zip(self.decoder, caches, memory.layers):
 
-            def read(y: Tensor, layer: nn.Module = layer, other: KVCache = other) -> Tensor:
+            def look(y: Tensor, layer: nn.Module = layer, other: KeyRows = other) -> Tensor:
                 assert isinstance(layer, TransformerDecoderLayer)
                 beams = y.view(B, K, -1)  # beams of a sequence are so many queries to one memory
-                return layer.multihead_attn.read(beams, other, padding).view(B * K, 1, -1)
+                return read(layer.multihead_attn, beams, other).view(B * K, 1, -1)
 
-            x = self._decode(layer, x, read, own)
+            x = self._decode(layer, x, look, own)
         x = self.decoder_norm(x).view(B, K, -1)  # (B, K, E)
-        return x, replace(state, caches=caches, time=state.time + 1, rows=None)
+        return x, replace(state, caches=caches, time=state.time + 1, rows=None, waves=waves)
+
+    def _read_rows(self, source: Tensor, lengths: Tensor) -> Tensor:
+        """Return the rows (N, E) of all sources that are attended to, one after the other."""
+        behind = _behind(source, lengths)
+        layers = [each for each in self.encoder if isinstance(each, TransformerEncoderLayer)]
+        if not all(can_attend_among(each.self_attn, self.target_embedding.weight) for each in layers):
+            padding = torch.zeros(behind.shape, device=behind.device).masked_fill_(behind, -torch.inf)
+            return self._read_alike(source, lengths, padding)[~behind]
+        x = self._enter(source, None)[~behind]
+        which = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
+        for layer in layers:
+            x = layer._step(x, 1, lambda y, layer=layer: among(layer.self_attn, y, lengths, which))
+            x = layer._step(x, 2, layer._feed_forward)
+        return self.encoder_norm(x)
 
     def _read_alike(self, source: Tensor, lengths: Tensor, padding: Tensor) -> Tensor:
         """Return :meth:`_read`, for few sources of similar lengths at a time: a processor reads the less padding."""
@@ -284,7 +289,7 @@ class TransformerSequenceDecoder(EncoderDecoder):
         x = self._embed(target, self.target_embedding, self.target_positions, 0)  # (B, T, E)
         for number, layer in enumerate(self.decoder):
 
-            def read(y: Tensor, layer: nn.Module = layer, asked: bool = number in layers) -> Tensor:
+            def look(y: Tensor, layer: nn.Module = layer, asked: bool = number in layers) -> Tensor:
                 request = AuxRequest(weights=True) if asked else None
                 # The targets of a source are so many more queries to its rows.
                 made, aux = self._attend(layer, y.view(len(states), -1, E), states, behind, return_aux=request)
@@ -293,7 +298,7 @@ class TransformerSequenceDecoder(EncoderDecoder):
                     maps.append(weights.transpose(1, 2).flatten(0, 1))
                 return made.view(B, T, E)
 
-            x = self._decode(layer, x, read, None)
+            x = self._decode(layer, x, look, None)
         return self.decoder_norm(x)
 
     def _embed(
@@ -302,6 +307,16 @@ class TransformerSequenceDecoder(EncoderDecoder):
         """Return the rows (B, L, E) of symbols (B, L), the first of which stands at ``offset``."""
         rows = cleared(embedding(symbols), lengths) * math.sqrt(self.config.width)
         return self.dropout(rows if positions is None else positions(rows, offset))
+
+    def _embed_step(self, symbols: Tensor, state: State) -> tuple[Tensor, Tensor | None]:
+        """Return the rows (R, 1, E) of a step's symbols (R, 1), and the waves that are known from now on."""
+        positions, waves = self.target_positions, state.waves
+        if not isinstance(positions, SinusoidalPositions):
+            return self._embed(symbols, self.target_embedding, positions, state.time), None
+        rows = self.target_embedding(symbols) * math.sqrt(self.config.width)
+        if waves is None or state.time >= len(waves):
+            waves = positions.encoding(2 * state.time + _STEPS, device=rows.device, dtype=rows.dtype)
+        return self.dropout(rows + waves[state.time]), waves
 
     def _decode(self, layer: nn.Module, x: Tensor, read: Callable[[Tensor], Tensor], cache: Any) -> Tensor:
         """Return what a layer makes of rows (B, L, E), where ``read`` is its attention to the source."""
@@ -320,19 +335,3 @@ class TransformerSequenceDecoder(EncoderDecoder):
 def _behind(source: Tensor, lengths: Tensor) -> Tensor:
     """Return which steps of sources (B, S) are padding."""
     return torch.arange(source.shape[1], device=source.device) >= lengths[:, None]
-
-
-def _rows(cache: KVCache, rows: Tensor) -> KVCache:
-    """Return a cache of these rows in this order."""
-    twin = copy.copy(cache)
-    twin.reorder(rows)
-    return twin
-
-
-def _first(cache: KVCache, time: int) -> KVCache:
-    """Return the cache of the first steps: itself where it has no others, else a copy, as the others are in use."""
-    if len(cache) == time:
-        return cache
-    twin = copy.copy(cache)
-    twin.truncate(time)
-    return _rows(twin, torch.arange(len(cache.key), device=cache.key.device))

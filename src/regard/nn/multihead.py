@@ -25,6 +25,7 @@ from regard.nn._parts import PartLayer, current
 from regard.nn._scored import ScoredAttention
 from regard.nn.beam_cache import BeamCache
 from regard.nn.kv_cache import KVCache
+from regard.nn.row_attention import read_beams
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
 
@@ -209,7 +210,7 @@ class MultiheadAttention(PartLayer):
             Also hide keys after the query; both are counted from the start, queries after the steps in the cache.
         cache : KVCache or BeamCache, optional
             Holds the keys and values of earlier steps. These come first, and masks speak of all S. A BeamCache knows
-            itself what a row sees: with it come no masks.
+            itself what a row sees: with it come no masks, and no weights are told.
         return_aux : AuxRequest, optional
             What to tell instead of the weights, head by head.
 
@@ -244,11 +245,15 @@ class MultiheadAttention(PartLayer):
         if self.rotary is not None:
             q, k = self.rotary(q, start), self.rotary(k, start)
         if isinstance(cache, BeamCache):
-            if key_padding_mask is not None or attn_mask is not None:
-                raise rejected(type(self).__name__, "cache", "be a KVCache where there are masks", "a BeamCache")
-            k, v, mask = cache.append(k, v)
-            q = cache.fold(q)
-        elif cache is not None:
+            told = need_weights or return_aux is not None or self._extends
+            if told or L > 1 or key_padding_mask is not None or attn_mask is not None:
+                expected = "be a KVCache where there are masks, several steps, or weights to tell"
+                raise rejected(type(self).__name__, "cache", expected, "a BeamCache")
+            output = read_beams(self, q[:, :, 0], k[:, :, 0], v[:, :, 0], cache)[:, None]
+            if not batched:
+                return output[0], None
+            return output if self.batch_first else output.transpose(0, 1), None
+        if cache is not None:
             k, v = cache.append(k, v)
         if self._extends:
             k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
@@ -258,36 +263,12 @@ class MultiheadAttention(PartLayer):
             if cache is not None:  # a call that failed has not been: it may be tried again
                 cache.truncate(start)
             raise
-        output = cache.unfold(output) if isinstance(cache, BeamCache) else output
         output = self.out_proj(output.transpose(1, 2).flatten(2))
         if isinstance(extra, Tensor):
             extra = (extra.mean(1) if average_attn_weights else extra).to(output.dtype)
         if not batched:
             return output.squeeze(0), extra.squeeze(0) if isinstance(extra, Tensor) else unbatched(extra)
         return output if self.batch_first else output.transpose(0, 1), extra
-
-    def read(self, query: Tensor, cache: KVCache, attn_mask: MaskLike | None = None) -> Tensor:
-        """Return what rows read of the keys and values that a cache holds, which gets no others.
-
-        Parameters
-        ----------
-        query : Tensor (B, L, E)
-        cache : KVCache
-            Of B sequences with S steps, which ``forward`` has filled.
-        attn_mask : Tensor, Mask or callable, optional
-            As :func:`regard.attention` takes it: True shows.
-
-        Returns
-        -------
-        Tensor (B, L, E)
-        """
-        E = self.embed_dim
-        weight = self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight[:E]
-        assert weight is not None
-        rows = F.linear(query, weight, None if self.in_proj_bias is None else self.in_proj_bias[:E])
-        q = rows.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-        output, _ = self._attend(q, cache.key, cache.value, attn_mask, False, None)
-        return self.out_proj(output.transpose(1, 2).flatten(2))
 
     def _is_usual(self, x: Any) -> bool:
         """Whether a tensor is (B, N, E) and one product makes queries, keys and values of it."""

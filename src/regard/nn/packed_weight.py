@@ -114,9 +114,10 @@ def _linear(input: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> 
         raise RuntimeError("a packed weight is for decoding, without gradients: use torch.no_grad()")
     if not input.numel():
         return input.new_zeros(*input.shape[:-1], weight.shape[0])
-    rows = input.detach().float().reshape(-1, input.shape[-1])
-    made = weight._kind.product(rows, None if bias is None else bias.detach())
-    return made.view(*input.shape[:-1], -1).to(input.dtype)
+    rows = input.detach().float() if input.dtype != torch.float32 or input.requires_grad else input
+    made = weight._kind.product(rows.reshape(-1, input.shape[-1]), bias)
+    made = made.view(*input.shape[:-1], -1)
+    return made if input.dtype == torch.float32 else made.to(input.dtype)
 
 
 class _Float32:

@@ -84,11 +84,18 @@ class _Layer(nn.Module, ABC):
 
     def _step(self, x: Tensor, number: int, block: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the sum of x and what a block makes of it, normalized before or after."""
-        norm, dropout = getattr(self, f"norm{number}"), getattr(self, f"dropout{number}")
-        return x + dropout(block(norm(x))) if self.norm_first else norm(x + dropout(block(x)))
+        norm = self._modules[f"norm{number}"]
+        assert norm is not None
+        made = block(norm(x)) if self.norm_first else block(x)
+        if self.training:
+            made = getattr(self, f"dropout{number}")(made)
+        total = x + made
+        return total if self.norm_first else norm(total)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        return self.linear2(self.dropout(self.activation(self.linear1(x))))
+        hidden = self.activation(self.linear1(x))
+        made: Tensor = self.linear2(self.dropout(hidden) if self.training else hidden)
+        return made
 
     def _clean(self, x: Tensor, padding: Any) -> Tensor:
         """Return the sequences with 0 for what is not finite in padding, which residual sums would carry on."""

@@ -1,0 +1,115 @@
+"""Multi-head attention to rows that tables name: of beams to their steps, and of steps to sequences without padding.
+
+Dimensions: B sequences, N their steps together, L queries of each, R queries, E width, H heads, D width of a head.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard._attention import attention
+from regard._torch import is_eager
+from regard.nn.beam_cache import BeamCache, KeyRows, readable
+
+if TYPE_CHECKING:
+    from regard.nn.multihead import MultiheadAttention
+
+#: The function itself, where nobody looks for it to replace it.
+_ATTENTION = (attention,)
+
+
+def remember(layer: MultiheadAttention, states: Tensor, lengths: Tensor) -> KeyRows:
+    """Return a layer's keys and values of sequences, to be read by :func:`read`.
+
+    Parameters
+    ----------
+    layer : MultiheadAttention
+    states : Tensor (N, E)
+        The steps of B sequences, one after the other.
+    lengths : Tensor (B,) of int64
+        How many each has, at least 1.
+    """
+    E, width = layer.embed_dim, layer.num_kv_heads * layer.head_dim
+    bias = None if layer.in_proj_bias is None else layer.in_proj_bias[E:]
+    if layer.in_proj_weight is not None:
+        both = F.linear(states, layer.in_proj_weight[E:], bias)
+    else:
+        biases = [None, None] if bias is None else bias.split(width)
+        weights = layer.k_proj_weight, layer.v_proj_weight
+        both = torch.cat([F.linear(states, w, b) for w, b in zip(weights, biases) if w is not None], -1)
+    key, value = readable(both).unflatten(-1, (2, layer.num_kv_heads, layer.head_dim)).unbind(1)
+    return KeyRows.of(key, value, lengths)
+
+
+def read(layer: MultiheadAttention, query: Tensor, rows: KeyRows) -> Tensor:
+    """Return what queries (B, L, E) read of the keys and values of B sequences, as the layer's output."""
+    (B, L, E), bias = query.shape, layer.in_proj_bias
+    weight = layer.q_proj_weight if layer.in_proj_weight is None else layer.in_proj_weight[:E]
+    assert weight is not None
+    q = F.linear(query, weight, None if bias is None else bias[:E])
+    output: Tensor = layer.out_proj(_read(layer, q.view(B * L, layer.num_heads, layer.head_dim), rows).view(B, L, E))
+    return output
+
+
+def among(layer: MultiheadAttention, states: Tensor, lengths: Tensor, which: Tensor) -> Tensor:
+    """Return what the steps of sequences read of each other, (N, E), where :func:`can_attend_among`.
+
+    Parameters
+    ----------
+    layer : MultiheadAttention
+    states : Tensor (N, E)
+        The steps of B sequences, one after the other.
+    lengths : Tensor (B,) of int64
+        How many each has.
+    which : Tensor (N,) of int64
+        Which sequence each belongs to.
+    """
+    assert layer.in_proj_weight is not None
+    rows = readable(F.linear(states, layer.in_proj_weight, layer.in_proj_bias))
+    q, k, v = rows.view(len(rows), 3, layer.num_heads, layer.head_dim).unbind(1)
+    output: Tensor = layer.out_proj(KeyRows.of(k, v, lengths).read(q, which).flatten(1))
+    return output
+
+
+def can_attend_among(layer: MultiheadAttention, like: Tensor) -> bool:
+    """Whether :func:`among` can be used, on a tensor's device."""
+    usual = layer.in_proj_weight is not None and layer.rotary is None and not layer._extends
+    return usual and _is_kernels(layer, like)
+
+
+def read_beams(layer: MultiheadAttention, q: Tensor, k: Tensor, v: Tensor, cache: BeamCache) -> Tensor:
+    """Append a step's keys and values (R, G, D) of beams, and return the layer's output (R, E) for queries (R, H, D).
+
+    A call that fails leaves the cache as it was: it may be tried again.
+    """
+    cache.append(k, v)
+    try:
+        output: Tensor = layer.out_proj(_read(layer, q, cache.rows).flatten(1))
+    except BaseException:
+        cache.truncate(len(cache) - 1)
+        raise
+    return output
+
+
+def _read(layer: MultiheadAttention, q: Tensor, rows: KeyRows) -> Tensor:
+    """Return the heads' outputs (R, H, D) of queries (R, H, D); those that see the same rows stand together."""
+    if _is_kernels(layer, q):
+        return rows.read(q)
+    k, v, mask = rows.gathered
+    queries = q.unflatten(0, (len(k), -1)).transpose(1, 2)
+    output, _ = layer._attend(queries, k.to(q.dtype), v.to(q.dtype), mask, False, None)
+    return output.transpose(1, 2).flatten(0, 1)
+
+
+def _is_kernels(layer: MultiheadAttention, like: Tensor) -> bool:
+    """Whether a kernel of rows computes what a layer does: on the CPU, without gradients, while nobody looks on.
+
+    Somebody who watches attention has put a function in the place of ours, which is to see the call.
+    """
+    usual = layer.score is None and layer.normalizer == "softmax" and layer.engine == "auto"
+    alone = attention is _ATTENTION[0] and not (layer.training and layer.dropout) and not torch.is_grad_enabled()
+    return usual and alone and like.device.type == "cpu" and is_eager()

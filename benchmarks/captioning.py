@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,11 +44,23 @@ from regard.vision.encoders import EFFICIENTNETS, efficientnet_file, open_encode
 from regard.vision.features import Features, write_features
 
 RESULTS = ROOT / "benchmarks" / "results" / "captioning.json"
-#: Recipes, what they are called, and BLEU-4 that was asked for and published for the like.
+
+
+class Model(NamedTuple):
+    """What a recipe trains: its title, the model that it begins with, and the BLEU-4 that was asked for."""
+
+    title: str
+    start: str = ""
+    asked: float | None = None
+
+
 MODELS = {
-    "soft": ("soft attention", 22.0, "19.5 (Xu 2015)"),
-    "hard": ("hard attention", 22.0, "21.3 (Xu 2015)"),
-    "transformer": ("Transformer decoder", 23.0, "none"),
+    "soft": Model("soft attention"),
+    "soft-rewards": Model("soft attention, from scores", "soft", 22.0),
+    "hard": Model("hard attention", "soft"),
+    "hard-rewards": Model("hard attention, from scores", "hard", 22.0),
+    "transformer": Model("Transformer decoder"),
+    "transformer-rewards": Model("Transformer decoder, from scores", "transformer", 23.0),
 }
 #: The search that validation chose among 3, 5 and 8 beams and penalties of 0.6, 1 and 1.4.
 SEARCH = SearchOptions(beams=5, length_penalty=1.0, longest=40)
@@ -83,17 +95,21 @@ class Bench:
         words = ["regard", "train", "captioner", "--data", "train.tsv.gz", "--valid", "valid.tsv.gz"]
         words += ["--images", "images.tar", "--features", self.features.name]
         words += ["--options", f"recipes/captions-{name}.toml", "--out", f"captions-{name}"]
-        return [*words, "--start", "captions-soft"] if name == "hard" else words
+        start = MODELS[name].start
+        return [*words, "--start", f"captions-{start}"] if start else words
 
     def model(self, name: str) -> Captioner:
         """Return a captioner, which is trained where it is not there."""
         folder = self.runs / f"captions-{name}"
         if not (folder / "config.json").exists():
-            if name == "hard":
-                self.model("soft")
+            start = MODELS[name].start
+            if start:
+                self.model(start)
             files = {each: str(self.data / each) for each in ("train.tsv.gz", "valid.tsv.gz", "images.tar")}
             files |= {f"recipes/captions-{name}.toml": str(ROOT / "recipes" / f"captions-{name}.toml")}
-            files |= {each: str(self.runs / each) for each in (self.features.name, f"captions-{name}", "captions-soft")}
+            files |= {
+                each: str(self.runs / each) for each in (self.features.name, f"captions-{name}", f"captions-{start}")
+            }
             words = [files.get(word, word) for word in self.command(name)[1:]]
             resumed = [*words[:2], "--out", str(folder), "--resume"] if (folder / "checkpoints").exists() else words
             subprocess.run([sys.executable, "-m", "regard", *resumed], check=True)
@@ -192,6 +208,7 @@ def scored(written: list[str], references: list[list[str]]) -> dict[str, float]:
         scores["meteor"] = 100 * Meteor().compute_score(theirs, ours)[0]
     except (ImportError, OSError) as error:
         print(f"METEOR is left out: {error}", file=sys.stderr)
+    scores["words"] = statistics.mean(len(caption_words(text)) for text in written)
     return {name: round(value, 2) for name, value in scores.items()}
 
 
@@ -244,7 +261,9 @@ def looks(bench: Bench) -> None:
                 if some:
                     words = tuple(each.text for each in made.words)
                     shape = (captioner.encoder.rows, captioner.encoder.cols)
-                    drawn[image] = LookedAt(pixels, words, word_weights(made), shape, made.text, name == "hard")
+                    drawn[image] = LookedAt(
+                        pixels, words, word_weights(made), shape, made.text, name.startswith("hard")
+                    )
                 if len(drawn) == LOOKED:
                     break
             worst = sorted(found, key=lambda each: each.on_it - each.mean)[:10]
@@ -276,7 +295,7 @@ def judged(found: list[Look]) -> dict[str, Any]:
 
 
 COLUMNS = {"bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLEU-3", "bleu4": "BLEU-4", "meteor": "METEOR",
-           "rouge": "ROUGE-L", "cider": "CIDEr-D", "chrf": "chrF2"}  # fmt: skip
+           "rouge": "ROUGE-L", "cider": "CIDEr-D", "chrf": "chrF2", "words": "words"}  # fmt: skip
 
 
 def table(results: dict[str, Any]) -> str:
@@ -285,13 +304,16 @@ def table(results: dict[str, Any]) -> str:
         "| captions of | asked | " + " | ".join(COLUMNS.values()) + " |",
         "| --- | ---: |" + " ---: |" * len(COLUMNS),
     ]
-    rows = {name: (title, f"BLEU-4 ≥ {asked:g}") for name, (title, asked, _) in MODELS.items()}
+    rows = {
+        name: (model.title, "" if model.asked is None else f"BLEU-4 ≥ {model.asked:g}")
+        for name, model in MODELS.items()
+    }
     rows |= {"human": ("a person, against the other four", ""), "random": ("other images, drawn at random", "")}
     for name, (title, asked) in rows.items():
         if f"scores {name}" in results:
             found = results[f"scores {name}"]["scores"]
             cells = [f"{found.get(each, '–')}" for each in COLUMNS]
-            if name in MODELS and found["bleu4"] < MODELS[name][1]:
+            if name in MODELS and found["bleu4"] < (MODELS[name].asked or 0):
                 cells[list(COLUMNS).index("bleu4")] += " (missed)"
             lines.append(f"| {title} | {asked} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -301,11 +323,12 @@ def looked(results: dict[str, Any]) -> str:
     """Return the table of where words looked."""
     lines = ["| model | words | count | attention on the named thing | mean word | words above the mean | "
              "log p falls without attended places | without others |", "| --- | --- |" + " ---: |" * 6]  # fmt: skip
-    for name, (title, *_) in MODELS.items():
+    for name, model in MODELS.items():
         for kind in ("colour", "object"):
             each = results.get(f"looks {name}", {}).get(kind)
             if each:
-                lines.append(f"| {title} | {kind} | {each['words']} | {each['on it']:.3f} | {each['mean word']:.3f} | "
+                lines.append(f"| {model.title} | {kind} | {each['words']} | {each['on it']:.3f} | "
+                             f"{each['mean word']:.3f} | "
                              f"{each['more than the mean word']:.0%} | {each['falls without attended']:.2f} | "
                              f"{each['falls without others']:.2f} |")  # fmt: skip
     return "\n".join(lines)
@@ -325,11 +348,12 @@ def costs(results: dict[str, Any]) -> str:
             f"{each['ratio']:g} times the {rates['plain']:g} of a plain PyTorch implementation of Xu 2015 on the same "
             f"features (≥ 1.5 asked; rounds from {ratios[0]:g} to {ratios[-1]:g})."
         )
-    for name, (title, *_) in MODELS.items():
+    for name, model in MODELS.items():
         if each := results.get(f"scores {name}"):
             lines.append(
-                f"- {title}: {each['parameters']:,} parameters, {each['steps']:,} steps in {each['minutes']:g} minutes "
-                f"on a busy machine, seed {each['seed']}, {each['search']}: `{each['command']}`"
+                f"- {model.title}: {each['parameters']:,} parameters, {each['steps']:,} steps in "
+                f"{each['minutes']:g} minutes on a busy machine, seed {each['seed']}, "
+                f"{each['search']}: `{each['command']}`"
             )
     return "\n".join(lines)
 

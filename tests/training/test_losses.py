@@ -23,11 +23,11 @@ def made(seed: int, B: int = 3, T: int = 5, P: int = 4, N: int = 7, dtype: torch
     return features, weight, bias, torch.randint(0, N, (B, T), generator=generator)
 
 
-def written_out(features, weight, bias, target, smoothing):
+def written_out(features, weight, bias, target, smoothing, scale=1.0):
     logs = (features.double() @ weight.double().t() + bias.double()).log_softmax(-1)
     picked = logs.gather(-1, target[..., None])[..., 0]
     real = (target != 0).double()
-    loss = -(((1 - smoothing) * picked + smoothing * logs.mean(-1)) * real).sum() / real.sum().clamp(min=1)
+    loss = -(((1 - smoothing) * picked + smoothing * logs.mean(-1)) * real * scale).sum() / real.sum().clamp(min=1)
     return loss, picked * real
 
 
@@ -138,3 +138,29 @@ def test_products_have_few_shapes():
             some[:real] = 7
             cross_entropy(features, (weight, bias), some.view_as(target), 0.1)
     assert 0 < len(Products.shapes) <= 3 * 320 / 32
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.integers(0, 99), st.sampled_from([0.0, 0.3]), st.sampled_from([1, 20, 1 << 20]))
+def test_symbols_count_by_their_weights(seed, smoothing, at_once):
+    *parts, target = made(seed)
+    scale = torch.randn(target.shape, generator=torch.Generator().manual_seed(seed))
+    scale[0, 0] = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(losses._LOGITS, "cpu", at_once)
+        features, weight, bias = parts
+        loss, likely = cross_entropy(features, (weight, bias), target, smoothing, weight=scale)
+        found = torch.autograd.grad(loss, parts)
+    expected, logs = written_out(*parts, target, smoothing, scale.double())
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(likely, logs.detach())
+    for ours, theirs in zip(found, torch.autograd.grad(expected, parts)):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_weights_are_one_for_each_symbol():
+    *parts, target = made(0)
+    with pytest.raises(
+        ValueError, match=r"cross_entropy: weight must have the shape \(3, 5\) of the target, got \(3,\)"
+    ):
+        cross_entropy(parts[0], tuple(parts[1:]), target, weight=torch.ones(3))

@@ -4,13 +4,18 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pycocoevalcap.bleu.bleu import Bleu
 from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge
 
-from regard.vision.caption_metrics import bleu_scores, caption_scores, caption_words, cider_d, rouge_l
+from regard.models.base import END
+from regard.text.ragged import pad
+from regard.text.subwords import SubwordVocabulary
+from regard.vision.caption_metrics import CiderD, bleu_scores, caption_scores, caption_words, cider_d, rouge_l
+from regard.vision.caption_rewards import CaptionReward
 
 WORDS = ["a", "dog", "cat", "man", "red", "ball", "runs", "sits", "in", "the", "snow", "on", "grass", "with"]
 CAPTION = st.lists(st.sampled_from(WORDS), min_size=1, max_size=12)
@@ -65,3 +70,31 @@ def test_nothing_is_refused() -> None:
         caption_scores([], [["a"]])
     assert rouge_l([], [["a"]]) == 0
     assert cider_d([[]], [[["a", "b"]]]).tolist() == [0.0]
+
+
+@given(CORPUS)
+def test_captions_of_any_image_have_the_frequencies_of_all(
+    corpus: list[tuple[list[str], list[list[str]]]],
+) -> None:
+    metric = CiderD([right for _, right in corpus])
+    whole = cider_d([mine for mine, _ in corpus], [right for _, right in corpus])
+    for image, (mine, _) in reversed(list(enumerate(corpus))):
+        assert metric(image, mine) == whole[image]
+
+
+def test_what_captions_earn() -> None:
+    references = [["a dog runs in the snow", "a brown dog in snow"], ["two cats sleep"], ["a man with a red ball"]]
+    vocabulary = SubwordVocabulary.train([text for each in references for text in each], "characters")
+    texts = [["a dog runs in the snow", "two cats"], ["a man", ""]]  # of the first image, and of the last
+    numbers = [[*vocabulary.encode(text), END] for each in texts for text in each]
+    written = pad(numbers)[0]
+    metric, words = CiderD([[one.split() for one in each] for each in references]), [t for each in texts for t in each]
+    wanted = torch.tensor([metric(image, text.split()) for image, text in zip([0, 0, 2, 2], words)]).view(2, 2)
+    rows = torch.tensor([0, 2])
+    torch.testing.assert_close(CaptionReward(references, vocabulary)(written, rows), wanted)
+    bleu = CaptionReward(references, vocabulary, cider=0.0, bleu=2.0)(written, rows)
+    assert bleu[0, 0] == pytest.approx(2.0)
+    assert bleu[0, 1] < bleu[1, 0] < 1.0
+    assert bleu[1, 1] == 0
+    both = CaptionReward(references, vocabulary, cider=1.0, bleu=2.0)(written, rows)
+    torch.testing.assert_close(both, wanted + bleu)

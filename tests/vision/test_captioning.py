@@ -250,3 +250,42 @@ def test_a_damaged_folder_is_told(data: Path, tmp_path: Path) -> None:
         (out / "config.json").write_text(config.replace(right, wrong))
         with pytest.raises(ModelFileError, match=message):
             Captioner.load(out)
+
+
+@pytest.mark.parametrize("hard", ["none", "reinforce"])
+def test_scores_are_learned_from(data: Path, tmp_path: Path, frozen: None, hard: str) -> None:
+    first = options(data, training={"epochs": 2.0, "validate_every": 8})
+    Captioning(first, tmp_path / "first", quiet).train()
+    asked = options(
+        data, start=str(tmp_path / "first"), model=SMALL | {"hard": hard},
+        reward={"cider": 1.0, "bleu": 0.5, "draws": 3, "temperature": 0.7},
+        training={"epochs": 6.0, "validate_every": 100, "learning_rate": 0.003, "save_every": 4},
+    )  # fmt: skip
+    told: list[str] = []
+
+    class Losses(Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, learner: Any, *_: Any) -> None:
+            told.append(learner.loss)
+
+    _, ended = Captioning(asked, tmp_path / "out", quiet).train(callbacks=[Losses()])
+    assert ended.steps == len(told)
+    half = len(told) // 2
+    assert sum(told[half:]) / (len(told) - half) < sum(told[:half]) / half < 0, "what is earned, negative"
+    again = Captioning.resumed(tmp_path / "out", {}, quiet)
+    assert again.options.reward.draws == 3
+
+
+def test_rewards_that_make_no_sense_are_refused(data: Path) -> None:
+    for table, expected in (
+        ({"reward": {"cider": 1.0}}, "start must be given where only rewards count"),
+        ({"reward": {"draws": 3}}, r"draws must be left out where no score has a weight, got 3"),
+        ({"reward": {"cider": -1.0}}, "cider must be at least 0"),
+        ({"reward": {"cider": 1.0, "draws": 1}}, "draws must be at least 2"),
+        ({"reward": {"bleu": 1.0, "temperature": 0.0}}, "temperature must be above 0"),
+        ({"reward": {"bleu": 1.0}, "start": "a", "training": {"coverage": 0.5}},
+         "coverage must be left out where rewards count, got 0.5"),
+        ({"reward": {"bleu": 1.0, "likelihood": 1.0}, "training": {"teacher_forcing": 0.5}},
+         "teacher_forcing must be left out where rewards count, got 0.5"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=expected):
+            options(data, **table)

@@ -30,6 +30,7 @@ def cross_entropy(
     smoothing: float = 0.0,
     *,
     ignore_index: int = PAD,
+    weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the mean cross-entropy of the symbols that are no padding, and how likely each symbol was.
 
@@ -49,6 +50,8 @@ def cross_entropy(
         In [0, 1).
     ignore_index : int, default 0
         The target of what is not to be predicted: padding.
+    weight : Tensor (B, T), optional
+        What each symbol's cost is multiplied by, before the mean; it may be negative, and has no gradient.
 
     Returns
     -------
@@ -82,12 +85,16 @@ def cross_entropy(
         raise rejected("cross_entropy", "features", expected, tuple(features.shape))
     if not 0 <= smoothing < 1:
         raise rejected("cross_entropy", "smoothing", "be in [0, 1)", smoothing)
+    if weight is not None and weight.shape != target.shape:
+        expected = f"have the shape {tuple(target.shape)} of the target"
+        raise rejected("cross_entropy", "weight", expected, tuple(weight.shape))
     real = (target != ignore_index).flatten().nonzero()[:, 0]  # (R,)
     rows, symbols = features.flatten(0, 1).index_select(0, real), target.flatten()[real]
     kind = features.device.type
     lower = torch.is_autocast_enabled(kind) and features.dtype != torch.float64  # which autocast leaves as it is
     dtype = torch.get_autocast_dtype(kind) if lower else features.dtype
-    loss, likely = _Chunked.apply(rows, *projection, symbols, smoothing, dtype, torch.is_grad_enabled())
+    scale = None if weight is None else weight.detach().flatten()[real]
+    loss, likely = _Chunked.apply(rows, *projection, symbols, scale, smoothing, dtype, torch.is_grad_enabled())
     log_likelihood = likely.new_zeros(target.numel()).index_copy(0, real, likely)
     return loss, log_likelihood.view(target.shape)
 
@@ -155,17 +162,18 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, symbols: Tensor, smoothing: float,
-        dtype: torch.dtype, needed: bool,
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, symbols: Tensor, scale: Tensor | None,
+        smoothing: float, dtype: torch.dtype, needed: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Return the mean loss () of rows (R, P), and log p (R,) of their symbols."""
+        """Return the mean loss () of rows (R, P), each times its scale (R,), and log p (R,) of their symbols."""
         wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
         count, N = max(len(rows), 1), len(weight)
         matrix, padding = weight.to(dtype), -len(rows) % _GRAIN
         shift = None if bias is None else bias.to(wide)
         used, symbols = F.pad(rows.to(dtype), (0, 0, 0, padding)), F.pad(symbols, (0, padding))
+        scales = None if scale is None else F.pad(scale.to(wide), (0, padding))[:, None]
         log_likelihood = rows.new_empty(len(rows), dtype=wide)
-        mean = rows.new_zeros((), dtype=wide)  # of all log p
+        evenly = torch.empty_like(log_likelihood) if smoothing else None  # the mean of log p of all symbols
         if needed:
             to_rows, to_weight = torch.empty_like(rows), torch.zeros_like(weight)
             to_bias = None if shift is None else torch.zeros_like(shift)
@@ -178,12 +186,13 @@ class _Chunked(torch.autograd.Function):
                 logits = logits if shift is None else logits.add_(shift)
                 top = logits.amax(1, keepdim=True)
                 picked = logits.gather(1, at)
-                average = logits.mean(1, keepdim=True) if smoothing else picked
+                average = logits.mean(1, keepdim=True) if evenly is not None else None
                 shares = logits.sub_(top).exp_()
                 total = shares.sum(1, keepdim=True)
                 normal = total.log().add_(top)  # log Σ exp z
                 log_likelihood[some] = (picked - normal)[:real, 0]
-                mean += (average - normal)[:real].sum()
+                if evenly is not None and average is not None:
+                    evenly[some] = (average - normal)[:real, 0]
                 if needed:
                     # ∂loss/∂z = (softmax(z) − (1 − s)·onehot(y) − s/N) / R
                     shares.mul_(1 / (total * count))
@@ -191,6 +200,8 @@ class _Chunked(torch.autograd.Function):
                         shares.sub_(smoothing / N / count)
                     shares.scatter_add_(1, at, torch.full_like(top, -(1 - smoothing) / count))
                     shares[real:] = 0
+                    if scales is not None:
+                        shares.mul_(scales[some])
                     if to_bias is not None:
                         to_bias += shares.sum(0)
                     slopes = shares.to(dtype)
@@ -204,10 +215,11 @@ class _Chunked(torch.autograd.Function):
                 to_rows, to_weight, None if to_bias is None or bias is None else to_bias.to(bias.dtype)
             )
         ctx.mark_non_differentiable(log_likelihood)
-        loss = log_likelihood.sum()
-        if smoothing:  # else an impossible symbol would make it 0 · ∞
-            loss = (1 - smoothing) * loss + smoothing * mean
-        return -loss / count, log_likelihood
+        gains = log_likelihood
+        if evenly is not None:  # else an impossible symbol would make it 0 · ∞
+            gains = (1 - smoothing) * gains + smoothing * evenly
+        gains = gains if scale is None else gains * scale.to(wide)
+        return -gains.sum() / count, log_likelihood
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
@@ -216,4 +228,4 @@ class _Chunked(torch.autograd.Function):
             expected = "be False, as the gradient is taken on the way forward and has none itself"
             raise rejected("cross_entropy", "create_graph", expected, True, RuntimeError)
         rows, weight, bias = (None if saved is None else saved * slope for saved in ctx.saved_tensors)
-        return rows, weight, bias, None, None, None, None
+        return rows, weight, bias, None, None, None, None, None

@@ -125,11 +125,14 @@ class WriteTargets(Objective):
         self, model: EncoderDecoder, batch: Batch, teacher_forcing: float, smoothing: float
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the cross-entropy, how likely each symbol was, and the attention (B, T, S) if a loss goes by it."""
-        start = torch.full_like(batch.target[:, :1], END)
-        shifted = torch.cat([start, batch.target[:, :-1]], 1)
-        given = batch.source, batch.lengths, shifted, teacher_forcing
+        given = batch.source, batch.lengths, shifted(batch.target), teacher_forcing
         if batch.links is None and not (self.coverage and model.training):
             features, weights = model.features(*given), None
         else:
             features, weights = model.features_and_attention(*given, name=self.guided)
         return *cross_entropy(features, model.projection, batch.target, smoothing), weights
+
+
+def shifted(target: Tensor) -> Tensor:
+    """Return what is read when targets (B, T) are written: an end mark, and all of each but the last."""
+    return torch.cat([torch.full_like(target[:, :1], END), target[:, :-1]], 1)

@@ -113,12 +113,58 @@ def rouge_l(written: Sequence[str], references: Sequence[Sequence[str]]) -> floa
     return (1 + _BETA**2) * precision * recall / (recall + _BETA**2 * precision)
 
 
-def cider_d(written: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]) -> np.ndarray:
-    """Return the CIDEr-D (Vedantam 2015, arXiv 1411.5726) of each of N captions, (N,), in [0, 10].
+class CiderD:
+    """CIDEr-D (Vedantam 2015, arXiv 1411.5726): how much a caption says of what those of the same image say.
 
-    n-grams count by how rare they are among the references' images; of an n-gram that is written too often, no more
-    counts than a reference has; and a caption of another length than the reference counts less. Frequencies are those
-    of these references, so a score depends on what it is computed with.
+    n-grams count by how rare they are among the images; of an n-gram that is written too often, no more counts than a
+    reference has; and a caption of another length than the reference counts less.
+
+    Parameters
+    ----------
+    references : sequence of sequence of sequence of str
+        The words of each caption of each image, of which frequencies are those that count.
+
+    Examples
+    --------
+    >>> metric = CiderD([[["a", "red", "ball", "flies"]], [["two", "cats", "sleep", "here"]]])
+    >>> metric(0, ["a", "red", "ball", "flies"]), metric(1, ["a", "red", "ball", "flies"])
+    (10.0, 0.0)
+    """
+
+    def __init__(self, references: Sequence[Sequence[Sequence[str]]]) -> None:
+        grams = [[_grams(one) for one in each] for each in references]
+        self._seen = Counter(gram for each in grams for gram in set().union(*each))
+        self._images = math.log(max(len(references), 1))
+        self._references = [[self._weighed(one) for one in each] for each in grams]
+
+    def __call__(self, image: int, words: Sequence[str]) -> float:
+        """Return the score of a caption of an image, in [0, 10]."""
+        vector, norms, length = self._weighed(_grams(words))
+        total, references = 0.0, self._references[image]
+        for other, other_norms, other_length in references:
+            products = [0.0] * _N
+            for gram, weight in vector.items():
+                right = other.get(gram, 0.0)
+                products[len(gram) - 1] += min(weight, right) * right
+            near = math.exp(-((length - other_length) ** 2) / (2 * _SIGMA**2))
+            scales = (ours * theirs for ours, theirs in zip(norms, other_norms))
+            total += near * sum(product / scale for product, scale in zip(products, scales) if scale > 0)
+        return _CIDER * total / _N / max(len(references), 1)
+
+    def _weighed(self, grams: Grams) -> tuple[dict[tuple[str, ...], float], list[float], int]:
+        """Return the weight of each n-gram, the norm for each n, and the length compared, counted in 2-grams."""
+        seen, images = self._seen, self._images
+        vector = {gram: count * (images - math.log(max(1, seen[gram]))) for gram, count in grams.items()}
+        squares = [0.0] * _N
+        for gram, weight in vector.items():
+            squares[len(gram) - 1] += weight**2
+        return vector, [math.sqrt(each) for each in squares], sum(n for gram, n in grams.items() if len(gram) == 2)
+
+
+def cider_d(written: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]) -> np.ndarray:
+    """Return the :class:`CiderD` of each of N captions, (N,), in [0, 10].
+
+    Frequencies are those of these references, so a score depends on what it is computed with.
 
     Examples
     --------
@@ -126,38 +172,12 @@ def cider_d(written: Sequence[Sequence[str]], references: Sequence[Sequence[Sequ
     >>> cider_d(right, [[each] for each in right]).tolist()
     [10.0, 10.0]
     """
-    ours = [_grams(each) for each in written]
-    theirs = [[_grams(one) for one in each] for each in references]
-    seen = Counter(gram for each in theirs for gram in set().union(*each))
-    images = math.log(max(len(references), 1))
-    scores = []
-    for mine, others in zip(ours, theirs):
-        vector, norms, length = _weighed(mine, seen, images)
-        total = np.zeros(_N)
-        for each in others:
-            other, other_norms, other_length = _weighed(each, seen, images)
-            products = np.zeros(_N)
-            for gram, weight in vector.items():
-                right = other.get(gram, 0.0)
-                products[len(gram) - 1] += min(weight, right) * right
-            scale = norms * other_norms
-            near = math.exp(-((length - other_length) ** 2) / (2 * _SIGMA**2))
-            total += near * np.divide(products, scale, out=np.zeros(_N), where=scale > 0)
-        scores.append(_CIDER * total.mean() / max(len(others), 1))
-    return np.array(scores)
+    metric = CiderD(references)
+    return np.array([metric(image, words) for image, words in enumerate(written)])
 
 
 def _grams(words: Sequence[str]) -> Grams:
     return Counter(tuple(words[i : i + n]) for n in range(1, _N + 1) for i in range(len(words) - n + 1))
-
-
-def _weighed(grams: Grams, seen: Grams, images: float) -> tuple[dict[tuple[str, ...], float], np.ndarray, int]:
-    """Return the weight of each n-gram, the norm for each n, and the length that is compared, counted in 2-grams."""
-    vector = {gram: count * (images - math.log(max(1, seen[gram]))) for gram, count in grams.items()}
-    squares = np.zeros(_N)
-    for gram, weight in vector.items():
-        squares[len(gram) - 1] += weight**2
-    return vector, np.sqrt(squares), sum(count for gram, count in grams.items() if len(gram) == 2)
 
 
 def _common_subsequence(ours: Sequence[str], theirs: Sequence[str]) -> int:

@@ -94,6 +94,34 @@ class CaptionTrainingOptions(TrainingOptions):
 
 
 @dataclass(frozen=True)
+class CaptionRewardOptions(Options):
+    """What captions earn that the captioner draws itself, to learn from that; all weights 0 to learn none of it.
+
+    Begin with a captioner that has learned captions of people (``start``): one that knows nothing draws nothing that
+    earns anything.
+    """
+
+    cider: float = option(0.0, "weight of CIDEr-D, which is 10 at most", least=0, flag="--reward-cider",
+                          short="Learn from CIDEr-D, with this weight.")  # fmt: skip
+    bleu: float = option(0.0, "weight of a caption's BLEU-4, which is 1 at most", least=0, flag="--reward-bleu",
+                         short="Learn from BLEU-4, with this weight.")  # fmt: skip
+    draws: int = option(5, "captions that are drawn of an image, and compared", least=2)
+    temperature: float = option(1.0, "of draws: below 1 they are closer to what a search finds", above=0)
+    likelihood: float = option(0.0, "weight of the likelihood of people's captions beside it", least=0)
+
+    @property
+    def some(self) -> bool:
+        """Whether there are any rewards."""
+        return self.cider > 0 or self.bleu > 0
+
+    def check(self) -> None:
+        """Raise where an option has no effect."""
+        if not self.some:
+            for name in ("draws", "temperature", "likelihood"):
+                self.leave_out(name, "where no score has a weight")
+
+
+@dataclass(frozen=True)
 class CaptionOptions(RunOptions):
     """Everything that a run is asked for."""
 
@@ -110,6 +138,7 @@ class CaptionOptions(RunOptions):
     preset: str = option("base", "the sizes of the model", flag="--preset", short="Sizes: base, small, ...")
     model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
     training: CaptionTrainingOptions = section(CaptionTrainingOptions, "how to train")
+    reward: CaptionRewardOptions = section(CaptionRewardOptions, "scores to learn from")
     start: str = option("", "the folder of a captioner whose parameters and vocabulary the run begins with",
                         flag="--start", short="A captioner to begin with.")  # fmt: skip
 
@@ -118,11 +147,25 @@ class CaptionOptions(RunOptions):
         for name in ("guide", "guided", "batch_tokens"):
             with in_section("training"):
                 self.training.leave_out(name, "for captions")
+        if self.reward.some:
+            self._check_reward()
         if self.tune != "frozen":
             with in_section("data"):
                 self.data.leave_out("features", "where the encoder learns")
         elif self.encoder == CNN:
             raise rejected("options", "tune", f"be 'full' where encoder is {CNN!r}, which knows nothing", "'frozen'")
+
+    def _check_reward(self) -> None:
+        """Raise where captions are drawn of a captioner that knows nothing, or an option has no effect on them."""
+        unused = ["teacher_forcing"]
+        if not self.reward.likelihood:
+            unused += ["label_smoothing", "coverage"]
+            if not self.start:
+                expected = "be given where only rewards count: a captioner that has learned captions of people"
+                raise rejected("options", "start", expected, "none")
+        with in_section("training"):
+            for name in unused:
+                self.training.leave_out(name, "where rewards count")
 
     def with_absolute_paths(self) -> Self:
         """Return the options with the files' names from the root on."""

@@ -24,13 +24,16 @@ from regard.models.folders import json_bytes
 from regard.text.ragged import Ragged
 from regard.text.vocabulary import Vocabulary
 from regard.training.frequencies import Frequencies
+from regard.training.objectives import WriteTargets
 from regard.training.run import FolderRun, restore_conditions, save_unbroken
 from regard.training.run_folder import RunFolder
 from regard.vision.caption_metrics import caption_scores
 from regard.vision.caption_options import CaptionDataOptions, CaptionOptions
+from regard.vision.caption_rewards import CaptionReward
 from regard.vision.captioner import LONGEST, TARGET, Captioner, copy_captioner
 from regard.vision.encoders import ImageEncoder, open_encoder
 from regard.vision.features import Features, write_features
+from regard.vision.reward_objective import EarnRewards
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -74,7 +77,6 @@ class Captioning(FolderRun[CaptionOptions]):
         """
         from regard.training.learner import Learner, Stream
         from regard.training.loop import train
-        from regard.training.objectives import WriteTargets
 
         files, here = self.open(resume)
         with self._images() as images:
@@ -105,10 +107,7 @@ class Captioning(FolderRun[CaptionOptions]):
             if start is None:
                 frequencies.set_bias(captioner.model)
             guess = frequencies.loss(vocabulary.encode_all(valid.targets))
-            guided = captioner.model.maps[0] if training.coverage and captioner.model.maps else ""
-            objective = WriteTargets(
-                training.teacher_forcing, training.label_smoothing, guided=guided, coverage=training.coverage
-            )
+            objective = self._objective(captioner, learn, targets)
             score = None if training.metric == "loss" else self._score(captioner, valid, sides[1])
             learner = Learner(captioner.model, training, Stream(batches.batch), objective, score, guess)
             ended = train(learner, list(checks.once()), training, self.folder, resume=resume, callbacks=callbacks)
@@ -265,6 +264,23 @@ class Captioning(FolderRun[CaptionOptions]):
         training = self.options.training
         each: dict[str, Any] = {"size": training.batch_images, "each": training.captions, "seed": training.seed}
         return CaptionBatches(grids, captions, owners, mirror=mirror, **each)
+
+    def _objective(self, captioner: Captioner, learn: Pairs, targets: Ragged) -> WriteTargets:
+        """Return what is learned: the captions of people, or what earns rewards."""
+        training, reward = self.options.training, self.options.reward
+        guided = captioner.model.maps[0] if training.coverage and captioner.model.maps else ""
+        others: dict[str, Any] = {
+            "smoothing": training.label_smoothing,
+            "guided": guided,
+            "coverage": training.coverage,
+        }
+        if not reward.some:
+            return WriteTargets(training.teacher_forcing, **others)
+        earned = CaptionReward(
+            list(learn.references().values()), captioner.vocabulary, cider=reward.cider, bleu=reward.bleu
+        )
+        longest = int(targets.lengths.max()) + 1
+        return EarnRewards(earned, reward.draws, longest, reward.temperature, reward.likelihood, **others)
 
     def _score(self, captioner: Captioner, valid: Pairs, grids: Grids) -> Callable[[Any], dict[str, float]]:
         """Return what a validation asks beside the loss: greedy search for some of the held-out images."""

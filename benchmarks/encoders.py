@@ -56,8 +56,8 @@ TASKS: dict[str, tuple[str, dict[str, Any], str]] = {
     "sst2": ("SST-2, whole sentences", SHORT, "BERT-Mini 85.9, Kim's CNN 83.5 to 87.0"),
     "trec": ("TREC, six labels", SHORT | {"training": SHORT["training"] | {"epochs": 6.0}}, "Kim's CNN 92.8"),
     "imdb": (
-        "IMDB, 256 tokens",
-        SHORT | {"data": {"length": 256}, "training": SHORT["training"] | {"epochs": 2.0}},
+        "IMDB",
+        SHORT | {"data": {"length": 512}, "training": SHORT["training"] | {"epochs": 2.0}},
         "NB-SVM 91.2",
     ),
 }
@@ -120,7 +120,7 @@ def tuned(task: str, data: Path, pretrained: Path, start: str, seed: int) -> dic
     lines = read_labelled(test)
     named = classifier.probabilities(classifier.read(lines.texts)).argmax(1)
     right = named == torch.from_numpy(lines.numbers(list(classifier.labels)))
-    found = {"model": pretrained.name, "task": task, "start": start, "seed": seed}
+    found = {"model": pretrained.name, "task": task, "start": start, "seed": seed, "tokens": changes["data"]["length"]}
     return found | {"accuracy": float(right.double().mean()), "minutes": ended.seconds / 60}
 
 
@@ -154,7 +154,8 @@ def _cell(rows: list[dict[str, Any]], recipe: str, task: str, start: str) -> str
     apart = f", {min(accuracies):.1f} to {max(accuracies):.1f}" if len(found) > 1 else ""
     minutes = statistics.median(row["minutes"] for row in found)
     seeds = f"{len(found)} seed{'s' * (len(found) > 1)}"
-    return f"**{statistics.mean(accuracies):.1f} %** ({seeds}{apart}; {minutes:.0f} min each)"
+    most = max(row["tokens"] for row in found)
+    return f"**{statistics.mean(accuracies):.1f} %** ({seeds}{apart}; at most {most} tokens; {minutes:.0f} min each)"
 
 
 def described(recipe: str, folder: Path) -> dict[str, Any]:

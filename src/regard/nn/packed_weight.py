@@ -18,6 +18,8 @@ from regard._torch import block_linear, linear_blocks
 #: Matrices of more outputs, in int8, are oneDNN's, which is faster with hundreds of rows; FBGEMM, torch's own choice,
 #: is faster with few rows and smaller ones.
 _LARGE = 4096
+#: Rows that are rounded by one range, that of them all: of fewer, products take longer.
+_RANGED = 64
 #: What a tensor tells of itself without being read.
 _ATTRIBUTES = ("shape", "dtype", "device", "requires_grad", "is_nested", "is_sparse", "ndim")
 _TOLD = {getattr(Tensor, name).__get__ for name in _ATTRIBUTES}
@@ -152,8 +154,8 @@ class _Int8:
         laid = self._laid
         if laid is None or not _same(laid[0], bias):
             laid = self._laid = bias, self._lay(bias)
-        made: Tensor = torch.ops.quantized.linear_dynamic(rows, laid[1], reduce_range=True)
-        return made
+        parts = [torch.ops.quantized.linear_dynamic(some, laid[1], reduce_range=True) for some in rows.split(_RANGED)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _lay(self, bias: Tensor | None) -> Any:
         before, engines = torch.backends.quantized.engine, torch.backends.quantized.supported_engines

@@ -51,7 +51,7 @@ def read(layer: MultiheadAttention, query: Tensor, rows: KeyRows) -> Tensor:
     weight = layer.q_proj_weight if layer.in_proj_weight is None else layer.in_proj_weight[:E]
     assert weight is not None
     q = F.linear(query, weight, None if bias is None else bias[:E])
-    output: Tensor = layer.out_proj(_read(layer, q.view(B * L, layer.num_heads, layer.head_dim), rows).view(B, L, E))
+    output: Tensor = layer.out_proj(_read(layer, q.view(B * L, layer.num_heads, layer.head_dim), rows).reshape(B, L, E))
     return output
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from regard.engines.fused import compiler, pool
 
 DTYPES = (torch.float32, torch.float64)
-#: Scores that a kernel makes exponentials of together.
-_BLOCK = 16
+#: Numbers that the largest register holds.
+_REGISTER = 16
 #: Multiplications that are worth a thread.
 _WORTH = 1 << 16
 
@@ -56,7 +56,7 @@ def read_rows(
     sizes = H, key.shape[1], D, scale, out.data_ptr(), H * D
 
     def part(first: int, last: int) -> None:
-        scores = query.new_empty(T + _BLOCK)
+        scores = query.new_empty(H * (T + _REGISTER))
         function(
             query.data_ptr(), query.stride(0), key.data_ptr(), value.data_ptr(), key.stride(0), which.data_ptr(),
             table.data_ptr(), T, counts.data_ptr(), first, last, *sizes, scores.data_ptr(),

@@ -12,8 +12,6 @@ from regard.engines.fused.kernels._kernel import kernel
 from regard.engines.fused.kernels.basics import FAST, at, exp, log, maximum, number
 from regard.engines.fused.kernels.linear import VECTOR
 
-#: Scores that become exponentials together: those of a large register.
-BLOCK = 16
 #: Keys that go through a loop together.
 TOGETHER = 4
 
@@ -33,6 +31,13 @@ def lanes_of(typingctx, x):
         return ir.IntType(64)(_vector(x.dtype, context)[0])
 
     return types.int64(x), codegen
+
+
+def _splat(builder, vector, value):
+    """Return a register of a number alone."""
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
+    mask = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), mask)
 
 
 def _loop(builder, count, step, sums):
@@ -78,15 +83,62 @@ def products(typingctx, s, scale, q, k0, k1, k2, k3, count):
         query = load(q, d)
         terms = [builder.fmul(query, load(key, d), flags=("contract",)) for key in keys]
         close([builder.fadd(each, term, flags=("contract",)) for each, term in zip(sums, terms)])
-        real = context.get_value_type(kind)
-        name = f"llvm.vector.reduce.fadd.v{lanes}f{8 * size}"
-        reduce = builder.module.declare_intrinsic(name, fnty=ir.FunctionType(real, [real, vector]))
         for n, each in enumerate(sums):
-            total = builder.call(reduce, [ir.Constant(real, 0.0), each], fastmath=("reassoc",))
+            total = _reduced(builder, "fadd", vector, each, ir.Constant(vector.element, 0.0))
             builder.store(builder.fmul(scale, total), builder.gep(s, [ir.IntType(64)(n)]), align=size)
         return context.get_dummy_value()
 
     return types.void(s, scale, q, k0, k1, k2, k3, types.int64), codegen
+
+
+def _reduced(builder, name, vector, value, *begin):
+    """Return what LLVM's reduction of a name makes of a register."""
+    real = vector.element
+    kind = f"v{vector.count}{'f32' if real == ir.FloatType() else 'f64'}"
+    function = ir.FunctionType(real, [*(each.type for each in begin), vector])
+    reduce = builder.module.declare_intrinsic(f"llvm.vector.reduce.{name}.{kind}", fnty=function)
+    return builder.call(reduce, [*begin, value], fastmath=("reassoc",))
+
+
+@intrinsic
+def below_peak(typingctx, s, count):
+    """Subtract from each of a whole number of registers of numbers the largest of all."""
+    kind = s.dtype
+
+    def codegen(context, builder, signature, args):
+        s, count = args
+        lanes, vector, size = _vector(kind, context)
+
+        def place(d):
+            return builder.bitcast(builder.gep(s, [d]), vector.as_pointer())
+
+        pair = ir.FunctionType(vector, [vector, vector])
+        maximum = builder.module.declare_intrinsic(f"llvm.maximum.v{lanes}f{8 * size}", fnty=pair)
+        d, (peak,), close = _loop(builder, count, lanes, [ir.Constant(vector, [-math.inf] * lanes)])
+        close([builder.call(maximum, [peak, builder.load(place(d), align=size)])])
+        wide = _splat(builder, vector, _reduced(builder, "fmaximum", vector, peak))
+        d, _, close = _loop(builder, count, lanes, [])
+        builder.store(builder.fsub(builder.load(place(d), align=size), wide), place(d), align=size)
+        close([])
+        return context.get_dummy_value()
+
+    return types.void(s, types.int64), codegen
+
+
+@intrinsic
+def total_of(typingctx, s, count):
+    """Return the sum of a whole number of registers of numbers."""
+    kind = s.dtype
+
+    def codegen(context, builder, signature, args):
+        s, count = args
+        lanes, vector, size = _vector(kind, context)
+        d, (total,), close = _loop(builder, count, lanes, [ir.Constant(vector, [0.0] * lanes)])
+        place = builder.bitcast(builder.gep(s, [d]), vector.as_pointer())
+        close([builder.fadd(total, builder.load(place, align=size))])
+        return _reduced(builder, "fadd", vector, total, ir.Constant(vector.element, 0.0))
+
+    return kind(s, types.int64), codegen
 
 
 @intrinsic
@@ -101,12 +153,7 @@ def add_values(typingctx, o, a0, a1, a2, a3, v0, v1, v2, v3, count):
         def place(base, d):
             return builder.bitcast(builder.gep(base, [d]), vector.as_pointer())
 
-        def splat(value):
-            first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
-            mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
-            return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), mask)
-
-        wide = [splat(each) for each in weights]
+        wide = [_splat(builder, vector, each) for each in weights]
         d, _, close = _loop(builder, count, lanes, [])
         total = builder.load(place(o, d), align=size)
         for weight, value in zip(wide, values):
@@ -171,22 +218,6 @@ def largest(x, count):
 
 
 @njit(**FAST)
-def exponentials(s, blocks):
-    """Replace s by exp(s − max s) and return the sum, over so many blocks; loops of one size become registers."""
-    peak = -number(math.inf, s)
-    for b in range(blocks):
-        peak = maximum(peak, largest(at(s, b * BLOCK), BLOCK))
-    total = number(0.0, s)
-    for b in range(blocks):
-        block = at(s, b * BLOCK)
-        for j in range(BLOCK):
-            block[j] = exp(block[j] - peak)
-        for j in range(BLOCK):
-            total += block[j]
-    return total
-
-
-@njit(**FAST)
 def sum_of_exponentials(x, count, peak):
     """Return ``Σ exp(x − peak)``."""
     total = number(0.0, x)
@@ -203,21 +234,23 @@ def read_rows(q, q_row, k, v, kv_row, which, table, table_row, counts, first, la
     """Write softmax(scale · q kᵀ) v for queries ``first`` to ``last``, each of H heads of width D.
 
     Query r reads the rows of keys and values that row ``which[r]`` of the table begins with, as many as its count
-    says; heads of keys are G. ``s`` has room for the scores of a query, in blocks.
+    says; heads of keys are G. ``s`` has room for the scores of all its heads, each of a whole number of registers.
     """
     for r in range(first, last):
         n = counts[which[r]]
-        blocks = (n + BLOCK - 1) // BLOCK
+        width = n + -n % lanes_of(q)
         rows = at(table, which[r] * table_row)
         for h in range(H):
-            head = h // (H // G) * D
-            query = at(q, r * q_row + h * D)
-            o = at(out, r * out_row + h * D)
-            scores(query, at(k, head), kv_row, rows, n, D, scale, s)
-            for t in range(n, blocks * BLOCK):
-                s[t] = -number(math.inf, q)
-            total = exponentials(s, blocks)
-            weighted_sum(o, at(v, head), kv_row, rows, n, D, s, number(1.0, q) / total)
+            line = at(s, h * width)
+            scores(at(q, r * q_row + h * D), at(k, h // (H // G) * D), kv_row, rows, n, D, scale, line)
+            for t in range(n, width):
+                line[t] = -number(math.inf, q)
+            below_peak(line, width)
+        for j in range(H * width):
+            s[j] = exp(s[j])
+        for h in range(H):
+            line, o = at(s, h * width), at(out, r * out_row + h * D)
+            weighted_sum(o, at(v, h // (H // G) * D), kv_row, rows, n, D, line, number(1.0, q) / total_of(line, width))
 
 
 @kernel("real*", "int", "int", "int", "int", "int", "real*", "real*")

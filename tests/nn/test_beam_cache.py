@@ -139,8 +139,6 @@ def test_what_is_refused() -> None:
         with pytest.raises(ValueError, match=refused):
             attend(given_, given_, given_, cache=cache, **options)
     written(attend, x, cache)
-    with pytest.raises(
-        ValueError, match=r"BeamCache: key must be a step of its 4 rows, \(R, G, 1, D\), got \(3, 2, 1, 4\)"
-    ):
+    with pytest.raises(ValueError, match=r"BeamCache: key must be a step of its 4 rows, got one of 3"):
         written(attend, x[:3], cache)
     assert len(cache) == 1

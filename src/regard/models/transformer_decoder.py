@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from regard.nn import (
 from regard.nn._base import cleared
 from regard.nn.beam_cache import KeyRows
 from regard.nn.packed_weight import PackedWeight, can_pack
-from regard.nn.row_attention import among, can_attend_among, read, remember
+from regard.nn.row_attention import among, can_attend_among, go_on, read, remember
 
 #: Sources that are read at once, of similar lengths.
 _ALIKE = 16
@@ -242,18 +243,14 @@ class TransformerSequenceDecoder(EncoderDecoder):
         return torch.cat(maps, 1)  # (B, layers · H, T, S)
 
     def advance(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
-        B, K = last.shape
         caches = state.continued()
-        x, waves = self._embed_step(last.reshape(B * K, 1), state)  # (B·K, 1, E)
+        x, waves = self._embed_step(last.flatten(), state)  # (R, E)
         for layer, own, other in zip(self.decoder, caches, memory.layers):
-
-            def look(y: Tensor, layer: nn.Module = layer, other: KeyRows = other) -> Tensor:
-                assert isinstance(layer, TransformerDecoderLayer)
-                beams = y.view(B, K, -1)  # beams of a sequence are so many queries to one memory
-                return read(layer.multihead_attn, beams, other).view(B * K, 1, -1)
-
-            x = self._decode(layer, x, look, own)
-        x = self.decoder_norm(x).view(B, K, -1)  # (B, K, E)
+            assert isinstance(layer, TransformerDecoderLayer)
+            x = layer._step(x, 1, partial(go_on, layer.self_attn, cache=own))
+            x = layer._step(x, 2, partial(read, layer.multihead_attn, rows=other))
+            x = layer._step(x, 3, layer._feed_forward)
+        x = self.decoder_norm(x).view(*last.shape, -1)  # (B, K, E)
         return x, replace(state, caches=caches, time=state.time + 1, rows=None, waves=waves)
 
     def _read_rows(self, source: Tensor, lengths: Tensor) -> Tensor:
@@ -298,7 +295,10 @@ class TransformerSequenceDecoder(EncoderDecoder):
                     maps.append(weights.transpose(1, 2).flatten(0, 1))
                 return made.view(B, T, E)
 
-            x = self._decode(layer, x, look, None)
+            assert isinstance(layer, TransformerDecoderLayer)
+            x = layer._step(x, 1, partial(_causally, layer.self_attn))
+            x = layer._step(x, 2, look)
+            x = layer._step(x, 3, layer._feed_forward)
         return self.decoder_norm(x)
 
     def _embed(
@@ -309,27 +309,25 @@ class TransformerSequenceDecoder(EncoderDecoder):
         return self.dropout(rows if positions is None else positions(rows, offset))
 
     def _embed_step(self, symbols: Tensor, state: State) -> tuple[Tensor, Tensor | None]:
-        """Return the rows (R, 1, E) of a step's symbols (R, 1), and the waves that are known from now on."""
+        """Return the rows (R, E) of a step's symbols (R,), and the waves that are known from now on."""
         positions, waves = self.target_positions, state.waves
         if not isinstance(positions, SinusoidalPositions):
-            return self._embed(symbols, self.target_embedding, positions, state.time), None
+            return self._embed(symbols[:, None], self.target_embedding, positions, state.time)[:, 0], None
         rows = self.target_embedding(symbols) * math.sqrt(self.config.width)
         if waves is None or state.time >= len(waves):
             waves = positions.encoding(2 * state.time + _STEPS, device=rows.device, dtype=rows.dtype)
         return self.dropout(rows + waves[state.time]), waves
 
-    def _decode(self, layer: nn.Module, x: Tensor, read: Callable[[Tensor], Tensor], cache: Any) -> Tensor:
-        """Return what a layer makes of rows (B, L, E), where ``read`` is its attention to the source."""
-        assert isinstance(layer, TransformerDecoderLayer)
-        own: dict[str, Any] = {"need_weights": False, "is_causal": True, "cache": cache}
-        x = layer._step(x, 1, lambda y: layer.self_attn(y, y, y, **own)[0])
-        x = layer._step(x, 2, read)
-        return layer._step(x, 3, layer._feed_forward)
-
     def _attend(self, layer: nn.Module, query: Tensor, states: Tensor, padding: Tensor, **options: Any) -> Any:
         """Return what rows (B, L, E) read of the source through a layer's attention, and what else is asked."""
         assert isinstance(layer, TransformerDecoderLayer)
         return layer.multihead_attn(query, states, states, key_padding_mask=padding, need_weights=False, **options)
+
+
+def _causally(layer: MultiheadAttention, x: Tensor) -> Tensor:
+    """Return what rows (B, T, E) read of those before them and of themselves."""
+    made: Tensor = layer(x, x, x, need_weights=False, is_causal=True)[0]
+    return made
 
 
 def _behind(source: Tensor, lengths: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from regard._errors import rejected, shape
+from regard._errors import rejected
 from regard.engines.fused import decoding
 
 #: Steps that there is room for behind what was kept.
@@ -130,6 +130,11 @@ class BeamCache:
         self._store: _Store | None = None
         self._table: Tensor | None = None  # (R, T)
 
+    def __copy__(self) -> Self:
+        twin = object.__new__(type(self))
+        twin._store, twin._table = self._store, self._table
+        return twin
+
     def __len__(self) -> int:
         """Return how many steps there are."""
         return 0 if self._table is None else self._table.shape[1]
@@ -146,20 +151,18 @@ class BeamCache:
         if self._table is not None:
             self._table = self._table.index_select(0, index)
 
-    def append(self, key: Tensor, value: Tensor) -> None:
-        """Append a step (R, G, D) of keys and of values."""
-        R = len(key)
-        if key.dim() != 3 or (self._table is not None and len(self._table) != R):
-            count = "" if self._table is None else f"{len(self._table)} "
-            raise rejected("BeamCache", "key", f"be a step of its {count}rows, (R, G, 1, D)", shape(key[:, :, None]))
-        key, value = readable(key), readable(value)
-        store = self._room(key, value)
+    def append(self, both: Tensor) -> None:
+        """Append a step (R, 2, G, D) of keys and values."""
+        R = len(both)
+        if self._table is not None and len(self._table) != R:
+            raise rejected("BeamCache", "key", f"be a step of its {len(self._table)} rows", f"one of {R}")
+        both = readable(both)
+        store = self._room(both)
         first = store.count
         if not torch.is_grad_enabled():
-            rows = store.rows[first : first + R]
-            rows[:, 0], rows[:, 1] = key, value
+            store.rows[first : first + R] = both
         store.count += R
-        own = torch.arange(first, first + R, device=key.device)[:, None]
+        own = torch.arange(first, first + R, device=both.device)[:, None]
         self._table = own if self._table is None else torch.cat([self._table, own], 1)
 
     @property
@@ -170,19 +173,18 @@ class BeamCache:
         R, T = self._table.shape
         return KeyRows(kept[:, 0], kept[:, 1], self._table, self._table.new_full((R,), T))
 
-    def _room(self, key: Tensor, value: Tensor) -> _Store:
-        """Return a store to which a step (R, G, D) may be added; with gradients, one to which it was added."""
-        old, (R, G, D) = self._store, key.shape
+    def _room(self, both: Tensor) -> _Store:
+        """Return a store to which a step (R, 2, G, D) may be added; with gradients, one to which it was added."""
+        old, (R, _, G, D) = self._store, both.shape
         if torch.is_grad_enabled():  # what was returned before may be saved for a backward pass
-            new = torch.stack([key, value], 1)
-            rows = new if old is None else torch.cat([old.rows[: old.count], new])
+            rows = both if old is None else torch.cat([old.rows[: old.count], both])
             self._store = _Store(rows, 0 if old is None else old.count)
         elif old is None or self._table is None:
-            self._store = _Store(key.new_empty(_ROOM * R, 2, G, D), 0)
+            self._store = _Store(both.new_empty(_ROOM * R, 2, G, D), 0)
         elif old.count + R > len(old.rows):
             used, places = self._table.unique(return_inverse=True)
             alive = len(used)
-            rows = key.new_empty(2 * alive + _ROOM * R, 2, G, D)
+            rows = both.new_empty(2 * alive + _ROOM * R, 2, G, D)
             rows[:alive] = old.rows.index_select(0, used)
             self._store, self._table = _Store(rows, alive), places
         assert self._store is not None

@@ -249,7 +249,7 @@ class MultiheadAttention(PartLayer):
             if told or L > 1 or key_padding_mask is not None or attn_mask is not None:
                 expected = "be a KVCache where there are masks, several steps, or weights to tell"
                 raise rejected(type(self).__name__, "cache", expected, "a BeamCache")
-            output = read_beams(self, q[:, :, 0], k[:, :, 0], v[:, :, 0], cache)[:, None]
+            output = read_beams(self, q[:, :, 0], torch.stack([k[:, :, 0], v[:, :, 0]], 1), cache)[:, None]
             if not batched:
                 return output[0], None
             return output if self.batch_first else output.transpose(0, 1), None

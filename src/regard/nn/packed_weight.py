@@ -117,8 +117,10 @@ def _linear(input: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> 
     if not input.numel():
         return input.new_zeros(*input.shape[:-1], weight.shape[0])
     rows = input.detach().float() if input.dtype != torch.float32 or input.requires_grad else input
-    made = weight._kind.product(rows.reshape(-1, input.shape[-1]), bias)
-    made = made.view(*input.shape[:-1], -1)
+    if input.dim() != 2:
+        made = weight._kind.product(rows.reshape(-1, input.shape[-1]), bias).view(*input.shape[:-1], -1)
+    else:
+        made = weight._kind.product(rows, bias)
     return made if input.dtype == torch.float32 else made.to(input.dtype)
 
 

@@ -46,12 +46,15 @@ def remember(layer: MultiheadAttention, states: Tensor, lengths: Tensor) -> KeyR
 
 
 def read(layer: MultiheadAttention, query: Tensor, rows: KeyRows) -> Tensor:
-    """Return what queries (B, L, E) read of the keys and values of B sequences, as the layer's output."""
-    (B, L, E), bias = query.shape, layer.in_proj_bias
+    """Return what queries (R, E) read of the keys and values of sequences, as the layer's output (R, E).
+
+    Those that read the same sequence stand together, as many of one as of another.
+    """
+    E, bias = layer.embed_dim, layer.in_proj_bias
     weight = layer.q_proj_weight if layer.in_proj_weight is None else layer.in_proj_weight[:E]
     assert weight is not None
     q = F.linear(query, weight, None if bias is None else bias[:E])
-    output: Tensor = layer.out_proj(_read(layer, q.view(B * L, layer.num_heads, layer.head_dim), rows).reshape(B, L, E))
+    output: Tensor = layer.out_proj(_read(layer, q.view(-1, layer.num_heads, layer.head_dim), rows).flatten(1))
     return output
 
 
@@ -81,12 +84,32 @@ def can_attend_among(layer: MultiheadAttention, like: Tensor) -> bool:
     return usual and _is_kernels(layer, like)
 
 
-def read_beams(layer: MultiheadAttention, q: Tensor, k: Tensor, v: Tensor, cache: BeamCache) -> Tensor:
-    """Append a step's keys and values (R, G, D) of beams, and return the layer's output (R, E) for queries (R, H, D).
+def go_on(layer: MultiheadAttention, x: Tensor, cache: BeamCache) -> Tensor:
+    """Return what a step of beams (R, E) reads of the steps before it and of itself, as the layer's output (R, E)."""
+    E, H, D, bias = layer.embed_dim, layer.num_heads, layer.head_dim, layer.in_proj_bias
+    if layer.in_proj_weight is not None:
+        rows = F.linear(x, layer.in_proj_weight, bias).view(len(x), 3, H, D)
+        q, both = rows[:, 0], rows[:, 1:]
+    else:
+        width = layer.num_kv_heads * D
+        biases = [None] * 3 if bias is None else bias.split([E, width, width])
+        weights = layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight
+        query, *others = (F.linear(x, w, b) for w, b in zip(weights, biases) if w is not None)
+        q, both = query.view(-1, H, D), torch.stack(others, 1).unflatten(-1, (-1, D))
+    if layer.rotary is not None:
+        start = len(cache)
+        turned = (layer.rotary(each[:, :, None], start)[:, :, 0] for each in (q, both[:, 0]))
+        q, key = turned
+        both = torch.stack([key, both[:, 1]], 1)
+    return read_beams(layer, q, both, cache)
+
+
+def read_beams(layer: MultiheadAttention, q: Tensor, both: Tensor, cache: BeamCache) -> Tensor:
+    """Append a step's keys and values (R, 2, G, D), and return the layer's output (R, E) for queries (R, H, D).
 
     A call that fails leaves the cache as it was: it may be tried again.
     """
-    cache.append(k, v)
+    cache.append(both)
     try:
         output: Tensor = layer.out_proj(_read(layer, q, cache.rows).flatten(1))
     except BaseException:

@@ -51,7 +51,15 @@ def test_a_run_takes_the_place_of_the_same_one(tmp_path: Path) -> None:
         "date": "2026-11-24",
         "machine": {"CPU": "x", "vector instructions": "y", "cores": "2"},
     }
-    row = {"model": "imdb-decoder", "task": "trec", "start": "random", "seed": 1, "accuracy": 0.5, "minutes": 1.0}
+    row = {
+        "model": "imdb-decoder",
+        "task": "trec",
+        "start": "random",
+        "seed": 1,
+        "accuracy": 0.5,
+        "tokens": 64,
+        "minutes": 1.0,
+    }
     for changes in ({}, {"seed": 2, "accuracy": 0.7}, {"accuracy": 0.6}):
         encoders.write(tmp_path / "found.json", row | changes, model)
     assert "**65.0 %** (2 seeds, 60.0 to 70.0; 1 min each)" in (tmp_path / "found.md").read_text(encoding="utf-8")

@@ -62,4 +62,6 @@ def test_a_run_takes_the_place_of_the_same_one(tmp_path: Path) -> None:
     }
     for changes in ({}, {"seed": 2, "accuracy": 0.7}, {"accuracy": 0.6}):
         encoders.write(tmp_path / "found.json", row | changes, model)
-    assert "**65.0 %** (2 seeds, 60.0 to 70.0; 1 min each)" in (tmp_path / "found.md").read_text(encoding="utf-8")
+    assert "**65.0 %** (2 seeds, 60.0 to 70.0; at most 64 tokens; 1 min each)" in (tmp_path / "found.md").read_text(
+        encoding="utf-8"
+    )

@@ -80,6 +80,19 @@ def test_steps_project_the_memory_once() -> None:
         assert torch.equal(rows.key, key)
 
 
+@pytest.mark.parametrize("name", ["transformer post", "transformer pre"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_models_in_half_precision_write_step_by_step(name: str, dtype: torch.dtype) -> None:
+    model = made(name).to(dtype).eval()
+    memory = model.encode(SOURCE, LENGTHS)
+    state, whole = model.start(memory, 1), model(SOURCE, LENGTHS, TARGET)
+    for t in range(TARGET.shape[1]):
+        logits, state = model.step(TARGET[:, t : t + 1], memory, state)
+        assert logits.dtype == dtype
+        torch.testing.assert_close(logits[:, 0].float(), whole[:, t].float(), rtol=0.1, atol=0.1)
+
+
 def test_learned_positions_end() -> None:
     model = made("transformer learned", longest=7)
     with pytest.raises(ValueError, match=r"LearnedPositions: offset must keep positions in \[0, 7\)"):

@@ -129,7 +129,9 @@ def test_whoever_watches_sees_every_call() -> None:
 def test_what_is_refused() -> None:
     attend, cache = layer(), BeamCache()
     x = torch.randn(4, 1, E, dtype=torch.float64)
-    refused = r"cache must be a KVCache where there are masks, several steps, or weights to tell, got a BeamCache\."
+    refused = (
+        r"cache must be a KVCache where there are masks, several steps, other keys, or weights to tell, got a Beam"
+    )
     two = torch.randn(4, 2, E, dtype=torch.float64)
     for given_, options in (
         (x, {"need_weights": True}),

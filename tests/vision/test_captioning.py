@@ -289,3 +289,20 @@ def test_rewards_that_make_no_sense_are_refused(data: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=expected):
             options(data, **table)
+
+
+def test_a_start_that_does_not_fit_is_told_before_features_are_made(
+    data: Path, tmp_path: Path, frozen: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Captioning(options(data, training={"epochs": 1.0}), tmp_path / "first", quiet).train()
+
+    def never(*_: Any, **__: Any) -> None:
+        pytest.fail("features take minutes")
+
+    monkeypatch.setattr("regard.vision.captioning.write_features", never)
+    other = SMALL | {"decoder": 16}
+    with pytest.raises(ValueError, match="train: start must have parameters as the options describe them"):
+        Captioning(options(data, start=str(tmp_path / "first"), model=other), tmp_path / "out", quiet).train()
+    with pytest.raises(ModelFileError, match="nowhere"):
+        Captioning(options(data, start=str(tmp_path / "nowhere")), tmp_path / "out", quiet).train()
+    assert not (tmp_path / "out").exists()

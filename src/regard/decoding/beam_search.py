@@ -204,7 +204,7 @@ def _candidates(
         some = max(_AT_ONCE // (rows.shape[1] * model.symbols), 1)
     for first in range(0, len(rows), some):
         kept = slice(first, first + some)
-        beams = front.part(kept)
+        beams = front.select(kept)
         logits, total, maxima = allowed_logits(
             model.logits(rows[kept], state),
             beams,

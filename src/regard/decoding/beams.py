@@ -76,11 +76,8 @@ class Beams:
         zeros = torch.zeros(B, beams, device=source.device)
         return cls(torch.arange(B, device=source.device), limits, zeros, limits.new_full((B, beams, 1), END))
 
-    def select(self, kept: Tensor) -> Beams:
+    def select(self, kept: Tensor | slice) -> Beams:
         return Beams(self.rows[kept], self.limits[kept], self.score[kept], self.tokens[kept])
-
-    def part(self, rows: slice) -> Beams:
-        return Beams(self.rows[rows], self.limits[rows], self.score[rows], self.tokens[rows])
 
     def after(self, candidates: Candidates, beams: int | None) -> tuple[Beams, Tensor]:
         """Return the beams that the best candidates make that do not end, and their parents (B, K).

@@ -36,7 +36,14 @@ from regard.nn import (
 from regard.nn._base import cleared
 from regard.nn.beam_cache import KeyRows
 from regard.nn.packed_weight import PackedWeight, can_pack
-from regard.nn.row_attention import among, can_attend_among, go_on, read, remember
+from regard.nn.positional_encodings import wide
+from regard.nn.row_attention import (
+    can_attend_packed,
+    cross_attention,
+    packed_self_attention,
+    project_memory,
+    self_attention_step,
+)
 
 #: Sources that are read at once, of similar lengths.
 _ALIKE = 16
@@ -196,7 +203,7 @@ class TransformerSequenceDecoder(EncoderDecoder):
     def encode(self, source: Tensor, lengths: Tensor) -> Memory:
         rows = self._read_rows(source, lengths)
         layers = [each for each in self.decoder if isinstance(each, TransformerDecoderLayer)]
-        return Memory(tuple(remember(each.multihead_attn, rows, lengths) for each in layers))
+        return Memory(tuple(project_memory(each.multihead_attn, rows, lengths) for each in layers))
 
     @property
     def projection(self) -> tuple[Tensor, Tensor]:
@@ -247,8 +254,8 @@ class TransformerSequenceDecoder(EncoderDecoder):
         x, waves = self._embed_step(last.flatten(), state)  # (R, E)
         for layer, own, other in zip(self.decoder, caches, memory.layers):
             assert isinstance(layer, TransformerDecoderLayer)
-            x = layer._step(x, 1, partial(go_on, layer.self_attn, cache=own))
-            x = layer._step(x, 2, partial(read, layer.multihead_attn, rows=other))
+            x = layer._step(x, 1, partial(self_attention_step, layer.self_attn, cache=own))
+            x = layer._step(x, 2, partial(cross_attention, layer.multihead_attn, rows=other))
             x = layer._step(x, 3, layer._feed_forward)
         x = self.decoder_norm(x).view(*last.shape, -1)  # (B, K, E)
         return x, replace(state, caches=caches, time=state.time + 1, rows=None, waves=waves)
@@ -257,13 +264,13 @@ class TransformerSequenceDecoder(EncoderDecoder):
         """Return the rows (N, E) of all sources that are attended to, one after the other."""
         behind = _behind(source, lengths)
         layers = [each for each in self.encoder if isinstance(each, TransformerEncoderLayer)]
-        if not all(can_attend_among(each.self_attn, self.target_embedding.weight) for each in layers):
+        if not all(can_attend_packed(each.self_attn, self.target_embedding.weight) for each in layers):
             padding = torch.zeros(behind.shape, device=behind.device).masked_fill_(behind, -torch.inf)
             return self._read_alike(source, lengths, padding)[~behind]
         x = self._enter(source, None)[~behind]
         which = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
         for layer in layers:
-            x = layer._step(x, 1, lambda y, layer=layer: among(layer.self_attn, y, lengths, which))
+            x = layer._step(x, 1, lambda y, layer=layer: packed_self_attention(layer.self_attn, y, lengths, which))
             x = layer._step(x, 2, layer._feed_forward)
         return self.encoder_norm(x)
 
@@ -315,8 +322,8 @@ class TransformerSequenceDecoder(EncoderDecoder):
             return self._embed(symbols[:, None], self.target_embedding, positions, state.time)[:, 0], None
         rows = self.target_embedding(symbols) * math.sqrt(self.config.width)
         if waves is None or state.time >= len(waves):
-            waves = positions.encoding(2 * state.time + _STEPS, device=rows.device, dtype=rows.dtype)
-        return self.dropout(rows + waves[state.time]), waves
+            waves = positions.encoding(2 * state.time + _STEPS, device=rows.device, dtype=wide(rows.dtype))
+        return self.dropout((rows + waves[state.time]).to(rows.dtype)), waves
 
     def _attend(self, layer: nn.Module, query: Tensor, states: Tensor, padding: Tensor, **options: Any) -> Any:
         """Return what rows (B, L, E) read of the source through a layer's attention, and what else is asked."""

@@ -37,7 +37,7 @@ class KeyRows:
     value: Tensor
     table: Tensor
     counts: Tensor
-    _owners: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _owners: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, key: Tensor, value: Tensor, lengths: Tensor) -> Self:

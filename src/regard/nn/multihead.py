@@ -25,7 +25,7 @@ from regard.nn._parts import PartLayer, current
 from regard.nn._scored import ScoredAttention
 from regard.nn.beam_cache import BeamCache
 from regard.nn.kv_cache import KVCache
-from regard.nn.row_attention import read_beams
+from regard.nn.row_attention import self_attention_step
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
 
@@ -220,6 +220,9 @@ class MultiheadAttention(PartLayer):
         weights : Tensor (B, L, S), or (B, H, L, S) if not averaged, or None
             Without B where there is no batch; S counts appended keys. With ``return_aux``, an :class:`~regard.Aux`.
         """
+        if isinstance(cache, BeamCache):
+            alike = query is key and key is value and key_padding_mask is None and attn_mask is None
+            return self._step(query, cache, alike and not need_weights and return_aux is None), None
         start = 0 if cache is None else len(cache)
         plain = query is key and key is value and key_padding_mask is None and attn_mask is None
         if plain and self._is_usual(query):
@@ -244,15 +247,6 @@ class MultiheadAttention(PartLayer):
             q, k, v = self._projected(query, key, value, key_padding_mask, attn_mask, extent)
         if self.rotary is not None:
             q, k = self.rotary(q, start), self.rotary(k, start)
-        if isinstance(cache, BeamCache):
-            told = need_weights or return_aux is not None or self._extends
-            if told or L > 1 or key_padding_mask is not None or attn_mask is not None:
-                expected = "be a KVCache where there are masks, several steps, or weights to tell"
-                raise rejected(type(self).__name__, "cache", expected, "a BeamCache")
-            output = read_beams(self, q[:, :, 0], torch.stack([k[:, :, 0], v[:, :, 0]], 1), cache)[:, None]
-            if not batched:
-                return output[0], None
-            return output if self.batch_first else output.transpose(0, 1), None
         if cache is not None:
             k, v = cache.append(k, v)
         if self._extends:
@@ -269,6 +263,15 @@ class MultiheadAttention(PartLayer):
         if not batched:
             return output.squeeze(0), extra.squeeze(0) if isinstance(extra, Tensor) else unbatched(extra)
         return output if self.batch_first else output.transpose(0, 1), extra
+
+    def _step(self, x: Tensor, cache: BeamCache, plain: bool) -> Tensor:
+        """Return the output of a step of beams, whose rows are all that is given where ``plain``."""
+        batched = check_inputs(type(self).__name__, (x, x, x), (self.embed_dim,) * 3, self.batch_first)
+        if not plain or self._extends or not batched or batch_and_length(x, self.batch_first)[1] != 1:
+            expected = "be a KVCache where there are masks, several steps, other keys, or weights to tell"
+            raise rejected(type(self).__name__, "cache", expected, "a BeamCache")
+        steps = 1 if self.batch_first else 0
+        return self_attention_step(self, x.squeeze(steps), cache).unsqueeze(steps)
 
     def _is_usual(self, x: Any) -> bool:
         """Whether a tensor is (B, N, E) and one product makes queries, keys and values of it."""

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _ATTENTION = (attention,)
 
 
-def remember(layer: MultiheadAttention, states: Tensor, lengths: Tensor) -> KeyRows:
-    """Return a layer's keys and values of sequences, to be read by :func:`read`.
+def project_memory(layer: MultiheadAttention, states: Tensor, lengths: Tensor) -> KeyRows:
+    """Return a layer's keys and values of sequences, to be read by :func:`cross_attention`.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def remember(layer: MultiheadAttention, states: Tensor, lengths: Tensor) -> KeyR
     return KeyRows.of(key, value, lengths)
 
 
-def read(layer: MultiheadAttention, query: Tensor, rows: KeyRows) -> Tensor:
+def cross_attention(layer: MultiheadAttention, query: Tensor, rows: KeyRows) -> Tensor:
     """Return what queries (R, E) read of the keys and values of sequences, as the layer's output (R, E).
 
     Those that read the same sequence stand together, as many of one as of another.
@@ -54,12 +54,12 @@ def read(layer: MultiheadAttention, query: Tensor, rows: KeyRows) -> Tensor:
     weight = layer.q_proj_weight if layer.in_proj_weight is None else layer.in_proj_weight[:E]
     assert weight is not None
     q = F.linear(query, weight, None if bias is None else bias[:E])
-    output: Tensor = layer.out_proj(_read(layer, q.view(-1, layer.num_heads, layer.head_dim), rows).flatten(1))
+    output: Tensor = layer.out_proj(_attended(layer, q.view(-1, layer.num_heads, layer.head_dim), rows).flatten(1))
     return output
 
 
-def among(layer: MultiheadAttention, states: Tensor, lengths: Tensor, which: Tensor) -> Tensor:
-    """Return what the steps of sequences read of each other, (N, E), where :func:`can_attend_among`.
+def packed_self_attention(layer: MultiheadAttention, states: Tensor, lengths: Tensor, which: Tensor) -> Tensor:
+    """Return what the steps of sequences read of each other, (N, E), where :func:`can_attend_packed`.
 
     Parameters
     ----------
@@ -72,20 +72,23 @@ def among(layer: MultiheadAttention, states: Tensor, lengths: Tensor, which: Ten
         Which sequence each belongs to.
     """
     assert layer.in_proj_weight is not None
-    rows = readable(F.linear(states, layer.in_proj_weight, layer.in_proj_bias))
+    rows = F.linear(states, layer.in_proj_weight, layer.in_proj_bias)
     q, k, v = rows.view(len(rows), 3, layer.num_heads, layer.head_dim).unbind(1)
-    output: Tensor = layer.out_proj(KeyRows.of(k, v, lengths).read(q, which).flatten(1))
+    output: Tensor = layer.out_proj(KeyRows.of(readable(k), readable(v), lengths).read(q, which).flatten(1))
     return output
 
 
-def can_attend_among(layer: MultiheadAttention, like: Tensor) -> bool:
-    """Whether :func:`among` can be used, on a tensor's device."""
+def can_attend_packed(layer: MultiheadAttention, like: Tensor) -> bool:
+    """Whether :func:`packed_self_attention` can be used, on a tensor's device."""
     usual = layer.in_proj_weight is not None and layer.rotary is None and not layer._extends
-    return usual and _is_kernels(layer, like)
+    return usual and _has_kernel(layer, like)
 
 
-def go_on(layer: MultiheadAttention, x: Tensor, cache: BeamCache) -> Tensor:
-    """Return what a step of beams (R, E) reads of the steps before it and of itself, as the layer's output (R, E)."""
+def self_attention_step(layer: MultiheadAttention, x: Tensor, cache: BeamCache) -> Tensor:
+    """Return what a step of beams (R, E) reads of the steps before it and of itself, as the layer's output (R, E).
+
+    A call that fails leaves the cache as it was: it may be tried again.
+    """
     E, H, D, bias = layer.embed_dim, layer.num_heads, layer.head_dim, layer.in_proj_bias
     if layer.in_proj_weight is not None:
         rows = F.linear(x, layer.in_proj_weight, bias).view(len(x), 3, H, D)
@@ -97,30 +100,20 @@ def go_on(layer: MultiheadAttention, x: Tensor, cache: BeamCache) -> Tensor:
         query, *others = (F.linear(x, w, b) for w, b in zip(weights, biases) if w is not None)
         q, both = query.view(-1, H, D), torch.stack(others, 1).unflatten(-1, (-1, D))
     if layer.rotary is not None:
-        start = len(cache)
-        turned = (layer.rotary(each[:, :, None], start)[:, :, 0] for each in (q, both[:, 0]))
-        q, key = turned
+        q, key = (layer.rotary(each[:, :, None], len(cache))[:, :, 0] for each in (q, both[:, 0]))
         both = torch.stack([key, both[:, 1]], 1)
-    return read_beams(layer, q, both, cache)
-
-
-def read_beams(layer: MultiheadAttention, q: Tensor, both: Tensor, cache: BeamCache) -> Tensor:
-    """Append a step's keys and values (R, 2, G, D), and return the layer's output (R, E) for queries (R, H, D).
-
-    A call that fails leaves the cache as it was: it may be tried again.
-    """
     cache.append(both)
     try:
-        output: Tensor = layer.out_proj(_read(layer, q, cache.rows).flatten(1))
+        output: Tensor = layer.out_proj(_attended(layer, q, cache.rows).flatten(1))
     except BaseException:
         cache.truncate(len(cache) - 1)
         raise
     return output
 
 
-def _read(layer: MultiheadAttention, q: Tensor, rows: KeyRows) -> Tensor:
+def _attended(layer: MultiheadAttention, q: Tensor, rows: KeyRows) -> Tensor:
     """Return the heads' outputs (R, H, D) of queries (R, H, D); those that see the same rows stand together."""
-    if _is_kernels(layer, q):
+    if _has_kernel(layer, q):
         return rows.read(q)
     k, v, mask = rows.gathered
     queries = q.unflatten(0, (len(k), -1)).transpose(1, 2)
@@ -128,7 +121,7 @@ def _read(layer: MultiheadAttention, q: Tensor, rows: KeyRows) -> Tensor:
     return output.transpose(1, 2).flatten(0, 1)
 
 
-def _is_kernels(layer: MultiheadAttention, like: Tensor) -> bool:
+def _has_kernel(layer: MultiheadAttention, like: Tensor) -> bool:
     """Whether a kernel of rows computes what a layer does: on the CPU, without gradients, while nobody looks on.
 
     Somebody who watches attention has put a function in the place of ours, which is to see the call.

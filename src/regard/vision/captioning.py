@@ -79,16 +79,23 @@ class Captioning(FolderRun[CaptionOptions]):
         from regard.training.loop import train
 
         files, here = self.open(resume)
+        start = Captioner.load(self.options.start) if self.options.start and not resume else None
         with self._images() as images:
             learn, valid = self._captions(images)
             torch.manual_seed(self.options.training.seed)  # an encoder that knows nothing is drawn
             encoder = open_encoder(self.options.encoder, self.options.data.side)
+            if start is not None:  # what does not fit is told before features are made
+                copy_captioner(self._captioner(encoder, start.vocabulary), start)
             learn, valid, sides = self._grids(images, encoder, learn, valid)
             record = {"data": learn.checksum(), "valid": valid.checksum(), "encoder": encoder.checksum(), **here}
-            start = Captioner.load(self.options.start) if self.options.start and not resume else None
             vocabulary = self._begun(files, record, learn, resume, None if start is None else start.vocabulary)
             torch.manual_seed(self.options.training.seed)
             captioner = self._captioner(encoder, vocabulary)
+            learned = sum(each.numel() for each in captioner.model.parameters())
+            self.say(
+                f"{self.options.kind} captioner, {learned:,} parameters learn, vocabulary of {len(vocabulary):,}, "
+                f"{self.options.encoder} with {encoder.rows} × {encoder.cols} places"
+            )
             if start is not None:
                 copy_captioner(captioner, start)
             batches, checks = (
@@ -250,11 +257,6 @@ class Captioning(FolderRun[CaptionOptions]):
         model = CAPTIONERS[self.options.kind][1](config)
         if self.options.tune == "full":
             model.grid.network = encoder
-        learned = sum(each.numel() for each in model.parameters())
-        self.say(
-            f"{self.options.kind} captioner, {learned:,} parameters learn, vocabulary of {len(vocabulary):,}, "
-            f"{self.options.encoder} with {encoder.rows} × {encoder.cols} places"
-        )
         return Captioner(model, encoder, vocabulary)
 
     def _batches(self, pairs: Pairs, grids: Grids, vocabulary: Vocabulary, mirror: bool) -> CaptionBatches:

@@ -9,8 +9,9 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from regard.engines.fused.kernels._kernel import kernel
-from regard.engines.fused.kernels.basics import FAST, at, exp, log, maximum, number
-from regard.engines.fused.kernels.linear import VECTOR
+from regard.engines.fused.kernels.basics import FAST, at, exp, log, number
+from regard.engines.fused.kernels.forward import row_max
+from regard.engines.fused.kernels.linear import VECTOR, splat
 
 #: Keys that go through a loop together.
 TOGETHER = 4
@@ -31,13 +32,6 @@ def lanes_of(typingctx, x):
         return ir.IntType(64)(_vector(x.dtype, context)[0])
 
     return types.int64(x), codegen
-
-
-def _splat(builder, vector, value):
-    """Return a register of a number alone."""
-    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
-    mask = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
-    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), mask)
 
 
 def _loop(builder, count, step, sums):
@@ -116,7 +110,7 @@ def below_peak(typingctx, s, count):
         maximum = builder.module.declare_intrinsic(f"llvm.maximum.v{lanes}f{8 * size}", fnty=pair)
         d, (peak,), close = _loop(builder, count, lanes, [ir.Constant(vector, [-math.inf] * lanes)])
         close([builder.call(maximum, [peak, builder.load(place(d), align=size)])])
-        wide = _splat(builder, vector, _reduced(builder, "fmaximum", vector, peak))
+        wide = splat(builder, vector, _reduced(builder, "fmaximum", vector, peak))
         d, _, close = _loop(builder, count, lanes, [])
         builder.store(builder.fsub(builder.load(place(d), align=size), wide), place(d), align=size)
         close([])
@@ -153,7 +147,7 @@ def add_values(typingctx, o, a0, a1, a2, a3, v0, v1, v2, v3, count):
         def place(base, d):
             return builder.bitcast(builder.gep(base, [d]), vector.as_pointer())
 
-        wide = [_splat(builder, vector, each) for each in weights]
+        wide = [splat(builder, vector, each) for each in weights]
         d, _, close = _loop(builder, count, lanes, [])
         total = builder.load(place(o, d), align=size)
         for weight, value in zip(wide, values):
@@ -209,15 +203,6 @@ def weighted_sum(o, v, kv_row, rows, n, D, s, scale):
 
 
 @njit(**FAST)
-def largest(x, count):
-    """Return the largest of some numbers, NaN if one is; −∞ of none."""
-    peak = -number(math.inf, x)
-    for j in range(count):
-        peak = maximum(peak, x[j])
-    return peak
-
-
-@njit(**FAST)
 def sum_of_exponentials(x, count, peak):
     """Return ``Σ exp(x − peak)``."""
     total = number(0.0, x)
@@ -261,6 +246,6 @@ def log_sums(x, x_row, first, last, N, run, total, maxima):
     for r in range(first, last):
         row, peaks = at(x, r * x_row), at(maxima, r * runs)
         for j in range(runs):
-            peaks[j] = largest(at(row, j * run), min(run, N - j * run))
-        peak = largest(peaks, runs)
+            peaks[j] = row_max(row, j * run, min((j + 1) * run, N))
+        peak = row_max(peaks, 0, runs)
         total[r] = peak if abs(peak) == infinity else peak + log(sum_of_exponentials(row, N, peak))

@@ -28,6 +28,13 @@ VECTOR = _vector_bytes()
 WIDE = 4 if VECTOR == 64 else 2
 
 
+def splat(builder, vector, value):
+    """Return a register of a number alone."""
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
+    mask = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), mask)
+
+
 def _panel(rows, vectors):
     """Return the product for a number of rows and of vectors of lanes."""
 
@@ -44,11 +51,6 @@ def _panel(rows, vectors):
 
             def place(base, row, n):
                 return builder.bitcast(builder.gep(base, [builder.add(row, whole(n * lanes))]), vector.as_pointer())
-
-            def splat(value):
-                first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
-                mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
-                return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), mask)
 
             entry = builder.block
             head = builder.append_basic_block("panel.head")
@@ -69,7 +71,7 @@ def _panel(rows, vectors):
             column = builder.mul(t, c_col)
             for m in range(rows):
                 coefficient = builder.load(builder.gep(c, [builder.add(builder.mul(c_row, whole(m)), column)]))
-                wide = splat(coefficient)
+                wide = splat(builder, vector, coefficient)
                 for n in range(vectors):
                     term = builder.fmul(wide, values[n], flags=("contract",))
                     sums[m][n].add_incoming(builder.fadd(sums[m][n], term, flags=("contract",)), body)

@@ -29,7 +29,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_kernel_of_every_family_is_compiled() -> None:
     passes = {f"{family}.{half}" for family in ("additive", "dot", "radial") for half in ("forward", "backward")}
-    assert set(KERNELS.names()) == passes | {SMALL}
+    assert set(KERNELS.names()) == passes | {SMALL, "decoding.read_rows", "decoding.log_sums"}
 
 
 @pytest.mark.campaign

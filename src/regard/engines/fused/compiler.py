@@ -69,6 +69,9 @@ _DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
 
 _FASTMATH: Final = {"contract", "nsz", "reassoc"}  # sums may be reordered; NaN and infinity stay what they are
 
+#: Modules whose kernels are compiled in a second or two, once: nobody who translates need be told.
+_QUICK: Final = ("decoding",)
+
 Function = Callable[..., None]
 
 #: A warning, although nothing is wrong: logging shows these to whoever has set up no logging, and only these.
@@ -156,12 +159,10 @@ class Kernels:
         if code is not None:
             with suppress(RuntimeError):  # it does not link: compile again
                 return _linked(code, dtype)
-        often = (
-            "once on this machine"
-            if kernel_cache.folder()
-            else "anew in each process, as no cache folder can be written"
-        )
-        _log.warning(
+        kept = kernel_cache.folder() is not None
+        often = "once on this machine" if kept else "anew in each process, as no cache folder can be written"
+        _log.log(
+            logging.INFO if kept and name.partition(".")[0] in _QUICK else logging.WARNING,
             "regard is compiling its kernel %s for %s, %s; this may take a minute (regard warmup compiles them all).",
             *(name, _DTYPES[dtype], often),
         )

@@ -259,3 +259,28 @@ def test_a_bare_model_has_the_same_rows() -> None:
         bare(decoder, {"pooling": "first"})
     with pytest.raises(ValueError, match=r"model\.pooling must be one of"):
         bare(encoder, {"pooling": "last"})
+
+
+def test_filters_of_windows_learn_and_go_on_in_another_classifier(start: Path, data: Path, tmp_path: Path) -> None:
+    asked = options(
+        data, start=str(start), head={"filters": 8, "window": 2, "dropout": 0.1},
+        training={"epochs": 12.0, "learning_rate": 6e-3},
+    )  # fmt: skip
+    first, _ = FineTuning(asked, tmp_path / "first", lambda _: None).train()
+    assert right(first) > 0.99 and first.model.windows is not None
+    still = {"steps": 1, "learning_rate": 1e-12}
+    other = tmp_path / "other.tsv"
+    other.write_text(data.read_text().replace("\tyes", "\tfine"))
+    for name, source, same in (("second", data, True), ("third", other, False)):
+        begun = options(
+            source, start=str(tmp_path / "first"), head={"filters": 8, "window": 2, "dropout": 0.1}, training=still
+        )
+        made, _ = FineTuning(begun, tmp_path / name, lambda _: None).train()
+        assert made.model.windows is not None
+        for one, two in zip(made.model.windows.parameters(), first.model.windows.parameters()):
+            torch.testing.assert_close(one, two)
+        assert torch.allclose(made.model.output.weight, first.model.output.weight) == same
+    plain, _ = FineTuning(options(data, start=str(tmp_path / "first"), training=still), tmp_path / "fourth").train()
+    assert plain.model.windows is None
+    with pytest.raises(ValueError, match=r"head\.window must be left out without filters, got 4"):
+        options(data, head={"window": 4})

@@ -157,6 +157,26 @@ def test_hard_attention_begins_with_soft(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("frozen")
+def test_a_glimpse_that_is_new_changes_nothing_at_first(data: Path, tmp_path: Path) -> None:
+    plain = SMALL | {"glimpse": False}
+    Captioning(options(data, model=plain, training={"steps": 3}), tmp_path / "first", quiet).train()
+    begun = options(
+        data, model=SMALL | {"glimpse": True}, start=str(tmp_path / "first"),
+        data={"features": str(tmp_path / "first" / "features.safetensors")},
+        training={"steps": 1, "learning_rate": 1e-12},
+    )  # fmt: skip
+    glimpsing, _ = Captioning(begun, tmp_path / "second", quiet).train()
+    first = Captioner.load(tmp_path / "first")
+    source = torch.rand(2, glimpsing.model.config.places, glimpsing.model.config.sources)
+    lengths = torch.full((2,), glimpsing.model.config.places)
+    written = torch.tensor([[1, 3, 4], [1, 5, 6]])
+    with torch.no_grad():
+        one, other = (each.model.eval()(source, lengths, written) for each in (glimpsing, first))
+    assert one.std() > 0
+    torch.testing.assert_close(one, other)
+
+
+@pytest.mark.usefixtures("frozen")
 def test_what_is_wrong_with_the_data_is_told_and_counted(data: Path, tmp_path: Path) -> None:
     images = tmp_path / "images"
     shutil.copytree(data / "images", images)

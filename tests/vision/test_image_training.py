@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lightning.pytorch import Callback
 
 from regard.data.preprocessing import Preprocessing
 from regard.models import ImageClassifier, VisionTransformer, VisionTransformerConfig, load, save
+from regard.models.folders import ModelFileError
 from regard.vision.classification import ImageTraining
 from regard.vision.classification_options import ImageClassificationOptions
 from regard.vision.image_classifier import PictureClassifier
@@ -193,3 +195,23 @@ def test_what_is_refused(data: Path, tmp_path: Path) -> None:
 def test_options_that_are_refused(table: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=sentence):
         ImageTraining(ImageClassificationOptions.from_table(table), tmp_path)
+
+
+def test_labels_by_mirror_images_too(data: Path, tmp_path: Path) -> None:
+    asked = options(data, **NETWORK, mirror=True, training={"epochs": 2.0, "learning_rate": 1e-2})
+    made, _ = ImageTraining(asked, tmp_path / "both", lambda _: None).train()
+    both = PictureClassifier.load(tmp_path / "both")
+    assert both.preprocessing == made.preprocessing and both.preprocessing.mirror
+    pixels = drawn(12)[0][..., None]
+    one = PictureClassifier(both.model, replace(both.preprocessing, mirror=False))
+    parts = [one.probabilities(each) for each in (pixels, pixels[:, :, ::-1])]
+    assert (parts[0] - parts[1]).abs().max() > 1e-4
+    torch.testing.assert_close(both.probabilities(pixels), (parts[0] + parts[1]) / 2)
+    again, _ = ImageTraining(
+        options(data, start=str(tmp_path / "both"), training={"steps": 1}), tmp_path / "then", lambda _: None
+    ).train()
+    assert not again.preprocessing.mirror, "it is asked for each time"
+    described = tmp_path / "both" / "preprocessor_config.json"
+    described.write_text(described.read_text().replace('"mirror": true', '"mirror": "yes"'))
+    with pytest.raises(ModelFileError, match="have a mirror that is true or false"):
+        PictureClassifier.load(tmp_path / "both")

@@ -10,6 +10,7 @@ from regard._errors import in_section, rejected, unknown_name
 from regard._schema import Options, option, section
 from regard.language.options import KINDS, TOKENIZERS, TokenizerOptions
 from regard.models import DecoderLM, EncoderLM
+from regard.models.heads import WINDOW
 from regard.training.classifier_options import ClassifierOptions, ClassifierTrainingOptions
 
 TUNES = ("full", "frozen", "lora")
@@ -53,6 +54,23 @@ class LoRAOptions(Options):
 
 
 @dataclass(frozen=True)
+class HeadOptions(Options):
+    """What scores labels: one row that stands for a text, or what filters find in windows of tokens."""
+
+    filters: int = option(0, "filters of windows of each width, whose largest and mean values are scored (Kim 2014); 0 "
+                          "for one row of the model", least=0, most=1 << 14, flag="--filters",
+                          short="Score what so many filters of windows find.")  # fmt: skip
+    window: int = option(WINDOW, "tokens of the widest window; all from 1 on are read", least=1, most=64)
+    dropout: float = option(0.5, "share of what filters find that is zeroed", least=0, below=1)
+
+    def check(self) -> None:
+        """Raise where an option has no effect."""
+        if not self.filters:
+            for name in ("window", "dropout"):
+                self.leave_out(name, "without filters")
+
+
+@dataclass(frozen=True)
 class ClassificationOptions(ClassifierOptions):
     """Everything that a run is asked for."""
 
@@ -70,6 +88,7 @@ class ClassificationOptions(ClassifierOptions):
     tokenizer: TokenizerOptions = section(TokenizerOptions, "how text is split")
     model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's; with start dropout, "
                                    "attention_dropout and pooling in place of its own")  # fmt: skip
+    head: HeadOptions = section(HeadOptions, "what scores labels")
     training: ClassifierTrainingOptions = section(ClassifierTrainingOptions, "how to train")
 
     def check(self) -> None:

@@ -86,18 +86,22 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         options = self.options
         if not options.start:
             trunk = KINDS[options.kind][1](options.model_config(len(tokenizer)))
-            return SequenceClassifier(trunk, names, trunk.config.dropout).train()
+            return self._classifier(trunk, names, bias=True).train()
         loaded = load(options.start, dtype=torch.float32)
         trunk = loaded.model if isinstance(loaded, Head) else loaded
         if not isinstance(trunk, EncoderLM | DecoderLM):
             raise rejected("train", options.start, "be the folder of a language model", type(loaded).__name__)
         check_tokenizer(trunk, tokenizer, "train", options.start)
         trunk = bare(trunk, options.model)
-        head = loaded.output if isinstance(loaded, SequenceClassifier) and loaded.labels == tuple(names) else None
-        bias = head is None or head.bias is not None
-        model = SequenceClassifier(trunk, names, trunk.config.dropout, bias=bias)
-        if head is not None:
-            model.output.load_state_dict(head.state_dict())
+        before = loaded if isinstance(loaded, SequenceClassifier) else None
+        if before is not None and (before.filters, before.window) != (options.head.filters, options.head.window):
+            before = None  # its head is another one
+        scored = before.output if before is not None and before.labels == tuple(names) else None
+        model = self._classifier(trunk, names, bias=scored is None or scored.bias is not None)
+        if before is not None and before.windows is not None and model.windows is not None:
+            model.windows.load_state_dict(before.windows.state_dict())
+        if scored is not None:
+            model.output.load_state_dict(scored.state_dict())
         if options.tune == "frozen":
             model.model.requires_grad_(False)
         elif options.tune == "lora":
@@ -105,6 +109,11 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         if isinstance(model.model, EncoderLM) and model.model.pooler is not None:
             model.model.pooler.requires_grad_(True)  # it belongs to the head: no language model needs one
         return model.train()
+
+    def _classifier(self, trunk: EncoderLM | DecoderLM, names: list[str], *, bias: bool) -> SequenceClassifier:
+        head = self.options.head
+        dropout = head.dropout if head.filters else trunk.config.dropout
+        return SequenceClassifier(trunk, names, dropout, bias=bias, filters=head.filters, window=head.window)
 
     def _describe(self, model: SequenceClassifier, tokenizer: Tokenizer) -> None:
         kind = "decoder" if isinstance(model.model, DecoderLM) else "encoder"

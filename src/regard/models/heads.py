@@ -16,10 +16,12 @@ from regard._constraints import probability
 from regard._errors import rejected
 from regard.models.decoder_lm import DecoderLM
 from regard.models.encoder_lm import EncoderLM
-from regard.models.pooling import pooled
+from regard.models.pooling import WindowFeatures, pooled
 
 #: What a head may stand on.
 LanguageModel = EncoderLM | DecoderLM
+#: Tokens of the widest window that filters read.
+WINDOW = 3
 
 
 class Head(nn.Module, ABC):
@@ -36,6 +38,8 @@ class Head(nn.Module, ABC):
         Of the scores.
     pad : int, optional
         The number of padding, by which it is told where ``keep`` is not given.
+    features : int, optional
+        How many of a sequence, or of a token, are scored; those of its rows by default.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Head(nn.Module, ABC):
         *,
         bias: bool = True,
         pad: int | None = None,
+        features: int | None = None,
     ) -> None:
         super().__init__()
         self.labels = tuple(labels)
@@ -53,7 +58,8 @@ class Head(nn.Module, ABC):
             raise rejected(type(self).__name__, "labels", "be at least two, all different", list(labels)[:5])
         self.model = model
         self.dropout = nn.Dropout(probability(self, "dropout", dropout))
-        self.output = nn.Linear(self.parts * model.config.width, len(self.labels), bias=bias)
+        features = self.parts * model.config.width if features is None else features
+        self.output = nn.Linear(features, len(self.labels), bias=bias)
         self.pad = pad
         self.reset_parameters()
 
@@ -85,12 +91,6 @@ class Head(nn.Module, ABC):
             return self.model(tokens, keep=keep, **inputs)
         return self.model.features(tokens, **inputs)
 
-    def sequence(self, tokens: Tensor, keep: Tensor | None, **inputs: Any) -> Tensor:
-        """Return one row (B, E) for each sequence, by the config's ``pooling``."""
-        if keep is None and self.pad is not None:
-            keep = tokens != self.pad
-        return self.model.pool(self.rows(tokens, keep, **inputs), keep)
-
     def extra_repr(self) -> str:
         """Return the labels, or how many there are."""
         return f"labels={list(self.labels)}" if len(self.labels) <= 5 else f"{len(self.labels)} labels"
@@ -99,6 +99,16 @@ class Head(nn.Module, ABC):
 class SequenceClassifier(Head):
     """Score labels of whole sequences: of one text, or of two that stand one behind the other.
 
+    Parameters
+    ----------
+    model, labels, dropout, bias, pad
+        As :class:`Head` has them.
+    filters : int, default 0
+        Where it is above 0, what so many filters find in windows of each width is scored, in place of one row that
+        stands for the sequence; see :class:`~regard.models.pooling.WindowFeatures`.
+    window : int, default 3
+        Tokens of the widest window.
+
     Examples
     --------
     >>> from regard.models import EncoderLM, EncoderLMConfig, SequenceClassifier
@@ -106,6 +116,29 @@ class SequenceClassifier(Head):
     >>> model(torch.tensor([[3, 1, 4]])).shape
     torch.Size([1, 2])
     """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        labels: Sequence[str],
+        dropout: float = 0.1,
+        *,
+        bias: bool = True,
+        pad: int | None = None,
+        filters: int = 0,
+        window: int = WINDOW,
+    ) -> None:
+        windows = WindowFeatures(model.config.width, filters, window) if filters else None
+        features = None if windows is None else windows.features
+        super().__init__(model, labels, dropout, bias=bias, pad=pad, features=features)
+        self.filters, self.window, self.windows = filters, window, windows
+
+    def sequence(self, tokens: Tensor, keep: Tensor | None, **inputs: Any) -> Tensor:
+        """Return the features of each sequence that are scored, (B, ·)."""
+        if keep is None and self.pad is not None:
+            keep = tokens != self.pad
+        rows = self.rows(tokens, keep, **inputs)
+        return self.model.pool(rows, keep) if self.windows is None else self.windows(rows, keep)
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None, **inputs: Any) -> Tensor:
         """Return the logits (B, C)."""

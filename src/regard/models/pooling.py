@@ -1,12 +1,15 @@
-"""What stands for a sequence: one row of a model's, or what all its rows have in common.
+"""What stands for a sequence: one row of a model's, or what all its rows have in common, or what filters find in them.
 
-Dimensions: B batch, L tokens, E width.
+Dimensions: B batch, L tokens, E width, K widths of windows, F filters of each.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard._constraints import size
 
 #: What can stand for a sequence of a model that reads both ways, and of one that reads forward.
 OF_ENCODERS, OF_DECODERS = ("first", "mean", "max"), ("last", "mean", "max")
@@ -40,3 +43,64 @@ def pooled(pooling: str, rows: Tensor, keep: Tensor | None = None) -> Tensor:
         return torch.where(real | ~real.any(1, keepdim=True), rows, -torch.inf).amax(1)
     share = real.to(rows.dtype)
     return (rows * share).sum(1) / share.sum(1).clamp(min=1)
+
+
+class WindowFeatures(nn.Module):
+    """The largest and the mean value of filters in all windows of up to K tokens (Kim 2014, arXiv 1408.5882).
+
+    ::
+
+        f_kt = relu(W_k [x_t; …; x_{t+k−1}] + b_k)          k = 1 … K
+        features = [max_t f_1t; …; max_t f_Kt; mean_t f_1t; …; mean_t f_Kt]
+
+    Windows reach over both ends of a sequence, where they find zeros; each holds one of its tokens at least.
+
+    Parameters
+    ----------
+    width : int
+        E.
+    filters : int
+        F.
+    window : int
+        K.
+
+    Attributes
+    ----------
+    features : int
+        How many there are, 2·K·F.
+
+    Examples
+    --------
+    >>> found = WindowFeatures(16, filters=5, window=3)
+    >>> found(torch.zeros(2, 7, 16), torch.ones(2, 7, dtype=torch.bool)).shape
+    torch.Size([2, 30])
+    """
+
+    def __init__(self, width: int, filters: int, window: int) -> None:
+        super().__init__()
+        width, filters, window = (
+            size(self, name, given) for name, given in (("width", width), ("filters", filters), ("window", window))
+        )
+        self.convolutions = nn.ModuleList(nn.Conv1d(width, filters, k, padding=k - 1) for k in range(1, window + 1))
+        self.features = 2 * window * filters
+
+    def reset_parameters(self) -> None:
+        """Draw the filters as torch does."""
+        for each in self.convolutions:
+            each.reset_parameters()  # type: ignore[operator]
+
+    def forward(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Return features (B, 2·K·F) of rows (B, L, E), of which ``keep`` (B, L) says which are real; all by default.
+
+        A sequence without any has features of 0.
+        """
+        keep = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device) if keep is None else keep
+        by_column = torch.where(keep.unsqueeze(-1), rows, 0.0).transpose(1, 2)  # (B, E, L)
+        real = keep.to(rows.dtype).unsqueeze(1)  # (B, 1, L)
+        largest, means = [], []
+        for k, convolution in enumerate(self.convolutions, 1):
+            holds = F.max_pool1d(F.pad(real, (k - 1, k - 1)), k, 1)  # (B, 1, L + k − 1)
+            found = F.relu(convolution(by_column)) * holds  # (B, F, L + k − 1)
+            largest.append(found.amax(-1))
+            means.append(found.sum(-1) / holds.sum(-1).clamp(min=1))
+        return torch.cat(largest + means, -1)

@@ -65,7 +65,7 @@ FORMATS = {
 }
 
 #: What config.json may say of a head.
-_HEAD_OPTIONS: dict[str, Any] = {"teacher": bool, "bias": bool, "pad": int | None}
+_HEAD_OPTIONS: dict[str, Any] = {"teacher": bool, "bias": bool, "pad": int | None, "filters": int, "window": int}
 
 
 def load(folder: str | Path, *, dtype: torch.dtype | None = None) -> Stored:
@@ -128,8 +128,8 @@ def _format(described: Any) -> str | None:
 def save(model: Stored, folder: str | Path) -> None:
     """Write a model of language or of images to a folder that transformers reads, if it is one that transformers knows.
 
-    Another score, normalizer or kind of positions than its families have, a window with sinks, a classifier of pairs,
-    a residual network, and a vision transformer with convolutions or windows are kept in a folder that only
+    Another score, normalizer or kind of positions than its families have, a window with sinks, a classifier of pairs or
+    by filters, a residual network, and a vision transformer with convolutions or windows are kept in a folder that only
     :func:`load` reads.
 
     Parameters
@@ -162,6 +162,8 @@ def save(model: Stored, folder: str | Path) -> None:
             config["teacher"] = model.taught is not None
         elif isinstance(model, Head):
             config |= {"bias": model.output.bias is not None, "pad": model.pad}
+        if isinstance(model, SequenceClassifier):
+            config |= {"filters": model.filters, "window": model.window}
     save_model(folder, model, config)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard._errors import rejected
@@ -37,6 +38,8 @@ from regard.text.ragged import pad
 from regard.text.vocabulary import Vocabulary
 from regard.vision.encoders import TOGETHER, ImageEncoder, build_encoder
 
+#: The weights of a recurrent decoder of what enters its first layer.
+_ENTERING = "decoder.weight_ih_l0"
 FORMAT, VERSION, TARGET = "regard.captioner", 1, "target.json"
 #: Tokens that are written at most, where nothing else is asked.
 LONGEST = 50
@@ -211,6 +214,8 @@ class Captioner:
 def copy_captioner(captioner: Captioner, start: Captioner) -> None:
     """Give a captioner the parameters of another one; hard attention may begin with those of soft attention.
 
+    A glimpse of the whole image may be new: its weights are 0 at first, and the captioner writes what the other wrote.
+
     Raises
     ------
     ValueError
@@ -224,12 +229,19 @@ def copy_captioner(captioner: Captioner, start: Captioner) -> None:
     taken = captioner.model.state_dict()
     for name, tensor in captioner.model.named_parameters():
         other = known.get(_plain(name))
+        if name == _ENTERING and other is not None and _begins_to_glimpse(captioner, start):
+            other = F.pad(other, (0, captioner.model.config.states))  # the glimpse is what enters last
         if other is None or other.shape != tensor.shape:
             got = "none" if other is None else f"of shape {tuple(other.shape)}"
             expected = f"have parameters as the options describe them: {name} of shape {tuple(tensor.shape)}"
             raise rejected("train", "start", expected, got)
         taken[name] = other
     captioner.model.load_state_dict(taken)
+
+
+def _begins_to_glimpse(captioner: Captioner, start: Captioner) -> bool:
+    ours, theirs = (getattr(each.model.config, "glimpse", False) for each in (captioner, start))
+    return bool(ours and not theirs)
 
 
 def _plain(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,7 @@ class ImageTraining(ClassificationRun[ImageClassificationOptions, LabelledImages
         assert self._preprocessing is not None
         self._valid = valid
         how = self._preprocessing if self.options.start else self._preprocessing.with_statistics(learn.pixels)
+        how = replace(how, mirror=self.options.mirror)
         torch.manual_seed(self.options.training.seed)
         model = self._model(how, names)
         kind = "vision transformer" if isinstance(model.model, VisionTransformer) else "residual network"

@@ -92,6 +92,8 @@ class PictureClassifier:
     def probabilities(self, pixels: np.ndarray, *, batch: int = 128, precision: str = "float32") -> Tensor:
         """Return the probability of each label, (N, K), on the CPU.
 
+        Where the preprocessing says so, it is the mean of those of an image and of its mirror image.
+
         Parameters
         ----------
         pixels : ndarray (N, h, w, C) of uint8
@@ -106,7 +108,8 @@ class PictureClassifier:
         for begin in range(0, len(pixels), batch):
             part = np.ascontiguousarray(pixels[begin : begin + batch])
             images = self.preprocessing.normalized(torch.from_numpy(part)).to(device)
+            sides = [images, images.flip(-1)] if self.preprocessing.mirror else [images]
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-                logits = self.model(images)
-            made[begin : begin + batch] = logits.float().softmax(1).cpu()
+                shares = [self.model(side).float().softmax(1) for side in sides]
+            made[begin : begin + batch] = torch.stack(shares).mean(0).cpu()
         return made

@@ -131,6 +131,7 @@ def head_of(family: Family, model: nn.Module) -> str | None:
             # Their scores of sequences have no bias where they stand on decoders.
             bias = family.model is EncoderLM or end != "ForSequenceClassification"
             fits = type(model) is HEADS[end] and (model.output.bias is not None) == bias  # type: ignore[union-attr]
+            fits = fits and not getattr(model, "filters", 0)
         if fits and isinstance(trunk, family.model):
             return end
     return None

@@ -1,0 +1,89 @@
+"""What filters find in windows of tokens: against loops, whatever is padded, and in folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from regard.models import EncoderLM, EncoderLMConfig, SequenceClassifier, load, save
+from regard.models.folders import ModelFileError
+from regard.models.pooling import WindowFeatures
+
+SMALL = EncoderLMConfig(50, width=16, layers=1, heads=2)
+
+
+def expected(layer: WindowFeatures, rows: Tensor) -> Tensor:
+    """Return the features of one sequence (n, E), window by window, in float64."""
+    largest, means = [], []
+    for k, convolution in enumerate(layer.convolutions, 1):
+        weight, bias = convolution.weight.double(), convolution.bias.double()  # (F, E, k)
+        wide = torch.cat([rows.new_zeros(k - 1, rows.shape[1]), rows, rows.new_zeros(k - 1, rows.shape[1])]).double()
+        found = [
+            torch.stack([(weight[f] * wide[t : t + k].T).sum() + bias[f] for f in range(len(weight))]).clamp(min=0)
+            for t in range(len(rows) + k - 1)
+        ]
+        largest.append(torch.stack(found).max(0).values)
+        means.append(torch.stack(found).mean(0))
+    return torch.cat(largest + means)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_features_are_those_of_loops_whatever_is_padded(data: st.DataObject) -> None:
+    torch.manual_seed(data.draw(st.integers(0, 999)))
+    width, filters, window = (data.draw(st.integers(1, most)) for most in (5, 4, 5))
+    layer = WindowFeatures(width, filters, window)
+    lengths = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=4))
+    size = data.draw(st.sampled_from([1e-3, 1.0, 1e3]))
+    L = max(lengths) + data.draw(st.integers(0, 3))
+    rows, keep = torch.full((len(lengths), L, width), data.draw(st.sampled_from([0.0, 7.0, torch.nan]))), []
+    kept = torch.zeros(len(lengths), L, dtype=torch.bool)
+    for b, n in enumerate(lengths):
+        first = data.draw(st.integers(0, L - n))  # padding on either side
+        keep.append(size * torch.randn(n, width))
+        rows[b, first : first + n], kept[b, first : first + n] = keep[-1], True
+    with torch.no_grad():
+        found = layer(rows, kept)
+        wanted = torch.stack([expected(layer, each) for each in keep])
+    assert found.shape == (len(lengths), layer.features) == (len(lengths), 2 * window * filters)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5 * size, rtol=1e-5)
+
+
+def test_a_sequence_without_tokens_has_features_of_zero_and_finite_gradients() -> None:
+    layer = WindowFeatures(3, 2, 2)
+    rows = torch.randn(2, 4, 3, requires_grad=True)
+    keep = torch.tensor([[True, True, False, False], [False] * 4])
+    found = layer(rows, keep)
+    found.sum().backward()
+    assert found[1].abs().max() == 0 and found[0].abs().max() > 0
+    assert rows.grad is not None and rows.grad[1].abs().max() == 0 and bool(rows.grad.isfinite().all())
+
+
+def test_a_classifier_by_filters_comes_back_from_its_folder_which_is_ours(tmp_path: Path) -> None:
+    model = SequenceClassifier(EncoderLM(SMALL), ["a", "b", "c"], 0.5, filters=6, window=2, pad=0).eval()
+    assert model.output.in_features == 24
+    save(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["format"], config["filters"], config["window"]) == ("regard.language_model", 6, 2)
+    again = load(tmp_path)
+    assert isinstance(again, SequenceClassifier) and (again.filters, again.window) == (6, 2)
+    tokens = torch.tensor([[3, 1, 4, 0], [1, 5, 9, 2]])
+    assert torch.equal(again(tokens, keep=tokens != 0), model(tokens))  # padding is told by its number
+    (tmp_path / "config.json").write_text(json.dumps(config | {"filters": "many"}))
+    with pytest.raises(ModelFileError, match="have a field 'filters' that a head knows"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"filters": 7}))
+    with pytest.raises(ModelFileError, match=r"(model\.safetensors|config\.json)"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(("given", "name"), [((0, 1, 1), "width"), ((4, 2, 0), "window"), ((4, -1, 1), "filters")])
+def test_sizes_that_make_no_sense_are_refused(given: tuple[int, int, int], name: str) -> None:
+    with pytest.raises(ValueError, match=f"WindowFeatures: {name} must be"):
+        WindowFeatures(*given)

@@ -61,6 +61,26 @@ TASKS: dict[str, tuple[str, dict[str, Any], str]] = {
         "NB-SVM 91.2",
     ),
 }
+#: Settings beside those, of models of a recipe: filters of windows read vectors that know nothing of their neighbours.
+BESIDE: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
+    "imdb-vectors": {
+        "sst2": {"head": {"filters": 128}, "training": {"epochs": 5.0}},
+        "trec": {
+            "head": {"filters": 128},
+            "training": {"epochs": 8.0, "learning_rate": 1e-3},
+            "data": {"held_out": 0.05},
+        },
+        "imdb": {"head": {"filters": 128}, "training": {"epochs": 3.0}, "data": {"length": 1024}},
+    }
+}
+
+
+def settings(task: str, recipe: str) -> dict[str, Any]:
+    """Return the settings of a task's classifiers on models of a recipe."""
+    made: dict[str, Any] = json.loads(json.dumps(TASKS[task][1]))
+    for section, values in BESIDE.get(recipe, {}).get(task, {}).items():
+        made[section] = made.get(section, {}) | values
+    return made
 
 
 def pretrain(imdb: Path, folder: Path) -> None:
@@ -94,7 +114,7 @@ def joined(source: Path, folder: Path) -> str:
 
 def tuned(task: str, data: Path, pretrained: Path, start: str, seed: int) -> dict[str, Any]:
     """Return what a classifier reaches on a task, begun with one of STARTS."""
-    valid, changes = data / f"{task}.valid.tsv.gz", json.loads(json.dumps(TASKS[task][1]))
+    valid, changes = data / f"{task}.valid.tsv.gz", settings(task, pretrained.name)
     if task == "imdb":
         files = {"data": str(data / "train.tsv.gz"), "valid": str(data / "valid.tsv.gz")}
         test = data / "test.tsv.gz"

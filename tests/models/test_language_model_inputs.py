@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from regard.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig, SequenceClassifier
+from regard.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig, SequenceClassifier, load, save
 
 MODELS = [DecoderLM(DecoderLMConfig(50, width=16, longest=4)), EncoderLM(EncoderLMConfig(50, width=16, longest=4))]
 
@@ -55,3 +57,23 @@ def test_the_mean_of_a_sequences_rows_leaves_padding_out(pooled: bool) -> None:
         row = torch.tanh(model.model.pooler(row)) if pooled else row
         torch.testing.assert_close(logits[i], model.output(row), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(model(tokens[:1]), logits[:1], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_an_encoder_without_blocks_is_its_embedding(shared: bool, norm_first: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = EncoderLMConfig(9, width=8, heads=2, layers=0, longest=4, shared=shared, norm_first=norm_first)
+    model = EncoderLM(config).eval()
+    assert not [name for name in model.state_dict() if name.startswith("blocks")]
+    tokens = torch.tensor([[3, 1, 3, 8]])
+    rows = model.embedding(tokens) + model.positions.learned.weight + model.segments.weight[0]
+    norm = model.norm if norm_first else model.embedding_norm
+    torch.testing.assert_close(model(tokens), norm(rows))
+    save(model, tmp_path)
+    again = load(tmp_path)
+    assert isinstance(again, EncoderLM) and torch.equal(again(tokens), model(tokens))
+    with pytest.raises(ValueError, match="layers must be at least 0 and at most 200, got -1"):
+        EncoderLMConfig(9, layers=-1)
+    with pytest.raises(ValueError, match="layers must be at least 1 and at most 200, got 0"):
+        DecoderLMConfig(9, layers=0)

@@ -21,7 +21,7 @@ from regard._errors import described, rejected, shape
 from regard._schema import option
 from regard.masks import Mask, MaskLike
 from regard.models._block import Block, BlockStack, PositionEmbedding, draw, embedded, norm, rotary
-from regard.models._parts import size
+from regard.models._parts import DEEPEST, size
 from regard.models.language_config import LanguageConfig
 from regard.models.pooling import OF_ENCODERS, pooled
 from regard.nn.feed_forward import ACTIVATIONS
@@ -34,6 +34,8 @@ class EncoderLMConfig(LanguageConfig):
     """Everything that an :class:`~regard.models.EncoderLM` is built from."""
 
     function = "EncoderLMConfig"
+    layers: int = option(4, "blocks, one after the other; without any, rows are those of the embedding", least=0,
+                         most=2 * DEEPEST)  # fmt: skip
     norm_first: bool = option(False, "whether what enters a block is normalized, or each sum")
     segments: int = option(2, "kinds of segments that a token may belong to; 0 for none", least=0, most=1 << 16)
     #: Lan 2019, arXiv 1909.11942, as the next.
@@ -120,7 +122,7 @@ class EncoderLM(BlockStack):
         self.embedding_norm = nn.Identity() if config.norm_first else norm(config, W)
         self.widen = nn.Linear(W, E) if W != E else None
         self.dropout = nn.Dropout(config.dropout)
-        made = [Block(config, config.norm_first) for _ in range(1 if config.shared else config.layers)]
+        made = [Block(config, config.norm_first) for _ in range(min(config.layers, 1) if config.shared else config.layers)]
         self.blocks = nn.ModuleList(made)  # type: ignore[assignment]
         self.norm = norm(config) if config.norm_first else nn.Identity()
         self.rotary = rotary(config)

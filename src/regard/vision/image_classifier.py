@@ -106,8 +106,8 @@ class PictureClassifier:
         device = next(self.model.parameters()).device
         made = torch.empty(len(pixels), len(self.labels))
         for begin in range(0, len(pixels), batch):
-            part = np.ascontiguousarray(pixels[begin : begin + batch])
-            images = self.preprocessing.normalized(torch.from_numpy(part)).to(device)
+            part = torch.from_numpy(np.array(pixels[begin : begin + batch]))  # a copy: pixels may be read-only
+            images = self.preprocessing.normalized(part).to(device)
             sides = [images, images.flip(-1)] if self.preprocessing.mirror else [images]
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 shares = [self.model(side).float().softmax(1) for side in sides]

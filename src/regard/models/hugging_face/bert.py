@@ -82,7 +82,7 @@ def _write(config: EncoderLMConfig) -> Described | None:
         return None
     if not (config.bias and config.qkv_bias is not False and config.out_bias is not False and config.segments):
         return None
-    if config.pooling != "first":
+    if config.pooling != "first" or not config.layers:
         return None
     kind = "roberta" if config.skip_padding else "albert" if config.shared else "bert"
     if (config.shared and config.skip_padding) or bool(config.first_position) != config.skip_padding:

@@ -94,3 +94,11 @@ def test_what_is_refused() -> None:
     for wrong in ({"rank": 0}, {"rank": 10}, {"alpha": 0.0}, {"dropout": 2.0}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} must"):
             LoRALinear(nn.Linear(9, 12), **wrong)
+
+
+def test_a_model_without_linear_layers_is_told() -> None:
+    model = EncoderLM(EncoderLMConfig(50, width=16, layers=0, masked_head=False, pooled=False))
+    with pytest.raises(
+        ValueError, match="add_lora: model must have linear layers that adapters may stand beside, got none"
+    ):
+        add_lora(model)

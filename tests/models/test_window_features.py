@@ -78,12 +78,15 @@ def test_a_classifier_by_filters_comes_back_from_its_folder_which_is_ours(tmp_pa
     (tmp_path / "config.json").write_text(json.dumps(config | {"filters": "many"}))
     with pytest.raises(ModelFileError, match="have a field 'filters' that a head knows"):
         load(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(config | {"filters": 7}))
-    with pytest.raises(ModelFileError, match=r"(model\.safetensors|config\.json)"):
-        load(tmp_path)
+    for claim in ({"filters": 7}, {"filters": 10**12}, {"filters": -1}, {"filters": True}, {"window": 10**9}):
+        (tmp_path / "config.json").write_text(json.dumps(config | claim))
+        with pytest.raises(ModelFileError, match=r"(model\.safetensors|config\.json) must"):
+            load(tmp_path)
 
 
-@pytest.mark.parametrize(("given", "name"), [((0, 1, 1), "width"), ((4, 2, 0), "window"), ((4, -1, 1), "filters")])
+@pytest.mark.parametrize(
+    ("given", "name"), [((0, 1, 1), "width"), ((4, 2, 0), "window"), ((4, 2, 65), "window"), ((4, -1, 1), "filters")]
+)
 def test_sizes_that_make_no_sense_are_refused(given: tuple[int, int, int], name: str) -> None:
     with pytest.raises(ValueError, match=f"WindowFeatures: {name} must be"):
         WindowFeatures(*given)

@@ -10,7 +10,7 @@ from regard._errors import in_section, rejected, unknown_name
 from regard._schema import Options, option, section
 from regard.language.options import KINDS, TOKENIZERS, TokenizerOptions
 from regard.models import DecoderLM, EncoderLM
-from regard.models.heads import WINDOW
+from regard.models.pooling import WIDEST, WINDOW
 from regard.training.classifier_options import ClassifierOptions, ClassifierTrainingOptions
 
 TUNES = ("full", "frozen", "lora")
@@ -60,7 +60,7 @@ class HeadOptions(Options):
     filters: int = option(0, "filters of windows of each width, whose largest and mean values are scored (Kim 2014); 0 "
                           "for one row of the model", least=0, most=1 << 14, flag="--filters",
                           short="Score what so many filters of windows find.")  # fmt: skip
-    window: int = option(WINDOW, "tokens of the widest window; all from 1 on are read", least=1, most=64)
+    window: int = option(WINDOW, "tokens of the widest window; all from 1 on are read", least=1, most=WIDEST)
     dropout: float = option(0.5, "share of what filters find that is zeroed", least=0, below=1)
 
     def check(self) -> None:

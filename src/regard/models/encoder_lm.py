@@ -122,7 +122,9 @@ class EncoderLM(BlockStack):
         self.embedding_norm = nn.Identity() if config.norm_first else norm(config, W)
         self.widen = nn.Linear(W, E) if W != E else None
         self.dropout = nn.Dropout(config.dropout)
-        made = [Block(config, config.norm_first) for _ in range(min(config.layers, 1) if config.shared else config.layers)]
+        made = [
+            Block(config, config.norm_first) for _ in range(min(config.layers, 1) if config.shared else config.layers)
+        ]
         self.blocks = nn.ModuleList(made)  # type: ignore[assignment]
         self.norm = norm(config) if config.norm_first else nn.Identity()
         self.rotary = rotary(config)

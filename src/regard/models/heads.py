@@ -16,12 +16,10 @@ from regard._constraints import probability
 from regard._errors import rejected
 from regard.models.decoder_lm import DecoderLM
 from regard.models.encoder_lm import EncoderLM
-from regard.models.pooling import WindowFeatures, pooled
+from regard.models.pooling import WINDOW, WindowFeatures, pooled
 
 #: What a head may stand on.
 LanguageModel = EncoderLM | DecoderLM
-#: Tokens of the widest window that filters read.
-WINDOW = 3
 
 
 class Head(nn.Module, ABC):

@@ -10,9 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard._constraints import size
+from regard._errors import rejected
 
 #: What can stand for a sequence of a model that reads both ways, and of one that reads forward.
 OF_ENCODERS, OF_DECODERS = ("first", "mean", "max"), ("last", "mean", "max")
+
+#: Tokens of the widest window that filters may read, and of the widest that they read where nobody says.
+WIDEST, WINDOW = 64, 3
 
 
 def pooled(pooling: str, rows: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -62,7 +66,7 @@ class WindowFeatures(nn.Module):
     filters : int
         F.
     window : int
-        K.
+        K, at most 64.
 
     Attributes
     ----------
@@ -81,6 +85,8 @@ class WindowFeatures(nn.Module):
         width, filters, window = (
             size(self, name, given) for name, given in (("width", width), ("filters", filters), ("window", window))
         )
+        if window > WIDEST:
+            raise rejected(type(self).__name__, "window", f"be at most {WIDEST}", window)
         self.convolutions = nn.ModuleList(nn.Conv1d(width, filters, k, padding=k - 1) for k in range(1, window + 1))
         self.features = 2 * window * filters
 

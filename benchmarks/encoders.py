@@ -11,7 +11,8 @@ The lines of the tasks have spaces before marks and within words such as "did n'
 taken out (the first two recipes were measured before that was done). Each task is then learned from random numbers,
 from the pretrained model, and from a classifier that the pretrained model had become of the reviews' own labels, with
 the same settings and several seeds; filters of windows of tokens score labels above skip-gram's vectors, the largest
-numbers of the rows above the others. What is told is the accuracy on the test lines, its mean and how far seeds are apart.
+numbers of the rows above the others. What is told is the accuracy on the test lines, its mean and how far seeds are
+apart.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.models import EncoderLM, EncoderLMConfig, SequenceClassifier, load, save
-from regard.models.folders import ModelFileError
+from regard.models.folders import ModelFileError, read_header
 from regard.models.pooling import WindowFeatures
 
 SMALL = EncoderLMConfig(50, width=16, layers=1, heads=2)
@@ -90,3 +90,20 @@ def test_a_classifier_by_filters_comes_back_from_its_folder_which_is_ours(tmp_pa
 def test_sizes_that_make_no_sense_are_refused(given: tuple[int, int, int], name: str) -> None:
     with pytest.raises(ValueError, match=f"WindowFeatures: {name} must be"):
         WindowFeatures(*given)
+
+
+def test_a_header_whose_length_begins_as_a_pickle_does_is_read(tmp_path: Path) -> None:
+    """Safetensors begin with the length of their header: 640 has the first bytes of a pickle of protocol 2."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    seen = set()
+    for count in range(1, 14):
+        for name in range(1, 40):
+            save_file({f"{i}{'x' * name}": torch.zeros(1) for i in range(count)}, tmp_path / "a.safetensors")
+            begin = (tmp_path / "a.safetensors").read_bytes()[:8]
+            if begin[0] == 0x80 and 2 <= begin[1] <= 5:
+                seen.add(begin[1])
+                with safe_open(tmp_path / "a.safetensors", "pt") as file:
+                    assert set(read_header(tmp_path / "a.safetensors")) == set(file.keys())
+    assert len(seen) > 1

@@ -66,8 +66,8 @@ def capture(
     >>> model = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
     >>> with capture(model) as record, torch.no_grad():
     ...     out = model(torch.randn(2, 5, 16))
-    >>> record["self_attn"].weights(batch=0, head=1).sum(-1)
-    tensor([1.0000, 1.0000, 1.0000, 1.0000, 1.0000])
+    >>> torch.allclose(record["self_attn"].weights(batch=0, head=1).sum(-1), torch.ones(5))
+    True
     """
     if precision not in PRECISIONS:
         raise unknown_name("capture", "precision", precision, PRECISIONS)

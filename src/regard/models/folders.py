@@ -211,7 +211,8 @@ def read_header(path: Path, most: int = _LARGEST) -> dict[str, tuple[str, tuple[
 
     with _opened(path, most) as file:
         begin = file.read(8)
-    if begin.startswith(_PICKLES):
+    # A header of 640 bytes begins as a pickle does; a pickle's beginning, read as a length, is more than any file has.
+    if begin.startswith(_PICKLES) and int.from_bytes(begin, "little") > path.stat().st_size:
         raise file_error(
             path, "be a safetensors file", "a pickle or zip file, which is never loaded because it can run code"
         )

@@ -73,8 +73,7 @@ class ImageClassificationOptions(ClassifierOptions):
     preset: str = option("tiny", "the sizes of the model, without start", flag="--preset")
     model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
     mirror: bool = option(False, "name labels by an image and its mirror image together, where left and right mean "
-                          "nothing: twice the time", flag="--mirror",
-                          short="Name labels by mirror images, too.")  # fmt: skip
+                          "nothing: twice the time")  # fmt: skip
     dropout: float = option(0.0, "share of the features zeroed before labels are scored", least=0, below=1)
     training: ImageTrainingOptions = section(ImageTrainingOptions, "how to train")
 

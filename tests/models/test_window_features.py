@@ -78,7 +78,14 @@ def test_a_classifier_by_filters_comes_back_from_its_folder_which_is_ours(tmp_pa
     (tmp_path / "config.json").write_text(json.dumps(config | {"filters": "many"}))
     with pytest.raises(ModelFileError, match="have a field 'filters' that a head knows"):
         load(tmp_path)
-    for claim in ({"filters": 7}, {"filters": 10**12}, {"filters": -1}, {"filters": True}, {"window": 10**9}):
+    for claim in (
+        {"filters": 7},
+        {"filters": 10**12},
+        {"filters": 10**30},
+        {"filters": -1},
+        {"filters": True},
+        {"window": 10**9},
+    ):
         (tmp_path / "config.json").write_text(json.dumps(config | claim))
         with pytest.raises(ModelFileError, match=r"(model\.safetensors|config\.json) must"):
             load(tmp_path)

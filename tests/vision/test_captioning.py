@@ -174,6 +174,9 @@ def test_a_glimpse_that_is_new_changes_nothing_at_first(data: Path, tmp_path: Pa
         one, other = (each.model.eval()(source, lengths, written) for each in (glimpsing, first))
     assert one.std() > 0
     torch.testing.assert_close(one, other)
+    begun = options(data, model=SMALL | {"glimpse": True, "gate": False}, start=str(tmp_path / "first"))
+    with pytest.raises(ValueError, match=r"start must have parameters .* and no others, got gate\.bias, gate\.weight"):
+        Captioning(begun, tmp_path / "third", quiet).train()
 
 
 @pytest.mark.usefixtures("frozen")

@@ -10,7 +10,7 @@ from regard._errors import in_section, rejected, unknown_name
 from regard._schema import Options, option, section
 from regard.language.options import KINDS, TOKENIZERS, TokenizerOptions
 from regard.models import DecoderLM, EncoderLM
-from regard.models.pooling import WIDEST, WINDOW
+from regard.models.pooling import MOST_FILTERS, WIDEST, WINDOW
 from regard.training.classifier_options import ClassifierOptions, ClassifierTrainingOptions
 
 TUNES = ("full", "frozen", "lora")
@@ -58,7 +58,7 @@ class HeadOptions(Options):
     """What scores labels: one row that stands for a text, or what filters find in windows of tokens."""
 
     filters: int = option(0, "filters of windows of each width, whose largest and mean values are scored (Kim 2014); 0 "
-                          "for one row of the model", least=0, most=1 << 14)  # fmt: skip
+                          "for one row of the model", least=0, most=MOST_FILTERS)  # fmt: skip
     window: int = option(WINDOW, "tokens of the widest window; all from 1 on are read", least=1, most=WIDEST)
     dropout: float = option(0.5, "share of what filters find that is zeroed", least=0, below=1)
 

@@ -17,6 +17,8 @@ OF_ENCODERS, OF_DECODERS = ("first", "mean", "max"), ("last", "mean", "max")
 
 #: Tokens of the widest window that filters may read, and of the widest that they read where nobody says.
 WIDEST, WINDOW = 64, 3
+#: Filters of a width at most.
+MOST_FILTERS = 1 << 14
 
 
 def pooled(pooling: str, rows: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -64,7 +66,7 @@ class WindowFeatures(nn.Module):
     width : int
         E.
     filters : int
-        F.
+        F, at most 16,384.
     window : int
         K, at most 64.
 
@@ -85,8 +87,9 @@ class WindowFeatures(nn.Module):
         width, filters, window = (
             size(self, name, given) for name, given in (("width", width), ("filters", filters), ("window", window))
         )
-        if window > WIDEST:
-            raise rejected(type(self).__name__, "window", f"be at most {WIDEST}", window)
+        for name, given, most in (("filters", filters, MOST_FILTERS), ("window", window, WIDEST)):
+            if given > most:
+                raise rejected(type(self).__name__, name, f"be at most {most:,}", given)
         self.convolutions = nn.ModuleList(nn.Conv1d(width, filters, k, padding=k - 1) for k in range(1, window + 1))
         self.features = 2 * window * filters
 

@@ -17,6 +17,7 @@ from regard.models.encoder_lm import EncoderLM, EncoderLMConfig
 from regard.models.folders import (
     CONFIG,
     WEIGHTS,
+    ModelFileError,
     brief,
     check_finite,
     file_error,
@@ -218,5 +219,7 @@ def _built(folder: Path, form: Format, config: dict[str, Any]) -> Any:
             if wrong:
                 raise file_error(path, f"have a field {wrong[0]!r} that a head knows", brief(options[wrong[0]]))
             return form.heads[str(head)](model, config.get("labels", ()), **options)
+    except ModelFileError:
+        raise
     except (ValueError, TypeError) as error:
         raise file_error(path, "describe a model", f"this: {str(error).rstrip('.')}") from None

@@ -236,6 +236,10 @@ def copy_captioner(captioner: Captioner, start: Captioner) -> None:
             expected = f"have parameters as the options describe them: {name} of shape {tuple(tensor.shape)}"
             raise rejected("train", "start", expected, got)
         taken[name] = other
+    left = known.keys() - {_plain(name) for name in taken}
+    if left:
+        expected = "have parameters as the options describe them, and no others"
+        raise rejected("train", "start", expected, ", ".join(sorted(left)[:3]))
     captioner.model.load_state_dict(taken)
 
 

@@ -81,6 +81,8 @@ def settings(task: str, recipe: str) -> dict[str, Any]:
     made: dict[str, Any] = json.loads(json.dumps(TASKS[task][1]))
     for section, values in BESIDE.get(recipe, {}).get(task, {}).items():
         made[section] = made.get(section, {}) | values
+    if "head" in made:
+        del made["model"]["pooling"]  # filters take the place of such a row
     return made
 
 
@@ -131,7 +133,8 @@ def tuned(task: str, data: Path, pretrained: Path, start: str, seed: int) -> dic
         assert isinstance(model, EncoderLM | DecoderLM)
         changes["kind"] = "encoder" if isinstance(model, EncoderLM) else "decoder"
         fields = asdict(model.config) | changes["model"]
-        changes["model"] = {k: v for k, v in fields.items() if v is not None and k not in ("vocabulary", "masked_head")}
+        found = {"vocabulary", "masked_head"} | ({"pooling", "pooled"} if "head" in changes else set())
+        changes["model"] = {k: v for k, v in fields.items() if v is not None and k not in found}
         changes["tokenizer"] = {"kind": str(pretrained)}
     else:
         changes["start"] = str(pretrained if start == "pretrained" else place("imdb", pretrained, "pretrained", 1))

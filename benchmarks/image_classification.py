@@ -62,8 +62,8 @@ def scores(classifier: PictureClassifier, data: Path) -> dict[str, Any]:
     measures = classification_metrics(np.bincount(K * true + named, minlength=K * K).reshape(K, K), classifier.labels)
     count = sum(each.numel() for each in classifier.model.parameters())
     found = {"accuracy": measures["accuracy"], "f1": measures["f1"], "parameters": count}
-    if classifier.preprocessing.mirror:
-        plain = PictureClassifier(classifier.model, replace(classifier.preprocessing, mirror=False))
+    if classifier.preprocessing.flip_test:
+        plain = PictureClassifier(classifier.model, replace(classifier.preprocessing, flip_test=False))
         found["plain"] = float((plain.probabilities(images.pixels).argmax(1).numpy() == true).mean())
     return found
 

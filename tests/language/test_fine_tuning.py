@@ -280,7 +280,31 @@ def test_filters_of_windows_learn_and_go_on_in_another_classifier(start: Path, d
         for one, two in zip(made.model.windows.parameters(), first.model.windows.parameters()):
             torch.testing.assert_close(one, two)
         assert torch.allclose(made.model.output.weight, first.model.output.weight) == same
-    plain, _ = FineTuning(options(data, start=str(tmp_path / "first"), training=still), tmp_path / "fourth").train()
-    assert plain.model.windows is None
+    asked = options(data, start=str(tmp_path / "first"), training=still)
+    same, _ = FineTuning(asked, tmp_path / "fourth", lambda _: None).train()  # it goes on as it was
+    assert (same.model.filters, same.model.window) == (8, 2)
+    for one, two in zip(same.model.parameters(), first.model.parameters()):
+        torch.testing.assert_close(one, two)
+    more, _ = FineTuning(
+        options(data, start=str(tmp_path / "first"), head={"filters": 3}, training=still), tmp_path / "fifth"
+    ).train()
+    assert (more.model.filters, more.model.window) == (3, 3)
+    with pytest.raises(ValueError, match=r"model\.pooling must be left out where filters score labels"):
+        options(data, start=str(tmp_path / "first"), head={"filters": 3}, model={"pooling": "mean"})
     with pytest.raises(ValueError, match=r"head\.window must be left out without filters, got 4"):
         options(data, head={"window": 4})
+
+
+def test_filters_leave_no_layer_behind_rows_that_nothing_uses(data: Path, tmp_path: Path) -> None:
+    model = EncoderLM(EncoderLMConfig(300, width=16, layers=0, heads=2, segments=0))  # norms last: of BERT's shape
+    save(model, tmp_path / "start")
+    tokenizer = Tokenizer.learn(sentences(99), 280, specials=("end", "pad", "mask", "cls", "sep"))
+    tokenizer.save(tmp_path / "start")
+    still = {"steps": 1}
+    for start in (str(tmp_path / "start"), ""):
+        own = {} if start else {"preset": "bert-tiny", "model": {"layers": 1}}
+        asked = options(data, start=start, head={"filters": 4}, training=still, **own)
+        made, _ = FineTuning(asked, tmp_path / f"out{len(start) > 0}", lambda _: None).train()
+        assert isinstance(made.model.model, EncoderLM) and made.model.model.pooler is None
+    with pytest.raises(ValueError, match="tune must be 'full' or 'frozen' where the model has no blocks, got 'lora'"):
+        FineTuning(options(data, start=str(tmp_path / "start"), tune="lora", training=still), tmp_path / "l").train()

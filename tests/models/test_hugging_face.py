@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from regard.models import DecoderLM, DecoderLMConfig, EncoderLM, SequenceClassifier, TokenClassifier, load, save
-from regard.models.folders import ModelFileError
+from regard.models.folders import ModelFileError, read_header
 from regard.models.stored_models import FORMATS
 
 transformers.utils.logging.set_verbosity_error()
@@ -350,3 +350,20 @@ def test_a_model_that_others_have_trained() -> None:
         rows = ours(numbers, keep=kept)
         close(rows[kept], expected.last_hidden_state[kept])
     close(ours.pool(ours(given, keep=keep)), theirs(given, attention_mask=keep.long()).pooler_output)
+
+
+def test_a_header_whose_length_begins_as_a_pickle_does_is_read(tmp_path: Path) -> None:
+    """Safetensors begin with the length of their header: 640 has the first bytes of a pickle of protocol 2."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    seen = set()
+    for count in range(1, 14):
+        for name in range(1, 40):
+            save_file({f"{i}{'x' * name}": torch.zeros(1) for i in range(count)}, tmp_path / "a.safetensors")
+            begin = (tmp_path / "a.safetensors").read_bytes()[:8]
+            if begin[0] == 0x80 and 2 <= begin[1] <= 5:
+                seen.add(begin[1])
+                with safe_open(tmp_path / "a.safetensors", "pt") as file:
+                    assert set(read_header(tmp_path / "a.safetensors")) == set(file.keys())
+    assert len(seen) > 1

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.models import EncoderLM, EncoderLMConfig, SequenceClassifier, load, save
-from regard.models.folders import ModelFileError, read_header
+from regard.models import EncoderLM, EncoderLMConfig, SequenceClassifier, TokenClassifier, load, save
+from regard.models.folders import ModelFileError
 from regard.models.pooling import WindowFeatures
 
 SMALL = EncoderLMConfig(50, width=16, layers=1, heads=2)
@@ -42,15 +44,15 @@ def test_features_are_those_of_loops_whatever_is_padded(data: st.DataObject) -> 
     lengths = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=4))
     size = data.draw(st.sampled_from([1e-3, 1.0, 1e3]))
     L = max(lengths) + data.draw(st.integers(0, 3))
-    rows, keep = torch.full((len(lengths), L, width), data.draw(st.sampled_from([0.0, 7.0, torch.nan]))), []
-    kept = torch.zeros(len(lengths), L, dtype=torch.bool)
+    rows, real = torch.full((len(lengths), L, width), data.draw(st.sampled_from([0.0, 7.0, torch.nan]))), []
+    keep = torch.zeros(len(lengths), L, dtype=torch.bool)
     for b, n in enumerate(lengths):
         first = data.draw(st.integers(0, L - n))  # padding on either side
-        keep.append(size * torch.randn(n, width))
-        rows[b, first : first + n], kept[b, first : first + n] = keep[-1], True
+        real.append(size * torch.randn(n, width))
+        rows[b, first : first + n], keep[b, first : first + n] = real[-1], True
     with torch.no_grad():
-        found = layer(rows, kept)
-        wanted = torch.stack([expected(layer, each) for each in keep])
+        found = layer(rows, keep)
+        wanted = torch.stack([expected(layer, each) for each in real])
     assert found.shape == (len(lengths), layer.features) == (len(lengths), 2 * window * filters)
     torch.testing.assert_close(found.double(), wanted, atol=1e-5 * size, rtol=1e-5)
 
@@ -99,18 +101,32 @@ def test_sizes_that_make_no_sense_are_refused(given: tuple[int, int, int], name:
         WindowFeatures(*given)
 
 
-def test_a_header_whose_length_begins_as_a_pickle_does_is_read(tmp_path: Path) -> None:
-    """Safetensors begin with the length of their header: 640 has the first bytes of a pickle of protocol 2."""
-    from safetensors import safe_open
-    from safetensors.torch import save_file
+@pytest.mark.parametrize(("given", "name"), [({"filters": -1}, "filters"), ({"filters": False}, "filters"),
+                                             ({"filters": None}, "filters"), ({"window": -5}, "window")])  # fmt: skip
+def test_options_of_a_classifier_are_checked_without_filters_too(given: dict[str, Any], name: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"SequenceClassifier: {name} must be an int of at least"):
+        SequenceClassifier(EncoderLM(SMALL), ["a", "b"], **given)
+    with pytest.raises(TypeError, match="filters"):
+        TokenClassifier(EncoderLM(SMALL), ["a", "b"], filters=3)
 
-    seen = set()
-    for count in range(1, 14):
-        for name in range(1, 40):
-            save_file({f"{i}{'x' * name}": torch.zeros(1) for i in range(count)}, tmp_path / "a.safetensors")
-            begin = (tmp_path / "a.safetensors").read_bytes()[:8]
-            if begin[0] == 0x80 and 2 <= begin[1] <= 5:
-                seen.add(begin[1])
-                with safe_open(tmp_path / "a.safetensors", "pt") as file:
-                    assert set(read_header(tmp_path / "a.safetensors")) == set(file.keys())
-    assert len(seen) > 1
+
+def test_parameters_are_drawn_anew_and_sizes_of_numpy_are_saved(tmp_path: Path) -> None:
+    model = SequenceClassifier(EncoderLM(SMALL), ["a", "b"], filters=np.int64(3), window=np.int64(2))
+    save(model, tmp_path)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.reset_parameters()
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == {
+        "output.weight",
+        *(f"windows.convolutions.{k}.{part}" for k in (0, 1) for part in ("weight", "bias")),
+    }
+
+
+def test_sequences_of_any_length_are_exported() -> None:
+    model = SequenceClassifier(EncoderLM(SMALL), ["a", "b"], filters=4, window=3, pad=0).eval()
+    length = torch.export.Dim("length", min=2, max=100)
+    made = torch.export.export(
+        model, (torch.randint(1, 50, (2, 7)),), dynamic_shapes=({1: length}, None, None)[:1]
+    ).module()
+    tokens = torch.randint(0, 50, (2, 11))
+    torch.testing.assert_close(made(tokens), model(tokens))

@@ -198,20 +198,20 @@ def test_options_that_are_refused(table: dict[str, Any], sentence: str, tmp_path
 
 
 def test_labels_by_mirror_images_too(data: Path, tmp_path: Path) -> None:
-    asked = options(data, **NETWORK, mirror=True, training={"epochs": 2.0, "learning_rate": 1e-2})
+    asked = options(data, **NETWORK, flip_test=True, training={"epochs": 2.0, "learning_rate": 1e-2})
     made, _ = ImageTraining(asked, tmp_path / "both", lambda _: None).train()
     both = PictureClassifier.load(tmp_path / "both")
-    assert both.preprocessing == made.preprocessing and both.preprocessing.mirror
+    assert both.preprocessing == made.preprocessing and both.preprocessing.flip_test
     pixels = drawn(12)[0][..., None]
-    one = PictureClassifier(both.model, replace(both.preprocessing, mirror=False))
+    one = PictureClassifier(both.model, replace(both.preprocessing, flip_test=False))
     parts = [one.probabilities(each) for each in (pixels, pixels[:, :, ::-1])]
     assert (parts[0] - parts[1]).abs().max() > 1e-4
     torch.testing.assert_close(both.probabilities(pixels), (parts[0] + parts[1]) / 2)
     again, _ = ImageTraining(
         options(data, start=str(tmp_path / "both"), training={"steps": 1}), tmp_path / "then", lambda _: None
     ).train()
-    assert not again.preprocessing.mirror, "it is asked for each time"
+    assert again.preprocessing.flip_test, "what the start does is not lost"
     described = tmp_path / "both" / "preprocessor_config.json"
-    described.write_text(described.read_text().replace('"mirror": true', '"mirror": "yes"'))
-    with pytest.raises(ModelFileError, match="have a mirror that is true or false"):
+    described.write_text(described.read_text().replace('"flip_test": true', '"flip_test": "yes"'))
+    with pytest.raises(ModelFileError, match="have a flip_test that is true or false"):
         PictureClassifier.load(tmp_path / "both")

@@ -39,7 +39,7 @@ class Preprocessing:
         Of the channels, from 0 to 1.
     resample : int
         Pillow's number of an interpolation.
-    mirror : bool
+    flip_test : bool
         Whether labels are named by an image and its mirror image together; transformers reads past it.
 
     Examples
@@ -55,7 +55,7 @@ class Preprocessing:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     resample: int = _BILINEAR
-    mirror: bool = False
+    flip_test: bool = False
 
     @property
     def channels(self) -> int:
@@ -113,7 +113,7 @@ class Preprocessing:
         table |= {"resample": self.resample, "do_center_crop": self.crop is not None}
         table |= {} if self.crop is None else {"crop_size": _sides(self.crop)}
         table |= {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
-        table |= {"mirror": True} if self.mirror else {}
+        table |= {"flip_test": True} if self.flip_test else {}
         return table | {"image_mean": list(self.mean), "image_std": list(self.std)}
 
     @classmethod
@@ -138,9 +138,9 @@ class Preprocessing:
         resample = table.get("resample", _BILINEAR)
         if resample not in range(6):
             raise file_error(path, "have a resample from 0 to 5", brief(resample))
-        mirror = table.get("mirror", False)
-        if not isinstance(mirror, bool):
-            raise file_error(path, "have a mirror that is true or false", brief(mirror))
+        flip_test = table.get("flip_test", False)
+        if not isinstance(flip_test, bool):
+            raise file_error(path, "have a flip_test that is true or false", brief(flip_test))
         mean, std = (_numbers(path, name, table.get(name, [0.5, 0.5, 0.5])) for name in ("image_mean", "image_std"))
         if len(mean) not in (1, 3) or len(std) != len(mean) or min(std) <= 0:
             raise file_error(path, "have an image_mean and image_std of 1 or 3 channels", brief((mean, std)))
@@ -150,7 +150,7 @@ class Preprocessing:
             crop = _square(_size(path, "crop_size", table.get("crop_size")))
         if isinstance(size, int) and crop is None:
             raise file_error(path, "have a crop_size where its size is a shortest_edge", "none")
-        return cls(size, crop, mean, std, int(resample), mirror)
+        return cls(size, crop, mean, std, int(resample), flip_test)
 
     def _resized(self, high: int, wide: int) -> tuple[int, int]:
         if not isinstance(self.size, int):

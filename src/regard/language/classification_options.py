@@ -97,6 +97,11 @@ class ClassificationOptions(ClassifierOptions):
                 self.training.leave_out(name, "for a classifier")
         if self.tune != "lora" and self.lora != LoRAOptions():
             raise rejected("options", "lora", "be left out unless tune is 'lora'", "others")
+        if self.head.filters:
+            for name in ("pooling", "pooled"):
+                if name in self.model:
+                    expected = "be left out where filters score labels, in place of such a row"
+                    raise rejected("options", f"model.{name}", expected, repr(self.model[name]))
         if not self.start:
             if self.tune != "full":
                 expected = "be 'full' without start: nothing was learned before"
@@ -123,7 +128,8 @@ class ClassificationOptions(ClassifierOptions):
         """Return the model's config for a vocabulary of this size, or raise where an option is wrong."""
         config, _ = KINDS[self.kind]
         own = {"longest": self.data.length, "vocabulary": vocabulary}
-        own |= {"masked_head": False} if self.kind == "encoder" else {}
+        if self.kind == "encoder":
+            own |= {"masked_head": False} | ({"pooled": False} if self.head.filters else {})
         known = {each.name for each in fields(config)} - {"vocabulary", "masked_head"}
         for name in self.model:
             if name not in known:

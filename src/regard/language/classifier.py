@@ -128,21 +128,24 @@ def readable_length(model: EncoderLM | DecoderLM, length: int) -> int:
     return min(length, model.config.longest) if model.config.positions == "learned" else length
 
 
-def bare(model: EncoderLM | DecoderLM, changes: Mapping[str, Any] | None = None) -> EncoderLM | DecoderLM:
+def bare(
+    model: EncoderLM | DecoderLM, changes: Mapping[str, Any] | None = None, *, with_pooler: bool = True
+) -> EncoderLM | DecoderLM:
     """Return a language model without what scores its vocabulary, with the same parameters.
 
-    An encoder of BERT's shape gets the layer that classifiers of that shape have behind the first row, if it has none.
-    ``changes`` are fields of its config that change no parameter, such as ``dropout``.
+    An encoder of BERT's shape gets the layer that classifiers of that shape have behind the first row, if it has none;
+    with ``with_pooler`` False there is none. ``changes`` are fields of its config that change no parameter, such as
+    ``dropout``.
     """
     with in_section("model"):
         config = model.config.with_changes(dict(changes or {}))
     made: EncoderLM | DecoderLM
     if isinstance(config, EncoderLMConfig):
-        pooled = config.pooled or not config.norm_first
+        pooled = with_pooler and (config.pooled or not config.norm_first)
         made = EncoderLM(replace(config, masked_head=False, tied=True, pooled=pooled))
     else:
         made = DecoderLM(replace(config, tied=True))
     missing, unexpected = made.load_state_dict(model.state_dict(), strict=False)
     assert all(name.startswith("pooler.") for name in missing), (config, missing)
-    assert all(name.startswith(("masked_head.", "output.")) for name in unexpected), (config, unexpected)
+    assert all(name.startswith(("masked_head.", "output.", "pooler.")) for name in unexpected), (config, unexpected)
     return made.train(model.training)

@@ -10,7 +10,7 @@ import torch
 from regard._errors import RegardWarning, rejected
 from regard.data.label_batches import LabelBatches
 from regard.data.labelled import LabelledTexts, read_labelled
-from regard.language.classification_options import ClassificationOptions
+from regard.language.classification_options import ClassificationOptions, HeadOptions
 from regard.language.classifier import TextClassifier, bare, input_layout, readable_length
 from regard.language.folders import check_tokenizer
 from regard.language.options import KINDS, TOKENIZERS
@@ -86,18 +86,21 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         options = self.options
         if not options.start:
             trunk = KINDS[options.kind][1](options.model_config(len(tokenizer)))
-            return self._classifier(trunk, names, bias=True).train()
+            return self._classifier(trunk, names, options.head).train()
         loaded = load(options.start, dtype=torch.float32)
         trunk = loaded.model if isinstance(loaded, Head) else loaded
         if not isinstance(trunk, EncoderLM | DecoderLM):
             raise rejected("train", options.start, "be the folder of a language model", type(loaded).__name__)
         check_tokenizer(trunk, tokenizer, "train", options.start)
-        trunk = bare(trunk, options.model)
         before = loaded if isinstance(loaded, SequenceClassifier) else None
-        if before is not None and (before.filters, before.window) != (options.head.filters, options.head.window):
+        how = options.head
+        if before is not None and how == HeadOptions() and before.filters:  # nobody asked for another head
+            how = HeadOptions(before.filters, before.window)
+        trunk = bare(trunk, options.model, with_pooler=not how.filters)
+        if before is not None and (before.filters, before.window) != (how.filters, how.window):
             before = None  # its head is another one
         scored = before.output if before is not None and before.labels == tuple(names) else None
-        model = self._classifier(trunk, names, bias=scored is None or scored.bias is not None)
+        model = self._classifier(trunk, names, how, bias=scored is None or scored.bias is not None)
         if before is not None and before.windows is not None and model.windows is not None:
             model.windows.load_state_dict(before.windows.state_dict())
         if scored is not None:
@@ -105,13 +108,16 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         if options.tune == "frozen":
             model.model.requires_grad_(False)
         elif options.tune == "lora":
+            if not trunk.blocks:
+                raise rejected("train", "tune", "be 'full' or 'frozen' where the model has no blocks", "'lora'")
             add_lora(model.model, options.lora.rank, options.lora.alpha, dropout=options.lora.dropout)
         if isinstance(model.model, EncoderLM) and model.model.pooler is not None:
             model.model.pooler.requires_grad_(True)  # it belongs to the head: no language model needs one
         return model.train()
 
-    def _classifier(self, trunk: EncoderLM | DecoderLM, names: list[str], *, bias: bool) -> SequenceClassifier:
-        head = self.options.head
+    def _classifier(
+        self, trunk: EncoderLM | DecoderLM, names: list[str], head: HeadOptions, *, bias: bool = True
+    ) -> SequenceClassifier:
         dropout = head.dropout if head.filters else trunk.config.dropout
         return SequenceClassifier(trunk, names, dropout, bias=bias, filters=head.filters, window=head.window)
 

@@ -134,7 +134,7 @@ class BlockStack(nn.Module):
     @property
     def checkpoint_activations(self) -> bool:
         """Whether blocks keep their input alone for the backward pass, and compute the rest again."""
-        return all(block.checkpoints for block in self.blocks)
+        return bool(self.blocks) and all(block.checkpoints for block in self.blocks)
 
     @checkpoint_activations.setter
     def checkpoint_activations(self, wanted: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._constraints import probability
+from regard._constraints import Integer, probability, size
 from regard._errors import rejected
 from regard.models.decoder_lm import DecoderLM
 from regard.models.encoder_lm import EncoderLM
@@ -36,8 +36,8 @@ class Head(nn.Module, ABC):
         Of the scores.
     pad : int, optional
         The number of padding, by which it is told where ``keep`` is not given.
-    features : int, optional
-        How many of a sequence, or of a token, are scored; those of its rows by default.
+    **options
+        What else a head takes.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Head(nn.Module, ABC):
         *,
         bias: bool = True,
         pad: int | None = None,
-        features: int | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.labels = tuple(labels)
@@ -56,13 +56,13 @@ class Head(nn.Module, ABC):
             raise rejected(type(self).__name__, "labels", "be at least two, all different", list(labels)[:5])
         self.model = model
         self.dropout = nn.Dropout(probability(self, "dropout", dropout))
-        features = self.parts * model.config.width if features is None else features
-        self.output = nn.Linear(features, len(self.labels), bias=bias)
+        self.output = nn.Linear(self._scored(**options), len(self.labels), bias=bias)
         self.pad = pad
-        self.reset_parameters()
+        Head.reset_parameters(self)  # what else there is was drawn when it was made
 
-    #: How many rows of the model stand side by side in what is scored.
-    parts = 1
+    def _scored(self) -> int:
+        """Return how many features are scored, and make what makes them, of the options that only this head takes."""
+        return self.model.config.width
 
     def reset_parameters(self) -> None:
         """Draw the head's matrix anew with standard deviation 0.02; the model stays as it is."""
@@ -115,21 +115,21 @@ class SequenceClassifier(Head):
     torch.Size([1, 2])
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        labels: Sequence[str],
-        dropout: float = 0.1,
-        *,
-        bias: bool = True,
-        pad: int | None = None,
-        filters: int = 0,
-        window: int = WINDOW,
-    ) -> None:
-        windows = WindowFeatures(model.config.width, filters, window) if filters else None
-        features = None if windows is None else windows.features
-        super().__init__(model, labels, dropout, bias=bias, pad=pad, features=features)
-        self.filters, self.window, self.windows = filters, window, windows
+    filters: int
+    window: int
+    windows: WindowFeatures | None
+
+    def _scored(self, filters: int = 0, window: int = WINDOW) -> int:
+        self.filters = Integer(0)(self, "filters", filters)
+        self.window = size(self, "window", window)
+        self.windows = WindowFeatures(self.model.config.width, self.filters, self.window) if self.filters else None
+        return super()._scored() if self.windows is None else self.windows.features
+
+    def reset_parameters(self) -> None:
+        """Draw the head's matrix anew with standard deviation 0.02, and the filters; the model stays as it is."""
+        super().reset_parameters()
+        if self.windows is not None:
+            self.windows.reset_parameters()
 
     def sequence(self, tokens: Tensor, keep: Tensor | None, **inputs: Any) -> Tensor:
         """Return the features of each sequence that are scored, (B, ·)."""
@@ -172,7 +172,8 @@ class PairClassifier(Head):
     torch.Size([1, 2])
     """
 
-    parts = 3
+    def _scored(self) -> int:
+        return 3 * self.model.config.width
 
     def forward(
         self,

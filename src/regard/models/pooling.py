@@ -108,7 +108,8 @@ class WindowFeatures(nn.Module):
         real = keep.to(rows.dtype).unsqueeze(1)  # (B, 1, L)
         largest, means = [], []
         for k, convolution in enumerate(self.convolutions, 1):
-            holds = F.max_pool1d(F.pad(real, (k - 1, k - 1)), k, 1)  # (B, 1, L + k − 1)
+            # max_pool1d says the same, and cannot be exported with any length.
+            holds = F.pad(real, (k - 1, k - 1)).unfold(-1, k, 1).amax(-1)  # (B, 1, L + k − 1)
             found = F.relu(convolution(by_column)) * holds  # (B, F, L + k − 1)
             largest.append(found.amax(-1))
             means.append(found.sum(-1) / holds.sum(-1).clamp(min=1))

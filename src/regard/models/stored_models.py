@@ -67,6 +67,7 @@ FORMATS = {
 
 #: What config.json may say of a head.
 _HEAD_OPTIONS: dict[str, Any] = {"teacher": bool, "bias": bool, "pad": int | None, "filters": int, "window": int}
+_OF_SEQUENCES = ("filters", "window")
 
 
 def load(folder: str | Path, *, dtype: torch.dtype | None = None) -> Stored:
@@ -164,7 +165,7 @@ def save(model: Stored, folder: str | Path) -> None:
         elif isinstance(model, Head):
             config |= {"bias": model.output.bias is not None, "pad": model.pad}
         if isinstance(model, SequenceClassifier):
-            config |= {"filters": model.filters, "window": model.window}
+            config |= {name: getattr(model, name) for name in _OF_SEQUENCES}
     save_model(folder, model, config)
 
 
@@ -215,7 +216,9 @@ def _built(folder: Path, form: Format, config: dict[str, Any]) -> Any:
             if head is None:
                 return model
             options = {name: config[name] for name in _HEAD_OPTIONS if name in config}
-            wrong = [name for name, value in options.items() if not isinstance(value, _HEAD_OPTIONS[name])]
+            own = form.heads[str(head)] is SequenceClassifier
+            wrong = [name for name in options if name in _OF_SEQUENCES and not own]
+            wrong += [name for name, value in options.items() if not isinstance(value, _HEAD_OPTIONS[name])]
             if wrong:
                 raise file_error(path, f"have a field {wrong[0]!r} that a head knows", brief(options[wrong[0]]))
             return form.heads[str(head)](model, config.get("labels", ()), **options)

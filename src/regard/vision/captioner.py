@@ -219,7 +219,7 @@ def copy_captioner(captioner: Captioner, start: Captioner) -> None:
     Raises
     ------
     ValueError
-        If its encoder is another one, or its parameters have other names or shapes.
+        If its encoder is another one, or its parameters have other names or shapes, or are more.
     """
     ours, theirs = (each.encoder.config for each in (captioner, start))
     if ours != theirs:
@@ -230,7 +230,8 @@ def copy_captioner(captioner: Captioner, start: Captioner) -> None:
     for name, tensor in captioner.model.named_parameters():
         other = known.get(_plain(name))
         if name == _ENTERING and other is not None and _begins_to_glimpse(captioner, start):
-            other = F.pad(other, (0, captioner.model.config.states))  # the glimpse is what enters last
+            wider = F.pad(other, (0, captioner.model.config.states))  # the glimpse is what enters last
+            other = wider if wider.shape == tensor.shape else other
         if other is None or other.shape != tensor.shape:
             got = "none" if other is None else f"of shape {tuple(other.shape)}"
             expected = f"have parameters as the options describe them: {name} of shape {tuple(tensor.shape)}"

@@ -64,7 +64,7 @@ class ImageTraining(ClassificationRun[ImageClassificationOptions, LabelledImages
         assert self._preprocessing is not None
         self._valid = valid
         how = self._preprocessing if self.options.start else self._preprocessing.with_statistics(learn.pixels)
-        how = replace(how, mirror=self.options.mirror)
+        how = replace(how, flip_test=how.flip_test or self.options.flip_test)
         torch.manual_seed(self.options.training.seed)
         model = self._model(how, names)
         kind = "vision transformer" if isinstance(model.model, VisionTransformer) else "residual network"

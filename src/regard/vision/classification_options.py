@@ -72,8 +72,8 @@ class ImageClassificationOptions(ClassifierOptions):
     kind: str = option("resnet", "what the model is, without start", known=tuple(KINDS), flag="--kind")
     preset: str = option("tiny", "the sizes of the model, without start", flag="--preset")
     model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
-    mirror: bool = option(False, "name labels by an image and its mirror image together, where left and right mean "
-                          "nothing: twice the time")  # fmt: skip
+    flip_test: bool = option(False, "name labels by an image and its mirror image together, in twice the time, once "
+                             "training is over; for images whose left and right mean nothing")  # fmt: skip
     dropout: float = option(0.0, "share of the features zeroed before labels are scored", least=0, below=1)
     training: ImageTrainingOptions = section(ImageTrainingOptions, "how to train")
 

@@ -108,7 +108,7 @@ class PictureClassifier:
         for begin in range(0, len(pixels), batch):
             part = torch.from_numpy(np.array(pixels[begin : begin + batch]))  # a copy: pixels may be read-only
             images = self.preprocessing.normalized(part).to(device)
-            sides = [images, images.flip(-1)] if self.preprocessing.mirror else [images]
+            sides = [images, images.flip(-1)] if self.preprocessing.flip_test else [images]
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 shares = [self.model(side).float().softmax(1) for side in sides]
             made[begin : begin + batch] = torch.stack(shares).mean(0).cpu()

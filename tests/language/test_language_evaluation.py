@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from regard import RegardWarning
 from regard.language.evaluation import score_text
 from regard.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig
 from regard.text.tokenizer import Tokenizer
@@ -55,6 +56,15 @@ def test_each_token_is_predicted_once_from_at_least_so_many_before_it(stride: in
         done, end = begin + 8, end + stride
     scores = score_text(model, tokenizer, [text], length=8, stride=stride, batch=2)
     assert scores.targets == len(text) + 1 and scores.nats == pytest.approx(nats, rel=1e-5)
+
+
+def test_bits_are_not_told_where_spaces_are_not_predicted() -> None:
+    with pytest.warns(RegardWarning, match="are more than these texts support"):
+        pieces = Tokenizer.learn(TEXTS * 2, 300, "wordpiece")
+    assert TOKENIZER.keeps_spaces and not pieces.keeps_spaces
+    model = DecoderLM(DecoderLMConfig(len(pieces), width=16, layers=1, longest=64)).eval()
+    report = score_text(model, pieces, TEXTS).report()
+    assert report["perplexity"] > 1 and not {"bits_per_byte", "bits_per_character"} & set(report)
 
 
 def test_masked_tokens_are_the_same_every_time() -> None:

@@ -68,6 +68,31 @@ def test_characters_come_back_where_they_are_known(text: str) -> None:
     assert len(tokenizer.encode(text)) == len(text)
 
 
+def test_words_are_one_token_wherever_they_stand() -> None:
+    with pytest.warns(RegardWarning, match="60 tokens are more than these texts support"):
+        tokenizer = Tokenizer.learn(["the cat, (the) cats' \u00c9tat \u00e9tat!"] * 3, 60, "wordpiece", True)
+    plain, behind, within = (tokenizer.encode(text) for text in ("the", " the", "(the)"))
+    assert plain == behind == within[1:2] and len(plain) == 1 and len(within) == 3
+    assert tokenizer.tokens(tokenizer.encode("cats \u00c9TAT")) == ["cats", "\u00e9tat"]
+    unseen = tokenizer.encode("cat \u6771 the")
+    assert unseen[1] == tokenizer.unknown and tokenizer.decode(unseen) == "cat \ufffd the"
+    pieces = tokenizer.encode("cathe")
+    assert len(pieces) > 1 and tokenizer.decode(pieces) == "cathe"
+    assert tokenizer.word_starts[pieces].tolist() == [True] + [False] * (len(pieces) - 1)
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_word_pieces_are_those_of_the_library(lowercase: bool) -> None:
+    theirs = tokenizers.BertWordPieceTokenizer(lowercase=lowercase, strip_accents=False)
+    texts = [text for text in TEXTS if "cat" in text] + ["a rose is a rose, is it?", "R\u00f6schen rot, roses red"] * 3
+    theirs.train_from_iterator(texts, 120, 2, special_tokens=["[UNK]"], show_progress=False)
+    with pytest.warns(RegardWarning, match="120 tokens are more than these texts support"):
+        ours = Tokenizer.learn(texts, 120, "wordpiece", lowercase, specials=())
+    for text in (*texts, "Roses sat on 10245 mats.", "the end"):
+        shown = [token.replace("[UNK]", "\ufffd") for token in theirs.encode(text, add_special_tokens=False).tokens]
+        assert [ours._engine.id_to_token(number) for number in ours.encode(text)] == shown
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(numbers=st.lists(st.integers(0, 500), max_size=40))
@@ -200,13 +225,15 @@ def test_what_cannot_be_encoded(kind: str) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"kind": "words"}, "kind must be one of 'bpe', 'bytes', 'characters', got 'words'"),
+        ({"kind": "words"}, "kind must be one of 'bpe', 'bytes', 'characters', 'wordpiece', got 'words'"),
         ({"size": 200}, "size must be at least 258, for 256 bytes and 2 special tokens, got 200"),
         ({"size": 200, "kind": "bytes"}, "size must be at least 258, or None"),
         ({"size": 1, "kind": "characters"}, "size must be at least 4"),
+        ({"size": 3, "kind": "wordpiece"}, "size must be at least 4, for a character, the unknown one and"),
         ({"specials": ("stop",)}, "specials must be one of"),
         ({"specials": ("cls",)}, "have both or neither of 'cls' and 'sep'"),
         ({"texts": [], "size": 300}, "texts must have a text that is not empty, got none"),
+        ({"texts": ["", ""], "kind": "wordpiece"}, "texts must have a text that is not empty, got none"),
         ({"texts": ["", ""], "kind": "characters"}, "texts must have a text that is not empty, got none"),
         ({"texts": ["a", "\ud800"], "size": 300}, "text 1 must be text that UTF-8 can hold"),
     ],

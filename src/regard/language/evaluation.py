@@ -35,7 +35,7 @@ class TextScores:
     documents, characters, bytes : int
         Of the text, in UTF-8.
     whole : bool
-        Whether every token was predicted, each from those before it: only then are bits those of the text.
+        Whether all of the text was predicted, each token from those before it: only then are bits those of the text.
     """
 
     nats: float
@@ -147,7 +147,8 @@ def score_text(
         count = len(shards)
         del batches, shards  # mapped files
     nats, targets = sums.tolist()
-    return TextScores(nats, int(targets), count, sizes[0], sizes[1], forward and tokenizer.begin is not None)
+    whole = forward and tokenizer.begin is not None and tokenizer.keeps_spaces
+    return TextScores(nats, int(targets), count, sizes[0], sizes[1], whole)
 
 
 def _objective(model: DecoderLM | EncoderLM, tokenizer: Tokenizer, function: str) -> Objective:

@@ -13,7 +13,7 @@ from regard.data.labelled import LabelledTexts, read_labelled
 from regard.language.classification_options import ClassificationOptions, HeadOptions
 from regard.language.classifier import TextClassifier, bare, input_layout, readable_length
 from regard.language.folders import check_tokenizer
-from regard.language.options import KINDS, TOKENIZERS
+from regard.language.options import KINDS, SIZED, TOKENIZERS
 from regard.models import DecoderLM, EncoderLM, SequenceClassifier, load
 from regard.models.heads import Head
 from regard.models.lora import add_lora, merge_lora
@@ -72,7 +72,7 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         if options.kind not in TOKENIZERS:
             return Tokenizer.load(options.kind)
         specials = ("end", "pad", "mask", "cls", "sep") if self.options.kind == "encoder" else ("end", "pad")
-        size = options.size if options.kind == "bpe" else None
+        size = options.size if options.kind in SIZED else None
         texts = learn.texts + (learn.others or [])
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", RegardWarning)

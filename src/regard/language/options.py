@@ -17,7 +17,9 @@ KINDS: dict[str, tuple[type[Any], type[Any]]] = {
     "decoder": (DecoderLMConfig, DecoderLM),
     "encoder": (EncoderLMConfig, EncoderLM),
 }
-TOKENIZERS = ("bpe", "bytes", "characters")
+TOKENIZERS = ("bpe", "wordpiece", "bytes", "characters")
+#: Those that are as large as was asked for.
+SIZED = ("bpe", "wordpiece")
 ROWS = ("auto", "packed", "stream")
 
 
@@ -52,18 +54,18 @@ class TextOptions(Options):
 class TokenizerOptions(Options):
     """How text is split into tokens."""
 
-    kind: str = option("bpe", "bpe, bytes, characters, or the folder of a tokenizer", flag="--tokenizer",
-                       short="bpe, bytes, characters, or a folder.")  # fmt: skip
-    size: int = option(8000, "tokens of bpe, special ones included", least=260, most=1 << 20, flag="--vocabulary-size",
-                       short="Tokens of bpe.")  # fmt: skip
+    kind: str = option("bpe", "bpe, wordpiece, bytes, characters, or the folder of a tokenizer", flag="--tokenizer",
+                       short="bpe, wordpiece, bytes, characters, or a folder.")  # fmt: skip
+    size: int = option(8000, "tokens of bpe and wordpiece, special ones included", least=260, most=1 << 20,
+                       flag="--vocabulary-size", short="Tokens of bpe and wordpiece.")  # fmt: skip
     lowercase: bool = option(False, "read texts in lower case")
 
     def check(self) -> None:
         """Raise where options contradict each other."""
         if self.kind not in TOKENIZERS and not Path(self.kind).is_dir():
             raise unknown_name("options", "tokenizer", self.kind, {*TOKENIZERS, "a folder"})
-        if self.kind != "bpe":
-            self.leave_out("size", "where the tokenizer is not bpe")
+        if self.kind not in SIZED:
+            self.leave_out("size", f"where the tokenizer is not {' or '.join(SIZED)}")
 
 
 @dataclass(frozen=True)

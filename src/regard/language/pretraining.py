@@ -18,7 +18,7 @@ from regard.data.documents import read_documents
 from regard.data.packing import LanguageBatches, PackedBatches, StreamBatches
 from regard.data.shards import MANIFEST, TokenShards, write_shards
 from regard.language.objectives import MaskedTokens, NextTokens
-from regard.language.options import KINDS, TOKENIZERS, LanguageOptions
+from regard.language.options import KINDS, SIZED, TOKENIZERS, LanguageOptions
 from regard.models import DecoderLM, EncoderLM, load, save
 from regard.text.tokenizer import Tokenizer
 from regard.training.run import FolderRun, data_place, place, restore_conditions, save_unbroken
@@ -82,7 +82,8 @@ class Pretraining(FolderRun[LanguageOptions]):
         self.say(f"{self.options.kind}, {count:,} parameters, vocabulary of {len(tokenizer):,}")
         batches, checks = self._batches(learn, tokenizer), self._batches(valid, tokenizer)
         self.say(f"an epoch has {batches.per_epoch:,} batches; {batches.padding:.1%} of their places are padding")
-        objective = self._objective(batches, tokenizer, begun["bytes"] / max(valid.tokens, 1))
+        bytes_per_token = begun["bytes"] / max(valid.tokens, 1) if tokenizer.keeps_spaces else math.nan
+        objective = self._objective(batches, tokenizer, bytes_per_token)
         guess = _guess(learn, valid) if not self.options.masked else math.inf
         learner = Learner(model, training, Stream(batches.batch), objective, guess=guess)
         ended = train(learner, list(checks.once()), training, self.folder, resume=resume, callbacks=callbacks)
@@ -207,7 +208,7 @@ class Pretraining(FolderRun[LanguageOptions]):
         if options.kind not in TOKENIZERS:
             return Tokenizer.load(options.kind)
         specials = ("end", "pad", "mask", "cls", "sep") if self.options.masked else ("end", "pad")
-        size = options.size if options.kind == "bpe" else None
+        size = options.size if options.kind in SIZED else None
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", RegardWarning)
             made = Tokenizer.learn(

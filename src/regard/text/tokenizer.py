@@ -113,12 +113,13 @@ class Tokenizer:
         texts : iterable of str
             Gone through once; counts of words are held, not texts.
         size : int, optional
-            How many numbers there may be, special tokens included. By default 8,000 for byte pairs, and as many as
-            there are bytes or characters.
-        kind : {"bpe", "bytes", "characters"}, default "bpe"
-            Byte-pair encoding of bytes (Sennrich 2016, arXiv 1508.07909; Radford 2019), the 256 bytes, each its own
-            number, or the characters of the texts, of which others are ``unknown``. With the first two, every text
-            comes back exactly.
+            How many numbers there may be, special tokens included. By default 8,000 for byte pairs and pieces of
+            words, and as many as there are bytes or characters.
+        kind : {"bpe", "wordpiece", "bytes", "characters"}, default "bpe"
+            Byte-pair encoding of bytes (Sennrich 2016, arXiv 1508.07909; Radford 2019); words and pieces of words, the
+            same whether a space stands before them or not (Schuster 2012; Devlin 2019, arXiv 1810.04805); the 256
+            bytes, each its own number; or the characters of the texts. With byte pairs and bytes, every text comes
+            back exactly; with the others, words or characters that were not seen are ``unknown``.
         lowercase : bool, default False
             Read texts in lower case.
         specials : sequence of str, default ("end", "pad")
@@ -284,6 +285,17 @@ class Tokenizer:
     def tokens(self, numbers: Iterable[int]) -> list[str]:
         """Return what a picture shows of each number: spaces as ``▁``, bytes of no whole character as ``<0xF0>``."""
         return [self._shown(number) for number in _listed(numbers, "tokens")]
+
+    @property
+    def keeps_spaces(self) -> bool:
+        """Whether the numbers of a text tell its spaces: not with pieces of words as BERT's.
+
+        Examples
+        --------
+        >>> Tokenizer.learn([], kind="bytes").keeps_spaces
+        True
+        """
+        return not self._continuing
 
     @cached_property
     def word_starts(self) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Tokenizers learned from texts: byte-level byte-pair encoding, single bytes, single characters."""
+"""Tokenizers learned from texts: byte-level byte-pair encoding, WordPiece, single bytes, single characters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from regard._errors import RegardWarning, described, rejected, unknown_name
 
-KINDS = ("bpe", "bytes", "characters")
+KINDS = ("bpe", "wordpiece", "bytes", "characters")
 #: What special tokens are called in a tokenizer that is learned here. One token stands between documents.
 NAMES = {
     "end": "<|endoftext|>",
@@ -26,6 +26,8 @@ NAMES = {
 UNKNOWN_TEXT = "\ufffd"
 #: How many numbers there are where nothing else is asked.
 _SIZE = 8000
+#: Characters that WordPiece has tokens of at most, the most frequent; of others, a word is unknown (BERT's limit).
+_LETTERS = 1000
 #: No token goes beyond one of these: GPT-2's words, but with the marks that belong to letters (vowels of Devanagari are
 #: marks), and at most three digits of a number.
 _PARTS = Regex(
@@ -62,14 +64,12 @@ def learned(
     names = {name: text for name, text in NAMES.items() if name in specials}
     lower = normalizers.Lowercase() if lowercase else None
     engine = _MAKERS[kind](_checked(texts, function), size, len(names), lower)
-    if lower is not None:
-        engine.normalizer = lower
     engine.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in names.values()])
     if "end" in names:  # a document begins where the one before it ended
         names.setdefault("begin", names["end"])
     if (template := _template(names, engine)) is not None:
         engine.post_processor = template
-    if kind == "characters":
+    if kind in ("characters", "wordpiece"):
         names["unknown"] = UNKNOWN_TEXT
     return engine, names
 
@@ -107,8 +107,7 @@ def _byte_pairs(
     asked, least = _SIZE if size is None else size, 256 + special
     _check_size(asked, least, f"be at least {least}, for 256 bytes and {special} special tokens")
     engine = tokenizers.Tokenizer(models.BPE())
-    if lower is not None:
-        engine.normalizer = lower
+    _lowercase(engine, lower)
     engine.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(_PARTS, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
@@ -116,39 +115,67 @@ def _byte_pairs(
     trainer = trainers.BpeTrainer(
         vocab_size=asked - special, min_frequency=2, initial_alphabet=sorted(byte_letters()), show_progress=False
     )
-    counted = _Counted(texts)
-    engine.train_from_iterator(counted, trainer)
-    if not counted.characters:
-        raise rejected("Tokenizer.learn", "texts", "have a text that is not empty", "none")
-    if size is not None and engine.get_vocab_size() + special < size:
-        reached = f"{size:,} tokens are more than these texts support: {engine.get_vocab_size() + special:,}."
-        warnings.warn(f"Tokenizer.learn: {reached}", RegardWarning, stacklevel=4)
+    _train(engine, texts, trainer)
+    _warn_of_fewer(engine, size, special)
     return engine
 
 
-class _Counted:
-    """Texts, and how many characters of them went by."""
+def _word_pieces(
+    texts: Iterable[str], size: int | None, special: int, lower: normalizers.Normalizer | None
+) -> tokenizers.Tokenizer:
+    asked, least = _SIZE if size is None else size, special + 2
+    _check_size(asked, least, f"be at least {least}, for a character, the unknown one and special tokens")
+    engine = tokenizers.Tokenizer(models.WordPiece(unk_token=UNKNOWN_TEXT))
+    # Accents stay, unlike in BERT's uncased vocabularies: they tell words apart.
+    engine.normalizer = normalizers.BertNormalizer(lowercase=lower is not None, strip_accents=False)
+    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=asked - special, min_frequency=2, special_tokens=[UNKNOWN_TEXT], show_progress=False,
+        # A letter may stand at the beginning of a word or within it: more of them than have room would take it all.
+        limit_alphabet=min(_LETTERS, (asked - special - 1) // 2),
+    )  # fmt: skip
+    _train(engine, texts, trainer)
+    # Another engine: in this one, what stands for unknown words is no text, even where a text has it.
+    made = tokenizers.Tokenizer(models.WordPiece(engine.get_vocab(with_added_tokens=False), unk_token=UNKNOWN_TEXT))
+    made.normalizer, made.pre_tokenizer = engine.normalizer, engine.pre_tokenizer
+    made.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    _warn_of_fewer(made, size, special)
+    return made
 
-    def __init__(self, texts: Iterable[str]) -> None:
-        self._texts, self.characters = texts, 0
 
-    def __iter__(self) -> Iterator[str]:
-        for text in self._texts:
-            self.characters += len(text)
+def _train(engine: tokenizers.Tokenizer, texts: Iterable[str], trainer: trainers.Trainer) -> None:
+    """Let an engine learn its tokens, or raise where the texts are empty."""
+    characters = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal characters
+        for text in texts:
+            characters += len(text)
             yield text
+
+    engine.train_from_iterator(counted(), trainer)
+    if not characters:
+        raise rejected("Tokenizer.learn", "texts", "have a text that is not empty", "none")
+
+
+def _warn_of_fewer(engine: tokenizers.Tokenizer, size: int | None, special: int) -> None:
+    if size is not None and engine.get_vocab_size() + special < size:
+        reached = f"{size:,} tokens are more than these texts support: {engine.get_vocab_size() + special:,}."
+        warnings.warn(f"Tokenizer.learn: {reached}", RegardWarning, stacklevel=5)
 
 
 def _bytes(
     texts: Iterable[str],  # noqa: ARG001 - bytes are there before texts
     size: int | None,
     special: int,
-    lower: normalizers.Normalizer | None,  # noqa: ARG001
+    lower: normalizers.Normalizer | None,
 ) -> tokenizers.Tokenizer:
     _check_size(size, 256 + special, f"be at least {256 + special}, or None, for bytes and special tokens")
     numbers = {letter: byte for byte, letter in enumerate(byte_letters())}
     engine = tokenizers.Tokenizer(models.BPE(vocab=numbers, merges=[]))
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     engine.decoder = decoders.ByteLevel()
+    _lowercase(engine, lower)
     return engine
 
 
@@ -168,7 +195,13 @@ def _characters(
     numbers = {letter: number for number, letter in enumerate([*kept, UNKNOWN_TEXT])}
     engine = tokenizers.Tokenizer(models.BPE(vocab=numbers, merges=[], unk_token=UNKNOWN_TEXT))
     engine.decoder = decoders.Fuse()
+    _lowercase(engine, lower)
     return engine
+
+
+def _lowercase(engine: tokenizers.Tokenizer, lower: normalizers.Normalizer | None) -> None:
+    if lower is not None:
+        engine.normalizer = lower
 
 
 def _check_size(size: int | None, least: int, expected: str) -> None:
@@ -193,6 +226,7 @@ def _template(names: dict[str, str], engine: tokenizers.Tokenizer) -> processors
 
 _MAKERS: dict[str, Callable[..., tokenizers.Tokenizer]] = {
     "bpe": _byte_pairs,
+    "wordpiece": _word_pieces,
     "bytes": _bytes,
     "characters": _characters,
 }

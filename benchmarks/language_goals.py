@@ -20,7 +20,9 @@ _SHAKESPEARE = {"shakespeare.toml": 1.60, "shakespeare-long.toml": 1.4697}
 _ENCODERS = {"sst2": 85.9, "trec": 93.0, "imdb": 91.5}
 #: Why a goal is missed, by its name.
 WHY = {
-    "encoders": "the published ones read billions of words, or learned from labelled phrases",
+    "sst2": "the published ones read billions of words, or learned from labelled phrases",
+    "trec": "the published one reads vectors of 100 billion words; its own without them reaches 91.2",
+    "imdb": "the published one counts the bigrams of 25,000 reviews, which this model, of 20,000, does not know",
     "training": "copies of keys and values for attention's kernel cost what it gains",
     "decoding": "products of matrices take four fifths of a step in both",
     "beam-search": "products of matrices take three quarters of the time in both; small operations between them are "
@@ -88,7 +90,7 @@ def _encoders(rows: list[dict[str, Any]]) -> Iterator[Goal]:
         model, start = max(learned, key=lambda each: learned[each])
         plain = f"{means[model, 'random']:.1f} %" if (model, "random") in means else "not run"
         reached = f"{learned[model, start]:.1f} % ({RECIPES[model]}, {STARTS[start]}); without pretraining {plain}"
-        yield Goal(what, asked, reached, learned[model, start] >= _ENCODERS[task], WHY["encoders"])
+        yield Goal(what, asked, reached, learned[model, start] >= _ENCODERS[task], WHY[task])
 
 
 def _read(name: str) -> dict[str, Any]:

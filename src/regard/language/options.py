@@ -55,7 +55,7 @@ class TokenizerOptions(Options):
     """How text is split into tokens."""
 
     kind: str = option("bpe", "bpe, wordpiece, bytes, characters, or the folder of a tokenizer", flag="--tokenizer",
-                       short="bpe, wordpiece, bytes, characters, or a folder.")  # fmt: skip
+                       short="bpe, wordpiece, ..., or a folder.")  # fmt: skip
     size: int = option(8000, "tokens of bpe and wordpiece, special ones included", least=260, most=1 << 20,
                        flag="--vocabulary-size", short="Tokens of bpe and wordpiece.")  # fmt: skip
     lowercase: bool = option(False, "read texts in lower case")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,25 +17,10 @@ from regard._writing import write_together
 from regard.text import tokenizer_files, tokenizer_training
 from regard.text.decode_stream import ByteStream, DecodeStream, WindowStream
 from regard.text.ragged import Ragged
-from regard.text.tokenizer_training import byte_letters, checked_text
+from regard.text.tokenizer_training import byte_letters, spelling
 
 #: Characters of texts that are encoded at once: what the library returns of them takes many times their memory.
 _BLOCK = 1 << 22
-
-
-@contextmanager
-def _spelling(function: str, texts: Iterable[tuple[str, str]]) -> Iterator[None]:
-    """Raise an error of one sentence where texts cannot be encoded; they and their names are read only then."""
-    try:
-        yield
-    except TypeError:
-        for name, text in texts:
-            checked_text(text, function, name)
-        raise
-    except Exception as error:
-        if type(error) is not Exception:  # the engine's have no other type
-            raise
-        raise rejected(function, "text", "be spelled by the tokenizer", str(error).partition("\n")[0][:120]) from None
 
 
 class Tokenizer:
@@ -219,13 +203,13 @@ class Tokenizer:
             If it has half a surrogate pair.
         """
         engine = self._engine if parse_specials else self._plain
-        with _spelling("encode", [("text", text)]):
+        with spelling("encode", [("text", text)]):
             return engine.encode(text, add_special_tokens=specials).ids
 
     def encode_pair(self, first: str, second: str, *, parse_specials: bool = False) -> tuple[list[int], list[int]]:
         """Return the numbers of two texts with special tokens around them, and the segment, 0 or 1, of each number."""
         engine = self._engine if parse_specials else self._plain
-        with _spelling("encode_pair", [("first", first), ("second", second)]):
+        with spelling("encode_pair", [("first", first), ("second", second)]):
             encoding = engine.encode(first, second)
         return encoding.ids, encoding.type_ids
 
@@ -238,7 +222,7 @@ class Tokenizer:
         lengths: list[int] = [0]
         count = 0
         for block in text_blocks(texts):
-            with _spelling("encode_all", ((f"text {n}", text) for n, text in enumerate(block, start=count))):
+            with spelling("encode_all", ((f"text {n}", text) for n, text in enumerate(block, start=count))):
                 encodings = engine.encode_batch_fast(block, add_special_tokens=specials)
             numbers = [np.array(encoding.ids, np.int32) for encoding in encodings]
             parts.append(np.concatenate(numbers))

@@ -6,6 +6,7 @@ import heapq
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -99,6 +100,21 @@ def checked_text(text: object, function: str, name: str) -> str:
         half = f"half a surrogate pair, U+{ord(text[error.start]):04X}, at character {error.start}"
         raise rejected(function, name, "be text that UTF-8 can hold", half) from None
     return text
+
+
+@contextmanager
+def spelling(function: str, texts: Iterable[tuple[str, str]]) -> Iterator[None]:
+    """Raise an error of one sentence where texts cannot be encoded; they and their names are read only then."""
+    try:
+        yield
+    except TypeError:
+        for name, text in texts:
+            checked_text(text, function, name)
+        raise
+    except Exception as error:
+        if type(error) is not Exception:  # the engine's have no other type
+            raise
+        raise rejected(function, "text", "be spelled by the tokenizer", str(error).partition("\n")[0][:120]) from None
 
 
 def _byte_pairs(

@@ -81,6 +81,18 @@ def test_words_are_one_token_wherever_they_stand() -> None:
     assert tokenizer.word_starts[pieces].tolist() == [True] + [False] * (len(pieces) - 1)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [300, 400])
+def test_the_same_texts_make_the_same_tokenizer(kind: str, size: int) -> None:
+    rare = "".join(chr(0x4E00 + n) + " ab"[n % 3] for n in range(500))  # as frequent as each other, and too many
+    texts = [*TEXTS, rare, "stars rats arts tars star rat art tar"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RegardWarning)
+        made = [Tokenizer.learn(texts, None if kind == "bytes" else size, kind) for _ in range(4)]
+    assert len({each.checksum() for each in made}) == 1
+    assert kind == "bytes" or len(made[0]) <= size
+
+
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_word_pieces_are_those_of_the_library(lowercase: bool) -> None:
     theirs = tokenizers.BertWordPieceTokenizer(lowercase=lowercase, strip_accents=False)
@@ -233,7 +245,7 @@ def test_what_cannot_be_encoded(kind: str) -> None:
         ({"specials": ("stop",)}, "specials must be one of"),
         ({"specials": ("cls",)}, "have both or neither of 'cls' and 'sep'"),
         ({"texts": [], "size": 300}, "texts must have a text that is not empty, got none"),
-        ({"texts": ["", ""], "kind": "wordpiece"}, "texts must have a text that is not empty, got none"),
+        ({"texts": ["", " \n"], "kind": "wordpiece"}, "texts must have a text that is not empty, got none"),
         ({"texts": ["", ""], "kind": "characters"}, "texts must have a text that is not empty, got none"),
         ({"texts": ["a", "\ud800"], "size": 300}, "text 1 must be text that UTF-8 can hold"),
     ],

@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from tempfile import TemporaryFile
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -65,6 +66,8 @@ def learned(
     names = {name: text for name, text in NAMES.items() if name in specials}
     lower = normalizers.Lowercase() if lowercase else None
     engine = _MAKERS[kind](_checked(texts, function), size, len(names), lower)
+    if engine.normalizer is None:
+        engine.normalizer = lower
     engine.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in names.values()])
     if "end" in names:  # a document begins where the one before it ended
         names.setdefault("begin", names["end"])
@@ -123,7 +126,7 @@ def _byte_pairs(
     asked, least = _SIZE if size is None else size, 256 + special
     _check_size(asked, least, f"be at least {least}, for 256 bytes and {special} special tokens")
     engine = tokenizers.Tokenizer(models.BPE())
-    _lowercase(engine, lower)
+    engine.normalizer = lower  # before it learns
     engine.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(_PARTS, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
@@ -131,9 +134,24 @@ def _byte_pairs(
     trainer = trainers.BpeTrainer(
         vocab_size=asked - special, min_frequency=2, initial_alphabet=sorted(byte_letters()), show_progress=False
     )
-    _train(engine, texts, trainer)
+    counted = _Counted(texts)
+    engine.train_from_iterator(counted, trainer)
+    if not counted.characters:
+        raise rejected("Tokenizer.learn", "texts", "have a text that is not empty", "none")
     _warn_of_fewer(engine, size, special)
     return engine
+
+
+class _Counted:
+    """Texts, and how many characters of them went by."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts, self.characters = texts, 0
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self._texts:
+            self.characters += len(text)
+            yield text
 
 
 def _word_pieces(
@@ -145,12 +163,24 @@ def _word_pieces(
     # Accents stay, unlike in BERT's uncased vocabularies: they tell words apart.
     engine.normalizer = normalizers.BertNormalizer(lowercase=lower is not None, strip_accents=False)
     engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=asked - special, min_frequency=2, special_tokens=[UNKNOWN_TEXT], show_progress=False,
-        # A letter may stand at the beginning of a word or within it: more of them than have room would take it all.
-        limit_alphabet=min(_LETTERS, (asked - special - 1) // 2),
-    )  # fmt: skip
-    _train(engine, texts, trainer)
+    with TemporaryFile("w+", encoding="utf-8", newline="\n") as spooled:
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(engine.normalizer.normalize_str(text))
+            spooled.write(f"{text}\n")
+        counts = Counter({letter: count for letter, count in counts.items() if not letter.isspace()})
+        if not counts:
+            raise rejected("Tokenizer.learn", "texts", "have a text that is not empty", "none")
+        # A letter may stand at the beginning of a word or within it: more than have room would take it all.
+        letters = _frequent(counts, min(_LETTERS, (asked - special - 1) // 2))
+        # The library numbers what it meets in another order each time, and ties go by numbers: these come first.
+        within = [f"##{letter}" for letter in letters]
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=asked - special, min_frequency=2, special_tokens=[UNKNOWN_TEXT, *within],
+            initial_alphabet=letters, limit_alphabet=len(letters), show_progress=False,
+        )  # fmt: skip
+        spooled.seek(0)
+        engine.train_from_iterator(spooled, trainer)
     # Another engine: in this one, what stands for unknown words is no text, even where a text has it.
     made = tokenizers.Tokenizer(models.WordPiece(engine.get_vocab(with_added_tokens=False), unk_token=UNKNOWN_TEXT))
     made.normalizer, made.pre_tokenizer = engine.normalizer, engine.pre_tokenizer
@@ -159,19 +189,9 @@ def _word_pieces(
     return made
 
 
-def _train(engine: tokenizers.Tokenizer, texts: Iterable[str], trainer: trainers.Trainer) -> None:
-    """Let an engine learn its tokens, or raise where the texts are empty."""
-    characters = 0
-
-    def counted() -> Iterator[str]:
-        nonlocal characters
-        for text in texts:
-            characters += len(text)
-            yield text
-
-    engine.train_from_iterator(counted(), trainer)
-    if not characters:
-        raise rejected("Tokenizer.learn", "texts", "have a text that is not empty", "none")
+def _frequent(counts: Counter[str], most: int) -> list[str]:
+    """Return the most frequent characters, in their own order; of equals, the first."""
+    return sorted(heapq.nsmallest(most, counts, key=lambda letter: (-counts[letter], letter)))
 
 
 def _warn_of_fewer(engine: tokenizers.Tokenizer, size: int | None, special: int) -> None:
@@ -184,14 +204,13 @@ def _bytes(
     texts: Iterable[str],  # noqa: ARG001 - bytes are there before texts
     size: int | None,
     special: int,
-    lower: normalizers.Normalizer | None,
+    lower: normalizers.Normalizer | None,  # noqa: ARG001
 ) -> tokenizers.Tokenizer:
     _check_size(size, 256 + special, f"be at least {256 + special}, or None, for bytes and special tokens")
     numbers = {letter: byte for byte, letter in enumerate(byte_letters())}
     engine = tokenizers.Tokenizer(models.BPE(vocab=numbers, merges=[]))
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     engine.decoder = decoders.ByteLevel()
-    _lowercase(engine, lower)
     return engine
 
 
@@ -207,17 +226,10 @@ def _characters(
     if not counts:
         raise rejected("Tokenizer.learn", "texts", "have a text that is not empty", "none")
     most = len(counts) if size is None else size - special - 1
-    kept = sorted(heapq.nsmallest(most, counts, key=lambda letter: (-counts[letter], letter)))
-    numbers = {letter: number for number, letter in enumerate([*kept, UNKNOWN_TEXT])}
+    numbers = {letter: number for number, letter in enumerate([*_frequent(counts, most), UNKNOWN_TEXT])}
     engine = tokenizers.Tokenizer(models.BPE(vocab=numbers, merges=[], unk_token=UNKNOWN_TEXT))
     engine.decoder = decoders.Fuse()
-    _lowercase(engine, lower)
     return engine
-
-
-def _lowercase(engine: tokenizers.Tokenizer, lower: normalizers.Normalizer | None) -> None:
-    if lower is not None:
-        engine.normalizer = lower
 
 
 def _check_size(size: int | None, least: int, expected: str) -> None:

@@ -160,7 +160,7 @@ def test_of_one_document_the_end_is_held_out(tmp_path: Path) -> None:
         ({"model": {"depth": 3}}, "model.depth must be"),
         ({"preset": "huge"}, "preset must be"),
         ({"model": {"heads": 3}}, "heads must divide width"),
-        ({"tokenizer": {"kind": "syllables"}}, "tokenizer must be"),
+        ({"tokenizer": {"kind": "syllables"}}, "kind must be one of"),
         ({"tokenizer": {"kind": "bytes", "size": 300}}, "size must be left out where the tokenizer is not bpe or"),
         ({"data": {"data": ["-"], "valid": ["-"]}}, "valid must be a file where standard input is something else"),
     ],

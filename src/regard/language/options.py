@@ -63,7 +63,7 @@ class TokenizerOptions(Options):
     def check(self) -> None:
         """Raise where options contradict each other."""
         if self.kind not in TOKENIZERS and not Path(self.kind).is_dir():
-            raise unknown_name("options", "tokenizer", self.kind, {*TOKENIZERS, "a folder"})
+            raise unknown_name("options", "kind", self.kind, {*TOKENIZERS, "a folder"})
         if self.kind not in SIZED:
             self.leave_out("size", f"where the tokenizer is not {' or '.join(SIZED)}")
 

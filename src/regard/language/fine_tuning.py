@@ -10,6 +10,7 @@ import torch
 from regard._errors import RegardWarning, rejected
 from regard.data.label_batches import LabelBatches
 from regard.data.labelled import LabelledTexts, read_labelled
+from regard.language.adversarial import AdversarialLabels
 from regard.language.classification_options import ClassificationOptions, HeadOptions
 from regard.language.classifier import TextClassifier, bare, input_layout, readable_length
 from regard.language.folders import check_tokenizer
@@ -20,6 +21,7 @@ from regard.models.lora import add_lora, merge_lora
 from regard.text.inputs import Inputs
 from regard.text.tokenizer import Tokenizer
 from regard.training.classification import ClassificationRun, Prepared
+from regard.training.labels_objective import NameLabels
 from regard.training.run import place
 
 
@@ -63,6 +65,12 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
             finish,
             begin=lambda: tokenizer.limited(length).save(self.folder),
         )
+
+    def objective(self, names: list[str]) -> NameLabels:
+        training = self.options.training
+        if not training.adversarial:
+            return super().objective(names)
+        return AdversarialLabels(names, training.adversarial, training.label_smoothing)
 
     def _tokenizer(self, learn: LabelledTexts) -> Tokenizer:
         """Return the tokenizer of the model to begin with, or of a folder, or one that is learned from the texts."""

@@ -95,6 +95,10 @@ class ClassificationRun(FolderRun[_O], Generic[_O, _L, _C]):
     def prepare(self, learn: _L, valid: _L, names: list[str], resume: bool) -> Prepared[_C]:
         """Return the model and its batches."""
 
+    def objective(self, names: list[str]) -> NameLabels:
+        """Return what is learned."""
+        return NameLabels(names, self.options.training.label_smoothing)
+
     def train(self, *, resume: bool = False, callbacks: Iterable[Callback] = ()) -> tuple[_C, TrainingResult]:
         """Read the examples, train, and save the classifier to the folder.
 
@@ -130,8 +134,7 @@ class ClassificationRun(FolderRun[_O], Generic[_O, _L, _C]):
             if not resume:
                 made.begin()
             files.write(files.read_record() if resume else record, self.options)
-        objective = NameLabels(names, training.label_smoothing)
-        learner = Learner(made.model, training, Stream(made.batches.batch), objective)
+        learner = Learner(made.model, training, Stream(made.batches.batch), self.objective(names))
         ended = train(learner, made.checks, training, self.folder, resume=resume, callbacks=callbacks)
         classifier = made.finish()
         if ended.reason != "interrupt" and place()[0] == 0:

@@ -215,3 +215,31 @@ def test_numbers_of_batches_and_strides() -> None:
     for stride in (0, 5):
         with pytest.raises(ValueError, match="once: stride must be from 1 to 4, the length of rows"):
             batches.once(stride)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(1, 9), st.integers(1, 3), st.sampled_from(KINDS))
+def test_rows_that_are_turned_predict_what_was_read(
+    lengths: list[int], length: int, rows: int, kind: type[LanguageBatches]
+) -> None:
+    shards = numbered(lengths)
+    if not wanted(shards, kind):
+        return
+    for batch in kind(shards, length=length, rows=rows).once():
+        which = torch.arange(rows) % 2 == 0
+        turned = batch.turned(which)
+        for row in range(rows):
+            if not which[row]:
+                for name in ("tokens", "targets", "documents", "positions"):
+                    assert torch.equal(getattr(turned, name)[row], getattr(batch, name)[row])
+                continue
+            real = batch.targets[row] != IGNORE_INDEX
+            forward = list(zip(batch.tokens[row][real].tolist(), batch.targets[row][real].tolist()))
+            seen = turned.targets[row] != IGNORE_INDEX
+            backward = list(zip(turned.targets[row][seen].tolist(), turned.tokens[row][seen].tolist()))
+            assert backward == forward[::-1]
+            assert turned.documents[row].tolist() == batch.documents[row].tolist()[::-1]
+            for document in batch.documents[row].unique().tolist():
+                here = turned.documents[row] == document
+                assert turned.positions[row][here].tolist() == list(range(int(here.sum())))
+        assert torch.equal(batch.turned(torch.zeros(rows, dtype=torch.bool)).tokens, batch.tokens)

@@ -295,6 +295,27 @@ def test_filters_of_windows_learn_and_go_on_in_another_classifier(start: Path, d
         options(data, head={"window": 4})
 
 
+@pytest.mark.parametrize("tune", ["full", "frozen"])
+def test_filters_that_read_both_ways_learn_and_go_on(tune: str, start: Path, data: Path, tmp_path: Path) -> None:
+    head = {"filters": 16, "both_ways": True, "dropout": 0.1}
+    asked = options(
+        data, start=str(start), tune=tune, head=head, training={"epochs": 12.0, "learning_rate": 6e-3}
+    )
+    if isinstance(load(start), EncoderLM):
+        with pytest.raises(ValueError, match=r"head\.both_ways must be left out with an encoder"):
+            FineTuning(asked, tmp_path / "first", lambda _: None).train()
+        return
+    first, _ = FineTuning(asked, tmp_path / "first", lambda _: None).train()
+    assert right(first) > 0.97 and right(TextClassifier.load(tmp_path / "first")) == right(first)
+    still = options(data, start=str(tmp_path / "first"), training={"steps": 1, "learning_rate": 1e-12})
+    same, _ = FineTuning(still, tmp_path / "second", lambda _: None).train()  # it goes on as it was
+    assert same.model.both_ways
+    for one, two in zip(same.model.parameters(), first.model.parameters()):
+        torch.testing.assert_close(one, two)
+    with pytest.raises(ValueError, match=r"head\.both_ways must be left out without filters, got True"):
+        options(data, head={"both_ways": True})
+
+
 def test_filters_leave_no_layer_behind_rows_that_nothing_uses(data: Path, tmp_path: Path) -> None:
     model = EncoderLM(EncoderLMConfig(300, width=16, layers=0, heads=2, segments=0))  # norms last: of BERT's shape
     save(model, tmp_path / "start")

@@ -127,6 +127,38 @@ def test_the_loss_counts_masked_tokens_alone() -> None:
     assert objective.loss(model, batch).shown != one
 
 
+def test_rows_read_both_ways_teach_both(lines: Path, tmp_path: Path) -> None:
+    """Each word tells the next, and the one before it."""
+    found = {}
+    for both_ways in (False, True):
+        asked = options(lines)
+        asked = replace(asked, data=replace(asked.data, both_ways=both_ways))
+        asked = replace(asked, training=replace(asked.training, steps=120))
+        folder = tmp_path / str(both_ways)
+        model, _ = Pretraining(asked, folder, quiet).train()
+        tokenizer = Tokenizer.load(folder)
+        text = tokenizer.encode("the cat sat on a mat", specials=False)
+        with torch.no_grad():
+            forward, backward = (
+                torch.nn.functional.cross_entropy(model(torch.tensor([read[:-1]]))[0], torch.tensor(read[1:]))
+                for read in (text, text[::-1])
+            )
+        found[both_ways] = float(forward), float(backward)
+    assert max(found[True]) < found[False][1] / 3, found  # the first letters do not say which way they are read
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_sampled_softmax_learns_what_is_validated_among_all(masked: bool, lines: Path, tmp_path: Path) -> None:
+    changes = {"masked": masked, "tokenizer": {"kind": "bpe", "size": 300}}
+    best = {}
+    for draws in (0, 20):
+        asked = options(lines, **changes)
+        asked = replace(asked, training=replace(asked.training, sampled_softmax=draws))
+        _, ended = Pretraining(asked, tmp_path / f"{draws}", quiet).train()
+        best[draws] = ended.best
+    assert best[20] < best[0] + 0.3 and best[0] < 3.0, best
+
+
 def test_a_model_to_begin_with(lines: Path, tmp_path: Path) -> None:
     Pretraining(options(lines), tmp_path / "first", quiet).train()
     table = options(lines).to_table() | {"start": str(tmp_path / "first"), "tokenizer": {}, "preset": "small"}
@@ -153,6 +185,9 @@ def test_of_one_document_the_end_is_held_out(tmp_path: Path) -> None:
     ("changes", "sentence"),
     [
         ({"masked": True, "data": {"rows": "stream"}}, "data.rows must be 'packed' where tokens are masked"),
+        ({"masked": True, "data": {"both_ways": True}}, "both_ways must be left out where tokens are masked"),
+        ({"training": {"sampled_softmax": 9, "label_smoothing": 0.1}}, "label_smoothing must be left out with sampled"),
+        ({"training": {"sampled_softmax": 9, "strategy": "fsdp"}}, "sampled_softmax must be 0 where processes divide"),
         ({"data": {"masked_share": 0.2}}, "masked_share must be left out unless tokens are masked"),
         ({"training": {"guide": 1.0}}, "guide must be left out for a language model"),
         ({"training": {"batch_tokens": 8}, "data": {"length": 16}}, "batch_tokens must be at least data.length"),

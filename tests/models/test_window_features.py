@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.models import EncoderLM, EncoderLMConfig, SequenceClassifier, TokenClassifier, load, save
+from regard.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig, SequenceClassifier, TokenClassifier, load, save
 from regard.models.folders import ModelFileError
 from regard.models.pooling import WindowFeatures
 
@@ -120,6 +120,48 @@ def test_parameters_are_drawn_anew_and_sizes_of_numpy_are_saved(tmp_path: Path) 
         "output.weight",
         *(f"windows.convolutions.{k}.{part}" for k in (0, 1) for part in ("weight", "bias")),
     }
+
+
+FORWARD = DecoderLMConfig(50, width=16, layers=1, heads=2, positions="rotary")
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(0, 3), st.integers(0, 99))
+def test_filters_read_a_text_both_ways_whatever_is_padded(lengths: list[int], padded: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    model = SequenceClassifier(DecoderLM(FORWARD), ["a", "b"], filters=3, window=2, both_ways=True).double().eval()
+    assert model.windows is not None
+    L = max(lengths) + padded
+    tokens, keep = torch.randint(50, (len(lengths), L)), torch.arange(L) < torch.tensor(lengths).unsqueeze(1)
+    found = model.sequence(tokens, keep)
+    for row, (n, text) in enumerate(zip(lengths, tokens)):
+        vectors = model.model.embedding.weight[text[:n]]
+        centred = vectors - vectors.mean(1, keepdim=True)
+        vectors = centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt()
+        rows = [model.model.features(each[None])[0] for each in (text[:n], text[:n].flip(0))]
+        whole = torch.cat([vectors, rows[0], rows[1].flip(0)], 1)  # (n, 3E)
+        torch.testing.assert_close(found[row], expected(model.windows, whole), atol=1e-9, rtol=1e-9)
+
+
+def test_a_classifier_that_reads_both_ways_comes_back_from_its_folder(tmp_path: Path) -> None:
+    model = SequenceClassifier(DecoderLM(FORWARD), ["a", "b"], filters=3, both_ways=True, pad=0).eval()
+    save(model, tmp_path)
+    again, tokens = load(tmp_path), torch.tensor([[3, 1, 4, 0], [1, 5, 9, 2]])
+    assert isinstance(again, SequenceClassifier) and again.both_ways
+    assert torch.equal(again(tokens), model(tokens))
+    with pytest.raises(ValueError, match="both_ways must be False of an encoder, which sees both sides, got True"):
+        SequenceClassifier(EncoderLM(SMALL), ["a", "b"], filters=3, both_ways=True)
+    with pytest.raises(ValueError, match="both_ways must be False without filters, got True"):
+        SequenceClassifier(DecoderLM(FORWARD), ["a", "b"], both_ways=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for claim, sentence in (
+        ({"both_ways": "yes"}, "have a field 'both_ways' that a head knows"),
+        ({"both_ways": False}, r"model\.safetensors must"),
+        ({"filters": 0}, "both_ways must be False without filters"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | claim))
+        with pytest.raises(ModelFileError, match=sentence):
+            load(tmp_path)
 
 
 def test_sequences_of_any_length_are_exported() -> None:

@@ -9,6 +9,7 @@ from typing import final
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard._errors import rejected
@@ -51,6 +52,32 @@ class LanguageBatch:
     def count(self) -> int:
         """How many targets there are."""
         return int((self.targets != IGNORE_INDEX).sum())
+
+    def turned(self, rows: Tensor) -> LanguageBatch:
+        """Return the batch with some rows backward: what a token was to predict is read, and predicts that token.
+
+        Parameters
+        ----------
+        rows : Tensor (B,) of bool
+
+        Examples
+        --------
+        >>> batch = PackedBatches(TokenShards.of([[5, 6, 7], [8, 9]]), length=4, rows=1).batch(0)
+        >>> turned = batch.turned(torch.tensor([True]))
+        >>> turned.tokens.tolist(), turned.targets.tolist()
+        ([[0, 9, 7, 6]], [[-100, 8, 6, 5]])
+        >>> turned.documents.tolist(), turned.positions.tolist()
+        ([[-1, 1, 0, 0]], [[0, 0, 0, 1]])
+        """
+        missing = self.targets == IGNORE_INDEX
+        tokens = torch.where(missing, self.tokens, self.targets).flip(1)
+        targets = self.tokens.masked_fill(missing, IGNORE_INDEX).flip(1)
+        documents = self.documents.flip(1)
+        steps = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        begins = F.pad(documents.diff() != 0, (1, 0))
+        positions = steps - (steps * begins).cummax(1).values
+        made = zip((tokens, targets, documents, positions), (self.tokens, self.targets, self.documents, self.positions))
+        return LanguageBatch(*(torch.where(rows[:, None], back, forward) for back, forward in made))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> LanguageBatch:
         """Return the batch on another device."""

@@ -60,12 +60,14 @@ class HeadOptions(Options):
     filters: int = option(0, "filters of windows of each width, whose largest and mean values are scored (Kim 2014); 0 "
                           "for one row of the model", least=0, most=MOST_FILTERS)  # fmt: skip
     window: int = option(WINDOW, "tokens of the widest window; all from 1 on are read", least=1, most=WIDEST)
+    both_ways: bool = option(False, "filters read each token's vector, and what a decoder makes of the text forward and "
+                             "backward (Peters 2018), in place of its rows alone")  # fmt: skip
     dropout: float = option(0.5, "share of what filters find that is zeroed", least=0, below=1)
 
     def check(self) -> None:
         """Raise where an option has no effect."""
         if not self.filters:
-            for name in ("window", "dropout"):
+            for name in ("window", "both_ways", "dropout"):
                 self.leave_out(name, "without filters")
 
 

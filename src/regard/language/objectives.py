@@ -18,6 +18,7 @@ from regard.models import DecoderLM, EncoderLM
 from regard.text.tokenizer import Tokenizer
 from regard.training.losses import cross_entropy
 from regard.training.objectives import Loss, Objective
+from regard.training.sampled_softmax import Projection, SampledSoftmax
 
 
 class NextTokens(Objective):
@@ -31,13 +32,27 @@ class NextTokens(Objective):
         The share of the probability that goes to other tokens.
     bytes_per_token : float, default NaN
         Of the text to validate with.
+    sampled : SampledSoftmax, optional
+        Chooses what tokens are told apart from, in training.
+    both_ways : bool, default False
+        Whether each row is read backward in every other step, about: its tokens are predicted from those behind them.
     """
 
-    def __init__(self, separate: bool, smoothing: float = 0.0, bytes_per_token: float = math.nan) -> None:
+    def __init__(
+        self,
+        separate: bool,
+        smoothing: float = 0.0,
+        bytes_per_token: float = math.nan,
+        sampled: SampledSoftmax | None = None,
+        both_ways: bool = False,
+    ) -> None:
         self.separate, self.smoothing, self.bytes_per_token = separate, smoothing, bytes_per_token
+        self.sampled, self.both_ways = sampled, both_ways
 
     def loss(self, model: nn.Module, batch: LanguageBatch) -> Loss:
-        value, _, count = self._cost(model, batch, self.smoothing)
+        if self.both_ways:
+            batch = batch.turned((torch.rand(batch.examples) < 0.5).to(batch.tokens.device))
+        value, _, count = self._cost(model, batch, self.smoothing, self.sampled)
         return Loss(value, float(value.detach()), count)
 
     def validation(self, model: nn.Module, batch: LanguageBatch) -> Tensor:
@@ -50,13 +65,15 @@ class NextTokens(Objective):
             told["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
         return told
 
-    def _cost(self, model: nn.Module, batch: LanguageBatch, smoothing: float) -> tuple[Tensor, Tensor, int]:
+    def _cost(
+        self, model: nn.Module, batch: LanguageBatch, smoothing: float, sampled: SampledSoftmax | None = None
+    ) -> tuple[Tensor, Tensor, int]:
         """Return the mean cost, how likely each token was, and how many there were: of this process's part of rows."""
         assert isinstance(model, DecoderLM)
         mask = masks.document(batch.documents) if self.separate else None
         tokens, targets, positions = _parts(model, batch.tokens, batch.targets, batch.positions)
         features = model.features(tokens, mask=mask, positions=positions if self.separate else None)
-        value, log_likelihood = cross_entropy(features, model.projection, targets, smoothing, ignore_index=IGNORE_INDEX)
+        value, log_likelihood = _named(features, model.projection, targets, sampled, smoothing)
         return value, log_likelihood, int((targets != IGNORE_INDEX).sum())
 
 
@@ -72,18 +89,27 @@ class MaskedTokens(Objective):
     share : float, default 0.15
         Of the tokens.
     whole_words : bool, default False
+    sampled : SampledSoftmax, optional
+        Chooses what tokens are told apart from, in training.
     """
 
-    def __init__(self, tokenizer: Tokenizer, share: float = 0.15, whole_words: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        share: float = 0.15,
+        whole_words: bool = False,
+        sampled: SampledSoftmax | None = None,
+    ) -> None:
         assert tokenizer.mask is not None
         self.mask, self.vocabulary, self.share = tokenizer.mask, len(tokenizer), share
         self.specials = sorted(set(tokenizer.roles().values()))
         self.word_starts = torch.from_numpy(tokenizer.word_starts) if whole_words else None
+        self.sampled = sampled
 
     def loss(self, model: nn.Module, batch: LanguageBatch) -> Loss:
         generator = torch.Generator(batch.tokens.device)
         generator.manual_seed(int(torch.randint(2**62, ())))
-        log_likelihood, value = self._cost(model, batch, generator)
+        log_likelihood, value = self._cost(model, batch, generator, self.sampled)
         return Loss(value, float(value.detach()), log_likelihood.numel())
 
     def validation(self, model: nn.Module, batch: LanguageBatch) -> Tensor:
@@ -95,7 +121,9 @@ class MaskedTokens(Objective):
     def metrics(self, loss: float, counts: Sequence[float] = ()) -> dict[str, float]:  # noqa: ARG002
         return {"perplexity": math.exp(min(loss, 700.0))}
 
-    def _cost(self, model: nn.Module, batch: LanguageBatch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _cost(
+        self, model: nn.Module, batch: LanguageBatch, generator: torch.Generator, sampled: SampledSoftmax | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return how likely each masked token was, (R,), and the mean cost."""
         assert isinstance(model, EncoderLM)
         tokens, targets = mask_tokens(
@@ -106,10 +134,21 @@ class MaskedTokens(Objective):
         rows = model(tokens, mask=masks.document(batch.documents), positions=positions)
         masked = targets != IGNORE_INDEX
         features = model.masked_features(rows[masked]).unsqueeze(0)  # (1, R, W): no others are needed
-        value, log_likelihood = cross_entropy(
-            features, model.projection, targets[masked].unsqueeze(0), ignore_index=IGNORE_INDEX
-        )
+        value, log_likelihood = _named(features, model.projection, targets[masked].unsqueeze(0), sampled)
         return log_likelihood[0], value
+
+
+def _named(
+    features: Tensor,
+    projection: Projection,
+    targets: Tensor,
+    sampled: SampledSoftmax | None,
+    smoothing: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Return the mean cost of naming targets (B, T), among all tokens or some, and how likely each was."""
+    if sampled is not None:
+        projection, targets = sampled.among(projection, targets, IGNORE_INDEX)
+    return cross_entropy(features, projection, targets, smoothing, ignore_index=IGNORE_INDEX)
 
 
 def _parts(model: DecoderLM | EncoderLM, *whole: Tensor) -> list[Tensor]:

@@ -41,6 +41,7 @@ class TextOptions(Options):
                        "other; auto: a stream where documents are longer than rows", known=ROWS)  # fmt: skip
     masked_share: float = option(0.15, "share of the tokens that is masked", above=0, below=1)
     whole_words: bool = option(False, "mask whole words")
+    both_ways: bool = option(False, "read rows backward half of the time, for classifiers that read texts both ways")
 
     def check(self) -> None:
         """Raise where options contradict each other, or one has no effect."""
@@ -102,6 +103,17 @@ class LanguageTrainingOptions(TrainingOptions):
     label_smoothing: float = redeclared(TrainingOptions, "label_smoothing", 0.0)
     metric: str = redeclared(TrainingOptions, "metric", "loss")
     keep: int = redeclared(TrainingOptions, "keep", 1)
+    sampled_softmax: int = option(0, "tokens that are drawn for a batch, for its own to be told apart from, in place of "
+                                  "the whole vocabulary (Jean 2015); 0 for all", least=0, most=1 << 20)  # fmt: skip
+
+    def check(self) -> None:
+        """Raise where options contradict each other."""
+        super().check()
+        if self.sampled_softmax:
+            self.leave_out("label_smoothing", "with sampled_softmax, which does not score all tokens")
+            if self.divides:
+                expected = "be 0 where processes divide the model"
+                raise rejected("options", "sampled_softmax", expected, self.sampled_softmax)
 
 
 @dataclass(frozen=True)
@@ -139,8 +151,11 @@ class LanguageOptions(RunOptions):
             with in_section("data"):
                 self.data.leave_out("masked_share", "unless tokens are masked")
                 self.data.leave_out("whole_words", "unless tokens are masked")
-        elif self.data.rows == "stream":
-            raise rejected("options", "data.rows", "be 'packed' where tokens are masked", "'stream'")
+        else:
+            if self.data.rows == "stream":
+                raise rejected("options", "data.rows", "be 'packed' where tokens are masked", "'stream'")
+            with in_section("data"):
+                self.data.leave_out("both_ways", "where tokens are masked, which are named from both sides")
         if self.skip_gram.epochs and self.training.divides:
             raise rejected(
                 "options", "skip_gram.epochs", "be 0 where processes divide the model", self.skip_gram.epochs

@@ -23,6 +23,7 @@ from regard.models import DecoderLM, EncoderLM, load, save
 from regard.text.tokenizer import Tokenizer
 from regard.training.run import FolderRun, data_place, place, restore_conditions, save_unbroken
 from regard.training.run_folder import RunFolder
+from regard.training.sampled_softmax import SampledSoftmax
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -83,7 +84,7 @@ class Pretraining(FolderRun[LanguageOptions]):
         batches, checks = self._batches(learn, tokenizer), self._batches(valid, tokenizer)
         self.say(f"an epoch has {batches.per_epoch:,} batches; {batches.padding:.1%} of their places are padding")
         bytes_per_token = begun["bytes"] / max(valid.tokens, 1) if tokenizer.keeps_spaces else math.nan
-        objective = self._objective(batches, tokenizer, bytes_per_token)
+        objective = self._objective(batches, learn, tokenizer, bytes_per_token)
         guess = _guess(learn, valid) if not self.options.masked else math.inf
         learner = Learner(model, training, Stream(batches.batch), objective, guess=guess)
         ended = train(learner, list(checks.once()), training, self.folder, resume=resume, callbacks=callbacks)
@@ -143,10 +144,15 @@ class Pretraining(FolderRun[LanguageOptions]):
             world=world, pad=tokenizer.pad or 0,
         )  # fmt: skip
 
-    def _objective(self, batches: LanguageBatches, tokenizer: Tokenizer, bytes_per_token: float) -> Objective:
+    def _objective(
+        self, batches: LanguageBatches, learn: TokenShards, tokenizer: Tokenizer, bytes_per_token: float
+    ) -> Objective:
+        data, training = self.options.data, self.options.training
+        draws = training.sampled_softmax
+        sampled = SampledSoftmax(_counts(learn), draws) if draws else None
         if self.options.masked:
-            return MaskedTokens(tokenizer, self.options.data.masked_share, self.options.data.whole_words)
-        return NextTokens(batches.separate, self.options.training.label_smoothing, bytes_per_token)
+            return MaskedTokens(tokenizer, data.masked_share, data.whole_words, sampled)
+        return NextTokens(batches.separate, training.label_smoothing, bytes_per_token, sampled, data.both_ways)
 
     def _begun(self, files: RunFolder[LanguageOptions], here: dict[str, Any]) -> dict[str, Any]:
         """Write what the run begins with: tokenizer, tokens, options and checksums; return the record."""
@@ -261,9 +267,11 @@ def _first(texts: Iterator[str], characters: int) -> Iterator[str]:
 
 def _guess(learn: TokenShards, valid: TokenShards) -> float:
     """Return the mean cross-entropy of a token to validate with, guessed by its frequency alone, in nats."""
-    counts = [
-        np.bincount(each.gather(np.arange(min(each.tokens, _COUNTED))), minlength=learn.vocabulary).astype(np.float64)
-        for each in (learn, valid)
-    ]
-    shares = (counts[0] + 1) / (counts[0] + 1).sum()
-    return float(-(counts[1] @ np.log(shares)) / counts[1].sum())
+    before, after = _counts(learn).astype(np.float64), _counts(valid)
+    shares = (before + 1) / (before + 1).sum()
+    return float(-(after @ np.log(shares)) / after.sum())
+
+
+def _counts(shards: TokenShards) -> np.ndarray:
+    """Return how often each token stands among the first of a text, (N,)."""
+    return np.bincount(shards.gather(np.arange(min(shards.tokens, _COUNTED))), minlength=shards.vocabulary)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard._constraints import Integer, probability, size
@@ -106,6 +107,14 @@ class SequenceClassifier(Head):
         stands for the sequence; see :class:`~regard.models.pooling.WindowFeatures`.
     window : int, default 3
         Tokens of the widest window.
+    both_ways : bool, default False
+        Whether filters read 3·E numbers of each token: its vector, normalized, and the rows that a decoder makes of the
+        sequence forward and backward (Peters 2018, arXiv 1802.05365). The decoder should have learned both.
+
+    Raises
+    ------
+    ValueError
+        If a sequence is to be read both ways by an encoder, or without filters.
 
     Examples
     --------
@@ -117,12 +126,19 @@ class SequenceClassifier(Head):
 
     filters: int
     window: int
+    both_ways: bool
     windows: WindowFeatures | None
 
-    def _scored(self, filters: int = 0, window: int = WINDOW) -> int:
+    def _scored(self, filters: int = 0, window: int = WINDOW, both_ways: bool = False) -> int:
         self.filters = Integer(0)(self, "filters", filters)
         self.window = size(self, "window", window)
-        self.windows = WindowFeatures(self.model.config.width, self.filters, self.window) if self.filters else None
+        self.both_ways = both_ways
+        if both_ways and not isinstance(self.model, DecoderLM):
+            raise rejected(type(self).__name__, "both_ways", "be False of an encoder, which sees both sides", True)
+        if both_ways and not self.filters:
+            raise rejected(type(self).__name__, "both_ways", "be False without filters", True)
+        width = self.model.config.width * (3 if both_ways else 1)
+        self.windows = WindowFeatures(width, self.filters, self.window) if self.filters else None
         return super()._scored() if self.windows is None else self.windows.features
 
     def reset_parameters(self) -> None:
@@ -135,8 +151,17 @@ class SequenceClassifier(Head):
         """Return the features of each sequence that are scored, (B, ·)."""
         if keep is None and self.pad is not None:
             keep = tokens != self.pad
-        rows = self.rows(tokens, keep, **inputs)
+        rows = self._both_ways(tokens, keep) if self.both_ways else self.rows(tokens, keep, **inputs)
         return self.model.pool(rows, keep) if self.windows is None else self.windows(rows, keep)
+
+    def _both_ways(self, tokens: Tensor, keep: Tensor | None) -> Tensor:
+        """Return of each token its vector, and its rows forward and backward, (B, L, 3E); padding stands behind."""
+        steps, width = torch.arange(tokens.shape[1], device=tokens.device), self.model.config.width
+        lengths = tokens.shape[1] if keep is None else keep.sum(1, keepdim=True)
+        back = (lengths - 1 - steps).clamp(min=0).expand_as(tokens)  # where a reader from the end is at each step
+        forward, backward = (self.rows(each, None) for each in (tokens, tokens.gather(1, back)))
+        vectors = F.layer_norm(self.model.embedding(tokens), (width,))
+        return torch.cat([vectors, forward, backward.gather(1, back.unsqueeze(-1).expand_as(backward))], -1)
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None, **inputs: Any) -> Tensor:
         """Return the logits (B, C)."""

@@ -66,8 +66,9 @@ FORMATS = {
 }
 
 #: What config.json may say of a head.
-_HEAD_OPTIONS: dict[str, Any] = {"teacher": bool, "bias": bool, "pad": int | None, "filters": int, "window": int}
-_OF_SEQUENCES = ("filters", "window")
+_HEAD_OPTIONS: dict[str, Any] = {"teacher": bool, "bias": bool, "pad": int | None}
+_OF_SEQUENCES = {"filters": int, "window": int, "both_ways": bool}
+_HEAD_OPTIONS |= _OF_SEQUENCES
 
 
 def load(folder: str | Path, *, dtype: torch.dtype | None = None) -> Stored:

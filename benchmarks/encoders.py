@@ -40,7 +40,12 @@ from regard.language.options import LanguageOptions
 from regard.language.pretraining import Pretraining
 from regard.models import DecoderLM, EncoderLM, load
 
-RECIPES = {"imdb-encoder": "masked tokens", "imdb-decoder": "next tokens", "imdb-vectors": "skip-gram", "imdb-both-ways": "next tokens, both ways"}
+RECIPES = {
+    "imdb-encoder": "masked tokens",
+    "imdb-decoder": "next tokens",
+    "imdb-vectors": "skip-gram",
+    "imdb-both-ways": "next tokens, both ways",
+}
 #: What a task is learned from, and its heading.
 STARTS = {"random": "from random numbers", "pretrained": "pretrained", "imdb": "pretrained, then labels of reviews"}
 RESULTS = ROOT / "benchmarks/results/encoders.json"

@@ -218,7 +218,9 @@ def test_numbers_of_batches_and_strides() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(1, 9), st.integers(1, 3), st.sampled_from(KINDS))
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(1, 9), st.integers(1, 3), st.sampled_from(KINDS)
+)
 def test_rows_that_are_turned_predict_what_was_read(
     lengths: list[int], length: int, rows: int, kind: type[LanguageBatches]
 ) -> None:

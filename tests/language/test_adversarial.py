@@ -144,7 +144,10 @@ def test_runs_learn_by_it(tune: str, tmp_path: Path) -> None:
     path = tmp_path / "lines.tsv"
     path.write_text("".join(f"{a} {b} {c}\t{'yes' if 'red' in (a, b, c) else 'no'}\n" for a in _WORDS for b in _WORDS
                             for c in _WORDS))  # fmt: skip
-    table: dict[str, Any] = {"data": {"data": str(path)}, "training": {"threads": 1, "epochs": 3.0, "adversarial": 0.02}}
+    table: dict[str, Any] = {
+        "data": {"data": str(path)},
+        "training": {"threads": 1, "epochs": 3.0, "adversarial": 0.02},
+    }
     start = tmp_path / "start"
     model = {"width": 32, "layers": 1, "heads": 2}
     FineTuning(ClassificationOptions.from_table(table | {"model": model}), start, lambda _: None).train()

@@ -92,14 +92,15 @@ def test_from_scratch_it_learns_all_of_a_tiny_task(kind: str, data: Path, tmp_pa
     assert "masked_head" not in "".join(load(tmp_path).state_dict())
 
 
-@pytest.mark.parametrize("tune", ["full", "frozen", "lora"])
+@pytest.mark.parametrize("tune", ["full", "embedding", "frozen", "lora"])
 def test_from_a_language_model(tune: str, start: Path, data: Path, tmp_path: Path) -> None:
     before = load(start).state_dict()
-    rate = {"full": 6e-3, "lora": 2e-2, "frozen": 2e-2}[tune]
+    rate = {"full": 6e-3, "embedding": 6e-3, "lora": 2e-2, "frozen": 2e-2}[tune]
     asked = options(data, start=str(start), tune=tune, training={"epochs": 12.0, "learning_rate": rate})
     said: list[str] = []
     classifier, _ = FineTuning(asked, tmp_path, said.append).train()
-    assert tune == "frozen" or right(classifier) > 0.99
+    # The blocks of this model have learned nothing: what scores its rows needs them to.
+    assert tune in ("frozen", "embedding") or right(classifier) > 0.99
     model = load(tmp_path)
     assert isinstance(model, SequenceClassifier)
     after = model.model.state_dict()
@@ -109,8 +110,10 @@ def test_from_a_language_model(tune: str, start: Path, data: Path, tmp_path: Pat
         assert not changed
     elif tune == "lora":
         assert changed and all(".attention." in name or ".feed_forward." in name for name in changed)
+    elif tune == "embedding":
+        assert changed == {"embedding.weight"}
     else:
-        assert "embedding.weight" in changed
+        assert {"embedding.weight"} < changed
     assert (tune == "full") == (not any("learn" in line for line in said if "parameters" in line))
 
 
@@ -295,12 +298,10 @@ def test_filters_of_windows_learn_and_go_on_in_another_classifier(start: Path, d
         options(data, head={"window": 4})
 
 
-@pytest.mark.parametrize("tune", ["full", "frozen"])
+@pytest.mark.parametrize("tune", ["full", "embedding", "frozen"])
 def test_filters_that_read_both_ways_learn_and_go_on(tune: str, start: Path, data: Path, tmp_path: Path) -> None:
     head = {"filters": 16, "both_ways": True, "dropout": 0.1}
-    asked = options(
-        data, start=str(start), tune=tune, head=head, training={"epochs": 12.0, "learning_rate": 6e-3}
-    )
+    asked = options(data, start=str(start), tune=tune, head=head, training={"epochs": 12.0, "learning_rate": 6e-3})
     if isinstance(load(start), EncoderLM):
         with pytest.raises(ValueError, match=r"head\.both_ways must be left out with an encoder"):
             FineTuning(asked, tmp_path / "first", lambda _: None).train()

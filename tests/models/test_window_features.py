@@ -13,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig, SequenceClassifier, TokenClassifier, load, save
+from regard.models import (
+    DecoderLM,
+    DecoderLMConfig,
+    EncoderLM,
+    EncoderLMConfig,
+    SequenceClassifier,
+    TokenClassifier,
+    load,
+    save,
+)
 from regard.models.folders import ModelFileError
 from regard.models.pooling import WindowFeatures
 

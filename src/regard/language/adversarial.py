@@ -44,7 +44,8 @@ class AdversarialLabels(NameLabels):
         moved = _Moved()
         with moved.embeddings_of(model):
             plain = super().loss(model, batch)
-            moved.by = uphill(moved.rows, *torch.autograd.grad(plain.value, moved.rows, retain_graph=True), self.step)
+            gradient = torch.autograd.grad(plain.value, moved.rows, retain_graph=True)[0]
+            moved.by = uphill(moved.rows, gradient, self.step)
             worse = super().loss(model, batch)
         return Loss((plain.value + worse.value) / 2, plain.shown, plain.count)
 

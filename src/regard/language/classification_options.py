@@ -13,12 +13,12 @@ from regard.models import DecoderLM, EncoderLM
 from regard.models.pooling import MOST_FILTERS, WIDEST, WINDOW
 from regard.training.classifier_options import ClassifierOptions, ClassifierTrainingOptions
 
-TUNES = ("full", "frozen", "lora")
+TUNES = ("full", "embedding", "frozen", "lora")
 #: Fields of a model's config that change none of its parameters.
 CHANGEABLE = ("dropout", "attention_dropout", "pooling")
 #: Learning rates that suit a model of width 768 (Devlin 2019; adapters: Hu 2021); narrower ones take larger steps.
 #: Short runs on SST-2 chose among 5e-4, 1e-3 and 3e-3 from scratch at width 128: 78.6, 77.9 and 74.3 %.
-RATES = {"full": 5e-5, "lora": 5e-4, "frozen": 2e-3, "scratch": 1e-4}
+RATES = {"full": 5e-5, "embedding": 2e-4, "lora": 5e-4, "frozen": 2e-3, "scratch": 1e-4}
 _WIDTH, _HIGHEST = 768, 5e-3
 
 
@@ -60,8 +60,8 @@ class HeadOptions(Options):
     filters: int = option(0, "filters of windows of each width, whose largest and mean values are scored (Kim 2014); 0 "
                           "for one row of the model", least=0, most=MOST_FILTERS)  # fmt: skip
     window: int = option(WINDOW, "tokens of the widest window; all from 1 on are read", least=1, most=WIDEST)
-    both_ways: bool = option(False, "filters read each token's vector, and what a decoder makes of the text forward and "
-                             "backward (Peters 2018), in place of its rows alone")  # fmt: skip
+    both_ways: bool = option(False, "filters read each token's vector, and what a decoder makes of the text forward "
+                             "and backward (Peters 2018), in place of its rows alone")  # fmt: skip
     dropout: float = option(0.5, "share of what filters find that is zeroed", least=0, below=1)
 
     def check(self) -> None:
@@ -88,8 +88,9 @@ class ClassificationOptions(ClassifierOptions):
     data: LabelledOptions = section(LabelledOptions, "where texts and labels come from")
     start: str = option("", "the folder of a language model, with its tokenizer, that the run begins with",
                         flag="--start", short="A language model to begin with.")  # fmt: skip
-    tune: str = option("full", "what of that model learns: all of it, nothing (its head alone), or low-rank adapters",
-                       known=TUNES, flag="--tune", short="full, frozen, or lora.")  # fmt: skip
+    tune: str = option("full", "what of that model learns: all of it, its embedding, nothing (its head alone), or "
+                       "low-rank adapters", known=TUNES, flag="--tune",
+                       short="full, embedding, frozen, lora.")  # fmt: skip
     lora: LoRAOptions = section(LoRAOptions, "low-rank adapters")
     kind: str = option("encoder", "what the model is, without start", known=tuple(KINDS), flag="--kind",
                        short="Without --start: encoder, decoder.")  # fmt: skip
@@ -106,6 +107,8 @@ class ClassificationOptions(ClassifierOptions):
         with in_section("training"):
             for name in ("teacher_forcing", "guide", "guided", "validate_most", "batch_tokens"):
                 self.training.leave_out(name, "for a classifier")
+            if self.head.both_ways:
+                self.training.leave_out("adversarial", "with head.both_ways, which reads the embedding thrice")
         if self.tune != "lora" and self.lora != LoRAOptions():
             raise rejected("options", "lora", "be left out unless tune is 'lora'", "others")
         if self.head.filters:

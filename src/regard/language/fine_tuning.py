@@ -114,8 +114,9 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
             model.windows.load_state_dict(before.windows.state_dict())
         if scored is not None:
             model.output.load_state_dict(scored.state_dict())
-        if options.tune == "frozen":
+        if options.tune in ("frozen", "embedding"):
             model.model.requires_grad_(False)
+            model.model.embedding.requires_grad_(options.tune == "embedding")
         elif options.tune == "lora":
             if not trunk.blocks:
                 raise rejected("train", "tune", "be 'full' or 'frozen' where the model has no blocks", "'lora'")

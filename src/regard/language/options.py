@@ -103,7 +103,7 @@ class LanguageTrainingOptions(TrainingOptions):
     label_smoothing: float = redeclared(TrainingOptions, "label_smoothing", 0.0)
     metric: str = redeclared(TrainingOptions, "metric", "loss")
     keep: int = redeclared(TrainingOptions, "keep", 1)
-    sampled_softmax: int = option(0, "tokens that are drawn for a batch, for its own to be told apart from, in place of "
+    sampled_softmax: int = option(0, "tokens that are drawn for a batch, for its own to be told apart from, instead of "
                                   "the whole vocabulary (Jean 2015); 0 for all", least=0, most=1 << 20)  # fmt: skip
 
     def check(self) -> None:

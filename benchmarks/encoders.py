@@ -5,13 +5,14 @@
 
 --imdb is the Large Movie Review Dataset (train, valid, test.tsv.gz, unlabelled.txt.gz), --tasks a folder of sst2 and
 trec in the same form: a text, a tab, a label. A model learns from the reviews to learn from and those without labels,
-by a recipe: masked tokens (``recipes/imdb-encoder.toml``), next ones (``recipes/imdb-decoder.toml``), or skip-gram,
-which is of the embedding alone (``recipes/imdb-vectors.toml``), in ``build/``, where it goes on where it was stopped.
+by a recipe: masked tokens (``recipes/imdb-encoder.toml``), next ones (``recipes/imdb-decoder.toml``), skip-gram,
+which is of the embedding alone (``recipes/imdb-vectors.toml``), or skip-gram and then next tokens of rows read both
+ways (``recipes/imdb-both-ways.toml``), in ``build/``, where it goes on where it was stopped.
 The lines of the tasks have spaces before marks and within words such as "did n't", which reviews have not; they are
 taken out (the first two recipes were measured before that was done). Each task is then learned from random numbers,
 from the pretrained model, and from a classifier that the pretrained model had become of the reviews' own labels, with
-the same settings and several seeds; filters of windows of tokens score labels above skip-gram's vectors, the largest
-numbers of the rows above the others. What is told is the accuracy on the test lines, its mean and how far seeds are
+the same settings and several seeds; filters of windows of tokens score labels above the last two, where blocks of the
+last one keep what they learned, and the largest numbers of the rows above the others. What is told is the accuracy on the test lines, its mean and how far seeds are
 apart.
 """
 
@@ -77,8 +78,19 @@ BESIDE: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
             "data": {"held_out": 0.05},
         },
         "imdb": {"head": {"filters": 128}, "training": {"epochs": 3.0}, "data": {"length": 1024}},
-    }
+    },
+    "imdb-both-ways": {
+        "sst2": {"head": {"filters": 128, "both_ways": True}, "training": {"epochs": 5.0}},
+        "trec": {
+            "head": {"filters": 128, "both_ways": True},
+            "training": {"epochs": 8.0, "learning_rate": 1e-3},
+            "data": {"held_out": 0.05},
+        },
+        "imdb": {"head": {"filters": 128, "both_ways": True}, "training": {"epochs": 3.0}, "data": {"length": 1024}},
+    },
 }
+#: What of a pretrained model learns, by its recipe, where it is not all: blocks that have learned language keep it.
+TUNE = {"imdb-both-ways": "embedding"}
 
 
 def settings(task: str, recipe: str) -> dict[str, Any]:
@@ -142,6 +154,7 @@ def tuned(task: str, data: Path, pretrained: Path, start: str, seed: int) -> dic
         changes["model"] = {k: v for k, v in fields.items() if v is not None and k not in found}
         changes["tokenizer"] = {"kind": str(pretrained)}
     else:
+        changes["tune"] = TUNE.get(pretrained.name, "full")
         changes["start"] = str(pretrained if start == "pretrained" else place("imdb", pretrained, "pretrained", 1))
     folder = place(task, pretrained, start, seed)
     shutil.rmtree(folder, ignore_errors=True)

@@ -152,6 +152,31 @@ def test_filters_read_a_text_both_ways_whatever_is_padded(lengths: list[int], pa
         torch.testing.assert_close(found[row], expected(model.windows, whole), atol=1e-9, rtol=1e-9)
 
 
+def test_where_blocks_are_frozen_vectors_alone_teach_the_embedding() -> None:
+    torch.manual_seed(0)
+    model = SequenceClassifier(DecoderLM(FORWARD), ["a", "b"], 0.0, filters=3, both_ways=True).double()
+    tokens, embedding = torch.tensor([[3, 1, 4, 1]]), model.model.embedding.weight
+    logits = model(tokens)
+    (all_,) = torch.autograd.grad(logits[0, 0], embedding)
+    model.model.blocks.requires_grad_(False)
+    frozen = model(tokens)
+    torch.testing.assert_close(frozen, logits, atol=1e-9, rtol=1e-9)
+    (alone,) = torch.autograd.grad(frozen[0, 0], embedding)
+    step, direction = 1e-6, torch.randn_like(embedding)
+    vectors = embedding.detach().clone()
+    assert model.windows is not None
+    with torch.no_grad():  # the same by differences, of vectors that move beside rows that stay
+        rows = [model.rows(each, None) for each in (tokens, tokens.flip(1))]
+        found = []
+        for sign in (1, -1):
+            moved = torch.nn.functional.layer_norm((vectors + sign * step * direction)[tokens], (16,))
+            read = torch.cat([moved, rows[0], rows[1].flip(1)], -1)
+            found.append(model.output(model.windows(read))[0, 0])
+    slope = float(found[0] - found[1]) / (2 * step)
+    assert float((alone * direction).sum()) == pytest.approx(slope, rel=1e-5)
+    assert float((all_ * direction).sum()) != pytest.approx(slope, rel=1e-2)
+
+
 def test_a_classifier_that_reads_both_ways_comes_back_from_its_folder(tmp_path: Path) -> None:
     model = SequenceClassifier(DecoderLM(FORWARD), ["a", "b"], filters=3, both_ways=True, pad=0).eval()
     save(model, tmp_path)

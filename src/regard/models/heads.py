@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -109,7 +110,8 @@ class SequenceClassifier(Head):
         Tokens of the widest window.
     both_ways : bool, default False
         Whether filters read 3·E numbers of each token: its vector, normalized, and the rows that a decoder makes of the
-        sequence forward and backward (Peters 2018, arXiv 1802.05365). The decoder should have learned both.
+        sequence forward and backward (Peters 2018, arXiv 1802.05365). The decoder should have learned both. What blocks
+        without a parameter that learns make has no gradient, so that the embedding learns by its vectors alone.
 
     Raises
     ------
@@ -159,7 +161,9 @@ class SequenceClassifier(Head):
         steps, width = torch.arange(tokens.shape[1], device=tokens.device), self.model.config.width
         lengths = tokens.shape[1] if keep is None else keep.sum(1, keepdim=True)
         back = (lengths - 1 - steps).clamp(min=0).expand_as(tokens)  # where a reader from the end is at each step
-        forward, backward = (self.rows(each, None) for each in (tokens, tokens.gather(1, back)))
+        learns = any(each.requires_grad for block in self.model.blocks for each in block.parameters())
+        with nullcontext() if learns else torch.no_grad():
+            forward, backward = (self.rows(each, None) for each in (tokens, tokens.gather(1, back)))
         vectors = F.layer_norm(self.model.embedding(tokens), (width,))
         return torch.cat([vectors, forward, backward.gather(1, back.unsqueeze(-1).expand_as(backward))], -1)
 

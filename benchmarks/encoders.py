@@ -12,8 +12,8 @@ The lines of the tasks have spaces before marks and within words such as "did n'
 taken out (the first two recipes were measured before that was done). Each task is then learned from random numbers,
 from the pretrained model, and from a classifier that the pretrained model had become of the reviews' own labels, with
 the same settings and several seeds; filters of windows of tokens score labels above the last two, where blocks of the
-last one keep what they learned, and the largest numbers of the rows above the others. What is told is the accuracy on the test lines, its mean and how far seeds are
-apart.
+last one keep what they learned, and the largest numbers of the rows above the others. What is told is the accuracy on
+the test lines, its mean and how far seeds are apart.
 """
 
 from __future__ import annotations
@@ -204,11 +204,11 @@ def described(recipe: str, folder: Path) -> dict[str, Any]:
     """Return what a reader needs to know of the pretrained model."""
     options, model = Pretraining.resumed(folder, {}, lambda _: None).options, load(folder)
     assert isinstance(model, EncoderLM | DecoderLM)
-    passes = f"{options.skip_gram.epochs} passes"
     size, ended = sum(each.numel() for each in model.parameters()), options.training.seconds / 60
+    told = [f"{options.skip_gram.epochs} passes of skip-gram"] if options.skip_gram.epochs else []
+    told += [f"{RECIPES[recipe]} for {ended:.0f} minutes"] if ended else []
     shape = f"{model.config.layers} layers × {model.config.width}, {size / 1e6:.1f} M parameters"
-    told = f"{shape}; {RECIPES[recipe]}, {ended:.0f} minutes." if ended else f"{shape}; {passes} of {RECIPES[recipe]}."
-    return {"told": told, "machine": facts(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    return {"told": f"{shape}; {', then '.join(told)}.", "machine": facts(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
 
 
 def main(arguments: list[str]) -> None:

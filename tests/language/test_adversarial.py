@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,13 @@ def classifier(kind: str, seed: int = 0) -> SequenceClassifier:
     torch.manual_seed(seed)
     fields: dict[str, Any] = {"width": 16, "layers": 1, "heads": 2, "dropout": 0.0}
     trunk: EncoderLM | DecoderLM
-    if kind == "decoder":
-        trunk = DecoderLM(DecoderLMConfig(30, **fields, pooling="mean"))
+    if kind in ("decoder", "both ways"):
+        trunk = DecoderLM(DecoderLMConfig(30, **fields, pooling="mean", positions="rotary"))
     else:
         trunk = EncoderLM(EncoderLMConfig(30, **(fields | {"layers": 0} if kind == "filters" else fields)))
-    model = SequenceClassifier(trunk, LABELS, 0.0, filters=4 * (kind == "filters"))
+    model = SequenceClassifier(
+        trunk, LABELS, 0.0, filters=4 * (kind in ("filters", "both ways")), both_ways=kind == "both ways"
+    )
     torch.nn.init.normal_(model.output.weight)
     return model.double().train()
 
@@ -47,30 +50,44 @@ def batch(lengths: list[int], padded: int = 0, seed: int = 0) -> LabelBatch:
 
 
 def expected(model: SequenceClassifier, texts: LabelBatch, step: float) -> Tensor:
-    """Return the cost, by a vocabulary in which each token of each text has a row of its own."""
-    apart = copy.deepcopy(model)
-    B, L = texts.tokens.shape
-    rows = model.model.embedding.weight.detach()[texts.tokens]  # (B, L, W)
-    own = torch.arange(B * L).view(B, L)
-
-    def cost(rows: Tensor, reduction: str) -> Tensor:
-        apart.model.embedding = torch.nn.Embedding.from_pretrained(rows.reshape(B * L, -1), freeze=False)
-        return F.cross_entropy(apart(own, keep=texts.keep), texts.labels, reduction=reduction)
-
-    plain = cost(rows, "sum")
-    plain.backward()
-    gradient = apart.model.embedding.weight.grad.view_as(rows)
-    real = torch.ones(B, L, dtype=torch.bool) if texts.keep is None else texts.keep
-    moved = rows.clone()
+    """Return the cost: each text by itself, its vectors as an argument."""
+    B, cost = len(texts.tokens), torch.tensor(0.0, dtype=torch.float64)
+    real = torch.ones_like(texts.tokens).bool() if texts.keep is None else texts.keep
     for b in range(B):
-        x, g = rows[b, real[b]], gradient[b, real[b]]
-        moved[b, real[b]] = x + step * torch.linalg.vector_norm(x) * g / torch.linalg.vector_norm(g)
-    return (plain.detach() + cost(moved, "sum").detach()) / (2 * B)
+        text = texts.tokens[b : b + 1, real[b]]
+        made, loss = (_by_rows if model.windows is not None else _by_embedding)(model, text, texts.labels[b : b + 1])
+        x = made.detach().requires_grad_()
+        plain = loss(x)
+        (g,) = torch.autograd.grad(plain, x)
+        moved = x + step * torch.linalg.vector_norm(x) * g / torch.linalg.vector_norm(g)
+        cost = cost + (plain + loss(moved)).detach() / (2 * B)
+    return cost
+
+
+def _by_rows(model: SequenceClassifier, text: Tensor, label: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    kept: list[Tensor] = []
+    with torch.no_grad():
+        hook = model.windows.register_forward_hook(lambda *given: kept.append(given[1][0]))
+        model(text)
+        hook.remove()
+    return kept[0], lambda rows: F.cross_entropy(model.output(model.windows(rows)), label)
+
+
+def _by_embedding(model: SequenceClassifier, text: Tensor, label: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Give each token of the text a row of its own in the vocabulary."""
+    own, apart = torch.arange(text.shape[1])[None], copy.deepcopy(model)
+    del apart.model.embedding
+
+    def loss(rows: Tensor) -> Tensor:
+        apart.model.embedding = lambda tokens: rows[tokens]
+        return F.cross_entropy(apart(own), label)
+
+    return model.model.embedding.weight.detach()[text[0]], loss
 
 
 @settings(deadline=None, max_examples=30)
 @given(
-    st.sampled_from(["encoder", "filters"]),
+    st.sampled_from(["encoder", "filters", "both ways"]),
     st.lists(st.integers(1, 7), min_size=1, max_size=4),
     st.integers(0, 3),
     st.sampled_from([1e-6, 0.02, 0.5]),
@@ -90,28 +107,42 @@ def test_a_decoder_is_moved_at_its_embedding() -> None:
     assert found.value > found.shown  # uphill
 
 
-@pytest.mark.parametrize("learns", [True, False])
-def test_its_gradient_takes_the_step_for_a_constant(learns: bool) -> None:
-    model, texts = classifier("filters"), batch([3, 6])
-    model.model.embedding.weight.requires_grad_(learns)
+@pytest.mark.parametrize("kind", ["encoder", "filters", "both ways"])
+def test_its_gradient_takes_the_step_for_a_constant(kind: str) -> None:
+    model, texts = classifier(kind), batch([3, 6])
     AdversarialLabels(LABELS, 0.05).loss(model, texts).value.backward()
     found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    assert ("model.embedding.weight" in found) == learns
-    # The same by two costs, one of them with the step in the embedding's place.
-    model.zero_grad()
-    embedding, rows = model.model.embedding, []
-    with_rows = embedding.register_forward_hook(lambda *given: rows.append(given[2]))
+    assert "model.embedding.weight" in found
+    # The same by differences of the cost of a step that stays.
+    kept: list[Tensor] = []
+    place = model.model.embedding if model.windows is None else model.windows
+    at = (lambda given: given[2]) if model.windows is None else (lambda given: given[1][0])
+    hook = place.register_forward_hook(lambda *given: kept.append(at(given)))
     plain = NameLabels(LABELS).loss(model, texts).value
-    with_rows.remove()
-    if learns:
-        gradient = torch.autograd.grad(plain, rows[0], retain_graph=True)[0]
-        by = uphill(rows[0], gradient, 0.05)
-        moved = embedding.register_forward_hook(lambda *given: given[2] + by)
-        ((plain + NameLabels(LABELS).loss(model, texts).value) / 2).backward()
-        moved.remove()
-        for name, each in found.items():
-            torch.testing.assert_close(each, model.get_parameter(name).grad, atol=1e-9, rtol=1e-6)
-    assert not embedding._forward_hooks
+    hook.remove()
+    by = uphill(kept[0], torch.autograd.grad(plain, kept[0])[0], 0.05).double()
+    if model.windows is None:
+        hook = place.register_forward_hook(lambda *given: given[2] + by)
+    else:
+        hook = place.register_forward_pre_hook(lambda _, given: (given[0] + by, *given[1:]))
+    worse = NameLabels(LABELS).loss(model, texts).value
+    hook.remove()
+    model.zero_grad()
+    ((NameLabels(LABELS).loss(model, texts).value + worse) / 2).backward()
+    for name, each in found.items():
+        torch.testing.assert_close(each, model.get_parameter(name).grad, atol=1e-7, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["decoder", "filters", "both ways"])
+def test_what_is_frozen_has_no_gradient(kind: str) -> None:
+    model, texts = classifier(kind), batch([4, 4])
+    model.model.requires_grad_(False)
+    found = AdversarialLabels(LABELS, 0.05).loss(model, texts)
+    assert found.value > found.shown
+    found.value.backward()
+    assert {name.partition(".")[0] for name, each in model.named_parameters() if each.grad is not None} <= {
+        "output", "windows",
+    }  # fmt: skip
 
 
 def test_an_embedding_is_let_go_of_where_a_cost_fails() -> None:

@@ -1,6 +1,6 @@
 """Adversarial training of classifiers of texts: learn each text's label a step away from it, too, where it costs most.
 
-Dimensions: B batch, L tokens, W embedding width.
+Dimensions: B batch, L tokens, W width of their vectors.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from regard.models.heads import Head
+from regard.models.heads import Head, SequenceClassifier
 from regard.training.labels_objective import Labelled, NameLabels
 from regard.training.objectives import Loss
 
 
 class AdversarialLabels(NameLabels):
-    """Name the label of each text, and of its embedding moved uphill (Goodfellow 2015; Miyato 2017, arXiv 1605.07725).
+    """Name the label of each text, and of its vectors moved uphill (Goodfellow 2015; Miyato 2017, arXiv 1605.07725).
 
-    For a text with embedding x (L, W) and label y::
+    For a text with vectors x (L, W) and label y::
 
         g = ∇ₓ ℓ(x, y)        r = ε ‖x‖ g / ‖g‖        cost = (ℓ(x, y) + ℓ(x + r, y)) / 2
 
-    where r counts as a constant, and norms are over all tokens of the text that have an influence. A step takes about
-    twice the time. Validation knows nothing of it.
+    where r counts as a constant, and norms are over all tokens of the text that have an influence. The vectors are what
+    filters read, where a classifier has some, and otherwise what its embedding gives. A step takes about twice the
+    time. Validation knows nothing of it.
 
     Parameters
     ----------
@@ -42,34 +43,38 @@ class AdversarialLabels(NameLabels):
     def loss(self, model: nn.Module, batch: Labelled) -> Loss:
         assert isinstance(model, Head)
         moved = _Moved()
-        with moved.embeddings_of(model):
+        with moved.vectors_of(model):
             plain = super().loss(model, batch)
-            gradient = torch.autograd.grad(plain.value, moved.rows, retain_graph=True)[0]
-            moved.by = uphill(moved.rows, gradient, self.step)
+            gradient = torch.autograd.grad(plain.value, moved.vectors, retain_graph=True)[0]
+            moved.by = uphill(moved.vectors, gradient, self.step)
             worse = super().loss(model, batch)
         return Loss((plain.value + worse.value) / 2, plain.shown, plain.count)
 
 
 class _Moved:
-    """What an embedding gave, and what is added to it."""
+    """The vectors of a batch, and what is added to them."""
 
-    rows: Tensor
+    vectors: Tensor
     by: Tensor | None = None
 
     @contextmanager
-    def embeddings_of(self, model: Head) -> Iterator[None]:
-        """Keep what the embedding of a model gives, and move it where there is something to move it by."""
-        hook = model.model.embedding.register_forward_hook(self._see)
+    def vectors_of(self, model: Head) -> Iterator[None]:
+        """Keep the vectors that a model makes, and move them where there is something to move them by."""
+        if isinstance(model, SequenceClassifier) and model.windows is not None:
+            hook = model.windows.register_forward_pre_hook(lambda _, given: (self._see(given[0]), *given[1:]))
+        else:
+            hook = model.model.embedding.register_forward_hook(lambda *given: self._see(given[2]))
         try:
             yield
         finally:
             hook.remove()
 
-    def _see(self, embedding: nn.Module, tokens: tuple[Tensor], rows: Tensor) -> Tensor:  # noqa: ARG002
+    def _see(self, vectors: Tensor) -> Tensor:
         if self.by is not None:
-            return rows + self.by.to(rows.dtype)
-        self.rows = rows if rows.requires_grad else rows.detach().requires_grad_()  # an embedding may be frozen
-        return self.rows
+            return vectors + self.by.to(vectors.dtype)
+        # Where all that made them is frozen, they have no gradient yet.
+        self.vectors = vectors if vectors.requires_grad else vectors.detach().requires_grad_()
+        return self.vectors
 
 
 def uphill(rows: Tensor, gradient: Tensor, step: float) -> Tensor:

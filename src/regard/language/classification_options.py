@@ -75,8 +75,9 @@ class HeadOptions(Options):
 class TextTrainingOptions(ClassifierTrainingOptions):
     """How to train, with what suits classifiers of texts."""
 
-    adversarial: float = option(0.0, "share of its length by which each text's embedding is moved to where its label "
-                                "costs most, and learned there, too (Miyato 2017), in twice the time; 0 for none",
+    adversarial: float = option(0.0, "share of their length by which the vectors of a text (what filters read, or the "
+                                "embedding) are moved to where its label costs most, and learned there, too (Miyato "
+                                "2017), in about twice the time; 0 for none",
                                 least=0, most=1)  # fmt: skip
 
 
@@ -107,8 +108,6 @@ class ClassificationOptions(ClassifierOptions):
         with in_section("training"):
             for name in ("teacher_forcing", "guide", "guided", "validate_most", "batch_tokens"):
                 self.training.leave_out(name, "for a classifier")
-            if self.head.both_ways:
-                self.training.leave_out("adversarial", "with head.both_ways, which reads the embedding thrice")
         if self.tune != "lora" and self.lora != LoRAOptions():
             raise rejected("options", "lora", "be left out unless tune is 'lora'", "others")
         if self.head.filters:

@@ -164,7 +164,7 @@ class SequenceClassifier(Head):
         learns = any(each.requires_grad for block in self.model.blocks for each in block.parameters())
         with nullcontext() if learns else torch.no_grad():
             forward, backward = (self.rows(each, None) for each in (tokens, tokens.gather(1, back)))
-        vectors = F.layer_norm(self.model.embedding(tokens), (width,))
+        vectors = self.model.dropout(F.layer_norm(self.model.embedding(tokens), (width,)))
         return torch.cat([vectors, forward, backward.gather(1, back.unsqueeze(-1).expand_as(backward))], -1)
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None, **inputs: Any) -> Tensor:

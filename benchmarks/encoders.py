@@ -68,6 +68,8 @@ TASKS: dict[str, tuple[str, dict[str, Any], str]] = {
         "NB-SVM 91.2",
     ),
 }
+#: The filters of Kim 2014.
+KIM: dict[str, Any] = {"filters": 100, "window": 5, "narrowest": 3, "means": False}
 #: Settings beside those, of models of a recipe: filters of windows read vectors that know nothing of their neighbours.
 BESIDE: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
     "imdb-vectors": {
@@ -80,13 +82,13 @@ BESIDE: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
         "imdb": {"head": {"filters": 128}, "training": {"epochs": 3.0}, "data": {"length": 1024}},
     },
     "imdb-both-ways": {
-        "sst2": {"head": {"filters": 128, "both_ways": True}, "training": {"epochs": 5.0}},
+        "sst2": {"head": {"filters": 128, "both_ways": True}, "training": {"epochs": 5.0, "adversarial": 0.015}},
         "trec": {
-            "head": {"filters": 128, "both_ways": True},
-            "training": {"epochs": 8.0, "learning_rate": 1e-3},
+            "head": KIM | {"both_ways": True},
+            "training": {"epochs": 12.0, "learning_rate": 1e-3, "batch_examples": 50, "adversarial": 0.015},
             "data": {"held_out": 0.05},
         },
-        "imdb": {"head": {"filters": 128, "both_ways": True}, "training": {"epochs": 3.0}, "data": {"length": 1024}},
+        "imdb": {"head": {"filters": 128, "both_ways": True}, "training": {"epochs": 3.0}, "data": {"length": 512}},
     },
 }
 #: What of a pretrained model learns, by its recipe, where it is not all: blocks that have learned language keep it.

@@ -285,13 +285,13 @@ def test_filters_of_windows_learn_and_go_on_in_another_classifier(start: Path, d
         assert torch.allclose(made.model.output.weight, first.model.output.weight) == same
     asked = options(data, start=str(tmp_path / "first"), training=still)
     same, _ = FineTuning(asked, tmp_path / "fourth", lambda _: None).train()  # it goes on as it was
-    assert (same.model.filters, same.model.window) == (8, 2)
+    assert (same.model.filters, same.model.filtering["window"]) == (8, 2)
     for one, two in zip(same.model.parameters(), first.model.parameters()):
         torch.testing.assert_close(one, two)
     more, _ = FineTuning(
         options(data, start=str(tmp_path / "first"), head={"filters": 3}, training=still), tmp_path / "fifth"
     ).train()
-    assert (more.model.filters, more.model.window) == (3, 3)
+    assert (more.model.filters, more.model.filtering["window"]) == (3, 3)
     with pytest.raises(ValueError, match=r"model\.pooling must be left out where filters score labels"):
         options(data, start=str(tmp_path / "first"), head={"filters": 3}, model={"pooling": "mean"})
     with pytest.raises(ValueError, match=r"head\.window must be left out without filters, got 4"):
@@ -300,7 +300,7 @@ def test_filters_of_windows_learn_and_go_on_in_another_classifier(start: Path, d
 
 @pytest.mark.parametrize("tune", ["full", "embedding", "frozen"])
 def test_filters_that_read_both_ways_learn_and_go_on(tune: str, start: Path, data: Path, tmp_path: Path) -> None:
-    head = {"filters": 16, "both_ways": True, "dropout": 0.1}
+    head = {"filters": 16, "window": 4, "narrowest": 2, "means": False, "both_ways": True, "dropout": 0.1}
     asked = options(data, start=str(start), tune=tune, head=head, training={"epochs": 12.0, "learning_rate": 6e-3})
     if isinstance(load(start), EncoderLM):
         with pytest.raises(ValueError, match=r"head\.both_ways must be left out with an encoder"):
@@ -310,9 +310,11 @@ def test_filters_that_read_both_ways_learn_and_go_on(tune: str, start: Path, dat
     assert right(first) > 0.97 and right(TextClassifier.load(tmp_path / "first")) == right(first)
     still = options(data, start=str(tmp_path / "first"), training={"steps": 1, "learning_rate": 1e-12})
     same, _ = FineTuning(still, tmp_path / "second", lambda _: None).train()  # it goes on as it was
-    assert same.model.both_ways
+    assert same.model.filtering == first.model.filtering and not same.model.filtering["means"]
     for one, two in zip(same.model.parameters(), first.model.parameters()):
         torch.testing.assert_close(one, two)
+    with pytest.raises(ValueError, match=r"head\.narrowest must be at most window, which is 3, got 4"):
+        options(data, head={"filters": 3, "narrowest": 4})
     with pytest.raises(ValueError, match=r"head\.both_ways must be left out without filters, got True"):
         options(data, head={"both_ways": True})
 

@@ -32,7 +32,8 @@ SMALL = EncoderLMConfig(50, width=16, layers=1, heads=2)
 def expected(layer: WindowFeatures, rows: Tensor) -> Tensor:
     """Return the features of one sequence (n, E), window by window, in float64."""
     largest, means = [], []
-    for k, convolution in enumerate(layer.convolutions, 1):
+    for convolution in layer.convolutions:
+        k = convolution.weight.shape[2]
         weight, bias = convolution.weight.double(), convolution.bias.double()  # (F, E, k)
         wide = torch.cat([rows.new_zeros(k - 1, rows.shape[1]), rows, rows.new_zeros(k - 1, rows.shape[1])]).double()
         found = [
@@ -41,7 +42,7 @@ def expected(layer: WindowFeatures, rows: Tensor) -> Tensor:
         ]
         largest.append(torch.stack(found).max(0).values)
         means.append(torch.stack(found).mean(0))
-    return torch.cat(largest + means)
+    return torch.cat(largest + means * layer.means)
 
 
 @settings(deadline=None, max_examples=40)
@@ -49,7 +50,9 @@ def expected(layer: WindowFeatures, rows: Tensor) -> Tensor:
 def test_features_are_those_of_loops_whatever_is_padded(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 999)))
     width, filters, window = (data.draw(st.integers(1, most)) for most in (5, 4, 5))
-    layer = WindowFeatures(width, filters, window)
+    narrowest, means = data.draw(st.integers(1, window)), data.draw(st.booleans())
+    layer = WindowFeatures(width, filters, window, narrowest, means=means)
+    assert layer.features == (1 + means) * (window - narrowest + 1) * filters
     lengths = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=4))
     size = data.draw(st.sampled_from([1e-3, 1.0, 1e3]))
     L = max(lengths) + data.draw(st.integers(0, 3))
@@ -62,7 +65,7 @@ def test_features_are_those_of_loops_whatever_is_padded(data: st.DataObject) -> 
     with torch.no_grad():
         found = layer(rows, keep)
         wanted = torch.stack([expected(layer, each) for each in real])
-    assert found.shape == (len(lengths), layer.features) == (len(lengths), 2 * window * filters)
+    assert found.shape == (len(lengths), layer.features)
     torch.testing.assert_close(found.double(), wanted, atol=1e-5 * size, rtol=1e-5)
 
 
@@ -83,7 +86,7 @@ def test_a_classifier_by_filters_comes_back_from_its_folder_which_is_ours(tmp_pa
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["format"], config["filters"], config["window"]) == ("regard.language_model", 6, 2)
     again = load(tmp_path)
-    assert isinstance(again, SequenceClassifier) and (again.filters, again.window) == (6, 2)
+    assert isinstance(again, SequenceClassifier) and (again.filtering["filters"], again.filtering["window"]) == (6, 2)
     tokens = torch.tensor([[3, 1, 4, 0], [1, 5, 9, 2]])
     assert torch.equal(again(tokens, keep=tokens != 0), model(tokens))  # padding is told by its number
     (tmp_path / "config.json").write_text(json.dumps(config | {"filters": "many"}))
@@ -103,15 +106,30 @@ def test_a_classifier_by_filters_comes_back_from_its_folder_which_is_ours(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("given", "name"), [((0, 1, 1), "width"), ((4, 2, 0), "window"), ((4, 2, 65), "window"), ((4, -1, 1), "filters")]
+    ("given", "name"),
+    [
+        ((0, 1, 1), "width"),
+        ((4, 2, 0), "window"),
+        ((4, 2, 65), "window"),
+        ((4, -1, 1), "filters"),
+        ((4, 2, 3, 4), "narrowest"),
+    ],
 )
-def test_sizes_that_make_no_sense_are_refused(given: tuple[int, int, int], name: str) -> None:
+def test_sizes_that_make_no_sense_are_refused(given: tuple[int, ...], name: str) -> None:
     with pytest.raises(ValueError, match=f"WindowFeatures: {name} must be"):
         WindowFeatures(*given)
 
 
-@pytest.mark.parametrize(("given", "name"), [({"filters": -1}, "filters"), ({"filters": False}, "filters"),
-                                             ({"filters": None}, "filters"), ({"window": -5}, "window")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"filters": -1}, "filters"),
+        ({"filters": False}, "filters"),
+        ({"filters": None}, "filters"),
+        ({"window": -5}, "window"),
+        ({"narrowest": 0}, "narrowest"),
+    ],
+)
 def test_options_of_a_classifier_are_checked_without_filters_too(given: dict[str, Any], name: str) -> None:
     with pytest.raises((ValueError, TypeError), match=f"SequenceClassifier: {name} must be an int of at least"):
         SequenceClassifier(EncoderLM(SMALL), ["a", "b"], **given)
@@ -178,10 +196,13 @@ def test_where_blocks_are_frozen_vectors_alone_teach_the_embedding() -> None:
 
 
 def test_a_classifier_that_reads_both_ways_comes_back_from_its_folder(tmp_path: Path) -> None:
-    model = SequenceClassifier(DecoderLM(FORWARD), ["a", "b"], filters=3, both_ways=True, pad=0).eval()
+    model = SequenceClassifier(
+        DecoderLM(FORWARD), ["a", "b"], filters=3, window=4, narrowest=2, means=False, both_ways=True, pad=0
+    ).eval()
+    assert model.output.in_features == 9
     save(model, tmp_path)
     again, tokens = load(tmp_path), torch.tensor([[3, 1, 4, 0], [1, 5, 9, 2]])
-    assert isinstance(again, SequenceClassifier) and again.both_ways
+    assert isinstance(again, SequenceClassifier) and again.filtering == model.filtering
     assert torch.equal(again(tokens), model(tokens))
     with pytest.raises(ValueError, match="both_ways must be False of an encoder, which sees both sides, got True"):
         SequenceClassifier(EncoderLM(SMALL), ["a", "b"], filters=3, both_ways=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -59,7 +59,9 @@ class HeadOptions(Options):
 
     filters: int = option(0, "filters of windows of each width, whose largest and mean values are scored (Kim 2014); 0 "
                           "for one row of the model", least=0, most=MOST_FILTERS)  # fmt: skip
-    window: int = option(WINDOW, "tokens of the widest window; all from 1 on are read", least=1, most=WIDEST)
+    window: int = option(WINDOW, "tokens of the widest window", least=1, most=WIDEST)
+    narrowest: int = option(1, "tokens of the narrowest window", least=1, most=WIDEST)
+    means: bool = option(True, "score the mean value of each filter beside its largest")
     both_ways: bool = option(False, "filters read each token's vector, and what a decoder makes of the text forward "
                              "and backward (Peters 2018), in place of its rows alone")  # fmt: skip
     dropout: float = option(0.5, "share of what filters find that is zeroed", least=0, below=1)
@@ -67,8 +69,15 @@ class HeadOptions(Options):
     def check(self) -> None:
         """Raise where an option has no effect."""
         if not self.filters:
-            for name in ("window", "both_ways", "dropout"):
+            for name in (*self.filtering, "dropout"):
                 self.leave_out(name, "without filters")
+        elif self.narrowest > self.window:
+            raise rejected("options", "narrowest", f"be at most window, which is {self.window}", self.narrowest)
+
+    @property
+    def filtering(self) -> dict[str, Any]:
+        """What filters there are."""
+        return {name: value for name, value in asdict(self).items() if name != "dropout"}
 
 
 @dataclass(frozen=True)

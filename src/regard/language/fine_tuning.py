@@ -103,10 +103,9 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         before = loaded if isinstance(loaded, SequenceClassifier) else None
         how = options.head
         if before is not None and how == HeadOptions() and before.filters:  # nobody asked for another head
-            how = HeadOptions(before.filters, before.window, before.both_ways)
+            how = HeadOptions(**before.filtering)
         trunk = bare(trunk, options.model, with_pooler=not how.filters)
-        asked = (how.filters, how.window, how.both_ways)
-        if before is not None and (before.filters, before.window, before.both_ways) != asked:
+        if before is not None and before.filtering != how.filtering:
             before = None  # its head is another one
         scored = before.output if before is not None and before.labels == tuple(names) else None
         model = self._classifier(trunk, names, how, bias=scored is None or scored.bias is not None)
@@ -131,8 +130,7 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         dropout = head.dropout if head.filters else trunk.config.dropout
         if head.both_ways and not isinstance(trunk, DecoderLM):
             raise rejected("train", "head.both_ways", "be left out with an encoder, which sees both sides", True)
-        filters = {"filters": head.filters, "window": head.window, "both_ways": head.both_ways}
-        return SequenceClassifier(trunk, names, dropout, bias=bias, **filters)
+        return SequenceClassifier(trunk, names, dropout, bias=bias, **head.filtering)
 
     def _describe(self, model: SequenceClassifier, tokenizer: Tokenizer) -> None:
         kind = "decoder" if isinstance(model.model, DecoderLM) else "encoder"

@@ -106,8 +106,10 @@ class SequenceClassifier(Head):
     filters : int, default 0
         Where it is above 0, what so many filters find in windows of each width is scored, in place of one row that
         stands for the sequence; see :class:`~regard.models.pooling.WindowFeatures`.
-    window : int, default 3
-        Tokens of the widest window.
+    window, narrowest : int, default 3 and 1
+        Tokens of the widest and of the narrowest window.
+    means : bool, default True
+        Whether the mean value of each filter is scored beside its largest.
     both_ways : bool, default False
         Whether filters read 3·E numbers of each token: its vector, normalized, and the rows that a decoder makes of the
         sequence forward and backward (Peters 2018, arXiv 1802.05365). The decoder should have learned both. What blocks
@@ -126,21 +128,24 @@ class SequenceClassifier(Head):
     torch.Size([1, 2])
     """
 
+    #: The options that say what filters there are.
+    filtering: dict[str, Any]
     filters: int
-    window: int
-    both_ways: bool
     windows: WindowFeatures | None
 
-    def _scored(self, filters: int = 0, window: int = WINDOW, both_ways: bool = False) -> int:
+    def _scored(
+        self, filters: int = 0, window: int = WINDOW, narrowest: int = 1, means: bool = True, both_ways: bool = False
+    ) -> int:
         self.filters = Integer(0)(self, "filters", filters)
-        self.window = size(self, "window", window)
-        self.both_ways = both_ways
+        window, narrowest = size(self, "window", window), size(self, "narrowest", narrowest)
+        self.both_ways, sizes = both_ways, {"filters": self.filters, "window": window, "narrowest": narrowest}
+        self.filtering = sizes | {"means": means, "both_ways": both_ways}
         if both_ways and not isinstance(self.model, DecoderLM):
             raise rejected(type(self).__name__, "both_ways", "be False of an encoder, which sees both sides", True)
         if both_ways and not self.filters:
             raise rejected(type(self).__name__, "both_ways", "be False without filters", True)
         width = self.model.config.width * (3 if both_ways else 1)
-        self.windows = WindowFeatures(width, self.filters, self.window) if self.filters else None
+        self.windows = WindowFeatures(width, self.filters, window, narrowest, means=means) if self.filters else None
         return super()._scored() if self.windows is None else self.windows.features
 
     def reset_parameters(self) -> None:

@@ -1,6 +1,6 @@
 """What stands for a sequence: one row of a model's, or what all its rows have in common, or what filters find in them.
 
-Dimensions: B batch, L tokens, E width, K widths of windows, F filters of each.
+Dimensions: B batch, L tokens, E width, J to K tokens of a window, F filters of each.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def pooled(pooling: str, rows: Tensor, keep: Tensor | None = None) -> Tensor:
 
 
 class WindowFeatures(nn.Module):
-    """The largest and the mean value of filters in all windows of up to K tokens (Kim 2014, arXiv 1408.5882).
+    """The largest and the mean value of filters in all windows of J to K tokens (Kim 2014, arXiv 1408.5882).
 
     ::
 
-        f_kt = relu(W_k [x_t; …; x_{t+k−1}] + b_k)          k = 1 … K
-        features = [max_t f_1t; …; max_t f_Kt; mean_t f_1t; …; mean_t f_Kt]
+        f_kt = relu(W_k [x_t; …; x_{t+k−1}] + b_k)          k = J … K
+        features = [max_t f_Jt; …; max_t f_Kt; mean_t f_Jt; …; mean_t f_Kt]
 
     Windows reach over both ends of a sequence, where they find zeros; each holds one of its tokens at least.
 
@@ -69,11 +69,15 @@ class WindowFeatures(nn.Module):
         F, at most 16,384.
     window : int
         K, at most 64.
+    narrowest : int, default 1
+        J, at most K.
+    means : bool, default True
+        Whether there are mean values beside the largest ones; Kim had none, and windows of 3 to 5 tokens.
 
     Attributes
     ----------
     features : int
-        How many there are, 2·K·F.
+        How many there are, 2·(K − J + 1)·F, or half as many without means.
 
     Examples
     --------
@@ -82,16 +86,18 @@ class WindowFeatures(nn.Module):
     torch.Size([2, 30])
     """
 
-    def __init__(self, width: int, filters: int, window: int) -> None:
+    def __init__(self, width: int, filters: int, window: int, narrowest: int = 1, *, means: bool = True) -> None:
         super().__init__()
-        width, filters, window = (
-            size(self, name, given) for name, given in (("width", width), ("filters", filters), ("window", window))
-        )
-        for name, given, most in (("filters", filters, MOST_FILTERS), ("window", window, WIDEST)):
+        sizes = {"width": width, "filters": filters, "window": window, "narrowest": narrowest}
+        width, filters, window, narrowest = (size(self, name, given) for name, given in sizes.items())
+        for name, given, most in (
+            ("filters", filters, MOST_FILTERS), ("window", window, WIDEST), ("narrowest", narrowest, window),
+        ):  # fmt: skip
             if given > most:
                 raise rejected(type(self).__name__, name, f"be at most {most:,}", given)
-        self.convolutions = nn.ModuleList(nn.Conv1d(width, filters, k, padding=k - 1) for k in range(1, window + 1))
-        self.features = 2 * window * filters
+        self.widths, self.means = range(narrowest, window + 1), means
+        self.convolutions = nn.ModuleList(nn.Conv1d(width, filters, k, padding=k - 1) for k in self.widths)
+        self.features = (1 + means) * len(self.widths) * filters
 
     def reset_parameters(self) -> None:
         """Draw the filters as torch does."""
@@ -99,7 +105,7 @@ class WindowFeatures(nn.Module):
             each.reset_parameters()  # type: ignore[operator]
 
     def forward(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Return features (B, 2·K·F) of rows (B, L, E), of which ``keep`` (B, L) says which are real; all by default.
+        """Return features (B, ·) of rows (B, L, E), of which ``keep`` (B, L) says which are real; all by default.
 
         A sequence without any has features of 0.
         """
@@ -107,10 +113,11 @@ class WindowFeatures(nn.Module):
         by_column = torch.where(keep.unsqueeze(-1), rows, 0.0).transpose(1, 2)  # (B, E, L)
         real = keep.to(rows.dtype).unsqueeze(1)  # (B, 1, L)
         largest, means = [], []
-        for k, convolution in enumerate(self.convolutions, 1):
+        for k, convolution in zip(self.widths, self.convolutions):
             # max_pool1d says the same, and cannot be exported with any length.
             holds = F.pad(real, (k - 1, k - 1)).unfold(-1, k, 1).amax(-1)  # (B, 1, L + k − 1)
             found = F.relu(convolution(by_column)) * holds  # (B, F, L + k − 1)
             largest.append(found.amax(-1))
-            means.append(found.sum(-1) / holds.sum(-1).clamp(min=1))
+            if self.means:
+                means.append(found.sum(-1) / holds.sum(-1).clamp(min=1))
         return torch.cat(largest + means, -1)

@@ -67,7 +67,7 @@ FORMATS = {
 
 #: What config.json may say of a head.
 _HEAD_OPTIONS: dict[str, Any] = {"teacher": bool, "bias": bool, "pad": int | None}
-_OF_SEQUENCES = {"filters": int, "window": int, "both_ways": bool}
+_OF_SEQUENCES = {"filters": int, "window": int, "narrowest": int, "means": bool, "both_ways": bool}
 _HEAD_OPTIONS |= _OF_SEQUENCES
 
 
@@ -166,7 +166,7 @@ def save(model: Stored, folder: str | Path) -> None:
         elif isinstance(model, Head):
             config |= {"bias": model.output.bias is not None, "pad": model.pad}
         if isinstance(model, SequenceClassifier):
-            config |= {name: getattr(model, name) for name in _OF_SEQUENCES}
+            config |= model.filtering
     save_model(folder, model, config)
 
 

@@ -330,5 +330,7 @@ def test_filters_leave_no_layer_behind_rows_that_nothing_uses(data: Path, tmp_pa
         asked = options(data, start=start, head={"filters": 4}, training=still, **own)
         made, _ = FineTuning(asked, tmp_path / f"out{len(start) > 0}", lambda _: None).train()
         assert isinstance(made.model.model, EncoderLM) and made.model.model.pooler is None
-    with pytest.raises(ValueError, match="tune must be 'full' or 'frozen' where the model has no blocks, got 'lora'"):
+    with pytest.raises(
+        ValueError, match="tune must be 'full', 'embedding' or 'frozen' where the model has no blocks, got 'lora'"
+    ):
         FineTuning(options(data, start=str(tmp_path / "start"), tune="lora", training=still), tmp_path / "l").train()

@@ -204,6 +204,8 @@ def test_a_classifier_that_reads_both_ways_comes_back_from_its_folder(tmp_path: 
     again, tokens = load(tmp_path), torch.tensor([[3, 1, 4, 0], [1, 5, 9, 2]])
     assert isinstance(again, SequenceClassifier) and again.filtering == model.filtering
     assert torch.equal(again(tokens), model(tokens))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'mask'"):  # it would be another one backward
+        model(tokens, mask=tokens != 0)
     with pytest.raises(ValueError, match="both_ways must be False of an encoder, which sees both sides, got True"):
         SequenceClassifier(EncoderLM(SMALL), ["a", "b"], filters=3, both_ways=True)
     with pytest.raises(ValueError, match="both_ways must be False without filters, got True"):

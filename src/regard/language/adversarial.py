@@ -31,7 +31,7 @@ class AdversarialLabels(NameLabels):
     ----------
     labels : sequence of C str
     step : float
-        ε, the length of r as a share of the length of x: two per cent help, and ten are more than a text can bear.
+        ε, the length of r as a share of the length of x.
     smoothing : float, default 0.0
         As :class:`~regard.training.labels_objective.NameLabels` has it.
     """

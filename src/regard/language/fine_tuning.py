@@ -118,7 +118,9 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
             model.model.embedding.requires_grad_(options.tune == "embedding")
         elif options.tune == "lora":
             if not trunk.blocks:
-                raise rejected("train", "tune", "be 'full' or 'frozen' where the model has no blocks", "'lora'")
+                raise rejected(
+                    "train", "tune", "be 'full', 'embedding' or 'frozen' where the model has no blocks", "'lora'"
+                )
             add_lora(model.model, options.lora.rank, options.lora.alpha, dropout=options.lora.dropout)
         if isinstance(model.model, EncoderLM) and model.model.pooler is not None:
             model.model.pooler.requires_grad_(True)  # it belongs to the head: no language model needs one

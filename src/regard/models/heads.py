@@ -158,7 +158,7 @@ class SequenceClassifier(Head):
         """Return the features of each sequence that are scored, (B, ·)."""
         if keep is None and self.pad is not None:
             keep = tokens != self.pad
-        rows = self._both_ways(tokens, keep) if self.both_ways else self.rows(tokens, keep, **inputs)
+        rows = self._both_ways(tokens, keep, **inputs) if self.both_ways else self.rows(tokens, keep, **inputs)
         return self.model.pool(rows, keep) if self.windows is None else self.windows(rows, keep)
 
     def _both_ways(self, tokens: Tensor, keep: Tensor | None) -> Tensor:

@@ -145,6 +145,13 @@ def test_what_is_frozen_has_no_gradient(kind: str) -> None:
     }  # fmt: skip
 
 
+def test_what_filters_read_is_made_once() -> None:
+    model, texts, seen = classifier("both ways"), batch([3, 5]), []
+    model.model.norm.register_forward_hook(lambda *given: seen.append(given[2].shape))
+    AdversarialLabels(LABELS, 0.05).loss(model, texts)
+    assert len(seen) == 2  # forward and backward
+
+
 def test_an_embedding_is_let_go_of_where_a_cost_fails() -> None:
     model, texts = classifier("filters"), batch([3])
     wrong = LabelBatch(texts.tokens + 100, texts.labels)

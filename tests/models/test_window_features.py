@@ -160,7 +160,7 @@ def test_filters_read_a_text_both_ways_whatever_is_padded(lengths: list[int], pa
     assert model.windows is not None
     L = max(lengths) + padded
     tokens, keep = torch.randint(50, (len(lengths), L)), torch.arange(L) < torch.tensor(lengths).unsqueeze(1)
-    found = model.sequence(tokens, keep)
+    found = model.windows(*model.read(tokens, keep))
     for row, (n, text) in enumerate(zip(lengths, tokens)):
         vectors = model.model.embedding.weight[text[:n]]
         centred = vectors - vectors.mean(1, keepdim=True)

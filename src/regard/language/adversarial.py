@@ -5,8 +5,9 @@ Dimensions: B batch, L tokens, W width of their vectors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +25,8 @@ class AdversarialLabels(NameLabels):
         g = ∇ₓ ℓ(x, y)        r = ε ‖x‖ g / ‖g‖        cost = (ℓ(x, y) + ℓ(x + r, y)) / 2
 
     where r counts as a constant, and norms are over all tokens of the text that have an influence. The vectors are what
-    filters read, where a classifier has some, and otherwise what its embedding gives. A step takes about twice the
-    time. Validation knows nothing of it.
+    filters read, where a classifier has some, and otherwise what its embedding gives. A step takes up to twice the
+    time: what filters read is made once. Validation knows nothing of it.
 
     Parameters
     ----------
@@ -42,39 +43,60 @@ class AdversarialLabels(NameLabels):
 
     def loss(self, model: nn.Module, batch: Labelled) -> Loss:
         assert isinstance(model, Head)
-        moved = _Moved()
-        with moved.vectors_of(model):
-            plain = super().loss(model, batch)
-            gradient = torch.autograd.grad(plain.value, moved.vectors, retain_graph=True)[0]
-            moved.by = uphill(moved.vectors, gradient, self.step)
-            worse = super().loss(model, batch)
+        filtered = isinstance(model, SequenceClassifier) and model.windows is not None
+        moved = (_Filtered if filtered else _Embedded)(model)
+        plain = super().loss(moved, batch)
+        gradient = torch.autograd.grad(plain.value, moved.vectors, retain_graph=True)[0]
+        moved.by = uphill(moved.vectors, gradient, self.step)
+        worse = super().loss(moved, batch)
         return Loss((plain.value + worse.value) / 2, plain.shown, plain.count)
 
 
-class _Moved:
-    """The vectors of a batch, and what is added to them."""
+class _Moved(nn.Module, ABC):
+    """A classifier that keeps a batch's vectors, and then reads them moved."""
 
+    model: Head
     vectors: Tensor
     by: Tensor | None = None
 
-    @contextmanager
-    def vectors_of(self, model: Head) -> Iterator[None]:
-        """Keep the vectors that a model makes, and move them where there is something to move them by."""
-        if isinstance(model, SequenceClassifier) and model.windows is not None:
-            hook = model.windows.register_forward_pre_hook(lambda _, given: (self._see(given[0]), *given[1:]))
-        else:
-            hook = model.model.embedding.register_forward_hook(lambda *given: self._see(given[2]))
-        try:
-            yield
-        finally:
-            hook.remove()
+    def __init__(self, model: Head) -> None:
+        super().__init__()
+        self.model = model
 
-    def _see(self, vectors: Tensor) -> Tensor:
+    def see(self, vectors: Tensor) -> Tensor:
+        """Return vectors as they are to be read."""
         if self.by is not None:
             return vectors + self.by.to(vectors.dtype)
         # Where all that made them is frozen, they have no gradient yet.
         self.vectors = vectors if vectors.requires_grad else vectors.detach().requires_grad_()
         return self.vectors
+
+    @abstractmethod
+    def forward(self, tokens: Tensor, **inputs: Any) -> Tensor:
+        """Return the logits of the labels."""
+
+
+class _Filtered(_Moved):
+    """Its vectors are what filters read, which is made once."""
+
+    model: SequenceClassifier
+    keep: Tensor | None = None
+
+    def forward(self, tokens: Tensor, **inputs: Any) -> Tensor:
+        if self.by is None:
+            self.vectors, self.keep = self.model.read(tokens, **inputs)
+        return self.model.score(self.see(self.vectors), self.keep)
+
+
+class _Embedded(_Moved):
+    """Its vectors are what its embedding gives."""
+
+    def forward(self, tokens: Tensor, **inputs: Any) -> Tensor:
+        hook = self.model.model.embedding.register_forward_hook(lambda *given: self.see(given[2]))
+        try:
+            return self.model(tokens, **inputs)
+        finally:
+            hook.remove()
 
 
 def uphill(rows: Tensor, gradient: Tensor, step: float) -> Tensor:

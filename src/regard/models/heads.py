@@ -154,12 +154,15 @@ class SequenceClassifier(Head):
         if self.windows is not None:
             self.windows.reset_parameters()
 
-    def sequence(self, tokens: Tensor, keep: Tensor | None, **inputs: Any) -> Tensor:
-        """Return the features of each sequence that are scored, (B, ·)."""
+    def read(self, tokens: Tensor, keep: Tensor | None = None, **inputs: Any) -> tuple[Tensor, Tensor | None]:
+        """Return what of each token labels are told by, (B, L, ·), and which tokens are real."""
         if keep is None and self.pad is not None:
             keep = tokens != self.pad
-        rows = self._both_ways(tokens, keep, **inputs) if self.both_ways else self.rows(tokens, keep, **inputs)
-        return self.model.pool(rows, keep) if self.windows is None else self.windows(rows, keep)
+        return (self._both_ways if self.both_ways else self.rows)(tokens, keep, **inputs), keep
+
+    def score(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Return the logits (B, C) of sequences of what :meth:`read` gave."""
+        return self.output(self.dropout((self.windows or self.model.pool)(rows, keep)))
 
     def _both_ways(self, tokens: Tensor, keep: Tensor | None) -> Tensor:
         """Return of each token its vector, and its rows forward and backward, (B, L, 3E); padding stands behind."""
@@ -174,7 +177,7 @@ class SequenceClassifier(Head):
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None, **inputs: Any) -> Tensor:
         """Return the logits (B, C)."""
-        return self.output(self.dropout(self.sequence(tokens, keep, **inputs)))
+        return self.score(*self.read(tokens, keep, **inputs))
 
 
 class TokenClassifier(Head):

@@ -84,7 +84,7 @@ class Options:
         known = {each.name for each in fields(self)}
         for name in changes:
             if name not in known:
-                raise unknown_name(self.function, "name", name, known)
+                raise unknown_name(self.function, name, name, known)
         return replace(self, **changes)
 
     @classmethod

@@ -225,7 +225,7 @@ def test_what_is_refused(start: Path, data: Path, tmp_path: Path) -> None:
     [
         ({"tune": "lora"}, "tune must be 'full' without start"),
         ({"start": "x", "preset": "base"}, "preset must be left out with start"),
-        ({"start": "x", "model": {"width": 8}}, r"model.width must be left out .*, pooling may differ\)"),
+        ({"start": "x", "model": {"width": 8}}, r"model.width must be left out .*, pooling, window may differ\)"),
         ({"start": "x", "tokenizer": {"size": 999}}, "tokenizer must be left out with start"),
         ({"start": "x", "lora": {"rank": 2}}, "lora must be left out unless tune is 'lora'"),
         ({"training": {"batch_tokens": 9}}, "training.batch_tokens must be left out for a classifier"),
@@ -258,6 +258,12 @@ def test_a_bare_model_has_the_same_rows() -> None:
     assert isinstance(changed, EncoderLM) and torch.equal(changed(tokens), encoder(tokens))
     assert (changed.config.dropout, changed.config.pooling) == (0.3, "mean")
     assert bare(decoder, {"pooling": "mean"}).config.pooling == "mean"
+    tokens, windowed = torch.arange(12)[None] % 9, bare(decoder, {"window": 3}).eval()
+    full, near = decoder.eval().features(tokens), windowed.features(tokens)
+    torch.testing.assert_close(near[:, :3], full[:, :3])
+    assert not torch.allclose(near[:, 3:], full[:, 3:])  # the first token is out of sight
+    with pytest.raises(ValueError, match=r"model\.window must be one of"):
+        bare(encoder, {"window": 3})
     with pytest.raises(ValueError, match=r"model\.pooling must be one of"):
         bare(decoder, {"pooling": "first"})
     with pytest.raises(ValueError, match=r"model\.pooling must be one of"):

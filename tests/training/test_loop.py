@@ -551,7 +551,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"stpes": 3}, r"options: name must be one of .* got 'stpes' \(did you mean 'steps'\?\)"),
+            ({"stpes": 3}, r"options: stpes must be one of .* got 'stpes' \(did you mean 'steps'\?\)"),
             ({"steps": 0}, "options: steps must be at least 1, got 0"),
             ({"label_smoothing": 1.0}, "label_smoothing must be at least 0 and below 1, got 1.0"),
             ({"schedule": "cosin"}, r"schedule must be one of .* \(did you mean 'cosine'\?\)"),

@@ -15,7 +15,7 @@ from regard.training.classifier_options import ClassifierOptions, ClassifierTrai
 
 TUNES = ("full", "embedding", "frozen", "lora")
 #: Fields of a model's config that change none of its parameters.
-CHANGEABLE = ("dropout", "attention_dropout", "pooling")
+CHANGEABLE = ("dropout", "attention_dropout", "pooling", "window")
 #: Learning rates that suit a model of width 768 (Devlin 2019; adapters: Hu 2021); narrower ones take larger steps.
 #: Short runs on SST-2 chose among 5e-4, 1e-3 and 3e-3 from scratch at width 128: 78.6, 77.9 and 74.3 %.
 RATES = {"full": 5e-5, "embedding": 2e-4, "lora": 5e-4, "frozen": 2e-3, "scratch": 1e-4}
@@ -86,7 +86,7 @@ class TextTrainingOptions(ClassifierTrainingOptions):
 
     adversarial: float = option(0.0, "share of their length by which the vectors of a text (what filters read, or the "
                                 "embedding) are moved to where its label costs most, and learned there, too (Miyato "
-                                "2017), in about twice the time; 0 for none",
+                                "2017), in up to twice the time; 0 for none",
                                 least=0, most=1)  # fmt: skip
 
 
@@ -108,7 +108,7 @@ class ClassificationOptions(ClassifierOptions):
                          short="Without --start: tiny, small, ...")  # fmt: skip
     tokenizer: TokenizerOptions = section(TokenizerOptions, "how text is split")
     model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's; with start dropout, "
-                                   "attention_dropout and pooling in place of its own")  # fmt: skip
+                                   "attention_dropout, pooling and window in place of its own")  # fmt: skip
     head: HeadOptions = section(HeadOptions, "what scores labels")
     training: TextTrainingOptions = section(TextTrainingOptions, "how to train")
 

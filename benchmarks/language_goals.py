@@ -20,7 +20,6 @@ _SHAKESPEARE = {"shakespeare.toml": 1.60, "shakespeare-long.toml": 1.4697}
 _ENCODERS = {"sst2": 85.9, "trec": 93.0, "imdb": 91.5}
 #: Why a goal is missed, by its name.
 WHY = {
-    "imdb": "the published one learns words and bigrams of all 25,000 reviews, this one of 20,000",
     "training": "copies of keys and values for attention's kernel cost what it gains",
     "decoding": "products of matrices take four fifths of a step in both",
     "beam-search": "products of matrices take three quarters of the time in both; small operations between them are "

@@ -120,6 +120,16 @@ def test_sizes_that_make_no_sense_are_refused(given: tuple[int, ...], name: str)
         WindowFeatures(*given)
 
 
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    found, rows = WindowFeatures(4, filters=3, window=2), torch.zeros(2, 5, 4)
+    for wrong in (rows[0], rows[..., :3], rows[None]):
+        with pytest.raises(ValueError, match=r"WindowFeatures: rows must have shape \(B, L, 4\), got \("):
+            found(wrong)
+    for keep in (rows[0, :, 0] == 0, rows[:, :1, 0] == 0):  # either would be broadcast
+        with pytest.raises(ValueError, match=r"WindowFeatures: keep must have shape \(2, 5\), got \("):
+            found(rows, keep)
+
+
 @pytest.mark.parametrize(
     ("given", "name"),
     [

@@ -25,8 +25,8 @@ class AdversarialLabels(NameLabels):
         g = ∇ₓ ℓ(x, y)        r = ε ‖x‖ g / ‖g‖        cost = (ℓ(x, y) + ℓ(x + r, y)) / 2
 
     where r counts as a constant, and norms are over all tokens of the text that have an influence. The vectors are what
-    filters read, where a classifier has some, and otherwise what its embedding gives. A step takes up to twice the
-    time: what filters read is made once. Validation knows nothing of it.
+    filters read, where a classifier has some, and otherwise what its embedding gives. Behind the vectors a step takes
+    two passes forward and three backward, in place of one each. Validation knows nothing of it.
 
     Parameters
     ----------

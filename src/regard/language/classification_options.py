@@ -86,7 +86,7 @@ class TextTrainingOptions(ClassifierTrainingOptions):
 
     adversarial: float = option(0.0, "share of their length by which the vectors of a text (what filters read, or the "
                                 "embedding) are moved to where its label costs most, and learned there, too (Miyato "
-                                "2017), in up to twice the time; 0 for none",
+                                "2017), by two passes forward and three backward; 0 for none",
                                 least=0, most=1)  # fmt: skip
 
 

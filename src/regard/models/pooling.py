@@ -95,7 +95,7 @@ class WindowFeatures(nn.Module):
         ):  # fmt: skip
             if given > most:
                 raise rejected(type(self).__name__, name, f"be at most {most:,}", given)
-        self.widths, self.means = range(narrowest, window + 1), means
+        self.width, self.widths, self.means = width, range(narrowest, window + 1), means
         self.convolutions = nn.ModuleList(nn.Conv1d(width, filters, k, padding=k - 1) for k in self.widths)
         self.features = (1 + means) * len(self.widths) * filters
 
@@ -108,7 +108,16 @@ class WindowFeatures(nn.Module):
         """Return features (B, ·) of rows (B, L, E), of which ``keep`` (B, L) says which are real; all by default.
 
         A sequence without any has features of 0.
+
+        Raises
+        ------
+        ValueError
+            If the shapes do not fit.
         """
+        if rows.ndim != 3 or rows.shape[-1] != self.width:
+            raise rejected(type(self).__name__, "rows", f"have shape (B, L, {self.width})", tuple(rows.shape))
+        if keep is not None and keep.shape != rows.shape[:2]:
+            raise rejected(type(self).__name__, "keep", f"have shape {tuple(rows.shape[:2])}", tuple(keep.shape))
         keep = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device) if keep is None else keep
         by_column = torch.where(keep.unsqueeze(-1), rows, 0.0).transpose(1, 2)  # (B, E, L)
         real = keep.to(rows.dtype).unsqueeze(1)  # (B, 1, L)

@@ -284,7 +284,7 @@ def test_meta_tensors(engine: str) -> None:
     query, key, value = (t.to("meta") for t in triple((2, 4), 6, 7, V=5))
     lengths = torch.empty(2, dtype=torch.long, device="meta")
     if engine == "fused":
-        with pytest.raises(ValueError, match=r"'fused': its kernels are for the CPU, not for meta"):
+        with pytest.raises(ValueError, match=r"'fused': CPU only, not meta"):
             regard.attention(query, key, value, engine=engine)
         return
     for mask in (None, torch.empty(6, 7, dtype=torch.bool, device="meta"), masks.padding(lengths), masks.sinks(1)):

@@ -35,8 +35,8 @@ def constant(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor)
     return None
 
 
-def summed(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-    return score.sum(-1)
+def twice(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return torch.stack((score, score))
 
 
 def always(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> bool:
@@ -102,7 +102,7 @@ MASKS: list[Row] = [
     (called(attn_mask=True), TypeError, f"{MASK_KIND} True."),
     (called(attn_mask=masks.Band), TypeError, f"{MASK_KIND} the class Band (make an instance: Band(...))."),
     (called(attn_mask=masks.causal), TypeError, f"{MASK_MOD} the function causal: causal() takes from 0 to 2 positional arguments but 4 were given."),
-    (called(attn_mask=always), TypeError, f"{MASK_MOD} the function always, which answered True for pairs (1, 1, 2, 3)."),
+    (called(attn_mask=always), TypeError, f"{MASK_MOD} the function always, which returned True for one pair."),
     (called(attn_mask=yes(2, 9)), ValueError, f"{FIT} (2, 9); for the padding of each sequence, use masks.key_padding."),
     (called(attn_mask=yes(2, 12, 9)), ValueError, f"{FIT} (2, 12, 9); for one matrix per sequence, unsqueeze(1)."),
     (called(attn_mask=yes(12, 12)), ValueError, f"{FIT} (12, 12)."),
@@ -155,7 +155,7 @@ PARTS: list[Row] = [
     (called(score=masks.causal()), TypeError, f"{SCORE} an object of type Band."),
     (called(score=nn.Linear(3, 3)), TypeError, f"{SCORE_MOD} an object of type Linear: Linear.forward() takes 2 positional arguments but 6 were given."),
     (called(score=always), TypeError, f"{SCORE_MOD} the function always: always() takes 4 positional arguments but 5 were given."),
-    (called(score=constant), TypeError, f"{SCORE_MOD} the function constant, which answered None for pairs (1, 1, 2, 3)."),
+    (called(score=constant), TypeError, f"{SCORE_MOD} the function constant, which returned None for one pair."),
     (called(score=scores.General(torch.ones(64, 63))), ValueError, "score General's weight must have shape (64, 64) or (8, 64, 64), got (64, 63)."),
     (called(score=scores.General(torch.ones(64, 64, device="meta"))), ValueError, "score must hold tensors on query's device cpu, got meta."),
     (called(score=scores.Additive(torch.ones(4), torch.ones(4, 63), torch.ones(4, 64))), ValueError, "query must have w_q's width 63, got 64 (query (2, 8, 12, 64))."),
@@ -168,8 +168,8 @@ PARTS: list[Row] = [
     (called(engine="strreaming"), ValueError, "engine must be one of 'auto', 'fused', 'reference', 'sdpa', 'streaming', got 'strreaming' (did you mean 'streaming'?)."),
     (called(engine=engines.Streaming), TypeError, "engine must be a name or an Engine, got the class Streaming (make an instance: Streaming(...))."),
     (called(engine=None), TypeError, "engine must be a name or an Engine, got None."),
-    (called(engine="sdpa", normalizer="sparsemax"), ValueError, f"{CANNOT} 'sdpa': torch's kernels know softmax, not Sparsemax."),
-    (called(engine="sdpa", softcap=2.0), ValueError, f"{CANNOT} 'sdpa': torch's kernels know no softcap."),
+    (called(engine="sdpa", normalizer="sparsemax"), ValueError, f"{CANNOT} 'sdpa': softmax only, not Sparsemax."),
+    (called(engine="sdpa", softcap=2.0), ValueError, f"{CANNOT} 'sdpa': no softcap."),
     (called(engine="sdpa", score=scores.Additive(torch.ones(64))), ValueError, f"{CANNOT} 'sdpa': Additive is not a dot product of features of the query and of the key."),
     (called(Q.double(), K.double(), V.double(), engine="sdpa", score="gaussian"), ValueError, f"{CANNOT} 'sdpa': Gaussian as a dot product cancels, and there is no dtype wider than float64 to absorb that."),
     (called(engine="streaming", normalizer="gumbel"), ValueError, f"{CANNOT} 'streaming': Gumbel needs whole rows of scores at once."),
@@ -211,9 +211,9 @@ def test_one_sentence(call: Callable[[], object], kind: type[Exception], message
 
 def test_what_a_score_mod_returns_must_fit() -> None:
     with pytest.raises(
-        TypeError, match=r"attention: score must be .* that returns a float tensor.* the function summed"
+        TypeError, match=r"attention: score must be .* that returns a float tensor.* the function twice, which .*\(2,\)"
     ):
-        called(score=summed)()
+        called(score=twice)()
 
 
 def test_a_mask_of_five_dimensions_is_told_as_it_came() -> None:

@@ -240,7 +240,7 @@ def test_other_tile_sizes_are_planned_anew() -> None:
 
 #: Calls of Python's within the package; a mask with tensors is looked at each time.
 MOST = dict.fromkeys(CALLS, 40) | {"sparsemax": 70, "entmax": 90, "softcap": 60, "additive": 60, "learned width": 60}
-MOST |= {"padding": 80, "bias": 80}
+MOST |= {"padding": 90, "bias": 90}
 
 
 @pytest.mark.parametrize(("name", "most"), MOST.items())

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import overload
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as torch_attention  # bound once: users replace it
+from torch.overrides import handle_torch_function, has_torch_function
 
-from regard import _autocast, _checks, _plan, _problem
+from regard import _autocast, _checks, _once, _operator, _plan, _problem
 from regard._aux import Aux, AuxRequest
-from regard._torch import in_forward_mode
-from regard._tracing import in_transform
-from regard.engines import EngineLike, aux_pass
+from regard._explain import Explanation, explained
+from regard._torch import in_forward_mode, in_functorch, is_eager, is_jit_tracing
+from regard.engines import EngineLike, Outcome, aux_pass, nonfinite
 from regard.masks import MaskLike
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
@@ -118,33 +120,55 @@ def attention(
     ):
         # The plainest call is torch's own, checked in less time than a problem takes to build.
         output = torch_attention(query, key, value, scale=scale)
-        return _told_about_derivatives(output, "sdpa") if output.requires_grad else output
-    structure = _plan.structure(
+        if not is_eager() or output.device.type != "cpu" or nonfinite.is_settled(query, key, output):
+            return _once.watched(output, "sdpa") if output.requires_grad and is_eager() else output
+    if not isinstance(query, Tensor) and has_torch_function((query, key, value)):
+        # What stands for a tensor, such as a proxy of torch.fx, says itself what becomes of a call.
+        return handle_torch_function(
+            attention, (query, key, value), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
+            score=score, normalizer=normalizer, softcap=softcap, engine=engine, return_aux=return_aux,
+        )  # fmt: skip
+    if _operator.is_recorded(query):
+        _operator.check_traceable(attn_mask, score)
+        _checks.request(return_aux)
+        with _operator.quiet():
+            problem = _problem.build(
+                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap
+            )
+        mask = _problem.unbound_mask(attn_mask, is_causal, problem.query, problem.key, problem.lead)
+        recorded = _operator.recorded(problem, mask, scale, engine)
+        if recorded is not None:
+            output = problem.restore(recorded[0])
+            if return_aux is None:
+                return output
+            outcome = Outcome(recorded[0], None if return_aux.lse == "grad" else recorded[1])
+            with _autocast.suspended(query.device.type):
+                return output, aux_pass.aux_fields(problem, outcome, return_aux)
+        if is_jit_tracing():
+            raise _operator.untraceable(str(_operator.obstacle(problem, mask, engine)))
+    plan, problem = _plan.planned(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine,
         return_aux,
     )  # fmt: skip
-    plan = _plan.known(structure)
-    if plan is None:
-        _checks.request(return_aux)
-        problem = _problem.build(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap
-        )  # fmt: skip
-        plan = _plan.Plan.of(problem, engine, return_aux, query, key, value)
-        _plan.keep(structure, plan, problem)
-    else:
-        problem = plan.problem(query, key, value, attn_mask, is_causal, enable_gqa, score, normalizer)
+    once = not plan.engine.twice_differentiable
+    if once and in_functorch():
+        problem = _once.once(problem, plan.engine.name)
     if plan.autocast:
         with _autocast.suspended(query.device.type):
             outcome = plan.run(problem)
     else:
         outcome = plan.run(problem)
     output = outcome.output if plan.as_given else problem.restore(outcome.output)
-    if output.requires_grad and not plan.engine.twice_differentiable:
-        output = _told_about_derivatives(output, plan.engine.name)
+    if once and output.requires_grad and is_eager():
+        output = _once.watched(output, plan.engine.name)
     if return_aux is None:
         return output
     with _autocast.suspended(query.device.type):
-        return output, aux_pass.aux_fields(problem, outcome, return_aux, plan.observer)
+        aux = aux_pass.aux_fields(problem, outcome, return_aux, plan.observer)
+        if return_aux.lse == "grad" and problem.wants_grad and aux.lse is not None and not aux.lse.requires_grad:
+            lse = _plan.differentiable_lse(problem, aux.lse.detach().reshape(*problem.query.shape[:3]))
+            aux = replace(aux, lse=problem.restore(lse))
+        return output, aux
 
 
 def explain(
@@ -162,7 +186,7 @@ def explain(
     softcap: float | None = None,
     engine: EngineLike = "auto",
     return_aux: AuxRequest | None = None,
-) -> _plan.Explanation:
+) -> Explanation:
     """Return what :func:`attention` would do with the same arguments: the engine, the reasons, the cost.
 
     The plan never depends on what is asked by ``return_aux``.
@@ -175,19 +199,22 @@ def explain(
     'fused'
     >>> print(regard.explain(q, q, q, normalizer="sparsemax"))
     attention of B 1, H 8, L 128, S 128, E 64, V 64, torch.float32: score ScaledDot(), normalizer Sparsemax()
-      engine     streaming
-      operations 34.6 MFLOP forward
-      reads      768 KiB
-      workspace  3.52 MiB, does not grow with L×S
-      not sdpa: cannot: torch's kernels know softmax, not Sparsemax
-      not fused: cannot: its kernels know softmax, not Sparsemax
-      not reference: would not: its workspace grows with L×S
+      engine      streaming
+      compiled    the same engine
+      visible     100 % of the pairs
+      operations  34.6 MFLOP forward
+      reads       768 KiB
+      workspace   3.52 MiB, does not grow with L×S
+      sdpa: unsupported, softmax only, not Sparsemax
+      fused: unsupported, softmax only, not Sparsemax
+      reference: not chosen, its workspace grows with L×S
     """
     _checks.request(return_aux)
     problem = _problem.build(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap
     )  # fmt: skip
-    return _plan.explained(problem, engine)
+    mask = _problem.unbound_mask(attn_mask, is_causal, problem.query, problem.key, problem.lead)
+    return explained(problem, mask, engine)
 
 
 def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> bool:
@@ -209,20 +236,5 @@ def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | Non
         and shape[2] > 1
         and (scale is None or (type(scale) is float and -torch.inf < scale < torch.inf))
         and not in_forward_mode()
+        and not in_functorch()
     )
-
-
-def _told_about_derivatives(output: Tensor, name: str) -> Tensor:
-    """Make a second derivative through an engine that has none an error that names one which has."""
-    if torch.compiler.is_compiling() or in_transform():
-        return output
-
-    def refuse(grad: Tensor) -> None:  # noqa: ARG001
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"attention: engine {name!r} has no second derivative (create_graph=True); "
-                "use engine='streaming' or engine='reference'."
-            )
-
-    output.register_hook(refuse)
-    return output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from torch import Tensor
 
@@ -15,8 +16,9 @@ class AuxRequest:
 
     Attributes
     ----------
-    lse : bool
-        Natural log of the sum of the exponentials of each row's scores, (..., H, L).
+    lse : bool or "grad"
+        Natural log of the sum of the exponentials of each row's scores, (..., H, L). With "grad" it has a gradient, to
+        query, key and the tensors of score and mask: outputs over different keys then merge into one, differentiably.
     max : bool
         Largest score of each row, (..., H, L).
     entropy : bool
@@ -32,7 +34,7 @@ class AuxRequest:
         All scores, after scale, softcap, mask and bias, (..., H, L, S). Materialized.
     """
 
-    lse: bool = False
+    lse: bool | Literal["grad"] = False
     max: bool = False
     entropy: bool = False
     topk: int = 0
@@ -43,7 +45,10 @@ class AuxRequest:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name != "topk" and not isinstance(value, bool):
+            if field.name == "lse" and not (isinstance(value, bool) or value == "grad"):
+                kind = ValueError if isinstance(value, str) else TypeError
+                raise rejected("AuxRequest", "lse", "be a bool or 'grad'", described(value), kind)
+            if field.name not in ("lse", "topk") and not isinstance(value, bool):
                 raise rejected("AuxRequest", field.name, "be a bool", described(value), TypeError)
         if isinstance(self.topk, bool) or not isinstance(self.topk, int):
             raise rejected("AuxRequest", "topk", "be an int of at least 0", described(self.topk), TypeError)
@@ -65,7 +70,10 @@ class TopK:
 
 @dataclass(frozen=True)
 class Aux:
-    """The answer to an :class:`AuxRequest`: the fields asked for, None for the others."""
+    """The answer to an :class:`AuxRequest`: the fields asked for, None for the others.
+
+    ``weights``, ``scores`` and an ``lse`` that was asked for with "grad" have gradients; the other fields have none.
+    """
 
     lse: Tensor | None = None
     max: Tensor | None = None

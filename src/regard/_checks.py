@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from regard._aux import AuxRequest
-from regard._errors import described, rejected, shape
+from regard._elementwise import Kind, per_element
+from regard._errors import described, rejected, rejection, shape
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -105,23 +106,17 @@ def elementwise(name: str, expected: str, function: Any, query: Tensor, key: Ten
     rows, cols = min(query.shape[2], 2), min(key.shape[2], 3)
     if torch.compiler.is_compiling() or 0 in (*query.shape[:2], rows, cols):
         return
-    whole = (1, 1, rows, cols)
     ranges = (1, (1, 1, 1, 1)), (1, (1, 1, 1)), (rows, (rows, 1)), (cols, (cols,))
     given = [torch.arange(size, device=query.device).view(shape) for size, shape in ranges]
     if scored:
-        given.insert(0, query.new_zeros(whole))
+        given.insert(0, query.new_zeros(1, 1, rows, cols))
+    kind: Kind = "float" if scored else "bool"
     try:
-        answer = function(*given)
+        per_element(function, *given, kind=kind, blame=("attention", name), expected=expected)
     except TypeError as error:
+        if rejection(error) is not None:
+            raise
         raise rejected("attention", name, expected, f"{described(function)}: {error}", TypeError) from error
-    kind = isinstance(answer, Tensor) and (answer.is_floating_point() if scored else answer.dtype == torch.bool)
-    if not kind or not _broadcasts(answer.shape, whole):
-        came = f"{described(function)}, which answered {described(answer)} for pairs {whole}"
-        raise rejected("attention", name, expected, came, TypeError)
-
-
-def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    return len(shape) <= len(whole) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(whole)))
 
 
 def device(what: str, held: list[Tensor], query: Tensor) -> None:

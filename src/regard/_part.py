@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -20,6 +21,21 @@ class Part:
     Engines list a part's tensors to pass them through autograd, and rebuild the part around replacements
     (detached, cast, or vmapped tensors). A subclass gets both for nothing by storing tensors as attributes.
     """
+
+    #: Attributes that must agree with others of their class, and which others. A subclass that overrides one of
+    #: the others and not the attribute gets the attribute's default: engines take no shortcut past an override.
+    shortcuts: ClassVar[Mapping[str, frozenset[str]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in cls.__bases__:
+            if vars(base).get("__final__"):
+                root = next(part for part in base.__mro__ if Part in part.__bases__)
+                raise TypeError(f"{base.__name__} is final and cannot be subclassed; subclass {root.__name__}.")
+        own = vars(cls)
+        for name, others in cls.shortcuts.items():
+            if name not in own and not others.isdisjoint(own):
+                setattr(cls, name, next(vars(base)[name] for base in reversed(cls.__mro__) if name in vars(base)))
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor inside, in attribute order, those of inner parts included."""
@@ -48,10 +64,17 @@ class Part:
 
     def cast(self, dtype: torch.dtype) -> Self:
         """Return the part with floating-point tensors of this dtype, linked to its own by autograd."""
-        for tensor in self.tensors():
-            if tensor.dtype != dtype and tensor.is_floating_point():
-                return self.map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
-        return self
+        if not self.differs(dtype):
+            return self
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, (Tensor, Part, tuple)):
+                twin.__dict__[name] = _cast(value, dtype)
+        return twin
+
+    def differs(self, dtype: torch.dtype) -> bool:
+        """Whether something inside is calculated in another dtype."""
+        return any(_differs(value, dtype) for value in vars(self).values())
 
     def with_tensors(self, tensors: list[Tensor]) -> Self:
         """Return a copy whose tensors are these, in the order of :meth:`tensors`."""
@@ -61,9 +84,18 @@ class Part:
     def structure(self) -> tuple[Any, ...] | None:
         """Return all that does not depend on the contents of the tensors inside, as a key for what is planned.
 
-        None where that is not known: a class defined inside a function, or a function, may hold anything.
+        None where that is not known: a class defined inside a function, one with ``__slots__``, or a function, may
+        hold anything.
         """
         return _structure_of(self)
+
+    def snapshot(self) -> Self:
+        """Return a copy that keeps its settings when this part's attributes are changed; tensors are shared."""
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, (Part, tuple)):
+                twin.__dict__[name] = _frozen(value)
+        return twin
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={brief(value)}" for name, value in vars(self).items() if not name.startswith("_"))
@@ -98,6 +130,30 @@ def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
+def _differs(value: Any, dtype: torch.dtype) -> bool:
+    if isinstance(value, Tensor):
+        return value.is_floating_point() and value.dtype != dtype
+    if isinstance(value, Part):
+        return value.differs(dtype)
+    return isinstance(value, tuple) and any(_differs(item, dtype) for item in value)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, Part):
+        return value.cast(dtype)
+    if _holds_parts(value):
+        return tuple([_cast(item, dtype) for item in value])
+    return value
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Part):
+        return value.snapshot()
+    return tuple(_frozen(item) for item in value) if type(value) is tuple else value
+
+
 def _holds_parts(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(_holds_parts(item) for item in value)
@@ -111,7 +167,7 @@ def _structure_of(value: Any) -> tuple[Any, ...] | None:
         return kind, value.shape, value.dtype, value.device, value.requires_grad
     if kind is tuple:
         held: Any = value
-    elif isinstance(value, Part) and "<locals>" not in kind.__qualname__:
+    elif isinstance(value, Part) and _is_open(kind):  # type: ignore[arg-type]
         held = value.__dict__.values()
     else:
         return None
@@ -123,6 +179,12 @@ def _structure_of(value: Any) -> tuple[Any, ...] | None:
         else:
             return None
     return tuple(found)
+
+
+@lru_cache(1024)
+def _is_open(kind: Any) -> bool:
+    """Whether all that instances of a class hold is in their ``__dict__``, or in the module of the class."""
+    return "<locals>" not in kind.__qualname__ and not any(vars(base).get("__slots__") for base in kind.__mro__)
 
 
 def brief(value: Any) -> str:

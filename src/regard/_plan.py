@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from regard import _autocast, _problem, engines
+from regard import _autocast, _checks, _problem, engines
 from regard._aux import FIELDS, AuxRequest
 from regard._errors import described, rejected, unknown_name
 from regard._part import PLAIN, Part
 from regard._problem import Problem
-from regard._torch import is_autocast_enabled, is_eager
+from regard._torch import functorch_derivatives, is_autocast_enabled, is_eager
 from regard._tracing import is_blind, is_traced
-from regard.engines import Cost, Engine, cost_model
+from regard.engines import Engine, cost_model, dense
 from regard.engines.base import Runner
 from regard.masks import Dense
 from regard.masks.base import Extent, Mask
@@ -50,6 +50,8 @@ class Plan:
     observer : Engine or None
         An engine that can tell what is asked beside the output where the first one did not.
     score, mask, normalizer : the parts, where they hold no tensors; a mask is bound. None where a call brings its own.
+    masked : bool
+        Whether there is a mask that hides something.
     scale, softcap, dropout_p, extent, lead, headless : as in :class:`Problem`
     as_given : bool
         Whether query, key and value have the shapes that engines read.
@@ -63,6 +65,7 @@ class Plan:
     score: Score | None
     mask: Mask | None
     normalizer: Normalizer | None
+    masked: bool
     scale: float
     softcap: float | None
     dropout_p: float
@@ -79,7 +82,8 @@ class Plan:
         return cls(
             chosen, chosen.prepare(problem, request), None if request is None else _observer(problem, request),
             _without_tensors(problem.score), _without_tensors(problem.mask), _without_tensors(problem.normalizer),
-            problem.scale, problem.softcap, problem.dropout_p, problem.extent, problem.lead, problem.headless,
+            problem.mask is not None, problem.scale, problem.softcap, problem.dropout_p, problem.extent, problem.lead,
+            problem.headless,
             [t.shape for t in given] == [t.shape for t in (problem.query, problem.key, problem.value)],
             _autocast.is_active(problem.query.device.type),
         )  # fmt: skip
@@ -101,9 +105,11 @@ class Plan:
         if not self.as_given:
             _, query, key, value, _ = _problem.canonical(query, key, value, enable_gqa)
         mask = self.mask
-        if mask is None and not is_causal and type(attn_mask) in _TENSORS and len(self.lead) == 1:
+        if not self.masked:
+            mask = None
+        elif mask is None and not is_causal and type(attn_mask) in _TENSORS and len(self.lead) == 1:
             mask = Dense(attn_mask, ("attention", "attn_mask"))  # whose sizes are those of the structure
-        elif mask is None and (attn_mask is not None or is_causal):
+        elif mask is None:
             mask = _problem.bound_mask(attn_mask, is_causal, query, key, self.extent, self.lead)
         return Problem(
             query,
@@ -210,52 +216,70 @@ def forget() -> None:
 engines.on_change(forget)
 
 
-# The choice of an engine, and its reasons
+def planned(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Any,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    score: Any,
+    normalizer: Any,
+    softcap: float | None,
+    engine: Any,
+    request: AuxRequest | None,
+) -> tuple[Plan, Problem]:
+    """Return the plan of a call, one that is kept or a new one, and the call as a problem."""
+    key_of_plan = structure(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine,
+        request,
+    )  # fmt: skip
+    plan = known(key_of_plan)
+    if plan is not None:
+        return plan, plan.problem(query, key, value, attn_mask, is_causal, enable_gqa, score, normalizer)
+    _checks.request(request)
+    problem = _problem.build(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap
+    )
+    if key_of_plan is not None:  # later calls find the parts of this one, whatever becomes of the caller's
+        problem = problem.snapshot()
+    plan = Plan.of(problem, engine, request, query, key, value)
+    keep(key_of_plan, plan, problem)
+    return plan, problem
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """The engine that a call would run on, and the reasons; it prints.
+def attached(problem: Problem, first: Engine, output: Tensor, lse: Tensor) -> Tensor | None:
+    """Return a known output with a graph to the problem's tensors, by :meth:`Engine.part_of` of the first that can.
 
-    Attributes
-    ----------
-    engine : Engine
-        The engine that runs.
-    cost : Cost
-        Its estimated operations, bytes read and workspace.
-    others : dict of str to str
-        For every other engine, why it cannot or would not run this call.
-    call : str
-        The call in short.
+    The result is in the dtype that engines calculate in.
     """
-
-    engine: Engine
-    cost: Cost
-    others: dict[str, str]
-    call: str
-
-    def __str__(self) -> str:
-        cost = self.cost
-        lines = [
-            self.call,
-            f"  engine     {self.engine.name}",
-            f"  operations {_amount(cost.flops, 1000, ('', 'k', 'M', 'G', 'T', 'P'))}FLOP forward",
-            f"  reads      {_amount(cost.bytes_read, 1024, ('', 'Ki', 'Mi', 'Gi', 'Ti'))}B",
-            f"  workspace  {_amount(cost.workspace, 1024, ('', 'Ki', 'Mi', 'Gi', 'Ti'))}B, "
-            + ("grows with L×S" if cost.grows else "does not grow with L×S"),
-        ]
-        lines += [f"  not {name}: {reason}" for name, reason in self.others.items()]
-        return "\n".join(lines)
-
-    __repr__ = __str__  # what a notebook shows
+    dtype = problem.compute_dtype
+    query, key, value, output = (t.to(dtype) for t in (problem.query, problem.key, problem.value, output))
+    problem = replace(problem, query=query, key=key, value=value)
+    for engine in (first, *engines.TABLE.values()):
+        if engine.refusal(problem) is None and (made := engine.part_of(problem, output, lse)) is not None:
+            return made
+    return None
 
 
-def _amount(value: float, step: int, units: tuple[str, ...]) -> str:
-    for unit in units:
-        if value < step or unit == units[-1]:
-            return f"{value:.3g} {unit}"
-        value /= step
-    raise AssertionError
+def differentiable_lse(problem: Problem, lse: Tensor) -> Tensor:
+    """Return the log-sum-exp (B, H, L) of a problem's scores, which is known, with a graph to the problem's tensors.
+
+    Its gradient is that of an attention to values of 1 whose output is taken for 0: δ then vanishes from
+    ``d score = weight · (d output · value − δ)``, and what is left is ``weight · d lse``.
+    """
+    if 0 in (*problem.query.shape[:3], problem.extent.S):
+        return dense.attached(lse.detach(), problem)
+    ones = problem.value.new_ones((), dtype=lse.dtype).expand(*problem.value.shape[:-1], 1).contiguous()
+    counted = replace(problem, value=ones, normalizer=Softmax(), dropout_p=0.0)
+    zero = attached(counted, engines.TABLE[TORCHS], ones.new_zeros(*lse.shape, 1), lse.detach())
+    assert zero is not None  # engine streaming knows every score and mask
+    return lse.detach() + zero.squeeze(-1)
+
+
+# The choice of an engine
 
 
 def resolve(engine: object) -> Engine | None:
@@ -279,28 +303,36 @@ def choose(problem: Problem, engine: object) -> Engine:
         if refusal is not None:
             raise rejected("attention", "engine", "be able to run this call", f"{named.name!r}: {refusal}")
         return named
-    able = [candidate for candidate in engines.TABLE.values() if candidate.refusal(problem) is None]
-    flat = [candidate for candidate in able if not candidate.grows(problem)]
+    flat = candidates(problem)
     if len(flat) < 2:
-        return (flat or able)[0]  # the reference engine runs everything
-    if engines.TABLE[TORCHS] in flat and _is_torchs(problem):
+        return flat[0]
+    if engines.TABLE[TORCHS] in flat and is_torchs(problem):
         return engines.TABLE[TORCHS]
-    times = _seconds(flat, problem)
+    times = seconds(flat, problem)
     return engines.TABLE[min(times, key=times.__getitem__)] if times else flat[0]  # their order, where nothing is known
 
 
-def _is_torchs(problem: Problem) -> bool:
+def candidates(problem: Problem) -> list[Engine]:
+    """Return the engines that ``auto`` chooses among, in the order of preference where no times are known."""
+    able = [candidate for candidate in engines.TABLE.values() if candidate.refusal(problem) is None]
+    # A compiler cannot look into the derivatives of operators that ``torch.func`` asks for, and some have but one.
+    if functorch_derivatives() > (0 if torch.compiler.is_compiling() else 1):
+        able = [candidate for candidate in able if candidate.twice_differentiable]
+    return [candidate for candidate in able if not candidate.grows(problem)] or able  # reference runs everything
+
+
+def is_torchs(problem: Problem) -> bool:
     """Whether torch's function means the same; such a call is torch's to the bit, and so it is where more is asked."""
     plain = problem.mask is None and problem.softcap is None and not problem.dropout_p
     parts = type(problem.score) is ScaledDot and type(problem.normalizer) is Softmax
     return plain and parts and problem.query.shape[1] == problem.key.shape[1]
 
 
-def _seconds(candidates: list[Engine], problem: Problem) -> dict[str, float]:
+def seconds(among: list[Engine], problem: Problem) -> dict[str, float]:
     """Return how long each engine should take, of those of which it is known."""
     if problem.query.device.type != "cpu" or is_blind(problem.query):
         return {}
-    return cost_model.seconds([candidate.name for candidate in candidates], problem)
+    return cost_model.seconds([candidate.name for candidate in among], problem)
 
 
 def _observer(problem: Problem, request: AuxRequest) -> Engine | None:
@@ -310,43 +342,3 @@ def _observer(problem: Problem, request: AuxRequest) -> Engine | None:
         return None
     able = (engine for engine in engines.TABLE.values() if asked <= engine.fields(problem))
     return next((engine for engine in able if engine.refusal(problem) is None), None)
-
-
-def explained(problem: Problem, engine: object) -> Explanation:
-    """Return the choice with its reasons."""
-    chosen = choose(problem, engine)
-    others: dict[str, str] = {}
-    order = list(engines.TABLE.values())
-    for other in order:
-        if other.name == chosen.name:
-            continue
-        refusal = other.refusal(problem)
-        if refusal is not None:
-            others[other.name] = f"cannot: {refusal}"
-        elif resolve(engine) is not None:
-            others[other.name] = f"would run, but {chosen.name!r} was asked for"
-        elif other.grows(problem) and not chosen.grows(problem):
-            others[other.name] = "would not: its workspace grows with L×S"
-        elif chosen.name == TORCHS and _is_torchs(problem):
-            others[other.name] = "would not: the plainest call is torch's own"
-        else:
-            times = _seconds([chosen, other], problem)
-            if len(times) == 2 and times[chosen.name]:  # an empty call takes no time
-                others[other.name] = f"would not: {times[other.name] / times[chosen.name]:.2g}× the time"
-            else:
-                others[other.name] = f"would not: {chosen.name} comes first here"
-    return Explanation(chosen, chosen.cost(problem), others, _describe(problem))
-
-
-def _describe(problem: Problem) -> str:
-    e = problem.extent
-    parts = [f"score {problem.score!r}", f"normalizer {problem.normalizer!r}"]
-    if problem.mask is not None:
-        parts.append(f"mask {problem.mask!r}")
-    if problem.softcap is not None:
-        parts.append(f"softcap {problem.softcap:g}")
-    if problem.dropout_p:
-        parts.append(f"dropout {problem.dropout_p:g}")
-    heads = f"H {e.H}" if problem.key.shape[1] == e.H else f"H {e.H} over {problem.key.shape[1]} key heads"
-    widths = f"E {problem.query.shape[-1]}, V {problem.value.shape[-1]}"
-    return f"attention of B {e.B}, {heads}, L {e.L}, S {e.S}, {widths}, {problem.query.dtype}: {', '.join(parts)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -91,6 +91,11 @@ class Problem:
             return float((stop - start).double().mean()) / extent.S
         kinds = self.mask.tiles(extent, SHARE_TILE, SHARE_TILE)
         return float((kinds != EMPTY).double().mean())
+
+    def snapshot(self) -> Problem:
+        """Return the problem with copies of its parts, which keep their settings; tensors are shared."""
+        mask = None if self.mask is None else self.mask.snapshot()
+        return replace(self, score=self.score.snapshot(), mask=mask, normalizer=self.normalizer.snapshot())
 
     def restore(self, tensor: Tensor) -> Tensor:
         """Return a (B, H, ...) result in the caller's leading dimensions."""
@@ -208,12 +213,23 @@ def canonical(
 def bound_mask(
     mask: MaskLike | None, is_causal: bool, query: Tensor, key: Tensor, extent: Extent, lead: tuple[int, ...]
 ) -> Mask | None:
-    """Return the mask of a call, bound to its extent."""
+    """Return the mask of a call, bound to its extent; None where its structure says that it hides nothing."""
+    found = unbound_mask(mask, is_causal, query, key, lead)
+    if found is None:
+        return None
+    bound = found.bind(extent, query.device)
+    return None if bound.shows_everything(extent) else bound
+
+
+def unbound_mask(
+    mask: MaskLike | None, is_causal: bool, query: Tensor, key: Tensor, lead: tuple[int, ...]
+) -> Mask | None:
+    """Return the mask of a call, for any lengths."""
     found = _as_mask(mask, query, key, lead)
-    if is_causal:
-        causal = masks.causal(align="upper_left")
-        found = causal if found is None else causal & found
-    return None if found is None else found.bind(extent, query.device)
+    if not is_causal:
+        return found
+    causal = masks.causal(align="upper_left")
+    return causal if found is None else causal & found
 
 
 def _as_mask(mask: MaskLike | None, query: Tensor, key: Tensor, lead: tuple[int, ...]) -> Mask | None:

@@ -31,6 +31,8 @@ _interpreter = torch._C._functorch.peek_interpreter_stack
 _forward_mode = torch.autograd.forward_ad
 _modes = torch._C._len_torch_dispatch_stack
 _jit_tracing = torch._C._get_tracing_state
+_keys = torch._C.DispatchKey
+_DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 
 #: Whether autocast is on for any type of device: the public function must be asked for one.
 is_autocast_enabled: Any = torch._C._is_any_autocast_enabled
@@ -39,6 +41,17 @@ is_autocast_enabled: Any = torch._C._is_any_autocast_enabled
 def in_functorch() -> bool:
     """Whether a transform of ``torch.func`` is active: there is no public way to ask."""
     return _interpreter() is not None
+
+
+def functorch_derivatives() -> int:
+    """Return how many derivatives ``torch.func`` takes of each other here, so that all but one are of derivatives."""
+    stack = torch._C._functorch.get_interpreter_stack() or []
+    return sum(level.key() in _DERIVATIVES for level in stack)
+
+
+# A compiler is to call these when it compiles; the public decorator imports the compiler, which takes a second.
+in_functorch._dynamo_marked_constant = True  # type: ignore[attr-defined]
+functorch_derivatives._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def in_forward_mode() -> bool:
@@ -57,8 +70,16 @@ def is_proxied() -> bool:
 
 
 def is_jit_tracing() -> bool:
-    """Whether ``torch.jit.trace`` records; the public function of that name is annotated for nobody."""
-    return _jit_tracing() is not None
+    """Whether ``torch.jit.trace`` records, and not an operator as a whole in whose code we are."""
+    return _jit_tracing() is not None and not torch._C._dispatch_tls_is_dispatch_key_excluded("Tracer")
+
+
+def recording() -> Any:
+    """Return a context in which autograd records, also in the code of an operator, from which torch keeps it away."""
+    exclude = torch._C._dispatch_tls_local_exclude_set()
+    for key in (_keys.AutogradFunctionality, _keys.AutogradOther, _keys.AutogradNestedTensor):
+        exclude = exclude.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), exclude)
 
 
 def is_eager() -> bool:
@@ -68,7 +89,7 @@ def is_eager() -> bool:
         or _interpreter() is not None
         or _forward_mode._current_level >= 0
         or _modes()
-        or _jit_tracing() is not None
+        or is_jit_tracing()
     )
 
 
@@ -140,6 +161,7 @@ __all__ = [
     "flash_attention",
     "flash_attention_backward",
     "flattened",
+    "functorch_derivatives",
     "fused_attention",
     "fused_layer",
     "has_bfloat16_cells",
@@ -156,5 +178,6 @@ __all__ = [
     "is_proxied",
     "joined",
     "linear_blocks",
+    "recording",
     "uncompiled",
 ]

@@ -247,6 +247,8 @@ def errors(group: dist.ProcessGroup) -> None:
     rejected(r"query must have shape \(B, heads, length", ring_attention, q[0], k[0], v[0], **named)
     request = regard.AuxRequest(lse=True, entropy=True)
     rejected("return_aux must ask for lse alone, got entropy", ring_attention, q, k, v, return_aux=request, **named)
+    request = regard.AuxRequest(lse="grad")
+    rejected("return_aux must ask for lse=True: the log-sum-exp", ring_attention, q, k, v, return_aux=request, **named)
     rejected("have an even number of positions", ring_attention, q[:, :, :3], k, v, layout="zigzag", **named)
     rejected(
         "masks.document: ids must have one id per query", ring_attention, q, k, v, masks.document(IDS[:, :9]), **named

@@ -185,13 +185,14 @@ def test_no_task_runs_on_after_an_error(team: bool, monkeypatch: pytest.MonkeyPa
 def test_an_error_in_a_mask_is_raised(error: type[Exception], count: int) -> None:
     armed = False
 
-    def bent(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        if armed and q_idx.numel() and int(q_idx.max()) >= 64:
-            raise error("broken")
-        return (q_idx + kv_idx) % 3 > 0
+    class Bent(masks.Mask):
+        def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            if armed and q_idx.numel() and int(q_idx.max()) >= 64:
+                raise error("broken")
+            return (q_idx + kv_idx) % 3 > 0
 
     leaves = [t.detach() for t in inputs(1, 2, 2, 70, 130)]
-    mask = masks.as_mask(bent)
+    mask = Bent()
     with threads(count):
         right = regard.attention(*leaves, mask, engine="fused")
         armed = True

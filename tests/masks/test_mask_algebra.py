@@ -105,6 +105,7 @@ EVERY = [
     masks.key_padding(torch.ones(2, 6, dtype=torch.bool)),
     masks.document(torch.arange(6)),
     masks.from_cu_seqlens(torch.tensor([0, 4, 6])),
+    masks.from_cu_seqlens(torch.tensor([0, 4, 6]), torch.tensor([0, 1, 5]), window=(-1, 1), align="upper_left"),
     masks.everything(),
     masks.leave_one_out(),
     masks.leave_one_out(torch.tensor([5, -1, 0, 1, 2, 3])),

@@ -104,7 +104,7 @@ def test_dilated(L, S, step, offset):
 def test_first_keys(lengths, L, S):
     extent = Extent(len(lengths), 2, L, S)
     wanted = brute(extent, lambda b, h, q, k: k in range(lengths[b]))
-    assert (seen(masks.padding(torch.tensor(lengths)), extent) == wanted).all()
+    assert (seen(masks.padding(torch.tensor(lengths).clamp(max=S)), extent) == wanted).all()
     assert (seen(masks.prefix(torch.tensor(lengths, dtype=torch.int32)), extent) == wanted).all()
     for make in (masks.prefix, masks.sinks):
         assert (seen(make(lengths[0]), extent) == brute(extent, lambda b, h, q, k: k in range(lengths[0]))).all()
@@ -138,16 +138,80 @@ def test_ids_and_marks(B, L, S, seed):
     assert (seen(masks.key_padding(torch.from_numpy(keep[0])), extent) == keep[0]).all()
 
 
+def packing(pairs, side, spare):
+    """Sequence and place in it of each position, None of padding, and the cumulative lengths."""
+    lengths = [pair[side] for pair in pairs]
+    places = [(i, at) for i, n in enumerate(lengths) for at in range(n)] + [None] * spare
+    return places, torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+
+
+pairs = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=4)
+
+
 @SETTINGS
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=4), st.integers(0, 3), st.booleans())
+@given(pairs, st.integers(0, 3), st.booleans())
 def test_packed(lengths, spare, same):
-    q_ids = [i for i, (n, _) in enumerate(lengths) for _ in range(n)] + [None] * spare
-    k_ids = q_ids if same else [i for i, (_, n) in enumerate(lengths) for _ in range(n)] + [None] * spare
-    cu_q, cu_kv = (np.cumsum([0] + [pair[side] for pair in lengths]).astype(np.int32) for side in (0, 1))
-    mask = masks.from_cu_seqlens(torch.from_numpy(cu_q), None if same else torch.from_numpy(cu_kv))
-    extent = Extent(1, 1, len(q_ids), len(k_ids))
-    wanted = brute(extent, lambda b, h, q, k: q_ids[q] is not None and q_ids[q] == k_ids[k])
+    q_at, cu_q = packing(lengths, 0, spare)
+    k_at, cu_kv = (q_at, None) if same else packing(lengths, 1, spare)
+    extent = Extent(1, 1, len(q_at), len(k_at))
+    wanted = brute(extent, lambda b, h, q, k: None not in (q_at[q], k_at[k]) and q_at[q][0] == k_at[k][0])
+    assert (seen(masks.from_cu_seqlens(cu_q, cu_kv), extent) == wanted).all()
+
+
+@settings(SETTINGS, max_examples=300)
+@given(
+    pairs,
+    st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    st.booleans(),
+    st.integers(-1, 4),
+    st.integers(-1, 4),
+    st.sampled_from([None, "lower_right", "upper_left"]),
+)
+def test_packed_window(lengths, spare, same, left, right, align):
+    """Also sequences without queries or keys, and with more queries than keys, of which the first see nothing."""
+    q_at, cu_q = packing(lengths, 0, spare[0])
+    k_at, cu_kv = (q_at, None) if same else packing(lengths, 1, spare[1])
+    counts = [(n, n) if same else (n, m) for n, m in lengths]
+    extent = Extent(2, 1, len(q_at), len(k_at))
+
+    def rule(b, h, q, k):
+        if q_at[q] is None or k_at[k] is None or q_at[q][0] != k_at[k][0]:
+            return False
+        (sequence, at), (_, key) = q_at[q], k_at[k]
+        queries, keys = counts[sequence]
+        at += 0 if align == "upper_left" else keys - queries
+        return (left < 0 or key >= at - left) and (right < 0 or key <= at + right)
+
+    mask = masks.from_cu_seqlens(cu_q, cu_kv, window=(left, right), align=align)
+    wanted = brute(extent, rule)
     assert (seen(mask, extent) == wanted).all()
+    start, stop = (
+        edge.expand(2, 1, extent.L)[..., None].numpy() for edge in mask.bind(extent, "cpu").intervals(extent)
+    )
+    k = np.arange(extent.S)
+    assert ((start <= k) & (k < stop) == wanted).all()
+
+
+def test_packed_windows_are_those_of_flash_attention():
+    """Its documentation's two examples of ``causal=True``, and its formula for ``window_size=(2, 1)``."""
+    two, five = torch.tensor([0, 2]), torch.tensor([0, 5])
+    causal = masks.from_cu_seqlens(two, five, window=(-1, 0))
+    assert seen(causal, Extent(1, 1, 2, 5))[0, 0].astype(int).tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    causal = masks.from_cu_seqlens(five, two, window=(-1, 0))
+    assert seen(causal, Extent(1, 1, 5, 2))[0, 0].astype(int).tolist() == [[0, 0], [0, 0], [0, 0], [1, 0], [1, 1]]
+    i, j = np.ogrid[:5, :9]
+    flash = (j >= i + 9 - 5 - 2) & (j <= i + 9 - 5 + 1)
+    near = masks.from_cu_seqlens(torch.tensor([0, 3, 8]), torch.tensor([0, 1, 10]), window=(2, 1))
+    assert (seen(near, Extent(1, 1, 8, 10))[0, 0, 3:, 1:] == flash).all()
+
+
+def test_packed_windows_of_one_length_are_bands():
+    cu, extent = torch.tensor([0, 4, 4, 9]), Extent(1, 1, 11, 11)
+    packed = masks.from_cu_seqlens(cu)
+    for left, right in ((-1, 0), (2, 1), (0, -1), (2**63, 2**70)):
+        wanted = seen(packed & masks.window(left, right), extent)
+        for align in ("lower_right", "upper_left"):
+            assert (seen(masks.from_cu_seqlens(cu, window=(left, right), align=align), extent) == wanted).all()
 
 
 @pytest.mark.parametrize(

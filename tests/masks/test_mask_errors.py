@@ -5,6 +5,8 @@
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from regard import masks
 from regard.masks import Extent
@@ -70,6 +72,8 @@ CONSTRUCTION = [
         "masks.leave_one_out: own must be an integer tensor (L,), got an int64 tensor of shape (2, 5).",
     ),
     (lambda: masks.prefix(-1), ValueError, "masks.prefix: n must be an int of at least 0, got -1."),
+    (lambda: masks.prefix(torch.tensor([3, -4])), ValueError, "masks.prefix: n must be at least 0, got -4."),
+    (lambda: masks.padding(torch.tensor([-1, 2])), ValueError, "masks.padding: lengths must be at least 0, got -1."),
     (
         lambda: masks.prefix(INTS),
         ValueError,
@@ -130,6 +134,31 @@ CONSTRUCTION = [
         lambda: masks.from_cu_seqlens(torch.tensor([0, 4]), torch.tensor([0])),
         ValueError,
         "masks.from_cu_seqlens: cu_kv must have cu_q's length 2, got 1.",
+    ),
+    (
+        lambda: masks.from_cu_seqlens(torch.tensor([0, 4]), window=(-2, 0)),
+        ValueError,
+        "masks.from_cu_seqlens: window[0] must be an int of at least -1 (-1 is no bound), got -2.",
+    ),
+    (
+        lambda: masks.from_cu_seqlens(torch.tensor([0, 4]), window=(1, 0.5)),
+        TypeError,
+        "masks.from_cu_seqlens: window[1] must be an int of at least -1 (-1 is no bound), got 0.5.",
+    ),
+    (
+        lambda: masks.from_cu_seqlens(torch.tensor([0, 4]), window=3),
+        TypeError,
+        "masks.from_cu_seqlens: window must be a pair (left, right) or None, got 3.",
+    ),
+    (
+        lambda: masks.from_cu_seqlens(torch.tensor([0, 4]), window=(3, 0), align="bottom_right"),
+        ValueError,
+        "masks.from_cu_seqlens: align must be 'lower_right', 'upper_left' or None, got 'bottom_right'.",
+    ),
+    (
+        lambda: masks.from_cu_seqlens(torch.tensor([0, 4]), align="upper_left"),
+        ValueError,
+        "masks.from_cu_seqlens: align must be left out where no window is given, got 'upper_left'.",
     ),
     (
         lambda: masks.dense(INTS),
@@ -200,6 +229,22 @@ BINDING = [
         "masks.padding: lengths must have one entry per sequence (2), or per query (2, 5), got (5, 2).",
     ),
     (
+        lambda: masks.padding(torch.tensor([7, 8])),
+        "masks.padding: lengths must be at most 7, the number of keys, got 8.",
+    ),
+    (
+        lambda: masks.causal(offset=0) & ~masks.padding(torch.tensor([0, 99], dtype=torch.int8)),
+        "masks.padding: lengths must be at most 7, the number of keys, got 99.",
+    ),
+    (
+        lambda: masks.from_cu_seqlens(torch.tensor([0, 6]), torch.tensor([0, 7])),
+        "masks.from_cu_seqlens: cu_q must end at 5, the number of queries, or before, got 6.",
+    ),
+    (
+        lambda: masks.from_cu_seqlens(torch.tensor([0, 5]), torch.tensor([0, 8])),
+        "masks.from_cu_seqlens: cu_kv must end at 7, the number of keys, or before, got 8.",
+    ),
+    (
         lambda: masks.leave_one_out(INTS.flatten()),
         "masks.leave_one_out: own must have one entry per query (5), got (10,).",
     ),
@@ -256,6 +301,36 @@ def test_refused_when_bound(make, message):
     with pytest.raises(ValueError) as error:
         mask.bind(EXTENT, "cpu")
     assert str(error.value) == message
+
+
+def test_more_keys_than_a_sequence_has_is_no_mistake_of_a_prefix():
+    for mask in (masks.prefix(9), masks.prefix(torch.tensor([9, 8])), masks.sinks(9)):
+        mask.bind(EXTENT, "cpu")
+
+
+@pytest.mark.parametrize("wrong", ["negative", "too long"])
+def test_values_are_not_looked_at_where_that_costs_or_cannot_be(wrong):
+    """On another device, under vmap, and where a call is compiled or traced."""
+    lengths = torch.tensor([-1, 2] if wrong == "negative" else [1, 9])
+    cu = torch.tensor([0, -1] if wrong == "negative" else [0, 9])
+
+    def call(lengths, cu, x):
+        mask = masks.padding(lengths) & masks.prefix(lengths) & masks.from_cu_seqlens(cu, window=(1, 0))
+        q = torch.arange(5)[:, None]
+        zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
+        bound = mask.bind(EXTENT, lengths.device)
+        return x if lengths.is_meta else torch.where(bound(zero, zero, q, torch.arange(7)), x, 0.0)
+
+    with pytest.raises(ValueError, match=r"must be at least 0|must be at most 7"):
+        call(lengths, cu, torch.ones(5, 7))
+    call(lengths.to("meta"), cu.to("meta"), torch.ones(5, 7))
+    torch._dynamo.reset()
+    torch.compile(call, fullgraph=True, backend="eager")(lengths, cu, torch.ones(5, 7))
+    make_fx(call)(lengths, cu, torch.ones(5, 7))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        call(mode.from_tensor(lengths), mode.from_tensor(cu), torch.ones(5, 7))
+    found = torch.func.vmap(lambda lengths: masks.padding(lengths).bind(EXTENT, "cpu").n)(lengths.expand(3, 2))
+    assert torch.equal(found, lengths.expand(3, 2))
 
 
 def test_dense_per_head_or_per_sequence_is_never_guessed():

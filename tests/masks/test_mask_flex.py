@@ -1,11 +1,19 @@
-"""FlexAttention: our masks where it wants a mask_mod, its BlockMask where we want a mask."""
+"""FlexAttention: our masks where it wants a mask_mod, its mask_mod and BlockMask where we want a mask."""
 
+import functools
+import itertools
+import math
+
+import hypothesis
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask, create_mask, or_masks
 
+import regard
 from regard import masks
+from regard._elementwise import per_element
 from regard.masks import FULL, MIXED, BlockSparse, Extent
 
 B, H, L, S = 2, 3, 10, 10
@@ -30,6 +38,8 @@ MASKS = [
     masks.leave_one_out(),
     masks.leave_one_out(torch.randint(-1, S, (L,), generator=G)),
     masks.from_cu_seqlens(torch.tensor([0, 5, 9], dtype=torch.int32)),
+    masks.from_cu_seqlens(torch.tensor([0, 5, 9]), torch.tensor([0, 3, 10]), window=(2, 0)),
+    masks.from_cu_seqlens(torch.tensor([0, 5, 9]), torch.tensor([0, 3, 10]), window=(0, 2), align="upper_left"),
     masks.dense(torch.rand(B, H, L, S, generator=G) > 0.5),
     masks.dense(torch.rand(1, S, generator=G) > 0.5) & masks.causal(),
     masks.alibi(H),
@@ -116,7 +126,185 @@ def test_tables_under_vmap():
     assert torch.equal(found, torch.stack([masks.padding(n).visible(*INDEX) for n in lengths]))
 
 
-def test_a_mask_mod_must_answer_with_bools():
+# Functions of one pair
+
+TABLE = torch.randint(0, 3, (B, S), generator=G)
+BITS = torch.rand(B, H, L, S, generator=G) > 0.6
+GLOBAL, WIDTHS, EDGES = torch.tensor([1, 4]), torch.tensor([1, 3, 6]), torch.tensor([2, 5])
+FUNCTIONS = {
+    "causal": lambda b, h, q, k: q >= k,
+    "global tokens": lambda b, h, q, k: (q == k) | (q == GLOBAL).any() | (k == GLOBAL).any(),
+    "documents": lambda b, h, q, k: TABLE[0][q] == TABLE[0][k],
+    "documents of a sequence": lambda b, h, q, k: TABLE[b, q] == TABLE[b, k],
+    "row of a table": lambda b, h, q, k: TABLE[b].sum() > q + k,
+    "window of a head": lambda b, h, q, k: (q - k).abs() < WIDTHS[h],
+    "matrix": lambda b, h, q, k: BITS[b, h, q, k],
+    "numbers and slices": lambda b, h, q, k: BITS[0, h, 1:, k].any() | BITS[b, ..., k][0].all(),
+    "ellipsis and None": lambda b, h, q, k: BITS[..., q, k].any() & BITS[b, :, None, -1, k].any(),
+    "vector and element": lambda b, h, q, k: BITS[b, WIDTHS % H, q, k].any(),
+    "narrow indices": lambda b, h, q, k: TABLE[b.int(), q.to(torch.int8)] == TABLE[b, k.short()],
+    "counted": lambda b, h, q, k: (torch.arange(S) <= q).sum() > k + 1,
+    "segments": lambda b, h, q, k: torch.bucketize(q, EDGES) == torch.bucketize(k, EDGES),
+    "masks": lambda b, h, q, k: (masks.window(2, 0) & masks.padding(TABLE[:, 0] + 5))(b, h, q, k) | (k == 0),
+    "mask_mod": lambda b, h, q, k: masks.as_mask(lambda b, h, q, k: (k == GLOBAL).any())(b, h, q, k) | (q == k),
+    "sequence": lambda b, h, q, k: b > 0,
+    "constant": lambda b, h, q, k: torch.tensor(True),
+    "partial": functools.partial(lambda edge, b, h, q, k: (q < edge) == (k < edge), 4),
+    "or_masks": or_masks(masks.sinks(1), lambda b, h, q, k: (q == GLOBAL).any()),
+}
+
+
+def by_pairs(mask_mod):
+    """Return (B, H, L, S) of calls for one pair each."""
+    places = itertools.product(range(B), range(H), range(L), range(S))
+    found = [bool(mask_mod(*map(torch.tensor, place))) for place in places]
+    return torch.tensor(found).view(B, H, L, S)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_mask_mod_is_a_function_of_one_pair(name):
+    """Each pair by itself, torch's own reading, and every engine agree."""
+    mask_mod = FUNCTIONS[name]
+    wanted = by_pairs(mask_mod)
+    mask = masks.as_mask(mask_mod).bind(EXTENT, "cpu")
+    assert torch.equal(mask(*INDEX), wanted)
+    assert torch.equal((~mask)(*INDEX), ~wanted)
+    if name != "narrow indices":  # which torch's own does not take
+        assert torch.equal(create_mask(mask_mod, B, H, L, S, "cpu"), wanted)
+        sparse = masks.as_mask(create_block_mask(mask_mod, B, H, L, S, "cpu", BLOCK_SIZE=4))
+        assert torch.equal(sparse.bind(EXTENT, "cpu")(*INDEX), wanted)
+    assert torch.equal(mask.tiles(EXTENT, 4, 3, exact=True), masks.dense(wanted).tiles(EXTENT, 4, 3).expand(B, H, 3, 4))
+    query, key, value = torch.randn(3, B, H, L, 4, generator=G, dtype=torch.float64)
+    output = regard.attention(query, key, value, wanted, engine="reference")
+    for engine in ("reference", "streaming", "sdpa", "auto"):
+        torch.testing.assert_close(regard.attention(query, key, value, mask_mod, engine=engine), output)
+
+
+def test_a_mask_mod_is_evaluated_no_more_than_it_depends_on():
+    """What depends on the query and key alone has no copy for each sequence and head; nor has what follows."""
+    shapes = {"causal": (1, 1, L, S), "documents of a sequence": (B, 1, L, S), "sequence": (B, 1, 1, 1), "constant": ()}
+    for name, shape in shapes.items():
+        mask = masks.as_mask(FUNCTIONS[name])
+        assert mask.visible(*INDEX).shape == (shape or (1, 1, 1, 1))
+        assert (~mask & masks.sinks(1)).visible(*INDEX).shape[:2] == (shape or (1, 1))[:2]
+    sizes = []
+
+    def watched(b, h, q, k):
+        assert all(i.dim() == 0 for i in (b, h, q, k))
+        sizes.append(1)
+        return q >= k
+
+    masks.as_mask(watched)(*INDEX)
+    assert len(sizes) == 1
+
+
+SIZES = st.lists(st.sampled_from([0, 1, 1, 2, 3]), max_size=4)
+
+
+@hypothesis.given(sizes=SIZES, shared=st.lists(st.integers(0, 15), min_size=3, max_size=3), seed=st.integers(0, 9))
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_any_shapes_that_broadcast(sizes, shared, seed):
+    """Each argument has some of the dimensions, with or without those in front."""
+    generator = torch.Generator().manual_seed(seed)
+    given = []
+    for bits in shared:
+        shape = [1 if bits >> dim & 1 else size for dim, size in enumerate(sizes)]
+        shape = shape[next((d for d, n in enumerate(shape) if n != 1), len(shape)) if bits % 2 else 0 :]
+        given.append(torch.randint(0, 5, shape, generator=generator))
+    table = torch.rand(5, 5, generator=generator)
+
+    def function(x, y, z):
+        return table[x, y] + (table[y] * (z == torch.arange(5))).sum() - table[:, z].max() * x
+
+    whole = torch.broadcast_tensors(*given)
+    each = [function(*(t[place] for t in whole)) for place in itertools.product(*map(range, whole[0].shape))]
+    found = per_element(function, *given, kind="float", blame=("f", "g"))
+    assert found.dim() == whole[0].dim()
+    assert math.prod(found.shape) == len(each)
+    if each:
+        torch.testing.assert_close(found.flatten(), torch.stack(each))
+
+
+@pytest.mark.parametrize("sizes", [(0, 2, 3, 3), (2, 0, 3, 3), (2, 2, 0, 3), (2, 2, 3, 0)], ids=str)
+@pytest.mark.parametrize("engine", ["reference", "streaming", "sdpa", "auto"])
+def test_a_mask_mod_of_no_pairs(sizes, engine):
+    B, H, L, S = sizes
+    query, key = torch.randn(B, H, L, 4, requires_grad=True), torch.randn(B, H, S, 4)
+    output = regard.attention(query, key, key, FUNCTIONS["global tokens"], engine=engine)
+    assert torch.equal(output, torch.zeros(B, H, L, 4))
+    output.sum().backward()
+    assert torch.equal(query.grad, torch.zeros(B, H, L, 4))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_mask_mod_compiles(backend):
+    query, key, value = torch.randn(3, B, H, L, 4, generator=G)
+    names = ["global tokens", "documents of a sequence", "numbers and slices", "masks"]
+    names = names if backend == "aot_eager" else names[:2]
+    one = slice(1), slice(1)  # where the index of the sequence and head is not mapped over
+
+    def call(query):
+        outputs = [regard.attention(query, key, value, FUNCTIONS[name]) for name in names]
+        first = [regard.attention(query[one], key[one], value[one], FUNCTIONS[name]) for name in names]
+        return torch.cat((torch.stack(outputs), torch.stack(first).expand(-1, B, H, L, 4)))
+
+    found, wanted = query.clone().requires_grad_(), query.clone().requires_grad_()
+    output, expected = torch.compile(call, fullgraph=True, backend=backend)(found), call(wanted)
+    torch.testing.assert_close(output, expected)
+    output.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(found.grad, wanted.grad)
+
+
+@pytest.mark.parametrize("engine", ["reference", "streaming", "sdpa"])
+def test_a_mask_mod_under_vmap(engine):
+    """Tensors that it closes over are mapped over."""
+    query, key, value = torch.randn(3, B, H, L, 4, generator=G)
+    chosen = torch.tensor([[0, 3], [5, 5], [2, 9]])
+
+    def call(tokens):
+        return regard.attention(query, key, value, lambda b, h, q, k: (q == k) | (k == tokens).any(), engine=engine)
+
+    torch.testing.assert_close(torch.func.vmap(call)(chosen), torch.stack([call(tokens) for tokens in chosen]))
+
+
+def branches(b, h, q, k):
+    return k if q > 1 else k > 1
+
+
+REFUSED = {
+    lambda b, h, q, k: q - k: "return a bool tensor of shape (), as in FlexAttention, got the function <lambda>, "
+    "which returned an int64 tensor of shape () for one pair.",
+    lambda b, h, q, k: k == GLOBAL: "return a bool tensor of shape (), as in FlexAttention, got the function <lambda>, "
+    "which returned a bool tensor of shape (2,) for one pair.",
+    branches: "work under torch.vmap, as in FlexAttention, got the function branches, which does not "
+    "(vmap: It looks like you're attempting to use a Tensor in some data-dependent control flow).",
+    lambda b, h, q, k: torch.tensor(q.item() > 1): "work under torch.vmap, as in FlexAttention, got the function "
+    "<lambda>, which does not (vmap: It looks like you're calling .item() on a Tensor).",
+    lambda b, h, q, k: torch.from_numpy(q.numpy() > 1): "work under torch.vmap, as in FlexAttention, got the function "
+    "<lambda>, which does not (Cannot access data pointer of Tensor that doesn't have storage).",
+}
+
+
+@pytest.mark.parametrize("mask_mod", REFUSED, ids=lambda f: REFUSED[f])
+def test_what_is_no_mask_mod_is_refused(mask_mod):
     with pytest.raises(TypeError) as error:
-        masks.as_mask(lambda b, h, q, k: q - k)(0, 0, 1, 1)
-    assert str(error.value) == "masks.as_mask: mask_mod must return a bool tensor, got an int64 tensor of shape ()."
+        masks.as_mask(mask_mod)(*INDEX)
+    assert str(error.value) == f"masks.as_mask: mask_mod must {REFUSED[mask_mod]}"
+    x = torch.zeros(B, H, L, 4)
+    with pytest.raises(TypeError) as error:
+        regard.attention(x, x, x, mask_mod)
+    must = "be a Mask, a tensor, or a mask_mod(b, h, q_idx, kv_idx) that returns a bool tensor"
+    wanted = REFUSED[mask_mod].replace("return a bool tensor of shape (), as in FlexAttention", must)
+    assert str(error.value) == f"attention: attn_mask must {wanted}"
+
+
+def test_errors_of_a_mask_mod_are_its_own():
+    def fails(b, h, q, k):
+        raise RuntimeError("no more")
+
+    x = torch.zeros(B, H, L, 4)
+    with pytest.raises(RuntimeError, match=r"^no more$"):
+        regard.attention(x, x, x, fails)
+    with pytest.raises(IndexError):
+        regard.attention(x, x, x, lambda b, h, q, k: GLOBAL[k] > 0)

@@ -31,12 +31,18 @@ def leaves(draw, extent: Extent):
         "causal per sequence": lambda: masks.causal(offset=ints(4, B)),
         "window": lambda: masks.window(draw(st.integers(-1, 4)), draw(st.integers(-1, 4)), offset=offset),
         "dilated": lambda: masks.dilated(draw(st.integers(1, 4)), offset=offset),
-        "padding": lambda: masks.padding(ints(S + 2, B)),
+        "padding": lambda: masks.padding(ints(S + 1, B)),
         "padding per query": lambda: masks.padding(ints(S + 2, B, L)),
         "prefix": lambda: masks.prefix(draw(st.integers(0, 12))),
         "key_padding": lambda: masks.key_padding(ints(2, B, S).bool()),
         "document": lambda: masks.document(ints(3, B, L).sort().values, ints(3, S)),
         "packed": lambda: masks.from_cu_seqlens(cu(L), cu(S)),
+        "packed window": lambda: masks.from_cu_seqlens(
+            cu(L),
+            cu(S),
+            window=(draw(st.integers(-1, 4)), draw(st.integers(-1, 4))),
+            align=draw(st.sampled_from(["lower_right", "upper_left"])),
+        ),
         "others": masks.leave_one_out,
         "others named": lambda: masks.leave_one_out(ints(S + 2, L) - 1),
         "dense": lambda: masks.dense(ints(4, B, 1, L, S) > 0),
@@ -165,6 +171,18 @@ def test_only_tiles_with_an_own_key_are_mixed(own):
     assert tiles.tolist() == wanted
 
 
+@pytest.mark.parametrize("align", ["lower_right", "upper_left"])
+def test_tiles_of_packed_windows_lose_little(align):
+    """Far fewer tiles are left than without the window, and only those on the edges of it are mixed."""
+    cu_q, cu_kv = torch.tensor([0, 64, 96, 256]), torch.tensor([0, 96, 96, 256])
+    extent = Extent(1, 1, 256, 256)
+    mask = masks.from_cu_seqlens(cu_q, cu_kv, window=(31, 0), align=align)
+    tiles, exact = (mask.tiles(extent, 16, 16, exact=exact)[0, 0] for exact in (False, True))
+    assert torch.equal(tiles, exact)
+    whole = masks.from_cu_seqlens(cu_q, cu_kv).tiles(extent, 16, 16)[0, 0]
+    assert (tiles != EMPTY).sum() < 0.4 * (whole != EMPTY).sum() and (tiles == FULL).sum() > 10
+
+
 def test_masks_with_tensors_never_build_the_matrix():
     """At 300,000 × 300,000 a bool matrix would take 90 gigabytes."""
     n, block = 300_000, 4096
@@ -176,6 +194,7 @@ def test_masks_with_tensors_never_build_the_matrix():
         masks.key_padding(torch.arange(n)[None] < 7),
         masks.document(ids) & masks.causal(),
         masks.from_cu_seqlens(torch.arange(0, n + 1, 5000)) | ~masks.sinks(3),
+        masks.from_cu_seqlens(torch.arange(0, n + 1, 5000), window=(700, 0)),
         masks.leave_one_out(torch.arange(n).flip(0)),
     ]
     for mask in candidates:

@@ -26,6 +26,7 @@ MASKS: dict[str, Mask] = {
     "documents": masks.document(ids) & masks.causal(),
     "documents of each": masks.document(torch.stack([ids, 3 - ids])),
     "packed": masks.from_cu_seqlens(torch.tensor([0, 5, 11, 20])),
+    "packed window": masks.from_cu_seqlens(torch.tensor([0, 5, 11, 20]), torch.tensor([0, 9, 9, 24]), window=(4, 1)),
     "padding": masks.padding(torch.tensor([10, 0])),
     "padding of rows": masks.padding(torch.arange(48).view(2, 24) % 25),
     "key padding": masks.key_padding(keep),

@@ -90,7 +90,8 @@ def ring_attention(
     layout : {"contiguous", "zigzag"}
         Which positions each holds. Under a causal mask, "zigzag" gives all ranks equally much to do.
     check : bool
-        Compare sizes and settings of all ranks first, by one small message.
+        Compare sizes and settings of all ranks first, by one small message, and ask whether each can run the call: if
+        one cannot, all raise, and can call again. Without it a rank that raises leaves the others waiting.
 
     Returns
     -------
@@ -102,7 +103,8 @@ def ring_attention(
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, or not the same on all ranks, in one sentence.
+        If an argument is wrong, or not the same on all ranks, or the engine cannot run the call forward and, where
+        gradients are wanted, backward; in one sentence, on all ranks, before any keys are sent.
     RuntimeError
         If a rank died, or did not answer within the group's timeout.
 
@@ -121,44 +123,69 @@ def ring_attention(
     ...     return ring_attention(q, k, v, is_causal=True, layout="zigzag")
     """
     ring = Ring.of("ring_attention", group)
-    checked_layout("ring_attention", layout)
-    dropout_p, scale, softcap = _checks.numbers(dropout_p, scale, softcap)
-    _checks.flag("is_causal", is_causal)
-    _checks.flag("enable_gqa", enable_gqa)
-    _check_arguments(query, key, value, dropout_p, return_aux)
-    if ring.size == 1 or 0 in (*query.shape[:3], key.shape[2], value.shape[-1]):
-        return attention(
-            query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, score=score, normalizer=normalizer,
-            softcap=softcap, engine=engine, return_aux=return_aux,
-        )  # fmt: skip
-    query, key, value = _autocast.cast(query, key, value)
-    _checks.dtypes(query, key, value)
-    lead, query, key, value, _ = _problem.canonical(query, key, value, enable_gqa)
-    (B, H, L, _), S = query.shape, key.shape[2]
-    extent = Extent(B, H, ring.size * L, ring.size * S)
-    parts = Parts(
-        _problem.as_score(score, query, key), _problem.bound_mask(attn_mask, is_causal, query, key, extent, lead),
-        _problem.as_normalizer(normalizer), scale, softcap, engine, extent,
-    )  # fmt: skip
-    _check_parts(parts, query, key, value)
+    shapes: list[torch.Size] = []
+    facts: dict[str, object] = {}
+    answer: Tensor | tuple[Tensor, Aux] | None = None
+    refusal: Exception | None = None
+    try:
+        checked_layout("ring_attention", layout)
+        dropout_p, scale, softcap = _checks.numbers(dropout_p, scale, softcap)
+        _checks.flag("is_causal", is_causal)
+        _checks.flag("enable_gqa", enable_gqa)
+        _check_arguments(query, key, value, dropout_p, return_aux)
+        given = query, key, value
+        query, key, value = _autocast.cast(query, key, value)
+        _checks.dtypes(query, key, value)
+        lead, query, key, value, _ = _problem.canonical(query, key, value, enable_gqa)
+        shapes = [query.shape, key.shape, value.shape]
+        if ring.size == 1 or 0 in (*query.shape[:3], key.shape[2], value.shape[-1]):
+            answer = attention(
+                *given, attn_mask, 0.0, is_causal, scale, enable_gqa, score=score, normalizer=normalizer,
+                softcap=softcap, engine=engine, return_aux=return_aux,
+            )  # fmt: skip
+        else:
+            (B, H, L, _), S = query.shape, key.shape[2]
+            extent = Extent(B, H, ring.size * L, ring.size * S)
+            mask = _problem.bound_mask(attn_mask, is_causal, query, key, extent, lead)
+            normalizer = _problem.as_normalizer(normalizer)
+            parts = Parts(_problem.as_score(score, query, key), mask, normalizer, scale, softcap, engine, extent)
+            _check_parts(parts, query, key, value)
+            schedule = _schedule(ring, layout, parts, L, S)
+            call = Call(ring, schedule, parts, return_aux is not None and bool(return_aux.lse))
+            with _autocast.suspended(query.device.type):
+                call.check(query, key, value)
+            facts = _facts(call, query, key, value)
+    except Exception as error:  # the other ranks wait for this one, and must hear of it before it is raised
+        refusal = error
+    if check and ring.size > 1:
+        check_agreement(ring, shapes, facts, refusal)
+    if refusal is not None:
+        raise refusal
+    if answer is not None:
+        return answer
+    with _autocast.suspended(query.device.type):
+        output, lse = RingAttention.apply(call, query, key, value, *parts.tensors())
+    return output if return_aux is None else (output, Aux(lse=lse if return_aux.lse else None))
+
+
+def _schedule(ring: Ring, layout: Layout, parts: Parts, L: int, S: int) -> Schedule:
+    """Return what is computed when, of L queries and S keys on each rank."""
     pieces = len(pieces_of(ring.rank, ring.size, layout))
     if L % pieces or S % pieces:
         came = f"{L} queries and {S} keys"
         raise rejected("ring_attention", "query and key", "have an even number of positions in a zigzag", came)
-    moves = parts.score.at(0, 1) is not parts.score
-    schedule = Schedule.of(layout, ring.rank, ring.size, extent, parts.mask, moves)
-    if check:
-        wants = any(t.requires_grad for t in (query, key, value, *parts.tensors())) and torch.is_grad_enabled()
-        facts = {
-            "query's dtype": query.dtype, "the wish for gradients": (wants, key.requires_grad or value.requires_grad),
-            "layout": layout, "attn_mask": schedule.states, "score": type(parts.score).__name__,
-            "normalizer": type(parts.normalizer).__name__, "scale": scale, "softcap": softcap,
-        }  # fmt: skip
-        check_agreement(ring, {"query": query, "key": key, "value": value}, facts)
-    call = Call(ring, schedule, parts, return_aux is not None and return_aux.lse)
-    with _autocast.suspended(query.device.type):
-        output, lse = RingAttention.apply(call, query, key, value, *parts.tensors())
-    return output if return_aux is None else (output, Aux(lse=lse if return_aux.lse else None))
+    return Schedule.of(layout, ring.rank, ring.size, parts.extent, parts.mask, parts.moves)
+
+
+def _facts(call: Call, query: Tensor, key: Tensor, value: Tensor) -> dict[str, object]:
+    """Return what must be the same on all ranks, besides shapes."""
+    parts = call.parts
+    wants = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *parts.tensors()))
+    return {
+        "query's dtype": query.dtype, "the wish for gradients": (wants, key.requires_grad or value.requires_grad),
+        "layout": call.schedule.layout, "attn_mask": call.schedule.states, "score": type(parts.score).__name__,
+        "normalizer": type(parts.normalizer).__name__, "scale": parts.scale, "softcap": parts.softcap,
+    }  # fmt: skip
 
 
 def _check_arguments(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, request: AuxRequest | None) -> None:
@@ -173,17 +200,19 @@ def _check_arguments(query: Tensor, key: Tensor, value: Tensor, dropout_p: float
     asked = [] if request is None else [name for name in FIELDS if getattr(request, name) and name != "lse"]
     if asked:
         raise rejected("ring_attention", "return_aux", "ask for lse alone", ", ".join(asked))
+    if request is not None and request.lse == "grad":
+        expected = "ask for lse=True: the log-sum-exp over all ranks has no gradient"
+        raise rejected("ring_attention", "return_aux", expected, "lse='grad'")
 
 
 def _check_parts(parts: Parts, query: Tensor, key: Tensor, value: Tensor) -> None:
     """Refuse what cannot be merged, and what would silently have no gradient."""
     normalizer, score = parts.normalizer, parts.score
-    if not (normalizer.online or isinstance(normalizer, Sigmoid)) or normalizer.random:
+    alone = isinstance(normalizer, Sigmoid) and not normalizer.couples  # each weight depends on its own score alone
+    if not (normalizer.online or alone) or not normalizer.streams or normalizer.random:
         expected = "be 'softmax' or 'sigmoid': partial results of others do not merge"
         raise rejected("ring_attention", "normalizer", expected, repr(normalizer))
-    if score.at(0, 1) is None:
-        expected = "know what it is in a part of the sequence (define Score.at), as it looks at positions"
-        raise rejected("ring_attention", "score", expected, repr(score))
+    parts.at(Region((0, 1), (0, 1), 0, 1, masked=False))
     _checks.device("score", score.tensors(), query)
     if not score.mixed_widths:
         _checks.widths(query, key)

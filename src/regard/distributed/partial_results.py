@@ -11,6 +11,8 @@ from torch import Tensor
 from regard import _plan, _problem, engines
 from regard._attention import attention
 from regard._aux import AuxRequest
+from regard._errors import rejected
+from regard._problem import Problem
 from regard.distributed.schedule import Region
 from regard.engines import EngineLike
 from regard.engines.online_softmax import OnlineSoftmax
@@ -41,6 +43,16 @@ class Parts:
     engine: EngineLike
     extent: Extent
 
+    @property
+    def names_engine(self) -> bool:
+        """Whether the caller names an engine, which may refuse; "auto" always finds one for what merges."""
+        return _plan.resolve(self.engine) is not None
+
+    @property
+    def moves(self) -> bool:
+        """Whether the score depends on positions, and so differs between regions."""
+        return self.score.at(0, 1) is not self.score
+
     def tensors(self) -> list[Tensor]:
         """Return the tensors of all parts."""
         held = (self.score, self.mask, self.normalizer)
@@ -60,7 +72,9 @@ class Parts:
     def at(self, region: Region) -> tuple[Score, Mask | None]:
         """Return score and mask for a region."""
         score = self.score.at(region.first_query, region.first_key)
-        assert score is not None  # refused before
+        if score is None:
+            expected = "know what it is in a part of the sequence (define Score.at), as it looks at positions"
+            raise rejected("ring_attention", "score", expected, repr(self.score))
         if self.mask is None or not region.masked:
             return score, None
         rows = region.first_query, region.rows[1] - region.rows[0]
@@ -78,18 +92,27 @@ class Parts:
         )  # fmt: skip
         return output, aux.lse
 
-    def attached(self, region: Region, ends: tuple[Tensor, Tensor, Tensor], output: Tensor, lse: Tensor) -> Tensor:
+    def attached(self, region: Region, ends: Sequence[Tensor], output: Tensor, lse: Tensor) -> Tensor:
         """Return a region's rows of the whole output, with the derivative of the region's part in them.
 
         ``ends`` are its queries, keys and values.
         """
-        score, mask = self.at(region)
-        problem = _problem.build(*ends, mask, 0.0, False, self.scale, True, score, self.normalizer, self.softcap)
+        problem = self._problem(region, ends)
         chosen = _plan.choose(problem, self.engine)
         for engine in (chosen, *engines.TABLE.values()):
             if engine.refusal(problem) is None and (made := engine.part_of(problem, output, lse)) is not None:
                 return made
         raise AssertionError("engine 'streaming' differentiates what merges")
+
+    def check_engine(self, region: Region, ends: Sequence[Tensor]) -> None:
+        """Raise if the named engine refuses a region; ``ends`` are tensors like its queries, keys and values."""
+        _plan.choose(self._problem(region, ends), self.engine)
+
+    def _problem(self, region: Region, ends: Sequence[Tensor]) -> Problem:
+        (query, key, value), (score, mask) = ends, self.at(region)
+        return _problem.build(
+            query, key, value, mask, 0.0, False, self.scale, True, score, self.normalizer, self.softcap
+        )
 
 
 class Merged:

@@ -84,6 +84,13 @@ class Ring:
             )
         return cls(found, dist.get_rank(found), dist.get_world_size(found))
 
+    @property
+    def device(self) -> torch.device:
+        """Where small messages lie, on all ranks alike: on the CPU, or the current GPU where the backend needs one."""
+        if "cpu" in dist.get_backend_config(self.group):
+            return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device())
+
     def behind(self, hops: int) -> int:
         """Return the rank that stands so many places before this one."""
         return (self.rank - hops) % self.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,31 @@ class Call:
     def online(self) -> bool:
         """Whether parts merge by their log-sum-exp."""
         return self.parts.normalizer.online
+
+    def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Raise if a region would be refused once messages have been sent, in the forward or the backward pass.
+
+        Of queries, keys and values nothing is read but shapes, dtypes, devices, and whether gradients are wanted.
+        """
+        if not (self.parts.names_engine or self.parts.moves):
+            return
+        hops = range(self.schedule.hops + 1)
+        regions = [region for hop in hops for region in self.schedule.regions(self.ring.behind(hop))]
+        if not self.parts.names_engine:
+            for region in regions:
+                self.parts.at(region)
+            return
+        dtype, inside = _wide(query.dtype), self.parts.tensors()
+        rows = query.detach() if query.dtype == dtype else torch.empty_like(query, dtype=dtype)
+        block = Block(key.new_empty(key.numel() + value.numel(), dtype=dtype), key.shape, value.shape)
+        wanted = [torch.is_grad_enabled() and t.requires_grad for t in (query, key, value, *inside)]
+        learned = self.parts.with_tensors(_leaves(_constants(inside, dtype), wanted[3:]))
+        for region in dict.fromkeys(map(self.schedule.representative, regions)):
+            ends = _cut(region, rows, block)
+            with torch.no_grad():
+                self.parts.check_engine(region, ends)
+            if any(wanted):
+                learned.check_engine(region, _leaves(ends, wanted))
 
 
 class Block:
@@ -73,7 +99,7 @@ class RingAttention(torch.autograd.Function):
     def forward(
         ctx: Any, call: Call, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
-        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        wide = _wide(query.dtype)
         pieces = len(pieces_of(call.ring.rank, call.ring.size, call.schedule.layout))
         rows = query.to(wide)
         merged = Merged(rows, value.shape[-1], call.online, pieces)
@@ -103,6 +129,21 @@ class RingAttention(torch.autograd.Function):
         return None, *(None if g is None else g.to(t.dtype) for g, t in zip(grads, given))
 
 
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype to calculate in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _constants(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return the parts' tensors for a backward pass, those of floats in its dtype."""
+    return [t.detach().to(dtype) if t.is_floating_point() else t for t in tensors]
+
+
+def _leaves(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
+    """Return the tensors as leaves of a new graph, of which the wanted ones get gradients."""
+    return [t.detach().requires_grad_(wants) for t, wants in zip(tensors, wanted)]
+
+
 def _cut(region: Region, query: Tensor, block: Block) -> tuple[Tensor, Tensor, Tensor]:
     rows, keys = slice(*region.rows), slice(*region.keys)
     return query[:, :, rows], block.key[:, :, keys], block.value[:, :, keys]
@@ -114,7 +155,7 @@ class _Backward:
     def __init__(self, call: Call, query: Tensor, output: Tensor, lse: Tensor, grad: Tensor, tensors: list[Tensor]):
         self.call, self.query, self.output, self.lse, self.grad = call, query, output, lse, grad
         self.d_query = torch.zeros_like(query)
-        self.tensors = [t.detach().to(query.dtype) if t.is_floating_point() else t for t in tensors]
+        self.tensors = _constants(tensors, query.dtype)
         self.sums = [torch.zeros_like(t) for t in self.tensors]
 
     def run(self, block: Block, wanted: list[bool]) -> list[Tensor | None]:
@@ -141,12 +182,11 @@ class _Backward:
     def _add(self, region: Region, block: Block, pulled: Block, wanted: list[bool]) -> None:
         """Add a region's gradients."""
         rows, targets = slice(*region.rows), _cut(region, self.d_query, pulled)
-        ends = [t.detach().requires_grad_(wants) for t, wants in zip(_cut(region, self.query, block), wanted)]
-        inside = [t.detach().requires_grad_(wants) for t, wants in zip(self.tensors, wanted[3:])]
+        ends, inside = _leaves(_cut(region, self.query, block), wanted), _leaves(self.tensors, wanted[3:])
         with torch.enable_grad():
             parts = self.call.parts.with_tensors(inside)
             output, lse = self.output[:, :, rows], self.lse[:, :, rows]
-            made = parts.attached(region, (ends[0], ends[1], ends[2]), output, lse)
+            made = parts.attached(region, ends, output, lse)
         sources = [(t, total) for t, total in zip((*ends, *inside), (*targets, *self.sums)) if t.requires_grad]
         found = torch.autograd.grad(made, [t for t, _ in sources], self.grad[:, :, rows], allow_unused=True)
         for (_, total), gradient in zip(sources, found):

@@ -97,6 +97,13 @@ class Schedule:
                 line.append(region)
         return self._stacked(lines)
 
+    def representative(self, region: Region) -> Region:
+        """Return a region that engines see as they see this one: the same for all in which positions do not matter."""
+        if self.positional or region.masked:
+            return region
+        (first, last), (first_key, last_key) = region.rows, region.keys
+        return Region((0, last - first), (0, last_key - first_key), 0, 0, False)
+
     def _cells(self, query_rank: int, key_rank: int) -> list[tuple[int, int, int]]:
         """Return the state of each piece of one rank's queries against each of another's keys, by their places."""
         rows, keys = (pieces_of(rank, self.size, self.layout) for rank in (query_rank, key_rank))

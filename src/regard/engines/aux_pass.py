@@ -30,8 +30,8 @@ def aux_fields(problem: Problem, outcome: Outcome, request: AuxRequest, observer
     """Return the fields asked for, in the caller's leading dimensions.
 
     What the outcome does not tell is found in a second pass: by ``observer``, an engine that tells all of it without
-    reading values, or else in plain torch. ``weights`` and ``scores`` are part of the autograd graph; the other fields
-    are observations, detached from it.
+    reading values, or else in plain torch. ``weights`` and ``scores`` are part of the autograd graph, and ``lse`` is if
+    that was asked for; the other fields are observations, detached from it.
     """
     if observer is not None and outcome.weights is None and not _is_complete(outcome, request):
         with torch.no_grad():
@@ -49,6 +49,8 @@ def aux_fields(problem: Problem, outcome: Outcome, request: AuxRequest, observer
     with torch.no_grad():
         random = problem.normalizer.random
         found = _from_whole(outcome.scores.detach(), outcome.weights.detach(), request, random)
+    if request.lse == "grad":
+        found["lse"] = _log_sum_exp(outcome.scores)
     found |= {"weights": outcome.weights} if request.weights else {}
     found |= {"scores": outcome.scores} if request.scores else {}
     return _aux(problem, found, request)
@@ -72,7 +74,7 @@ def _is_complete(outcome: Outcome, request: AuxRequest) -> bool:
 def _aux(problem: Problem, found: dict[str, Any], request: AuxRequest) -> Aux:
     """Return fields in the caller's leading dimensions; weights and scores are part of the graph, the rest is not."""
     topk = found.pop("topk", None)
-    graph = {"weights", "scores"}
+    graph = {"weights", "scores", "lse"} if request.lse == "grad" else {"weights", "scores"}
     tensors = {name: problem.restore(t if name in graph else t.detach()) for name, t in found.items()}
     return Aux(topk=None if topk is None else _ranked(problem, topk, request.topk), **tensors)
 
@@ -93,12 +95,18 @@ def _entropy(weights: Tensor) -> Tensor:
     return -torch.special.xlogy(weights, weights).sum(-1)
 
 
+def _log_sum_exp(scores: Tensor) -> Tensor:
+    """Return the log-sum-exp of rows of scores; −inf, with a gradient of 0, where a row has nothing but −inf."""
+    if scores.shape[-1] == 0:
+        return scores.sum(-1) - torch.inf
+    empty = (scores == -torch.inf).all(-1, keepdim=True)
+    return torch.logsumexp(torch.where(empty, 0.0, scores), -1).masked_fill(empty.squeeze(-1), -torch.inf)
+
+
 def _from_whole(scores: Tensor, weights: Tensor, request: AuxRequest, drawn: bool) -> dict[str, Tensor | TopK | None]:
     found: dict[str, Tensor | TopK | None] = {}
     if request.lse:
-        found["lse"] = (
-            torch.logsumexp(scores, -1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -torch.inf)
-        )
+        found["lse"] = _log_sum_exp(scores)
     if request.max:
         found["max"] = scores.amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -torch.inf)
     if request.entropy:

@@ -19,7 +19,7 @@ from regard.scores.dot_like import DotLike
 TERMS = ("call", "sequences", "pairs", "pairs·features", "pairs·values", "numbers")
 
 #: Pairs times features and values up to which looking at the mask would cost more than it could tell.
-SMALL = 1 << 24
+SMALL = 1 << 28
 
 
 def family(problem: Problem) -> str:
@@ -29,7 +29,7 @@ def family(problem: Problem) -> str:
         return "additive"
     if isinstance(score, Distance):
         return "compact" if score.excludes else "gaussian"
-    return "dot" if isinstance(score, DotLike) else "other"
+    return "dot" if isinstance(score, DotLike) and type(score).compare is DotLike.compare else "other"
 
 
 def lane(problem: Problem) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from regard._problem import Problem
 from regard._tracing import is_traced
@@ -21,13 +23,41 @@ def needs_care(problem: Problem) -> bool:
         return False
     if is_traced(problem.query):
         return True
-    return not (is_finite(problem.key) and is_finite(problem.value))
+    return not (is_finite(problem.query) and is_finite(problem.key) and is_finite(problem.value))
 
 
 def is_finite(tensor: Tensor) -> bool:
     """Whether a tensor holds no NaN and no infinity; rarely, for huge values, False without need."""
-    # A sum is finite where its terms are, unless it overflows: then the careful path is taken without need.
-    return math.isfinite(tensor.detach().sum(dtype=torch.float32 if tensor.itemsize < 4 else None).item())
+    return math.isfinite(square_sum(tensor))
+
+
+def square_sum(tensor: Tensor) -> float:
+    """Return the sum of the squares of all numbers in a tensor: NaN or infinite where one of them is, or it overflows.
+
+    It takes one pass, whatever the strides, and bounds a product of two rows as Cauchy and Schwarz say.
+    """
+    tensor, copies = tensor.detach(), 1
+    if not tensor.is_contiguous():
+        for dim in range(tensor.dim()):
+            if tensor.stride(dim) == 0:
+                copies *= tensor.shape[dim]
+                tensor = tensor.narrow(dim, 0, min(tensor.shape[dim], 1))
+        if _is_dense(tensor):
+            tensor = tensor.as_strided((tensor.numel(),), (1,))
+    flat = tensor.reshape(-1)
+    if flat.itemsize < 4:
+        return copies * float(torch.linalg.vector_norm(flat, dtype=torch.float32).item()) ** 2
+    return copies * float(torch.dot(flat, flat).item())
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the numbers of a tensor stand side by side in memory, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def whole(problem: Problem) -> Tiles:
@@ -50,7 +80,7 @@ def attend(problem: Problem, tiles: Tiles | None = None) -> Outcome:
     scores = tiles.scores(0, 0)
     weights = tiles.normalizer.weights(scores)
     dropped = F.dropout(weights, problem.dropout_p) if problem.dropout_p else weights
-    visible = None if tiles.spill is None else scores > -torch.inf
+    visible = None if tiles.spill is None else scores != -torch.inf
     return Outcome(tiles.read(dropped, 0, visible).to(dtype), None, weights, scores)
 
 
@@ -70,12 +100,18 @@ def attached(output: Tensor, problem: Problem) -> Tensor:
 
 
 def attend_by_rows(problem: Problem) -> Outcome:
-    """Run the definition on a few rows at a time, with care for what is not finite."""
-    tiles = Tiles.of(problem, True, Grid.of(problem, (64, max(problem.extent.S, 1))))
-    outputs = []
-    for row in range(len(tiles.rows)):
+    """Run the definition on a few rows at a time, with care for what is not finite; a backward pass does so, too."""
+    tiles = Tiles.of(problem, problem.mask is not None, Grid.of(problem, (64, max(problem.extent.S, 1))))
+
+    p = problem.dropout_p
+
+    def attend(row: int) -> Tensor:
         scores = tiles.scores(row, 0)
-        outputs.append(tiles.read(tiles.normalizer.weights(scores), 0, scores > -torch.inf))
+        weights = tiles.normalizer.weights(scores)
+        return tiles.read(F.dropout(weights, p) if p else weights, 0, scores != -torch.inf)
+
+    run = partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=p > 0) if problem.wants_grad else attend
+    outputs = [run(row) for row in range(len(tiles.rows))]
     return Outcome(torch.cat(outputs, 2).to(problem.query.dtype))
 
 

@@ -16,10 +16,12 @@ from regard.masks.base import Mask
 
 #: Queries so few that their scores are made at once: keys are read once, and what is masked is cut out of them.
 FEW = 4
-#: Pairs of a mask that is a matrix for the kernel; one without tensors is kept for later calls.
-MATRIX = 128 * 128
-#: Numbers of a mask with tensors that is made a matrix in each call, over all sequences and heads.
+#: Pairs of a mask that is a matrix for the kernel, where blocks of it would not save what more calls cost.
+MATRIX = 256 * 256
+#: Numbers of such a mask over all sequences and heads.
 MATRICES = 64 * MATRIX
+#: Numbers of one that is kept for later calls.
+KEPT = 8 * MATRIX
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,6 @@ class KernelMask:
     ----------
     hides : bool
         Whether a mask is still to be taken into account.
-    shows_every_key : bool
-        Whether each key is known to be seen by a query of every sequence and head.
     causal : bool
         Whether it is the kernel's own causal mask.
     keys : slice, or None
@@ -44,12 +44,16 @@ class KernelMask:
     """
 
     hides: bool = False
-    shows_every_key: bool = False
     causal: bool = False
     keys: slice | None = None
     added: Tensor | None = None
     empty: Tensor | None = None
     blocks: list[query_blocks.QueryBlock] | None = None
+
+    @property
+    def adds(self) -> bool:
+        """Whether something is added to the scores, −inf where they are hidden."""
+        return self.hides and not self.causal
 
     @classmethod
     def of(cls, problem: Problem) -> KernelMask:
@@ -61,29 +65,25 @@ class KernelMask:
             return GIVEN
         if is_causal(problem):
             keys = slice(extent.L) if extent.L < extent.S else None  # later keys are seen by no query
-            return cls(hides=True, shows_every_key=True, causal=True, keys=keys)
+            return cls(hides=True, causal=True, keys=keys)
         fixed = not mask.tensors()
         keys = _shared_keys(problem) if fixed and not mask.has_bias else None
         if keys is not None:
             return cls(keys=None if keys == slice(0, extent.S) else keys)
         if FEW < extent.L <= MATRIX // extent.S:
-            added = _matrix_of(problem, mask)
-            if added.shape[:2].numel() * extent.L * extent.S <= (MATRIX if fixed else MATRICES):
-                hidden = added == -torch.inf
-                empty, unseen = hidden.all(-1), hidden.all(-2).any()
-                return cls(
-                    hides=True,
-                    shows_every_key=not bool(unseen),
-                    added=added.contiguous(),
-                    empty=empty if bool(empty.any()) else None,
-                )
+            added, visible = _matrix_of(problem, mask)
+            if added.numel() <= (KEPT if fixed else MATRICES):
+                empty = None if visible is None else ~visible.any(-1)
+                if empty is not None and not bool(empty.any()):
+                    empty = None
+                return cls(hides=True, added=added, empty=empty)
         return cls(hides=True, blocks=query_blocks.query_blocks(mask, extent))
 
 
 #: A matrix that the caller wrote out.
 GIVEN = KernelMask(hides=True)
 #: One that is cut out of scores made at once, where nothing of a masked key is left.
-AT_ONCE = KernelMask(hides=True, shows_every_key=True)
+AT_ONCE = KernelMask(hides=True)
 
 
 def _shared_keys(problem: Problem) -> slice | None:
@@ -94,11 +94,16 @@ def _shared_keys(problem: Problem) -> slice | None:
     return slice(first, most) if first == last and least == most and most - first > 1 else None
 
 
-def _matrix_of(problem: Problem, mask: Mask) -> Tensor:
-    """Return what a mask adds to the scores, −inf where it hides, as the kernel reads it."""
-    extent = problem.extent
+def _matrix_of(problem: Problem, mask: Mask) -> tuple[Tensor, Tensor | None]:
+    """Return what a mask adds to the scores, −inf where it hides, as the kernel reads it, and what it shows."""
+    extent, dtype = problem.extent, wide_dtype(problem.query.dtype)
     index = indices(problem, Span(0, extent.L), Span(0, extent.S))
-    return mask.matrix(*index, wide_dtype(problem.query.dtype)).detach()
+    visible, bias = mask.visible(*index), mask.cast(dtype).bias(*index) if mask.has_bias else None
+    if bias is None:
+        bias = _constant(0.0, dtype, problem.query.device)
+    added = bias if visible is None else torch.where(visible, bias, _constant(-torch.inf, dtype, bias.device))
+    added = added.detach()[(None,) * (4 - added.dim())].expand(-1, -1, extent.L, extent.S).contiguous()
+    return added, None if visible is None else visible[(None,) * (4 - visible.dim())]
 
 
 def is_causal(problem: Problem) -> bool:

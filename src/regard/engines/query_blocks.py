@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._torch import flash_attention, flash_attention_backward
+from regard._torch import flash_attention_backward
 from regard.engines.block_mask import BlockMask, Run
+from regard.engines.flash import flash_attention
 from regard.engines.online_softmax import OnlineSoftmax
 from regard.engines.tiles import Span
 from regard.masks.base import EMPTY, FULL, MIXED, Extent, Mask
@@ -93,6 +94,7 @@ class BlockedRun:
     extent: Extent
     blocks: list[QueryBlock]
     scale: float
+    wants_grad: bool
     #: The output and log-sum-exp of rows that see more keys than these, where they were found elsewhere.
     known: tuple[Tensor, Tensor] | None = None
 
@@ -214,7 +216,7 @@ def _block(
     for part in block.ranges:
         added, seen = run.tile_mask(block, part, query.dtype, query.device, shift)
         cols = part.cols.slice
-        out, flat = flash_attention(query, key[:, :, cols], value[:, :, cols], attn_mask=added, scale=run.scale)
+        out, flat = flash_attention(query, key[:, :, cols], value[:, :, cols], False, added, run.scale)
         lse = flat.unsqueeze(-1)
         parts.append((out, lse if seen is None else torch.where(seen, lse, -torch.inf)))
     if len(parts) == 1:

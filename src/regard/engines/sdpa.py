@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +14,11 @@ from torch.nn.functional import scaled_dot_product_attention as torch_attention 
 from regard import masks
 from regard._aux import AuxRequest
 from regard._problem import Problem
-from regard._torch import flash_attention, flash_attention_backward, in_forward_mode
+from regard._torch import flash_attention_backward, in_forward_mode
 from regard._tracing import is_exported_to_onnx, is_traced
 from regard.engines import dense, nonfinite, query_blocks
 from regard.engines.base import Cost, Engine, Outcome, Runner
+from regard.engines.flash import flash_attention
 from regard.engines.kernel_mask import AT_ONCE, FEW, GIVEN, KernelMask, indices, is_causal, matrix, wide_dtype
 from regard.engines.tiles import Span, spans
 from regard.masks.base import Mask
@@ -36,9 +38,9 @@ class Sdpa(Engine):
     The Gaussian lifts its keys by one feature. A structured mask never becomes a matrix: each strip of queries
     meets the ranges of keys that it sees. Grouped queries become rows of their key head where no mask stands between.
 
-    In a row whose every bias is so large that nothing is left of the scores (−1e9 in float32), the output is the mean
-    of the values, as it is everywhere, but torch's kernel gives gradients that are several times too large. Those of
-    ``streaming`` and ``fused`` are the mean's.
+    Where a mask that is a matrix adds so large a number to a whole row that nothing is left of the scores (−1e9 in
+    float32), torch's own function gives gradients that are several times too large; here, such rows are computed by the
+    definition.
     """
 
     name = "sdpa"
@@ -46,27 +48,27 @@ class Sdpa(Engine):
 
     def refusal(self, problem: Problem) -> str | None:
         mask, device = problem.mask, problem.query.device.type
-        if not isinstance(problem.normalizer, Softmax):
-            return f"torch's kernels know softmax, not {type(problem.normalizer).__name__}"
+        if type(problem.normalizer) is not Softmax:
+            return f"softmax only, not {type(problem.normalizer).__name__}"
         if problem.softcap is not None:
-            return "torch's kernels know no softcap"
+            return "no softcap"
         refusal = problem.score.dot_refusal(problem.query.dtype)
         if refusal is not None:
             return refusal
         if in_forward_mode():
-            return "torch's kernels have no forward-mode derivative (engines 'streaming' and 'reference' have)"
+            return "no forward-mode derivative (engines 'streaming' and 'reference' have one)"
         if mask is None or is_causal(problem):
             return None
         if torch.is_grad_enabled() and any(t.requires_grad for t in mask.tensors()):
-            return "torch's kernels give no gradient to a bias"
+            return "no gradient to a bias"
         if problem.dropout_p and not isinstance(mask, masks.Dense):
             return "dropout needs the whole mask as a matrix"
         if device != "cpu" and not isinstance(mask, masks.Dense) and not is_traced(problem.query):
-            return f"structured masks are merged from CPU kernels, not on {device}"
+            return f"structured masks on the CPU only, not on {device}"
         narrow = problem.query.dtype != problem.compute_dtype
         wider = (t.is_floating_point() and t.dtype != problem.query.dtype for t in mask.tensors())
         if device != "cpu" and narrow and mask.has_bias and any(wider):
-            return f"torch's kernels on {device} add no float32 to scores of {problem.query.dtype}"
+            return f"no float32 bias beside scores of {problem.query.dtype} on {device}"
         return None
 
     def grows(self, problem: Problem) -> bool:
@@ -102,7 +104,7 @@ class Sdpa(Engine):
             return dense.attend_nothing
         if is_traced(problem.query):
             return _traced
-        mask, wants_grad = problem.mask, problem.wants_grad
+        mask, wants_grad, on_cpu = problem.mask, problem.wants_grad, problem.query.device.type == "cpu"
         fixed = mask is None or isinstance(mask, masks.Dense) or not mask.tensors()
         kernel_mask = KernelMask.of(problem) if fixed else None
         attend = _run_as_given if _is_as_given(problem, kernel_mask) else _run
@@ -112,24 +114,18 @@ class Sdpa(Engine):
 
         def run(problem: Problem) -> Outcome:
             own = KernelMask.of(problem) if kernel_mask is None else kernel_mask
-            if not own.hides:
+
+            def once(problem: Problem) -> Outcome | None:
                 return attend(problem, own)
-            if wants_grad:
-                careful = dense.needs_care(problem)
-            else:
-                # torch's kernel can lose visible keys, without a NaN to show for it, where a masked key's score is NaN.
-                # A key that some query sees shows there.
-                careful = not own.shows_every_key and not dense.is_finite(problem.key)
-            if not careful:
-                outcome = attend(problem, own)
-                # A masked value that leaked shows as NaN (0·NaN): looking there costs less than reading the values.
-                # The last row reads all of them, unless it is one of a block of queries.
-                read = outcome.output if own.blocks is not None else outcome.output.select(2, -1)
-                if wants_grad or dense.is_finite(read) or not bool(outcome.output.isnan().any()):
-                    return outcome
-            if nonfinite.is_visible(problem):
-                return dense.attend_by_rows(problem)
-            return attend(nonfinite.zeroed(problem), own)
+
+            # A backward pass reads what is hidden, too, and multiplies it by 0.
+            if wants_grad and own.hides and dense.needs_care(problem):
+                return nonfinite.contained(problem, once)
+            if own.hides or on_cpu:
+                return nonfinite.settled(problem, once)
+            outcome = once(problem)
+            assert outcome is not None
+            return outcome
 
         return run
 
@@ -168,7 +164,7 @@ def _run_at_once(problem: Problem, kernel_mask: KernelMask) -> Outcome:  # noqa:
     return dense.attend_few(problem)
 
 
-def _run_as_given(problem: Problem, kernel_mask: KernelMask) -> Outcome:
+def _run_as_given(problem: Problem, kernel_mask: KernelMask) -> Outcome | None:
     """Run with nothing to do before the kernel or after it, where a mask needs nothing either."""
     if kernel_mask.blocks is not None:
         return _run(problem, kernel_mask)
@@ -177,18 +173,22 @@ def _run_as_given(problem: Problem, kernel_mask: KernelMask) -> Outcome:
         key, value = key[:, :, kernel_mask.keys], value[:, :, kernel_mask.keys]
     if query.shape[1] != key.shape[1]:
         return Outcome(*_folded(query, key, value, problem.scale, None, 0.0))
+    if kernel_mask.adds and not _scores_fit(query, key, problem.scale):
+        return None
     added = matrix(mask, query.dtype) if isinstance(mask, masks.Dense) else kernel_mask.added
-    output, lse = flash_attention(query, key, value, 0.0, kernel_mask.causal, attn_mask=added, scale=problem.scale)
+    output, lse = flash_attention(query, key, value, kernel_mask.causal, added, problem.scale)
     if kernel_mask is GIVEN:
         return Outcome(output)
     return Outcome(output, lse if kernel_mask.empty is None else lse.masked_fill(kernel_mask.empty, -torch.inf))
 
 
-def _run(problem: Problem, kernel_mask: KernelMask) -> Outcome:
-    """Run on finite inputs (or without a mask, where nothing can leak)."""
+def _run(problem: Problem, kernel_mask: KernelMask) -> Outcome | None:
+    """Run with what is to be done before the kernel and after it; None where a masked score might not be finite."""
     dtype = problem.query.dtype
     form = _form(problem)
     query, key = form.query, form.key
+    if kernel_mask.adds and not _scores_fit(query, key, problem.scale):
+        return None
     value = problem.value.to(query.dtype)
     V = value.shape[-1]
     width = max(query.shape[-1], V)
@@ -200,6 +200,15 @@ def _run(problem: Problem, kernel_mask: KernelMask) -> Outcome:
     if dtype not in (torch.float32, torch.float64) or form.query.dtype != dtype:
         lse = None  # of features in another precision: not the scores' own
     return Outcome((output if width == V else output[..., :V].contiguous()).to(dtype), lse)
+
+
+def _scores_fit(query: Tensor, key: Tensor, scale: float) -> bool:
+    """Whether all scores are finite: torch's kernel adds −inf to them, and loses visible keys where that is NaN."""
+    if query.device.type != "cpu":
+        return True
+    bound = dense.square_sum(query) * dense.square_sum(key) * max(scale * scale, 1.0)
+    largest = float(torch.finfo(wide_dtype(query.dtype)).max)
+    return math.sqrt(bound) <= largest if bound < math.inf else False
 
 
 def _form(problem: Problem) -> DotForm:
@@ -240,7 +249,7 @@ def _dispatch(
             lse = lse.masked_fill(kernel_mask.empty, -torch.inf)
         return output, lse
     assert mask is not None
-    plan = query_blocks.BlockedRun(mask, problem.extent, kernel_mask.blocks, scale)
+    plan = query_blocks.BlockedRun(mask, problem.extent, kernel_mask.blocks, scale, problem.wants_grad)
     return query_blocks.BlockedAttention.apply(plan, query, key, value, *mask.tensors())
 
 
@@ -269,7 +278,7 @@ def _kernel(
     if query.device.type != "cpu" or dropout_p or query.shape[-1] == 0:
         output = torch_attention(query, key, value, added, dropout_p, causal, scale=scale)
         return output, None
-    return flash_attention(query, key, value, 0.0, causal, attn_mask=added, scale=scale)
+    return flash_attention(query, key, value, causal, added, scale)
 
 
 def _part(
@@ -286,7 +295,7 @@ def _part(
         return attached.reshape(B, H, L, E)
     key, value = _expanded(H, key, value)
     if own.blocks is not None and mask is not None:
-        plan = query_blocks.BlockedRun(mask, problem.extent, own.blocks, scale, (output, lse))
+        plan = query_blocks.BlockedRun(mask, problem.extent, own.blocks, scale, True, (output, lse))
         return query_blocks.BlockedAttention.apply(plan, query, key, value, *mask.tensors())[0]
     added = matrix(mask, query.dtype) if isinstance(mask, masks.Dense) else own.added
     return _KernelPart.apply((output, lse, added, own.causal, scale), query, key, value)
@@ -368,7 +377,7 @@ def _any_row(problem: Problem, mask: Mask, rows: list[Span]) -> Tensor:
 def _added(problem: Problem, mask: Mask, rows: Span, cols: Span) -> Tensor | None:
     """Return the mask, or what it adds, as a matrix of these rows and columns."""
     index = indices(problem, rows, cols)
-    visible, bias = mask.visible(*index), mask.bias(*index)
+    visible, bias = mask.visible(*index), mask.cast(problem.compute_dtype).bias(*index)
     added = None if bias is None else bias.to(problem.compute_dtype)
     if visible is not None:
         added = visible if added is None else torch.where(visible, added, -torch.inf)

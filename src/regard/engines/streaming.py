@@ -13,8 +13,9 @@ from torch import Tensor
 
 from regard._aux import AuxRequest
 from regard._problem import Problem
-from regard._tracing import in_transform
-from regard.engines import dense
+from regard._torch import is_jit_tracing
+from regard._tracing import in_transform, is_traced
+from regard.engines import dense, nonfinite
 from regard.engines.base import Cost, Engine, Outcome, Runner
 from regard.engines.online_softmax import OnlineSoftmax
 from regard.engines.tiles import Grid, Tiles, tile_shape
@@ -60,8 +61,8 @@ class Streaming(Engine):
             return dense.attend_nothing
         # A mask's tiles are known before the contents of its tensors only where it has none.
         fixed, grid = problem.mask is None or not problem.mask.tensors(), None
-        traced = torch.compiler.is_compiling() or in_transform()
-        known = _lists_its_tensors(problem)
+        traced = torch.compiler.is_compiling() or in_transform() or is_jit_tracing()
+        known = traced or _lists_its_tensors(problem)
 
         def run(problem: Problem) -> Outcome:
             nonlocal grid
@@ -82,7 +83,7 @@ class Streaming(Engine):
                 lse = (row.shift + row.offset).squeeze(-1).masked_fill(_empty(row), -torch.inf)
             return Outcome(output.to(problem.query.dtype), lse)
 
-        return run
+        return run if is_traced(problem.query) else partial(nonfinite.fitted, attend=run)
 
     def part_of(self, problem: Problem, output: Tensor, lse: Tensor) -> Tensor | None:
         normalizer = problem.normalizer
@@ -165,7 +166,7 @@ def _online(tiles: Tiles, row: int, dropout: Dropout) -> tuple[Tensor, Statistic
     state = OnlineSoftmax(tiles.like(tiles.rows[row]), tiles.value.shape[-1])
     for col, _ in tiles.visible_cols(row):
         scores = tiles.scores(row, col)
-        visible = None if tiles.spill is None else scores > -torch.inf
+        visible = None if tiles.spill is None else scores != -torch.inf
 
         def read(weights: Tensor, col: int = col, visible: Tensor | None = visible) -> Tensor:
             return tiles.read(dropout(weights, row, col), col, visible)
@@ -194,7 +195,7 @@ def _swept(tiles: Tiles, row: int, dropout: Dropout) -> tuple[Tensor, Statistic]
     for col, _ in tiles.visible_cols(row):
         scores = scores_of(col)
         weights = tiles.normalizer.tile_weights(scores, statistic, tiles.kv_idx(col))
-        visible = None if tiles.spill is None else scores > -torch.inf
+        visible = None if tiles.spill is None else scores != -torch.inf
         output = output + tiles.read(dropout(weights, row, col), col, visible)
     return output, statistic
 
@@ -318,7 +319,7 @@ class _Backward:
             tile = compared(col)
             slope = tiles.normalizer.tile_slope(tile.weights)
             total = total + slope.sum(-1, keepdim=True)
-            weighted = weighted + (slope * tile.d_weights).sum(-1, keepdim=True)
+            weighted = weighted + torch.where(slope == 0, 0.0, slope * tile.d_weights).sum(-1, keepdim=True)
         safe = torch.where(total == 0, 1, total)
         return weighted / safe, None if own is None else own / safe
 

@@ -127,7 +127,8 @@ class Tiles:
             spill = torch.stack([value.isnan(), value == torch.inf, value == -torch.inf])
             with torch.no_grad():
                 exact_key = score.project(query, key)[1]
-            key, value = (torch.where(t.isfinite(), t, 0.0) for t in (key, value))
+            key, value = (torch.where(t.isfinite(), t, 0.0) for t in _without_unseen(key, value, problem))
+            query = _cleared(query, problem)
         query, key = score.project(query, key)
         R = problem.query.shape[1] // max(problem.key.shape[1], 1)
         if score.per_head and R > 1:
@@ -212,8 +213,9 @@ class Tiles:
 
     def lifted_key(self) -> Tensor | None:
         """Return keys (B, G, S, C + 1) with a feature of ones, where scores are a dot product and nothing else."""
-        plain = type(self.score).modify is Score.modify and isinstance(self.score, DotLike)
-        if not plain or self.softcap is not None or self.exact_key is not None:
+        kind = type(self.score)
+        is_product = isinstance(self.score, DotLike) and kind.compare is DotLike.compare
+        if not is_product or kind.modify is not Score.modify or self.softcap is not None or self.exact_key is not None:
             return None
         return torch.cat((self.key, torch.ones_like(self.key[..., :1])), -1)
 
@@ -250,6 +252,8 @@ class Tiles:
         ``visible`` (B, H, l, s) is needed only in careful mode: what is not finite reaches those rows alone.
         """
         cols = self.cols[col].slice
+        if self.spill is not None and visible is not None:
+            weights = torch.where(visible, weights, 0.0)  # they are 0, and so is then the gradient to hidden weights
         out = self.fold(weights) @ self.value[:, :, cols]
         out = self.unfold(out)
         if self.spill is None or visible is None:
@@ -310,6 +314,29 @@ class Tiles:
         mask = None if self.mask is None else self.mask.map_tensors(take)
         normalizer = self.normalizer.map_tensors(take)
         return replace(self, query=query, key=key, value=value, score=score, mask=mask, normalizer=normalizer)
+
+
+def is_harmless(tensor: Tensor) -> Tensor:
+    """Return where a number is finite, and not so large that its product with another is not."""
+    limit = torch.finfo(tensor.dtype).max
+    return tensor.abs() <= (limit if tensor.dtype == torch.float16 else limit**0.5)
+
+
+def _without_unseen(key: Tensor, value: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
+    """Return keys and values with zeros for those that no query sees, if some are so large that products overflow."""
+    mask, large = problem.mask, [bool((t.isfinite() & ~is_harmless(t)).any()) for t in (key, value) if not is_traced(t)]
+    if mask is None or not any(large):
+        return key, value
+    B, G, S = key.shape[:3]
+    seen = mask.seen(problem.extent).expand(B, problem.extent.H, S).reshape(B, G, -1, S).any(2).unsqueeze(-1)
+    return torch.where(seen, key, 0.0), torch.where(seen, value, 0.0)
+
+
+def _cleared(query: Tensor, problem: Problem) -> Tensor:
+    """Return queries with zeros in place of what is not finite where a query sees nothing."""
+    if problem.mask is None or is_traced(query) or bool(query.isfinite().all()):
+        return query
+    return torch.where(query.isfinite() | problem.mask.looks(problem.extent).unsqueeze(-1), query, 0.0)
 
 
 def states_of(mask: Mask, problem: Problem, shape: tuple[int, int], counts: tuple[int, int]) -> list[list[int]]:

@@ -81,6 +81,12 @@ class _Node(Mask):
 class AndMask(_Node):
     """Pairs that every one of several masks shows; biases add up."""
 
+    def fit(self, extent: Extent, device: torch.device) -> Mask:
+        """Fit the masks inside, without those that then hide nothing."""
+        fitted = [mask.fit(extent, device) for mask in self.masks]
+        kept = [mask for mask in fitted if not mask.shows_everything(extent)]
+        return AndMask(tuple(kept)) if len(kept) > 1 else (kept or fitted)[0]
+
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
         """Return where all masks show a pair."""
         found = [mask.visible(b, h, q_idx, kv_idx) for mask in self.masks if mask.hides]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Union
 
 import torch
 from torch import Tensor
 
 from regard._errors import rejected
 from regard._part import Part
+from regard._tracing import is_symbolic
 from regard.masks.intervals import Span, clamped, reached
 
 if TYPE_CHECKING:
@@ -66,6 +67,13 @@ class Mask(Part, ABC):
     tensor(True)
     """
 
+    shortcuts: ClassVar[Mapping[str, frozenset[str]]] = {
+        "hides": frozenset({"visible"}),
+        "bounds": frozenset({"visible", "hides"}),
+        "bounds_are_exact": frozenset({"visible", "hides", "bounds"}),
+        "span": frozenset({"visible", "hides"}),
+        "as_band": frozenset({"visible", "hides", "bias", "has_bias"}),
+    }
     # Numpy arrays must not take ``array & mask`` apart element by element.
     __array_ufunc__ = None
 
@@ -97,7 +105,7 @@ class Mask(Part, ABC):
         Tensor (B or 1, H or 1, l, s)
             Of stride 0 where it does not vary with a query or key.
         """
-        bias = self.bias(b, h, q_idx, kv_idx) if self.has_bias else None
+        bias = self.cast(dtype).bias(b, h, q_idx, kv_idx) if self.has_bias else None
         added = torch.zeros((), dtype=dtype, device=kv_idx.device) if bias is None else bias.to(dtype)
         visible = self.visible(b, h, q_idx, kv_idx)
         if visible is not None:
@@ -185,22 +193,44 @@ class Mask(Part, ABC):
         span = self.span(extent, device)
         return None if span is None else clamped(span, extent.S, device)
 
+    def looks(self, extent: Extent) -> Tensor:
+        """Return which queries of the bound mask see any key: bool (B or 1, H or 1, L or 1)."""
+        spans = self.intervals(extent)
+        if spans is not None:
+            return spans[1] > spans[0]
+        return torch.cat([rows.any(-1) for rows in self._shown(extent)], -1)
+
     def seen(self, extent: Extent) -> Tensor:
         """Return which keys any query of the bound mask sees: bool (B or 1, H or 1, S)."""
-        device = self._device()
         spans = self.intervals(extent)
         if spans is not None:
             return reached(*spans, extent.S)
-        b, h, q_idx, kv_idx = (torch.arange(n, device=device) for n in (extent.B, extent.H, extent.L, extent.S))
-        found = torch.zeros(1, 1, extent.S, dtype=torch.bool, device=device)
-        for rows in q_idx.split(ROWS):
-            visible = self.matrix(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), rows.unsqueeze(1), kv_idx, torch.float32)
-            found = found | (visible.detach() > -torch.inf).any(-2)
+        found = torch.zeros(1, 1, extent.S, dtype=torch.bool, device=self._device())
+        for rows in self._shown(extent):
+            found = found | rows.any(-2)
         return found
+
+    def _shown(self, extent: Extent) -> Iterator[Tensor]:
+        """Yield which pairs the bound mask shows, (B or 1, H or 1, l, S), for some rows after the other."""
+        device = self._device()
+        b, h, q_idx, kv_idx = (torch.arange(n, device=device) for n in (extent.B, extent.H, extent.L, extent.S))
+        for rows in q_idx.split(ROWS):
+            added = self.matrix(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), rows.unsqueeze(1), kv_idx, torch.float32)
+            yield added.detach() > -torch.inf
 
     def is_plain_causal(self, extent: Extent) -> bool:
         """Whether the mask is exactly torch's ``is_causal=True`` at this extent: k ≤ q, no bias, nothing else."""
         return self.as_band(extent) == (None, 0)
+
+    def shows_everything(self, extent: Extent) -> bool:
+        """Whether the bound mask is known, without a look at tensors, to hide nothing and to add nothing."""
+        if is_symbolic(extent.L) or is_symbolic(extent.S):
+            return False
+        band = self.as_band(extent)
+        if band is None:
+            return False
+        low, high = band
+        return (low is None or low <= 1 - extent.L) and (high is None or high >= extent.S - 1)
 
     def bind(self, extent: Extent, device: torch.device | str) -> Mask:
         """Return the mask for one call: alignment resolved, sizes and devices checked.

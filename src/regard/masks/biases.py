@@ -145,30 +145,39 @@ class Alibi(_Bias):
     def __init__(self, slopes: Tensor | tuple[float, ...], align: str | None, offset: Offset) -> None:
         super().__init__(align, offset)
         self.slopes = slopes
+        #: What the paper's slopes are multiplied in: engines say.
+        self._dtype = torch.float64
 
     def _twin(self) -> Alibi:
-        return Alibi(self.slopes, self.align, self.offset)
+        twin = Alibi(self.slopes, self.align, self.offset)
+        twin._shift, twin._dtype = self._shift, self._dtype
+        return twin
+
+    def cast(self, dtype: torch.dtype) -> Alibi:
+        """Return the mask with slopes of this dtype."""
+        twin = super().cast(dtype)
+        if twin.differs(dtype):
+            twin._dtype = dtype
+        return twin
+
+    def differs(self, dtype: torch.dtype) -> bool:
+        """Whether the slopes are of another dtype."""
+        return self._dtype != dtype if isinstance(self.slopes, tuple) else super().differs(dtype)
 
     def bias(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
         """Return −slope · |distance|."""
         slopes = self.slopes
         if not isinstance(slopes, Tensor):
-            slopes = torch.tensor(slopes, dtype=torch.float32, device=kv_idx.device)
+            dtype = torch.float32 if kv_idx.device.type == "mps" else self._dtype
+            slopes = torch.tensor(slopes, dtype=dtype, device=kv_idx.device)
         return -lookup(slopes, h) * (self.positions(b, q_idx) - kv_idx).abs()
 
     def fit(self, extent: Extent, device: torch.device) -> Mask:
-        """Resolve the alignment; put the paper's slopes, which are constants, on the device."""
+        """Resolve the alignment; check the number of heads."""
         if len(self.slopes) != extent.H:
             came = f"{len(self.slopes)}"
             raise rejected("masks.alibi", "slopes", f"have one entry per query head ({extent.H})", came)
-        fitted = super().fit(extent, device)
-        if isinstance(self.slopes, Tensor) or not isinstance(fitted, Alibi):
-            return fitted
-        # As many digits as there are: engines cast them to what they calculate in.
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        twin = Alibi(torch.tensor(self.slopes, dtype=dtype, device=device), self.align, self.offset)
-        twin._shift = fitted._shift
-        return twin
+        return super().fit(extent, device)
 
     def sizes(self) -> Sizes:
         """Return H."""

@@ -19,9 +19,9 @@ def as_mask(mask: MaskLike, function: str = "masks.as_mask", argument: str = "ma
     Parameters
     ----------
     mask : Mask, callable, BlockMask, CausalBias or Tensor
-        A callable is a FlexAttention ``mask_mod``: it is called with index tensors that broadcast against each
-        other and must treat every pair by itself. A BlockMask is torch's; both its block lists and its
-        ``mask_mod`` are honoured. A tensor becomes :func:`~regard.masks.dense`.
+        A callable is a FlexAttention ``mask_mod``: it is called for one pair, with 0-d tensors, and must work
+        under ``torch.vmap``. A BlockMask is torch's; both its block lists and its ``mask_mod`` are honoured. A
+        tensor becomes :func:`~regard.masks.dense`.
     function, argument : str
         What error messages name.
 

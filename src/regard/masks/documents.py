@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from regard._errors import rejected, shape
+from regard._errors import described, rejected, shape
 from regard._part import brief
 from regard._tracing import is_blind
-from regard.masks._checks import int_tensor, lookup
+from regard.masks._checks import as_int, int_tensor, lookup
 from regard.masks.base import Extent, Mask, Sizes
 from regard.masks.intervals import Span, constant
 from regard.masks.tiling import Tiling
@@ -55,12 +55,20 @@ def document(ids: Tensor, kv_ids: Tensor | None = None) -> Mask:
     return Documents(ids, kv_ids)
 
 
-def from_cu_seqlens(cu_q: Tensor, cu_kv: Tensor | None = None) -> Mask:
+def from_cu_seqlens(
+    cu_q: Tensor,
+    cu_kv: Tensor | None = None,
+    *,
+    window: tuple[int, int] | None = None,
+    align: str | None = None,
+) -> Mask:
     """Return the mask of sequences packed one behind the other, from their cumulative lengths.
 
-    Query q is of sequence i iff ``cu_q[i] ≤ q < cu_q[i + 1]``, and sees the keys of that sequence. What lies
-    past the last end is padding: it sees nothing, and nothing sees it. With ``& causal()`` it is causal within
-    each sequence if ``cu_kv`` is ``cu_q``; where the lengths differ, one offset cannot align all sequences.
+    Query q is of sequence i iff ``cu_q[i] ≤ q < cu_q[i + 1]``, and sees the keys of that sequence:
+    ``cu_kv[i] ≤ k < cu_kv[i + 1]``. With a window (left, right) it sees those of them for which
+    ``p − left ≤ k ≤ p + right``, where p is the key at which the query lies: ``p = q + cu_kv[i + 1] − cu_q[i + 1]``
+    (lower right) or ``p = q + cu_kv[i] − cu_q[i]`` (upper left). What lies past the last end is padding: it sees
+    nothing, and nothing sees it.
 
     Parameters
     ----------
@@ -68,14 +76,36 @@ def from_cu_seqlens(cu_q: Tensor, cu_kv: Tensor | None = None) -> Mask:
         Where each of N sequences of queries begins, and where the last one ends: ``[0, 3, 7]`` for lengths 3 and 4.
     cu_kv : Tensor (N + 1,), integer, optional
         The same for keys; by default as for queries.
+    window : (int, int), optional
+        How many keys before and after its own position a query sees, or −1 for all: ``(-1, 0)`` is causal.
+    align : {"lower_right", "upper_left"}, optional
+        Where the queries of a sequence lie among its keys: the last query at the last key (the default), or query 0
+        at key 0. The two agree where a sequence has as many queries as keys. Only with a window.
 
     Raises
     ------
     TypeError
-        If a tensor does not hold integers.
+        If a tensor does not hold integers, or ``window`` is not a pair of ints.
     ValueError
-        If it is not one-dimensional, does not begin with 0 or descends (checked on the CPU alone, where looking
-        costs nothing), or the two differ in length.
+        If a tensor is not one-dimensional, the two differ in length, a count is less than −1, or ``align`` is not
+        known or given without ``window``. On the CPU, where looking costs nothing, also if a tensor does not begin
+        with 0 or descends; when used, if its last end is past the last query or key.
+
+    Notes
+    -----
+    FlashAttention's ``flash_attn_varlen_func`` takes the same tensors:
+
+    ===============================================  =======================================
+    there                                            here
+    ===============================================  =======================================
+    ``cu_seqlens_q, cu_seqlens_k``                   ``from_cu_seqlens(cu_q, cu_kv)``
+    ``causal=True``                                  ``window=(-1, 0)``
+    ``window_size=(l, r)``                           ``window=(l, r)``
+    ``causal=True, window_size=(l, r)``              ``window=(l, 0)``
+    ===============================================  =======================================
+
+    ``from_cu_seqlens(cu) & causal()`` is the same as ``window=(-1, 0)`` where ``cu_kv`` is ``cu_q``. Where the
+    lengths differ, no single offset aligns all sequences.
 
     Examples
     --------
@@ -90,13 +120,26 @@ def from_cu_seqlens(cu_q: Tensor, cu_kv: Tensor | None = None) -> Mask:
     2 ··██·
     3 ··██·
     4 ·····
+
+    Two sequences: 2 new queries behind a cache of 3 keys, and 3 queries without one.
+
+    >>> cu_q, cu_kv = torch.tensor([0, 2, 5]), torch.tensor([0, 5, 8])
+    >>> print(masks.from_cu_seqlens(cu_q, cu_kv, window=(-1, 0)))
+    from_cu_seqlens(tensor[3], tensor[3], window=(-1, 0))
+    5 queries ↓, 8 keys →; █ visible, · not
+      0    5
+    0 ████····
+    1 █████···
+    2 ·····█··
+    3 ·····██·
+    4 ·····███
     """
     cu_q = _cumulative("cu_q", cu_q)
     if cu_kv is not None:
         cu_kv = _cumulative("cu_kv", cu_kv)
         if cu_kv.shape != cu_q.shape:
             raise rejected("masks.from_cu_seqlens", "cu_kv", f"have cu_q's length {len(cu_q)}", len(cu_kv))
-    return Packed(cu_q, cu_kv)
+    return Packed(cu_q, cu_kv, _window(window, align), align)
 
 
 def _cumulative(argument: str, cu: Tensor) -> Tensor:
@@ -104,14 +147,38 @@ def _cumulative(argument: str, cu: Tensor) -> Tensor:
     cu = int_tensor(function, argument, cu, expected.removeprefix("be "), (1,))
     if cu.shape[0] == 0:
         raise rejected(function, argument, "begin with 0", "an empty tensor")
-    if cu.device.type == "cpu" and not torch.compiler.is_compiling():
+    if _can_look(cu):
         if int(cu[0]) != 0:
             raise rejected(
                 function, argument, "begin with 0 (it holds cumulative lengths, not lengths)", cu.tolist()[:8]
             )
-        if bool((cu.diff() < 0).any()):
+        if bool((cu[1:] < cu[:-1]).any()):
             raise rejected(function, argument, "never descend", cu.tolist()[:8])
     return cu
+
+
+def _can_look(tensor: Tensor) -> bool:
+    """Whether a tensor's values can be read for nothing."""
+    return tensor.is_cpu and not is_blind(tensor)
+
+
+def _window(window: Any, align: Any) -> tuple[int, int] | None:
+    function = "masks.from_cu_seqlens"
+    if align not in (None, "lower_right", "upper_left"):
+        raise rejected(function, "align", "be 'lower_right', 'upper_left' or None", repr(align))
+    if window is None:
+        if align is not None:
+            raise rejected(function, "align", "be left out where no window is given", repr(align))
+        return None
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise rejected(function, "window", "be a pair (left, right) or None", described(window), TypeError)
+    note = " (-1 is no bound)"
+    left, right = (as_int(function, f"window[{i}]", count, -1, note) for i, count in enumerate(window))
+    return min(left, _FAR), min(right, _FAR)
+
+
+#: Farther than any position; positions and this add up without an overflow.
+_FAR = 1 << 61
 
 
 @final
@@ -184,35 +251,62 @@ class Documents(Mask):
 
 @final
 class Packed(Mask):
-    """Pairs of the same packed sequence."""
+    """Pairs of the same packed sequence; with a window, those of them that are near each other.
 
-    def __init__(self, cu_q: Tensor, cu_kv: Tensor | None) -> None:
+    Each query sees one run of keys. Its start and its stop never descend from query to query.
+    """
+
+    def __init__(
+        self, cu_q: Tensor, cu_kv: Tensor | None, window: tuple[int, int] | None = None, align: str | None = None
+    ) -> None:
         self.cu_q = cu_q
         self.cu_kv = cu_kv
+        self.window = window
+        self.align = align
 
     @property
     def _cu_keys(self) -> Tensor:
         return self.cu_q if self.cu_kv is None else self.cu_kv
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Return where both are of the same sequence."""
-        own = _sequence(self.cu_q, q_idx)
-        return (own == _sequence(self._cu_keys, kv_idx)) & (own < self.cu_q.shape[0] - 1)
+        """Return where a key lies in the query's run."""
+        start, stop = self._run(q_idx)
+        return (start <= kv_idx) & (kv_idx < stop)
+
+    def fit(self, extent: Extent, device: torch.device) -> Mask:  # noqa: ARG002
+        """Check the last ends."""
+        for cu, size, what in ((self.cu_q, extent.L, "queries"), (self._cu_keys, extent.S, "keys")):
+            if _can_look(cu) and (end := int(cu[-1])) > size:
+                argument = "cu_q" if cu is self.cu_q else "cu_kv"
+                expected = f"end at {size}, the number of {what}, or before"
+                raise rejected("masks.from_cu_seqlens", argument, expected, end)
+        return self
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
-        """Return which tiles' ranges of sequences overlap, and which hold one sequence only."""
-        first, last = _sequence(self.cu_q, tiling.q_lo), _sequence(self.cu_q, tiling.q_hi)
-        k_first, k_last = _sequence(self._cu_keys, tiling.k_lo), _sequence(self._cu_keys, tiling.k_hi)
-        some, every = _overlap(first, last, k_first, k_last)
-        real = self.cu_q.shape[0] - 1  # from here on, it is padding
-        return some & (first < real) & (k_first < real), every & (first < real)
+        """Return which tiles the runs of the first and last query leave open, and which lie in both."""
+        (first_start, first_stop), (last_start, last_stop) = self._run(tiling.q_lo), self._run(tiling.q_hi)
+        some = (first_start <= tiling.k_hi) & (tiling.k_lo < last_stop) & (tiling.q_lo < self.cu_q[-1])
+        return some, (last_start <= tiling.k_lo) & (tiling.k_hi < first_stop)
 
     def span(self, extent: Extent, device: torch.device) -> Span | None:
-        """Return where each query's sequence of keys begins and ends."""
-        own = _sequence(self.cu_q, torch.arange(extent.L, device=device))[None, None]
-        edges = torch.nn.functional.pad(self._cu_keys[1:].to(torch.int64), (1, 0))
-        # Past the last sequence of queries both are its end.
-        return edges[own], edges[(own + 1).clamp(max=self.cu_q.shape[0] - 1)]
+        """Return each query's run."""
+        q_idx = torch.arange(extent.L, device=device)[None, None]
+        start, stop, _ = torch.broadcast_tensors(*self._run(q_idx), q_idx)
+        return start, stop
+
+    def _run(self, q_idx: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys start ≤ k < stop that queries see; of padding, both are the end of the last sequence."""
+        own = torch.bucketize(q_idx, self.cu_q[1:].to(q_idx.dtype), right=True)  # how many ends lie at or before it
+        following = (own + 1).clamp(max=self.cu_q.shape[0] - 1)
+        start, stop = _at(self._cu_keys, own), _at(self._cu_keys, following)
+        if self.window is None:
+            return start, stop
+        left, right = self.window
+        behind = start - _at(self.cu_q, own) if self.align == "upper_left" else stop - _at(self.cu_q, following)
+        position = q_idx + behind
+        low = start if left < 0 else (position - left).clamp(start, stop)
+        high = stop if right < 0 else (position + right + 1).clamp(start, stop)
+        return low, high
 
     def sizes(self) -> Sizes:
         """Return the ends of the last sequences."""
@@ -220,12 +314,14 @@ class Packed(Mask):
 
     def __repr__(self) -> str:
         keys = "" if self.cu_kv is None else f", {brief(self.cu_kv)}"
-        return f"from_cu_seqlens({brief(self.cu_q)}{keys})"
+        window = "" if self.window is None else f", window={self.window}"
+        align = "" if self.align is None else f", align={self.align!r}"
+        return f"from_cu_seqlens({brief(self.cu_q)}{keys}{window}{align})"
 
 
-def _sequence(cu: Tensor, position: Tensor) -> Tensor:
-    """Return which sequence a position is of: how many ends lie at or before it."""
-    return torch.bucketize(position, cu[1:].to(position.dtype), right=True)
+def _at(cu: Tensor, index: Tensor) -> Tensor:
+    """Return cumulative lengths, in integers that can be subtracted."""
+    return lookup(cu, index).to(torch.int64)
 
 
 def _overlap(q_min: Tensor, q_max: Tensor, k_min: Tensor, k_max: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard._errors import described, rejected, shape
 from regard._part import brief
+from regard._tracing import is_blind
 from regard.masks._checks import as_int, int_tensor, lookup
 from regard.masks.base import Extent, Mask, Sizes
 from regard.masks.intervals import Span, constant
@@ -31,7 +32,9 @@ def padding(lengths: Tensor) -> Mask:
         If ``lengths`` is not an integer tensor. A bool (B, S) tensor that marks the real keys goes to
         :func:`~regard.masks.key_padding`.
     ValueError
-        If it has another number of dimensions; when used, if its sizes are not B and L.
+        If it has another number of dimensions; when used, if its sizes are not B and L. On the CPU, where looking
+        costs nothing, also if one of B lengths is negative or, when used, more than S. Lengths per query are not
+        looked at.
 
     Examples
     --------
@@ -48,9 +51,8 @@ def padding(lengths: Tensor) -> Mask:
     if isinstance(lengths, Tensor) and lengths.dtype == torch.bool:
         expected = "be an integer tensor (a bool (B, S) tensor that marks the real keys goes to masks.key_padding)"
         raise rejected("masks.padding", "lengths", expected, described(lengths), TypeError)
-    return FirstKeys(
-        "padding", int_tensor("masks.padding", "lengths", lengths, "an integer tensor (B,) or (B, L)", (1, 2))
-    )
+    lengths = int_tensor("masks.padding", "lengths", lengths, "an integer tensor (B,) or (B, L)", (1, 2))
+    return FirstKeys("padding", _counts("masks.padding", "lengths", lengths))
 
 
 def prefix(n: int | Tensor) -> Mask:
@@ -67,7 +69,7 @@ def prefix(n: int | Tensor) -> Mask:
     TypeError
         If ``n`` is neither an int nor an integer tensor.
     ValueError
-        If ``n`` is negative, or a tensor that is not (B,).
+        If ``n`` is negative (of a tensor, only the CPU's is looked at), or a tensor that is not (B,).
 
     Examples
     --------
@@ -82,7 +84,8 @@ def prefix(n: int | Tensor) -> Mask:
     3 ████
     """
     if isinstance(n, Tensor):
-        return FirstKeys("prefix", int_tensor("masks.prefix", "n", n, "an int or an integer tensor (B,)", (1,)))
+        n = int_tensor("masks.prefix", "n", n, "an int or an integer tensor (B,)", (1,))
+        return FirstKeys("prefix", _counts("masks.prefix", "n", n))
     return FirstKeys("prefix", as_int("masks.prefix", "n", n, 0))
 
 
@@ -123,6 +126,18 @@ def sinks(n: int) -> Mask:
     return FirstKeys("sinks", as_int("masks.sinks", "n", n, 0))
 
 
+def _counts(function: str, argument: str, counts: Tensor) -> Tensor:
+    """Return the tensor, or raise if one of its counts is negative."""
+    if _can_look(counts) and (least := int(counts.min())) < 0:
+        raise rejected(function, argument, "be at least 0", least)
+    return counts
+
+
+def _can_look(counts: Tensor) -> bool:
+    """Whether counts, one for each sequence, can be read for nothing."""
+    return counts.is_cpu and counts.dim() == 1 and counts.shape[0] > 0 and not is_blind(counts)
+
+
 @final
 class FirstKeys(Mask):
     """Keys before the n-th, where n may depend on the sequence (B,), or on the query too (B, L)."""
@@ -138,12 +153,16 @@ class FirstKeys(Mask):
         return kv_idx < self.n
 
     def fit(self, extent: Extent, device: torch.device) -> Mask:  # noqa: ARG002
-        """Check the tensor's sizes."""
-        if isinstance(self.n, Tensor) and tuple(self.n.shape) != (extent.B, extent.L)[: self.n.dim()]:
+        """Check the tensor's sizes, and that no sequence is longer than there are keys."""
+        if not isinstance(self.n, Tensor):
+            return self
+        if tuple(self.n.shape) != (extent.B, extent.L)[: self.n.dim()]:
             per_query = f", or per query {(extent.B, extent.L)}" if self.name == "padding" else ""
             argument = "lengths" if self.name == "padding" else "n"
             expected = f"have one entry per sequence ({extent.B}){per_query}"
             raise rejected(f"masks.{self.name}", argument, expected, shape(self.n))
+        if self.name == "padding" and _can_look(self.n) and (longest := int(self.n.max())) > extent.S:
+            raise rejected("masks.padding", "lengths", f"be at most {extent.S}, the number of keys", longest)
         return self
 
     @property

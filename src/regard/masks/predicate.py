@@ -8,7 +8,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from regard._errors import described, rejected
+from regard._elementwise import per_element
+from regard._tracing import is_symbolic
 from regard.masks.base import Mask
 from regard.masks.tiling import Tiling
 
@@ -17,8 +18,8 @@ from regard.masks.tiling import Tiling
 class Predicate(Mask):
     """Pairs for which ``mask_mod(b, h, q_idx, kv_idx)`` is True; made by :func:`~regard.masks.as_mask`.
 
-    The function is called with index tensors that broadcast against each other. Tensors it closes over are
-    not seen by engines: they must be on the query's device.
+    As in FlexAttention the function is called for one pair, with 0-d tensors, and must work under ``torch.vmap``.
+    Tensors it closes over are not seen by engines: they must be on the query's device.
     """
 
     def __init__(self, mask_mod: Callable[..., Any]) -> None:
@@ -40,8 +41,12 @@ class Predicate(Mask):
 
 
 def called(mask_mod: Callable[..., Any], b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-    """Return what a user's mask_mod answers, which must be a bool tensor."""
-    seen = mask_mod(b, h, q_idx, kv_idx)
-    if isinstance(seen, Tensor) and seen.dtype == torch.bool:
-        return seen
-    raise rejected("masks.as_mask", "mask_mod", "return a bool tensor", described(seen), TypeError)
+    """Return what a mask_mod says of each pair; a dimension on which a function does not depend has size 1."""
+    if isinstance(mask_mod, Mask):
+        shown = mask_mod.visible(b, h, q_idx, kv_idx)
+        return torch.ones((), dtype=torch.bool, device=kv_idx.device) if shown is None else shown
+    seen = per_element(mask_mod, b, h, q_idx, kv_idx, kind="bool", blame=("masks.as_mask", "mask_mod"))
+    for dim, stride in enumerate(seen.stride()):
+        if not is_symbolic(stride) and stride == 0:
+            seen = seen.narrow(dim, 0, 1)
+    return seen

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard._errors import rejected, shape
 from regard._part import Part
+from regard.nn._layer import Layer
 
 
 class PartModule(nn.Module):
@@ -78,7 +79,7 @@ class PartModule(nn.Module):
         return repr(self._form)
 
 
-class PartLayer(nn.Module):
+class PartLayer(Layer):
     """A layer that may be given scores and normalizers with tensors: as attributes, these become modules."""
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -100,12 +100,14 @@ def inputs(function: str, query: Any, key: Any, value: Any, is_causal: bool) -> 
         if tensor.shape[:2] != query.shape[:2]:
             came = f"{tuple(tensor.shape[:2])} (query {shape(query)}, {name} {shape(tensor)})"
             raise rejected(function, name, f"have query's batch and heads {tuple(query.shape[:2])}", came)
-    pair = f"(query {shape(query)}, key {shape(key)})"
+    # Messages are formatted only when raised: under torch.compile, formatting a symbolic size specializes it.
     if key.shape[-1] != query.shape[-1]:
-        raise rejected(function, "key", f"have query's head width {query.shape[-1]}", f"{key.shape[-1]} {pair}")
+        came = f"{key.shape[-1]} (query {shape(query)}, key {shape(key)})"
+        raise rejected(function, "key", f"have query's head width {query.shape[-1]}", came)
     if is_causal and key.shape[-2] != query.shape[-2]:
         expected = f"have query's length {query.shape[-2]}, one key for each query of a causal call"
-        raise rejected(function, "key", expected, f"{key.shape[-2]} {pair}")
+        came = f"{key.shape[-2]} (query {shape(query)}, key {shape(key)})"
+        raise rejected(function, "key", expected, came)
     if value.shape[-2] != key.shape[-2]:
         came = f"{value.shape[-2]} (key {shape(key)}, value {shape(value)})"
         raise rejected(function, "value", f"have key's length {key.shape[-2]}", came)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from regard._catalogue import mechanism
 from regard._constraints import Interval, floats, positive, size
 from regard._errors import rejected, shape
+from regard.nn._layer import Layer
 
 
 def image(layer: object, argument: str, value: Any, channels: int | None = None) -> Tensor:
@@ -37,7 +38,7 @@ def gated(x: Tensor, gate: Tensor, return_map: bool) -> Tensor | tuple[Tensor, T
     return (x * gate, gate) if return_map else x * gate
 
 
-class _Bottleneck(nn.Module):
+class _Bottleneck(Layer):
     """A bottleneck ``W_2 ReLU(W_1 z)`` with C / reduction hidden features, at least one."""
 
     def __init__(
@@ -117,7 +118,7 @@ class SqueezeExcitation(_Bottleneck):
     learned="kernel (k)",
     cost="O(C·H·W + C·k)",
 )
-class ECA(nn.Module):
+class ECA(Layer):
     """Efficient channel attention: a channel's gate from the means of its k neighbours (Wang 2020, arXiv 1910.03151).
 
     ``s = σ(conv1d_k(z))`` with ``z_c`` the mean of channel c over all places, zeros beyond the first and the last.
@@ -223,7 +224,7 @@ class ChannelAttention(_Bottleneck):
     learned="kernel (1, 2, k, k)",
     cost="O(H·W·(C + k²))",
 )
-class SpatialAttention(nn.Module):
+class SpatialAttention(Layer):
     """CBAM's gate for each place, from the mean and the maximum over channels (Woo 2018, arXiv 1807.06521).
 
     ``σ(conv([mean; max]))`` with a kernel of k × k, zeros beyond the edges.
@@ -282,7 +283,7 @@ class SpatialAttention(nn.Module):
     learned="those of ChannelAttention and SpatialAttention",
     cost="O(H·W·(C + k²) + C²/r)",
 )
-class CBAM(nn.Module):
+class CBAM(Layer):
     """Convolutional block attention: the channels are weighted, then the places (Woo 2018, arXiv 1807.06521).
 
     ``x' = M_c(x) x`` by :class:`ChannelAttention`, and ``M_s(x') x'`` by :class:`SpatialAttention`.

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from regard._catalogue import mechanism
 from regard._constraints import Options, positive, size
 from regard._errors import rejected, shape
+from regard.nn._layer import Layer
 from regard.nn.channels import gated, image
 
 COMBINATIONS = ("sum", "mean")
@@ -22,7 +23,7 @@ COMBINATIONS = ("sum", "mean")
     learned="for each k: conv (C/r, C, k, k), deconv (C/r, C, k, k), biases",
     cost="O(H·W·C²/r·Σk²)",
 )
-class MultiheadConvAttention(nn.Module):
+class MultiheadConvAttention(Layer):
     """Multi-head convolutional attention with several kernel sizes (Georgescu 2022, arXiv 2204.04218).
 
     The output is ``x σ(Σ_k h_k(x))``. A head ``h_k = deconv_k(ReLU(conv_k(x)))`` first squeezes both the image, which

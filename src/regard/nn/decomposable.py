@@ -15,6 +15,7 @@ from regard._constraints import lengths, probability, size
 from regard._errors import rejected, shape
 from regard.engines import EngineLike
 from regard.nn._base import sequences
+from regard.nn._layer import Layer
 from regard.nn._scored import without_heads
 
 
@@ -31,7 +32,7 @@ def _feedforward(inputs: int, hidden: int, dropout: float, **where: Any) -> nn.S
     cost="O((M + N)·C·(E + C) + M·N·(C + E))",
     reads="dot",
 )
-class DecomposableAttention(nn.Module):
+class DecomposableAttention(Layer):
     """Parikh's model of how two sentences relate: attend, compare, aggregate (2016, arXiv 1606.01933).
 
     Of sentences a (M rows) and b (N rows)::

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard._catalogue import mechanism
 from regard._errors import rejected, shape
 from regard.engines import EngineLike
+from regard.nn._layer import Layer
 from regard.nn._scored import ScoredAttention
 from regard.nn.kv_cache import KVCache
 from regard.nn.transformer import (
@@ -40,7 +41,7 @@ class TransformerParts(TypedDict, total=False):
     learned="those of its layers, two layer norms",
     cost="O(N·((L + S)·(E² + E·F) + (L + S)²·E))",
 )
-class Transformer(nn.Module):
+class Transformer(Layer):
     """An encoder and a decoder; ``torch.nn.Transformer`` (Vaswani 2017, arXiv 1706.03762).
 
     ``M = encoder(x)``, ``decoder(y, M)``, each a stack with a layer norm after it. Loads torch's ``state_dict`` and
@@ -145,7 +146,7 @@ class Transformer(nn.Module):
         ``cache`` is the decoder's. To decode step by step, call ``encoder`` once and ``decoder`` with the cache.
         """
         for name, x in (("src", src), ("tgt", tgt)):
-            if x.shape[-1] != self.d_model:
+            if x.size(-1) != self.d_model:  # nested tensors have a size, and not all a shape
                 raise rejected(type(self).__name__, name, f"have width d_model {self.d_model}", shape(x))
         masks = {"mask": src_mask, "src_key_padding_mask": src_key_padding_mask, "is_causal": src_is_causal}
         memory = self.encoder(src, **masks)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard._catalogue import mechanism
 from regard._constraints import flag, probability, size
 from regard._errors import unknown_name
+from regard.nn._layer import Layer
 
 #: What stands between the matrices, by name; "gelu_tanh" is the approximation that GPT-2 was trained with.
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -28,7 +29,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     learned="W₁ (F, E), W₂ (E, F), with a gate W_g (F, E), biases",
     cost="O(L·E·F)",
 )
-class FeedForward(nn.Module):
+class FeedForward(Layer):
     """A hidden layer for each row by itself: ``W₂ φ(W₁ x + b₁) + b₂`` (Vaswani 2017, arXiv 1706.03762).
 
     With a gate it is ``W₂ (φ(W_g x) ∘ W₁ x)``: with ``"silu"`` SwiGLU, with ``"gelu"`` GEGLU (Shazeer 2020, arXiv

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from regard._constraints import size
 from regard._errors import rejected
+from regard.nn._layer import Layer
 from regard.nn._parts import unusual
 from regard.nn.context import SequenceContext
 
 
-class GroupedProjections(nn.Module):
+class GroupedProjections(Layer):
     """What layers of self-attention share: matrices to queries, keys and values, and from the heads' outputs.
 
     Head h reads the keys and values of group ``h // (H/G)`` (Ainslie 2023, arXiv 2305.13245). How it weighs them is for

@@ -17,6 +17,7 @@ from regard._constraints import flag, lengths, probability, size
 from regard._errors import described, rejected
 from regard.engines import EngineLike
 from regard.nn._base import parameter, sequences
+from regard.nn._layer import Layer
 from regard.nn._scored import without_heads
 from regard.scores import Additive
 
@@ -47,7 +48,7 @@ class IntraState(NamedTuple):
     cost="O(T·(C + A)·(C + E) + T²·(A + C))",
     reads="additive",
 )
-class IntraAttention(nn.Module):
+class IntraAttention(Layer):
     """The LSTMN: an LSTM whose steps attend to all earlier ones (Cheng 2016, arXiv 1601.06733).
 
     Each step t keeps its h_t and c_t on two tapes. In place of the previous state it uses a weighted sum over them::

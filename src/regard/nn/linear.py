@@ -13,6 +13,7 @@ from regard._catalogue import mechanism
 from regard._constraints import flag, size
 from regard._errors import rejected
 from regard.nn._base import sequences
+from regard.nn._layer import Layer
 from regard.nn._recurrence import (
     FeatureMap,
     LinearState,
@@ -129,7 +130,7 @@ def linear_attention(
     return (output.to(dtype), LinearState(matrix, normalizer)) if return_state else output.to(dtype)
 
 
-class ProjectedHeads(nn.Module, ABC):
+class ProjectedHeads(Layer, ABC):
     """Heads that read a state: projections of queries, keys and values, and one of what the heads return.
 
     Parameters

@@ -17,6 +17,7 @@ from regard._errors import described, rejected, shape
 from regard.engines import EngineLike
 from regard.masks import Mask, MaskLike
 from regard.nn._base import attention_inputs, combined_mask, parameter
+from regard.nn._layer import Layer
 from regard.nn._parts import current
 from regard.nn._scored import without_heads
 from regard.nn.stochastic_attention import scorer
@@ -53,7 +54,7 @@ class _Damped(Normalizer):
     learned="v_p (C), W_p (C, Eq), and those of the score",
     cost="O(L·Eq·C + L·S·(E + V))",
 )
-class LocalAttention(nn.Module):
+class LocalAttention(Layer):
     """Luong's local attention: only keys within D of an aligned position p count (2015, arXiv 1508.04025).
 
     ``mode="monotonic"`` (local-m): p is the query's own position t, or given; weights are the softmax over the window.
@@ -228,10 +229,11 @@ class LocalAttention(nn.Module):
         """Return p (B, L): given, predicted, or the query's own position."""
         B, L, _ = query.shape
         if positions is not None:
-            expected = f"be a tensor of numbers (L,) = {(L,)} or (B, L) = {(B, L)}"
             if not isinstance(positions, Tensor) or positions.dtype == torch.bool or positions.is_complex():
+                expected = "be a tensor of numbers (L,) or (B, L)"
                 raise rejected("LocalAttention", "positions", expected, described(positions), TypeError)
             if tuple(positions.shape) not in ((L,), (B, L)):
+                expected = f"have shape (L,) = {(L,)} or (B, L) = {(B, L)}"
                 raise rejected("LocalAttention", "positions", expected, shape(positions))
             wide = positions.dtype if positions.dtype == torch.float64 else torch.float32
             return positions.to(wide).expand(B, L)

@@ -16,6 +16,7 @@ from regard._aux import AuxRequest
 from regard._catalogue import mechanism
 from regard._constraints import Options, floats, lengths, size
 from regard._errors import described, rejected
+from regard.nn._layer import Layer
 from regard.normalizers import Softmax
 
 _COSINE, _SOFTMAX = scores.Cosine(), Softmax()
@@ -79,7 +80,7 @@ def content_weights(key: Tensor, memory: Tensor, strength: Tensor) -> Tensor:
     return similar(key, memory, floats("content_weights", "strength", strength, B, H))
 
 
-class MemoryHead(nn.Module):
+class MemoryHead(Layer):
     """Heads on a memory: one linear map of a control vector tells each of them what it needs.
 
     Parameters
@@ -237,7 +238,7 @@ class MemoryMaps(NamedTuple):
 _S = TypeVar("_S", bound=tuple[Tensor, ...])
 
 
-class MemoryMachine(nn.Module, ABC, Generic[_S]):
+class MemoryMachine(Layer, ABC, Generic[_S]):
     """A controller with a memory, run along sequences; a subclass has heads and says what one step does.
 
     Parameters

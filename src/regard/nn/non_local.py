@@ -13,6 +13,7 @@ from regard._catalogue import mechanism
 from regard._constraints import Options, size
 from regard.engines import EngineLike
 from regard.nn._base import parameter
+from regard.nn._layer import Layer
 from regard.nn.channels import image
 
 Mode = Literal["gaussian", "embedded", "dot", "concat"]
@@ -60,7 +61,7 @@ def softmax_read(
     learned="W_θ, W_φ, W_g (C', C), W_z (C, C'), w (2C')",
     cost="O(N²·C' + N·C·C'), dot: O(N·C'² + N·C·C'), N = H·W",
 )
-class NonLocalBlock(nn.Module):
+class NonLocalBlock(Layer):
     """Non-local block: each place reads all places of its image (Wang 2018, arXiv 1711.07971).
 
     ``z = W_z y + x`` with ``y_i = Σ_j f(x_i, x_j) g(x_j) / C(x)``, ``g(x_j) = W_g x_j``, and by ``mode``:
@@ -201,7 +202,7 @@ class NonLocalBlock(nn.Module):
     learned="W_f, W_g, W_h (C/k, C), W_v (C, C/k), γ",
     cost="O(N²·C/k + N·C²/k), N = H·W",
 )
-class SelfAttention2d(nn.Module):
+class SelfAttention2d(Layer):
     """SAGAN's self-attention: each place reads all places of its image (Zhang 2019, arXiv 1805.08318).
 
     ``y_j = γ W_v Σ_i β_{j,i} h(x_i) + x_j`` with ``β_{j,·} = softmax_i(f(x_i)ᵀ g(x_j))``, and f, g, h the linear maps

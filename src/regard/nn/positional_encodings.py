@@ -19,6 +19,7 @@ from regard._errors import rejected, shape
 from regard._tracing import is_blind
 from regard.masks._checks import as_int, int_tensor
 from regard.nn._base import parameter, sequences
+from regard.nn._layer import Layer
 
 
 def placed(layer: object, length: int, offset: Any, batch: int | None, device: Any) -> Tensor:
@@ -53,7 +54,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     sources=("vaswani2017",),
     cost="O(L·E)",
 )
-class SinusoidalPositions(nn.Module):
+class SinusoidalPositions(Layer):
     """Add waves of the position to each row: sines in even columns, cosines in odd ones (Vaswani 2017, 1706.03762).
 
     ``e_p[2i] = sin(p / base^(2i/E))`` and ``e_p[2i+1] = cos(p / base^(2i/E))``. There is no longest sequence, and
@@ -145,7 +146,7 @@ class SinusoidalPositions(nn.Module):
     learned="w (N, E)",
     cost="O(L·E)",
 )
-class LearnedPositions(nn.Module):
+class LearnedPositions(Layer):
     """Add a learned row for each position: ``x_p + w_p``.
 
     Gehring et al. (2017, arXiv 1705.03122) learned positions so; Vaswani et al. (2017, arXiv 1706.03762) compare them

@@ -27,6 +27,7 @@ from regard.masks.aligned import Offset, checked
 from regard.masks.base import Sizes
 from regard.masks.biases import _Bias, geometric
 from regard.nn._base import parameter
+from regard.nn._layer import Layer
 from regard.nn.positional_encodings import wide
 
 
@@ -50,7 +51,7 @@ def _edges(exact: int, count: int, reach: int) -> list[int]:
     learned="w (N, H)",
     cost="O(L·S)",
 )
-class RelativeBias(nn.Module):
+class RelativeBias(Layer):
     """Learn a bias for each head and bucket of distances, wider ones farther off: T5's (Raffel 2020, arXiv 1910.10683).
 
     With d = k − q, n = |d|, R = ``max_distance``, and m half of the C buckets of a side, rounded down, a side's bucket
@@ -200,7 +201,7 @@ class _ByQuery(_Bias):
     learned="a (2R + 1, D), c (2R + 1, V) if asked for",
     cost="O(L·R·D + L·S)",
 )
-class RelativePositions(nn.Module):
+class RelativePositions(Layer):
     """Learn a row for each distance, and add it to keys, and to values if wished (Shaw 2018, arXiv 1803.02155).
 
     The score is ``q·(k + a[clip(d, −R, R)]) / √D`` and the read ``Σ_k α (v + c[clip(d, −R, R)])``, with d the distance
@@ -326,7 +327,7 @@ class RelativePositions(nn.Module):
     learned="m (H) if asked for",
     cost="O(L·S)",
 )
-class AlibiBias(nn.Module):
+class AlibiBias(Layer):
     """Subtract from a score the distance times the head's slope: ALiBi (Press 2022, arXiv 2108.12409).
 
     The slopes are the paper's: ``2^(−8 i / H)`` for i = 1 … H where H is a power of two, else as

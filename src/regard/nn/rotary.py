@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard._catalogue import mechanism
 from regard._constraints import Interval, flag, floats, positive, size
 from regard._errors import rejected
+from regard.nn._layer import Layer
 from regard.nn.positional_encodings import angles, placed, wide
 
 #: The cosine and the sine of each row's angles.
@@ -71,7 +72,7 @@ class RotaryScaling:
     sources=("su2021",),
     cost="O(L·E)",
 )
-class Rotary(nn.Module):
+class Rotary(Layer):
     """Turn pairs of columns of queries and keys by angles that grow with position (Su 2021, arXiv 2104.09864).
 
     Pair i of the row at position p is turned by ``p · base^(−2i/R)``, R columns in all. The dot product of a query at m

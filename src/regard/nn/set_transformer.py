@@ -15,6 +15,7 @@ from regard._constraints import lengths, probability, size
 from regard._errors import rejected, shape
 from regard.engines import EngineLike
 from regard.nn._base import cleared, parameter, sequences
+from regard.nn._layer import Layer
 from regard.nn._parts import PartLayer, current, unusual
 from regard.normalizers import NormalizerLike
 
@@ -177,7 +178,7 @@ class MAB(PartLayer):
 
 
 @mechanism(formula="MAB(X, X)", sources=("lee2019",), learned="those of MAB", cost="O(N²·C + N·C²)")
-class SAB(nn.Module):
+class SAB(Layer):
     """Set attention block: every element reads all of its set, ``SAB(X) = MAB(X, X)`` (Lee 2019, arXiv 1810.00825).
 
     Permuting the elements permutes the outputs.
@@ -247,7 +248,7 @@ class SAB(nn.Module):
     learned="I (M, C), those of two MAB",
     cost="O(N·M·C + N·C²)",
 )
-class ISAB(nn.Module):
+class ISAB(Layer):
     """Induced set attention block: a set reads itself through M points (Lee 2019, arXiv 1810.00825).
 
     ``ISAB(X) = MAB(X, MAB(I, X))`` with M learned inducing points I: its cost is linear in N. Permuting the elements
@@ -324,7 +325,7 @@ class ISAB(nn.Module):
     learned="S (K, C), W (C, C), b (C), those of MAB",
     cost="O(N·K·C + N·C²)",
 )
-class PMA(nn.Module):
+class PMA(Layer):
     """Pooling by multihead attention: K learned seeds read a set (Lee 2019, arXiv 1810.00825).
 
     ``PMA(Z) = MAB(S, rFF(Z))`` with ``rFF(Z) = ReLU(Z W + b)``. Permuting the elements changes nothing. The authors'

@@ -16,6 +16,7 @@ from regard._errors import described, rejected
 from regard.engines import EngineLike
 from regard.masks import MaskLike
 from regard.nn._base import attention_inputs, combined_mask
+from regard.nn._layer import Layer
 from regard.nn._parts import current
 from regard.nn._scored import ScoredAttention, without_heads
 from regard.nn.scored import (
@@ -56,7 +57,7 @@ def scorer(layer: object, kind: str, sizes: tuple[int, int, int], **where: Any) 
     learned="those of the score",
     cost="O(L·S·(E + V))",
 )
-class HardAttention(nn.Module):
+class HardAttention(Layer):
     """Hard attention: each query reads the value of one key (Xu 2015, arXiv 1502.03044).
 
     In training the key is drawn, ``a ~ softmax(s)``; in evaluation it is the best, ``a = argmax s``. A draw has no

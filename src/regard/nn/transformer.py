@@ -14,6 +14,8 @@ from regard._catalogue import mechanism
 from regard._constraints import probability, size
 from regard._errors import described, rejected
 from regard.engines import EngineLike
+from regard.nn._layer import Layer
+from regard.nn._nested import without_holes
 from regard.nn._scored import ScoredAttention
 from regard.nn._torch_masks import is_causal_matrix, without_garbage
 from regard.nn.kv_cache import KVCache
@@ -24,7 +26,7 @@ from regard.scores import ScoreLike
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
 
-class _Layer(nn.Module, ABC):
+class _TransformerLayer(Layer, ABC):
     """Base of the encoder and decoder layers: attentions, a feed-forward network, norms, residual sums."""
 
     #: The attentions by torch's names; the first is that of the sequence to itself.
@@ -97,17 +99,16 @@ class _Layer(nn.Module, ABC):
         made: Tensor = self.linear2(self.dropout(hidden) if self.training else hidden)
         return made
 
-    def _clean(self, x: Tensor, padding: Any) -> Tensor:
-        """Return the sequences with 0 for what is not finite in padding, which residual sums would carry on."""
+    def _clean(self, argument: str, x: Tensor, padding: Any) -> Tensor:
+        """Return sequences that residual sums can take: nested without holes, and finite in padding."""
+        if x.is_nested:
+            return without_holes(self, argument, x)
         turned = x.dim() == 3 and not self.batch_first
         rows = x.transpose(0, 1) if turned else x
-        before = (
-            padding.shape[-1] - rows.shape[-2] if isinstance(padding, Tensor) and padding.dim() else -1
-        )  # in a cache
-        if before < 0 or padding.shape[:-1] != rows.shape[:-2]:
+        cached = padding.shape[-1] - rows.shape[-2] if isinstance(padding, Tensor) and padding.dim() else -1
+        if cached < 0 or padding.shape[:-1] != rows.shape[:-2]:
             return x  # no padding, or an error that attention will raise
-        rows = without_garbage(rows, padding[..., before:]) if before >= 0 else rows
-        return rows.transpose(0, 1) if turned else rows
+        return (rows := without_garbage(rows, padding[..., cached:])).transpose(0, 1) if turned else rows
 
 
 @mechanism(
@@ -116,7 +117,7 @@ class _Layer(nn.Module, ABC):
     learned="those of MHA, W₁ (F, E), W₂ (E, F), biases, two layer norms N",
     cost="O(L·E² + L²·E + L·E·F)",
 )
-class TransformerEncoderLayer(_Layer):
+class TransformerEncoderLayer(_TransformerLayer):
     """Self-attention and a feed-forward network, each added to its input; ``torch.nn.TransformerEncoderLayer``.
 
     ``x ← N(x + MHA(x, x, x))``, then ``x ← N(x + W₂ φ(W₁ x))`` with layer norms N (Vaswani 2017, arXiv 1706.03762);
@@ -176,7 +177,7 @@ class TransformerEncoderLayer(_Layer):
         """
         masks: dict[str, Any] = {"key_padding_mask": src_key_padding_mask, "attn_mask": src_mask}
         masks |= {"is_causal": is_causal, "cache": cache}
-        x = self._clean(src, src_key_padding_mask)
+        x = self._clean("src", src, src_key_padding_mask)
         x = self._step(x, 1, lambda y: self.self_attn(y, y, y, need_weights=False, **masks)[0])
         return self._step(x, 2, self._feed_forward)
 
@@ -187,7 +188,7 @@ class TransformerEncoderLayer(_Layer):
     learned="those of two MHA, W₁ (F, E), W₂ (E, F), biases, three layer norms N",
     cost="O((L + S)·E² + (L² + L·S)·E + L·E·F)",
 )
-class TransformerDecoderLayer(_Layer):
+class TransformerDecoderLayer(_TransformerLayer):
     """Self-attention, attention to a memory M, and a feed-forward network; ``torch.nn.TransformerDecoderLayer``.
 
     ``x ← N(x + MHA(x, x, x))``, ``x ← N(x + MHA(x, M, M))``, ``x ← N(x + W₂ φ(W₁ x))`` with layer norms N (Vaswani
@@ -243,13 +244,13 @@ class TransformerDecoderLayer(_Layer):
         own |= {"is_causal": tgt_is_causal, "cache": cache}
         other: dict[str, Any] = {"key_padding_mask": memory_key_padding_mask, "attn_mask": memory_mask}
         other |= {"is_causal": memory_is_causal}
-        x = self._clean(tgt, tgt_key_padding_mask)
+        x = self._clean("tgt", tgt, tgt_key_padding_mask)
         x = self._step(x, 1, lambda y: self.self_attn(y, y, y, need_weights=False, **own)[0])
         x = self._step(x, 2, lambda y: self.multihead_attn(y, memory, memory, need_weights=False, **other)[0])
         return self._step(x, 3, self._feed_forward)
 
 
-class _Stack(nn.Module, ABC):
+class _Stack(Layer, ABC):
     """Copies of a layer, one after the other, and a norm after the last."""
 
     def __init__(self, layer: nn.Module, num_layers: int, norm: nn.Module | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self, TypeVar
 
@@ -39,8 +39,13 @@ class Normalizer(Part, ABC):
     A normalizer that can stream (``streams``) writes each weight as a function of its own score and of a
     :class:`Statistic` of the row. Its derivative then has one shape for all, which engines rely on:
     ``d score = slope · (d weight − δ)``, with ``δ = Σ slope·d weight / Σ slope`` where the statistic couples the
-    row, else 0; see :meth:`tile_slope`.
+    row, else 0; see :meth:`tile_slope`. A subclass of such a normalizer that overrides one of these methods states
+    ``streams`` (and ``online``) anew, or is computed by :meth:`weights` over whole rows.
     """
+
+    shortcuts: ClassVar[Mapping[str, frozenset[str]]] = dict.fromkeys(
+        ("streams", "online"), frozenset({"weights", "statistic", "tile_weights", "tile_slope"})
+    )
 
     #: Whether the weights can be had tile by tile, from one statistic for each row.
     streams: ClassVar[bool] = False

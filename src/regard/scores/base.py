@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self, TypeVar
 
@@ -53,6 +53,10 @@ class Score(Part, ABC):
     torch.Size([1, 1, 2, 3])
     """
 
+    shortcuts: ClassVar[Mapping[str, frozenset[str]]] = dict.fromkeys(
+        ("as_dot", "dot_refusal"),
+        frozenset({"project", "compare", "modify", "difference", "log_weight", "log_profile"}),
+    )
     #: True when query and key may differ in width.
     mixed_widths: ClassVar[bool] = False
     #: True when :meth:`compare` may answer −inf for a pair that is too far apart: such a pair never meets.

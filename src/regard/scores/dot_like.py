@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -10,6 +13,11 @@ from regard.scores.base import DotForm, Score
 
 class DotLike(Score):
     """A score that is the dot product of its projected rows; ``project`` is the identity by default."""
+
+    # as_dot calls project, which may be overridden.
+    shortcuts: ClassVar[Mapping[str, frozenset[str]]] = dict.fromkeys(
+        ("as_dot", "dot_refusal"), frozenset({"compare", "modify"})
+    )
 
     def compare(self, query: Tensor, key: Tensor) -> Tensor:
         return query @ key.mT

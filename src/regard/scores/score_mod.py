@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard._catalogue import mechanism
+from regard._elementwise import per_element
 from regard._errors import described, rejected
 from regard.scores.base import Score, ScoreModFunction
 from regard.scores.scaled_dot import ScaledDot
@@ -29,9 +30,8 @@ class _Moved:
 class ScoreMod(Score):
     """A score changed elementwise: ``score_mod(scale · base(q, k), b, h, q_idx, kv_idx)``, as in FlexAttention.
 
-    The function sees a whole tile at once: scores (B, H, l, s) and index tensors that broadcast against them, in
-    place of FlexAttention's single elements. Code that is elementwise or indexes tensors with the indices runs
-    unchanged. Passing a plain function as ``score=`` does the same as ``ScoreMod(function)``.
+    As in FlexAttention the function is called for one pair, with 0-d tensors, and must work under ``torch.vmap``.
+    Passing a plain function as ``score=`` does the same as ``ScoreMod(function)``.
 
     Parameters
     ----------
@@ -82,7 +82,10 @@ class ScoreMod(Score):
         return self.base.compare(query, key)
 
     def modify(self, scores: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return self.score_mod(self.base.modify(scores, b, h, q_idx, kv_idx), b, h, q_idx, kv_idx)
+        scores = self.base.modify(scores, b, h, q_idx, kv_idx)
+        blame = "ScoreMod", "score_mod"
+        moved = per_element(self.score_mod, scores, b, h, q_idx, kv_idx, kind="float", blame=blame)
+        return moved.to(scores.dtype)
 
     def at(self, first_query: int, first_key: int) -> ScoreMod | None:
         base = self.base.at(first_query, first_key)

@@ -126,6 +126,7 @@ def _single(source: Source) -> Recipe:
         ("sinks", source.pick((1, 0, 4))),
         ("document", source.pick((False, True))),
         ("packed",),
+        ("packed", source.pick((-1, 0, 2)), source.pick((0, 1, -1)), source.pick(("lower_right", "upper_left"))),
         ("dilated", source.pick((2, 1, 3)), where),
         ("dense", shared, source.pick((0.5, 0.8, 0.2)), stored),
         ("predicate", source.pick((3, 2))),

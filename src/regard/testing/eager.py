@@ -110,6 +110,25 @@ class Eager:
             found |= {name: torch.stack([one[name] for one in each]) for name in shared}
         return found
 
+    def lse_gradients(self, grad: Tensor) -> dict[str, Tensor]:
+        """Return the gradients of ``(lse · grad).sum()`` over rows that see something; grad (B, H, L)."""
+        K = self.statement.query.shape[0]
+        rows = (self.scores > -torch.inf).any(-1)
+        with torch.enable_grad():
+            lse = torch.logsumexp(torch.where(rows.unsqueeze(-1), self.scores, 0.0), -1)
+        if not lse.requires_grad:
+            return {name: torch.zeros_like(leaf) for name, leaf in self.leaves.items()}
+        grads = torch.where(rows, grad.to(lse.dtype).repeat(K, 1, 1), 0.0)
+        found = _autograd(lse, {name: self.leaves[name] for name in ("query", "key")}, grads)
+        for name in (name for name in self.leaves if name not in ("query", "key", "value")):
+            each = []
+            for k in range(K):
+                share = torch.zeros_like(grads).unflatten(0, (K, -1))
+                share[k] = grads.unflatten(0, (K, -1))[k]
+                each.append(_autograd(lse, {name: self.leaves[name]}, share.flatten(0, 1))[name])
+            found[name] = torch.stack(each)
+        return found
+
 
 class _Thresholded(torch.autograd.Function):
     """``[(α−1)(s − t)]₊^{1/(α−1)}`` with the best threshold that the dtype can hold.

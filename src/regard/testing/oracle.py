@@ -175,6 +175,22 @@ class Oracle:
         found |= self._bias_gradients(np.where(s.visible, d_scores, 0), np.where(s.visible, a_scores, 0))
         return {name: Sized(*parts) for name, parts in found.items()}
 
+    def lse_gradients(self, grad: Array) -> dict[str, Sized]:
+        """Return the gradients of ``(lse · grad).sum()`` over rows that see something, as :meth:`gradients` does."""
+        s = self.statement
+        safe = np.where(np.isfinite(self.lse), self.lse, np.inf)
+        weights = np.exp(self.scores - safe[..., None])  # softmax, whatever the normalizer
+        d_scores, a_scores = (
+            weights * grad[..., None],
+            weights * (1 + abs(safe.clip(-1e6, 1e6)))[..., None] * abs(grad)[..., None],
+        )
+        slope = self._scored[1]
+        found = self.comparison.pull(d_scores * slope, a_scores * abs(slope))
+        for name, shape in (("query", s.query.shape), ("key", s.key.shape)):
+            found[name] = tuple(self._ungrouped(part, shape) for part in found[name])  # type: ignore[assignment]
+        found |= self._bias_gradients(np.where(s.visible, d_scores, 0), np.where(s.visible, a_scores, 0))
+        return {name: Sized(*parts) for name, parts in found.items()}
+
     def _ungrouped(self, rows: Array, shape: torch.Size) -> Array:
         """Sum (K, B, H, n, width) over the heads of each group and over broadcast dimensions."""
         K, B, H, length, width = rows.shape

@@ -112,12 +112,20 @@ def _document(extent: Extent, generator: torch.Generator, _: Any, per_sequence: 
     return masks.document(ids, kv_ids)
 
 
-def _packed(extent: Extent, generator: torch.Generator, _: Any) -> Mask:
+def _packed(
+    extent: Extent,
+    generator: torch.Generator,
+    _: Any,
+    left: int | None = None,
+    right: int | None = None,
+    align: str | None = None,
+) -> Mask:
     cu_q, cu_kv = (
         torch.cat((torch.zeros(1, dtype=torch.long), _ints(0, n + 1, (3,), generator).sort().values))
         for n in (extent.L, extent.S)
     )
-    return masks.from_cu_seqlens(cu_q, cu_kv)
+    window = None if left is None or right is None else (left, right)
+    return masks.from_cu_seqlens(cu_q, cu_kv, window=window, align=align)
 
 
 def _size(extent: Extent, shared: str) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard import scores
 from regard._aux import AuxRequest, TopK
 from regard._problem import Problem
-from regard._torch import in_forward_mode
+from regard._torch import functorch_derivatives, in_forward_mode
 from regard._tracing import is_exported_to_onnx, is_traced, is_watched
 from regard.engines import dense, nonfinite
 from regard.engines.base import Cost, Engine, Outcome, Runner
@@ -47,19 +47,19 @@ class Fused(Engine):
 
     def refusal(self, problem: Problem) -> str | None:
         if is_exported_to_onnx():
-            return "its kernels cannot be written to ONNX"
+            return "its kernels cannot be exported to ONNX"
         if problem.query.device.type != "cpu":
-            return f"its kernels are for the CPU, not for {problem.query.device.type}"
-        if not isinstance(problem.normalizer, Softmax):
-            return f"its kernels know softmax, not {type(problem.normalizer).__name__}"
+            return f"CPU only, not {problem.query.device.type}"
+        if type(problem.normalizer) is not Softmax:
+            return f"softmax only, not {type(problem.normalizer).__name__}"
         if family_of(problem.score) is None:
-            return f"it has no kernel for {type(problem.score).__name__}"
+            return f"no kernel for {type(problem.score).__name__}"
         if problem.softcap is not None:
-            return "its kernels know no softcap"
+            return "no softcap"
         if problem.dropout_p:
-            return "its kernels know no dropout"
+            return "no dropout"
         if in_forward_mode():
-            return "its kernels have no forward-mode derivative (engines 'streaming' and 'reference' have)"
+            return "no forward-mode derivative (engines 'streaming' and 'reference' have one)"
         return None
 
     def grows(self, problem: Problem) -> bool:  # noqa: ARG002
@@ -85,20 +85,13 @@ class Fused(Engine):
         if is_traced(problem.query) or (request is None and is_watched()):
             return _traced
         attend = partial(_attend, _Prepared.of(problem, request), request is not None)
-        if problem.mask is None:
-            return attend
-        differentiated = problem.wants_grad
-
-        def careful(problem: Problem) -> Outcome:
-            return dense.attend_by_rows(problem) if nonfinite.is_visible(problem) else attend(nonfinite.zeroed(problem))
+        differentiated = problem.wants_grad and problem.mask is not None
 
         def run(problem: Problem) -> Outcome:
+            # A backward pass reads what is hidden, too, and multiplies it by 0.
             if differentiated and dense.needs_care(problem):
-                return careful(problem)
-            outcome = attend(problem)
-            # A masked value that leaked shows as NaN (0·NaN): looking there costs less than reading the values.
-            leaks = not dense.is_finite(outcome.output) and bool(outcome.output.isnan().any())
-            return careful(problem) if leaks else outcome
+                return nonfinite.contained(problem, attend)
+            return nonfinite.settled(problem, attend)
 
         return run
 
@@ -244,7 +237,7 @@ def _traced(problem: Problem) -> Outcome:
     rows, extent, dtype = _Projected.of(problem), problem.extent, problem.compute_dtype
     mask = None if problem.mask is None else problem.mask.cast(dtype)
     constants = family_of(problem.score), KINDS.get(type(problem.score), 0), problem.scale
-    attend = Traced.apply if problem.wants_grad else fused_forward
+    attend = Traced.apply if problem.wants_grad or functorch_derivatives() else fused_forward
     if mask is None:
         output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, None, None, None, *constants)
         return Outcome(output.to(problem.query.dtype), _lse(peak, total))

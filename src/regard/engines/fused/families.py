@@ -36,7 +36,7 @@ def family_of(score: Score) -> str | None:
         return "additive"
     if type(score) in KINDS:
         return "radial"
-    if isinstance(score, DotLike) and type(score).modify is Score.modify:
+    if isinstance(score, DotLike) and type(score).compare is DotLike.compare and type(score).modify is Score.modify:
         return "dot"
     return None
 

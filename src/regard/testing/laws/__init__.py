@@ -1,6 +1,6 @@
 """The laws of the contract, each a function that takes a case and an engine. The table of them, and nothing else."""
 
-from regard.testing.laws import accuracy, definition, masking, planning, randomness, transforms, weighing
+from regard.testing.laws import accuracy, definition, masking, parts, planning, randomness, transforms, weighing
 from regard.testing.laws.base import LAWS, Law, law
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "definition",
     "law",
     "masking",
+    "parts",
     "planning",
     "randomness",
     "transforms",

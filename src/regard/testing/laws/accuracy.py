@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.engines import Engine
 from regard.testing.budget import Budget, array
-from regard.testing.case import Call, Case
+from regard.testing.case import Call, Case, gradients, has_graph
 from regard.testing.formulas import Array
 from regard.testing.laws.base import law, require
 from regard.testing.oracle import Oracle, Sized
@@ -179,3 +179,25 @@ def _check_indices(index: Array, seen: Array, weights: Array, top: Array, decide
         told = weights[tuple(place)][real]
         off = np.abs(told - top[tuple(place)][: len(real)]).max(initial=0)
         require(off <= limit, f"aux.topk.indices name keys whose weights are {off:.3g} off, {where}: {row}")
+
+
+@law("lse gradient", "A log-sum-exp that is asked for with a gradient has one, within budget.", judged, share=0.5)
+def lse_gradient(case: Case, engine: Engine) -> None:
+    """The gradient of ``AuxRequest(lse="grad")``, in whatever engine the output comes from."""
+    call = Call.of(case)
+    leaves = {name: leaf for name, leaf in call.leaves().items() if name != "value"}
+    output, aux = call.look(engine, lse="grad")
+    assert aux.lse is not None
+    trial = Trial(call, keeps_lse=True)
+    lse = aux.lse.reshape(trial.oracle.lse.shape[1:])
+    rows = torch.from_numpy(np.isfinite(trial.oracle.lse[0]) & ~trial.undecided)
+    require(
+        output.requires_grad == has_graph(output, call.leaves()), "asking for a gradient changes the output's graph"
+    )
+    grad = torch.randn(lse.shape, generator=torch.Generator().manual_seed(1)).to(lse.dtype) * rows
+    found = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+    if lse.requires_grad:
+        found = gradients(torch.where(rows, lse, 0.0), leaves, grad)
+    right, eager = trial.oracle.lse_gradients(array(grad, trial.statement.wide)), trial.eager.lse_gradients(grad)
+    for name, gradient in found.items():
+        Budget.of(right[name], eager[name], gradient.dtype).check(f"gradient of lse to {name}", gradient)

@@ -70,12 +70,24 @@ def _with_hidden_keys(case: Case) -> Case | None:
 
 
 def poisoned(call: Call, hidden: Tensor, seed: int) -> tuple[Call, Call]:
-    """Return the call with NaN, inf and −inf in the rows ``hidden`` (B, G, S) of key and value, and with 0 there."""
+    """Return the call with what must not show in the rows ``hidden`` (B, G, S) of key and value, and with 0 there.
+
+    NaN, infinities and ones are mixed; or numbers so large that their products overflow, or that alone; or one infinity
+    that makes scores infinite without a NaN.
+    """
     generator = torch.Generator().manual_seed(seed)
-    kinds = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0])
+    large = torch.finfo(call.key.dtype).max / 2
+    kinds = torch.tensor(
+        ([torch.nan, torch.inf, -torch.inf, 1.0, large], [large, -large, large, 1.0, -1.0], [0.0, 0.0, 0.0, 0.0, 0.0])[
+            seed % 3
+        ],
+        dtype=torch.float64,
+    )
 
     def spoiled(tensor: Tensor) -> Tensor:
-        bad = kinds[torch.randint(4, tensor.shape, generator=generator)].to(tensor)
+        bad = kinds[torch.randint(5, tensor.shape, generator=generator)].to(tensor)
+        if seed % 3 == 2 and tensor.shape[-1]:
+            bad[..., seed % tensor.shape[-1]] = (torch.inf, -torch.inf)[seed % 2]
         return torch.where(hidden.view(*tensor.shape[:-1], 1), bad, tensor).detach()
 
     def clean(tensor: Tensor) -> Tensor:
@@ -179,6 +191,40 @@ def shown(case: Case, engine: Engine) -> None:
         return
     found = gradients(output, leaves, torch.ones_like(output))["query"].reshape(*seen.shape, -1).cpu()
     require(found[seen].isnan().any(-1).all(), "a NaN key that is seen does not show in the gradient to the query")
+
+
+@law(
+    "bad queries",
+    "A query of NaN or infinity spoils its own row alone, and not where it sees nothing.",
+    _with_hidden_keys,
+)
+def bad_queries(case: Case, engine: Engine) -> None:
+    """Law 2 for queries; law 1 where such a query sees nothing."""
+    call = Call.of(case.masked(("empty_rows",)) if case.seed % 2 and case.queries else case)
+    problem = call.problem()
+    seen = torch.from_numpy(look(problem.mask, problem.extent)[0].any(-1))  # (B, H, L)
+    if not seen.numel() or not case.width:
+        return
+    query = call.query.detach().clone()
+    row = case.seed % case.queries
+    query[..., row, :] = (torch.nan, torch.inf, -torch.inf)[case.seed % 3]
+    spoiled = call.but(query=query)
+    leaves = spoiled.leaves()
+    with torch.no_grad():
+        quiet = spoiled.run(engine).reshape(*seen.shape, -1).cpu()
+    output = spoiled.run(engine)
+    for what, rows in (("no gradient", quiet), ("a gradient", output.detach().reshape(*seen.shape, -1).cpu())):
+        require(
+            (rows[..., row, :][~seen[..., row]] == 0).all(), f"a bad query that sees nothing shows; {what} is wanted"
+        )
+        others = torch.cat((rows[..., :row, :], rows[..., row + 1 :, :]), -2)
+        require(others.isfinite().all(), f"a bad query spoils another row; {what} is wanted")
+    if case.seed % 3 == 0 and case.value_width and case.score == "scaled_dot" and case.normalizer != "argmax":
+        shown = quiet[..., row, :][seen[..., row]]
+        require(shown.isnan().all(), "a query of NaN does not show")
+    if has_graph(output, leaves) and not seen[..., row].any():
+        for name, gradient in gradients(output, leaves, torch.ones_like(output)).items():
+            require(gradient.isfinite().all(), f"a bad query that sees nothing makes the gradient to {name} not finite")
 
 
 def _causal(case: Case) -> Case | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -17,8 +18,8 @@ from regard.testing.laws.base import law, require
 def asking(case: Case, engine: Engine) -> None:
     """Aux never changes the output."""
     call = Call.of(case)
-    wishes: list[dict[str, int]] = [{"lse": True}, {"topk": 2, "entropy": True}, {"received": True, "max": True}]
-    wishes += [{"weights": True}, {"scores": True, "lse": True}, {}]
+    wishes: list[dict[str, Any]] = [{"lse": True}, {"topk": 2, "entropy": True}, {"received": True, "max": True}]
+    wishes += [{"weights": True}, {"scores": True, "lse": True}, {}, {"lse": "grad"}]
     torch.manual_seed(case.seed)
     plain = call.run(engine)
     wish = wishes[case.seed % len(wishes)]
@@ -39,7 +40,7 @@ def plan(case: Case, engine: Engine) -> None:
     require(names == set(engines.TABLE), f"the plan speaks of {sorted(names)}, not of every engine")
     for name, reason in told.others.items():
         refusal = call.refusal(engines.TABLE[name])
-        says = reason.startswith("cannot")
+        says = reason.startswith("unsupported")
         require(says == (refusal is not None), f"the plan says of {name} {reason!r}; it refuses because {refusal}")
     named = regard.explain(**call.arguments(), engine=engine)
     require(named.engine is engine, f"explain names {named.engine.name} where {engine.name} was asked for")

@@ -174,6 +174,161 @@ def _forward(run: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
         run(dual, *(t.detach() for t in inputs[1:]))
 
 
+#: Second derivatives along fixed directions of a function of one tensor, each by another composition of transforms.
+def _compositions(f: Callable[[Tensor], Tensor], point: Tensor, along: Tensor) -> dict[str, Callable[[], Tensor]]:
+    grad, vmap, jvp = torch.func.grad, torch.func.vmap, torch.func.jvp
+
+    def slope(x: Tensor) -> Tensor:
+        return (grad(f)(x) * along).sum()
+
+    def penalty() -> Tensor:
+        leaf = point.clone().requires_grad_()
+        return _derivative(slope(leaf), leaf)
+
+    def graph() -> Tensor:
+        leaf = point.clone().requires_grad_()
+        return _derivative((_derivative(f(leaf), leaf) * along).sum(), leaf)
+
+    return {
+        "grad of grad": lambda: grad(slope)(point),
+        "vmap of grad of grad": lambda: vmap(grad(slope))(torch.stack([point, point]))[1],
+        "jacrev of jacrev": lambda: (torch.func.jacrev(torch.func.jacrev(f))(point) * along).sum(
+            tuple(range(point.dim(), 2 * point.dim()))
+        ),
+        "jvp of grad": lambda: jvp(grad(f), (point,), (along,))[1],
+        "grad of jvp": lambda: grad(lambda x: jvp(f, (x,), (along,))[1])(point),
+        "hessian": lambda: (torch.func.hessian(f)(point) * along).sum(tuple(range(point.dim(), 2 * point.dim()))),
+        "autograd of grad": penalty,
+        "create_graph": graph,
+    }
+
+
+def _derivative(total: Tensor, leaf: Tensor) -> Tensor:
+    """Return a derivative with its graph; zeros where nothing depends on the leaf."""
+    if not total.requires_grad:
+        return torch.zeros_like(leaf)
+    found = torch.autograd.grad(total, leaf, create_graph=True, allow_unused=True)[0]
+    return torch.zeros_like(leaf) if found is None else found
+
+
+@law(
+    "composed derivatives",
+    "Every composition of torch.func's transforms up to second order is right, or an error names an engine which can.",
+    _small,
+    share=0.2,
+)
+def composed_derivatives(case: Case, engine: Engine) -> None:
+    """A second derivative is never silently 0."""
+    call = Call.of(case)
+    name = ("query", "key", "value")[case.seed % 3]
+    point = getattr(call, name).detach()
+    generator = torch.Generator().manual_seed(case.seed)
+    along = torch.randn(point.shape, generator=generator, dtype=point.dtype)
+    weight = torch.randn(call.run("reference").shape, generator=generator, dtype=point.dtype)
+
+    def loss(way: Engine | str) -> Callable[[Tensor], Tensor]:
+        return lambda x: ((call.but(**{name: x}).run(way) + 0.5) ** 2 * weight).sum()
+
+    leaf = point.clone().requires_grad_()
+    expected = _derivative((_derivative(loss("reference")(leaf), leaf) * along).sum(), leaf)
+    tolerance = ATOL + RTOL * float(expected.abs().max())
+    for way in (engine, "auto"):
+        for what, derivative in _compositions(loss(way), point, along).items():
+            try:
+                got = derivative()
+            except (RuntimeError, ValueError) as error:
+                told = any(f"'{each}'" in str(error) for each in ("streaming", "reference"))
+                require(told and not getattr(way, "twice_differentiable", False), f"{what}: {error}")
+                continue
+            off = float((got - expected).abs().max())
+            require(
+                off <= tolerance,
+                f"{what} of {name} is off by {off:.3g}, where the largest is {expected.abs().max():.3g}",
+            )
+
+
+def _traceable(case: Case) -> Case | None:
+    """Keep cases without functions and draws, whose sizes do not decide more than the result's."""
+    call = Call.of(case)
+    if call.normalizer.random or case.score.startswith("score_mod") or 0 in vars(case.extent).values():
+        return None
+    return judged(
+        case.but(
+            layout="plain", learned=False, lead=(case.extent.B,), mask=None if _holds_sizes(case.mask) else case.mask
+        )
+    )
+
+
+def _holds_sizes(recipe: recipes.Recipe | None) -> bool:
+    """Return whether a mask is of one size alone, or holds a function."""
+    if recipe is None or recipe[0] in ("and", "or", "not"):
+        return recipe is not None and any(_holds_sizes(part) for part in recipe[1:])
+    return recipe[0] not in ("causal", "window", "sinks", "dilated", "everything", "alibi", "relative") or (
+        recipe[0] in ("causal", "window", "dilated", "alibi", "relative") and recipe[-1] == "each"
+    )
+
+
+@law(
+    "traced",
+    "torch.jit.trace records a call that is right at other lengths, with its gradients.",
+    _traceable,
+    share=0.3,
+)
+def traced(case: Case, engine: Engine) -> None:
+    """A trace of the example runs on queries and keys of other numbers."""
+    call = Call.of(case)
+
+    def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return call.but(query=query, key=key, value=value).run(engine.name)
+
+    ends = [t.detach() for t in (call.query, call.key, call.value)]
+    made = torch.jit.trace(run, tuple(ends), check_trace=False)
+    longer = Call.of(case.but(queries=case.queries + 3, keys=case.keys + 5))
+    _check_other(call, longer, made, engine, "the traced output")
+
+
+def _check_other(call: Call, other: Call, run: Callable[..., Tensor], engine: Engine, what: str) -> None:
+    """Check a recorded call on other inputs, whose score and mask are those of the call."""
+    other = other.but(score=call.score, mask=call.mask, normalizer=call.normalizer)
+    try:
+        refusal = other.refusal(engine)
+    except ValueError:
+        return  # a mask or a score of one size alone
+    if refusal is not None:
+        return
+    leaves = {name: getattr(other, name).detach().requires_grad_() for name in ("query", "key", "value")}
+    other = other.but(**leaves)
+    output = run(*leaves.values())
+    trial = Trial(other, keeps_lse=True)
+    trial.check_output(output, what)
+    upstream = trial.upstream(output)
+    if output.requires_grad and not trial.undecided.any():
+        trial.check_gradients(gradients(output, leaves, upstream), upstream)
+
+
+@law(
+    "compiled",
+    "torch.compile(fullgraph=True) gives the eager call's bits, at other lengths, too.",
+    _traceable,
+    share=0.01,
+)
+def compiled_lengths(case: Case, engine: Engine) -> None:
+    """A compiled call, with sizes that are dynamic from the first or the second call on. Takes seconds."""
+    call = Call.of(case)
+    torch.compiler.reset()
+
+    def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return call.but(query=query, key=key, value=value).run(engine.name)
+
+    made = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=(None, True)[case.seed % 2])
+    with torch.no_grad():
+        ends = [t.detach() for t in (call.query, call.key, call.value)]
+        require(torch.equal(made(*ends).nan_to_num(), run(*ends).nan_to_num()), "a compiled call gives other bits")
+    for more in (0, 2, 3):
+        longer = Call.of(case.but(queries=case.queries + more, keys=case.keys + 2 * more))
+        _check_other(call, longer, made, engine, f"the compiled output for {more} more queries")
+
+
 def _batched(case: Case) -> Case | None:
     plain = case.layout == "plain" and len(case.lead) == 1 and case.extent.B and case.extent.H
     if not plain or case.score == "score_mod/sequence" or case.normalizer in ("gumbel", "sampled"):
@@ -256,4 +411,14 @@ def compiled(case: Case, engine: Engine, backend: str = "aot_eager") -> None:
     trial.check_gradients(gradients(output, leaves, upstream), upstream)
 
 
-__all__ = ["Budget", "compiled", "gradcheck", "meta", "second_derivatives", "vmap"]
+__all__ = [
+    "Budget",
+    "compiled",
+    "compiled_lengths",
+    "composed_derivatives",
+    "gradcheck",
+    "meta",
+    "second_derivatives",
+    "traced",
+    "vmap",
+]

@@ -134,3 +134,32 @@ def _stays_finite(call: Call, limit: float) -> bool:
     oracle = Oracle(Statement.of(call))
     raw, final = oracle.comparison.values, oracle.scores
     return all(np.abs(np.where(s == -np.inf, 0, s)).max(initial=0) <= limit for s in (raw, final))
+
+
+def _with_large_values(case: Case) -> Case | None:
+    case_or_none = judged(case)
+    if case_or_none is None or not Call.of(case_or_none).normalizer.convex:
+        return None
+    return case_or_none.but(values=1.0, dropout_p=0.0)
+
+
+@law("large values", "Values up to the dtype's largest give finite outputs in their hull.", _with_large_values)
+def large_values(case: Case, engine: Engine) -> None:
+    """Law 3 where a sum of values overflows and their mean does not."""
+    call = Call.of(case)
+    if not call.value.numel():
+        return
+    largest = torch.finfo(call.value.dtype).max
+    share = (0.05, 0.3, 0.9)[case.seed % 3]
+    size = call.value.detach().double().abs().max().clamp(min=1e-30)
+    value = (call.value.detach().double() / size * (share * largest)).to(call.value.dtype)
+    large = call.but(value=value)
+    leaves = large.leaves() if case.seed % 2 else {}
+    output = large.run(engine)
+    require(output.isfinite().all(), f"values of {share} of the largest number give an output that is not finite")
+    trial = Trial(large.but(value=(value.double() / 2**16).to(value.dtype)))
+    if case.dtype != "float16":  # whose smallest numbers are not far from here
+        trial.check_output((output.detach().double() / 2**16).to(output.dtype), "the output, made smaller,")
+    if leaves and output.requires_grad:
+        found = torch.autograd.grad(output, large.value, torch.ones_like(output))[0]
+        require(found.isfinite().all(), "large values have a gradient that is not finite")

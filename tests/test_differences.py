@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 import regard
+from regard import masks
 from regard.nn import MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
 
 PAGE = Path(__file__).parents[1] / "docs" / "differences.md"
@@ -194,6 +195,49 @@ def test_what_is_hidden_has_no_influence() -> None:
 
 @differs(
     FUNCTION,
+    "a query of NaN with fewer than 8 keys (16 with AVX-512), values as wide as keys",
+    "zeros",
+    "NaN",
+)
+def test_a_query_of_nan_with_few_keys() -> None:
+    query, key, value = (x[:, :, :5] for x in qkv())
+    query = query.index_fill(2, torch.tensor([1]), float("nan"))
+    assert (sdpa(query, key, value)[:, :, 1] == 0).all()
+    assert regard.attention(query, key, value)[:, :, 1].isnan().all()
+
+
+@differs(
+    FUNCTION,
+    "values of more than a few percent of the dtype's largest number",
+    "overflow in the sum over keys",
+    "do not; on a GPU, as torch",
+)
+def test_large_values() -> None:
+    query, key, value = qkv()
+    large = value.sign() * 3e38
+    assert not sdpa(query, key, large).isfinite().all()
+    assert regard.attention(query, key, large).isfinite().all()
+
+
+@differs(
+    FUNCTION,
+    "rows to which a mask adds so large a number (−1e9) that nothing is left of the scores",
+    "the mean of the values, with gradients that are several times too large",
+    "the mean of the values, with its gradients; on a GPU, as torch",
+)
+def test_rows_without_scores() -> None:
+    query, key, value = qkv()
+    bias = torch.full((L, S), -1e9)
+    for function, right in ((sdpa, False), (regard.attention, True)):
+        leaf = value.clone().requires_grad_()
+        output = function(query, key, leaf, bias)
+        torch.testing.assert_close(output, value.mean(2, keepdim=True).expand(output.shape))
+        (gradient,) = torch.autograd.grad(output.sum(), leaf)
+        assert torch.allclose(gradient, torch.full_like(gradient, L / S)) == right
+
+
+@differs(
+    FUNCTION,
     "nested tensors",
     "taken",
     "`TypeError`: pad them and pass `masks.padding`, or pack them and pass `masks.from_cu_seqlens`; "
@@ -239,6 +283,22 @@ def test_choice_of_a_kernel() -> None:
         rejects(lambda: regard.attention(query, key, value), RuntimeError)
         found = regard.attention(query, key, value, is_causal=True, engine="streaming")
     torch.testing.assert_close(found, sdpa(query, key, value, is_causal=True))
+
+
+@differs(
+    FUNCTION,
+    "`torch.jit.trace`",
+    "records a call; masks that are made in the traced function keep the sizes of the example",
+    "records a call as one operator, masks for the sizes that come; `RuntimeError` for functions as score or mask, "
+    "dropout and random normalizers",
+)
+def test_tracing_the_function() -> None:
+    query, key, value = qkv()
+    traced = torch.jit.trace(lambda *a: regard.attention(*a, masks.causal(align="lower_right")), (query, key, value))
+    shorter = query[:, :, :2]
+    right = sdpa(shorter, key, value, torch.ones(2, S, dtype=torch.bool).tril(S - 2))
+    torch.testing.assert_close(traced(shorter, key, value), right)
+    rejects(lambda: torch.jit.trace(lambda *a: regard.attention(*a, dropout_p=0.5), (query, key, value)), RuntimeError)
 
 
 @differs(

@@ -10,6 +10,7 @@ from benchmarks.cases import (
     regression,
     regression_fit,
     regression_neighbours,
+    short,
     small,
     sparse,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "regression",
     "regression_fit",
     "regression_neighbours",
+    "short",
     "small",
     "sparse",
 ]

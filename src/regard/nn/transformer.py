@@ -89,9 +89,7 @@ class _TransformerLayer(Layer, ABC):
         norm = self._modules[f"norm{number}"]
         assert norm is not None
         made = block(norm(x)) if self.norm_first else block(x)
-        if self.training:
-            made = getattr(self, f"dropout{number}")(made)
-        total = x + made
+        total = x + (getattr(self, f"dropout{number}")(made) if self.training else made)
         return total if self.norm_first else norm(total)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
@@ -106,9 +104,9 @@ class _TransformerLayer(Layer, ABC):
         turned = x.dim() == 3 and not self.batch_first
         rows = x.transpose(0, 1) if turned else x
         cached = padding.shape[-1] - rows.shape[-2] if isinstance(padding, Tensor) and padding.dim() else -1
-        if cached < 0 or padding.shape[:-1] != rows.shape[:-2]:
-            return x  # no padding, or an error that attention will raise
-        return (rows := without_garbage(rows, padding[..., cached:])).transpose(0, 1) if turned else rows
+        if cached >= 0 and padding.shape[:-1] == rows.shape[:-2]:  # attention raises where it does not fit
+            rows = without_garbage(rows, padding[..., cached:])
+        return rows.transpose(0, 1) if turned else rows
 
 
 @mechanism(

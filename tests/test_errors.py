@@ -183,7 +183,7 @@ ELSEWHERE: list[Row] = [
     (lambda: AuxRequest(topk=-1), ValueError, "AuxRequest: topk must be an int of at least 0, got -1."),
     (lambda: AuxRequest(topk=1.5), TypeError, "AuxRequest: topk must be an int of at least 0, got 1.5."),
     (lambda: AuxRequest(topk=True), TypeError, "AuxRequest: topk must be an int of at least 0, got True."),
-    (lambda: AuxRequest(lse="no"), TypeError, "AuxRequest: lse must be a bool, got 'no'."),
+    (lambda: AuxRequest(lse="no"), ValueError, "AuxRequest: lse must be a bool or 'grad', got 'no'."),
     (lambda: AuxRequest(weights=1), TypeError, "AuxRequest: weights must be a bool, got 1."),
     (lambda: scores.Additive(None), TypeError, "Additive: w_v must be a float tensor (C,) or (H, C), got None."),
     (lambda: scores.Additive(torch.ones(3), [1]), TypeError, "Additive: w_q must be a float tensor (3, E) or (H, 3, E), got an object of type list."),

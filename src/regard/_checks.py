@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from numbers import Real
+from types import FunctionType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -101,10 +103,17 @@ def numbers(dropout_p: Any, scale: Any, softcap: Any) -> tuple[float, float | No
     )
 
 
+#: Functions that were found to be a ``mask_mod``, and a ``score_mod``.
+_known: tuple[WeakSet[Any], WeakSet[Any]] = WeakSet(), WeakSet()
+
+
 def elementwise(name: str, expected: str, function: Any, query: Tensor, key: Tensor, scored: bool) -> None:
     """Check on a few pairs that a ``score_mod`` (``scored``) or ``mask_mod`` can be called, and what it answers."""
     rows, cols = min(query.shape[2], 2), min(key.shape[2], 3)
     if torch.compiler.is_compiling() or 0 in (*query.shape[:2], rows, cols):
+        return
+    remembered = type(function) is FunctionType
+    if remembered and function in _known[scored]:
         return
     ranges = (1, (1, 1, 1, 1)), (1, (1, 1, 1)), (rows, (rows, 1)), (cols, (cols,))
     given = [torch.arange(size, device=query.device).view(shape) for size, shape in ranges]
@@ -117,6 +126,8 @@ def elementwise(name: str, expected: str, function: Any, query: Tensor, key: Ten
         if rejection(error) is not None:
             raise
         raise rejected("attention", name, expected, f"{described(function)}: {error}", TypeError) from error
+    if remembered:
+        _known[scored].add(function)
 
 
 def device(what: str, held: list[Tensor], query: Tensor) -> None:

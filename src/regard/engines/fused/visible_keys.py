@@ -50,7 +50,7 @@ class VisibleKeys:
     mask : Mask or None
         What is evaluated for each block; None where intervals tell everything.
     added : Tensor (B or 1, H or 1, L, S), or None
-        What is added to every score, where calls are traced; −inf where masked.
+        What is added to every score, where calls are traced and where a function says it; −inf where masked.
     numbers : dict of str to int
         The strides of the intervals, by the name of the kernels' argument.
     """
@@ -69,7 +69,16 @@ class VisibleKeys:
         if mask is None:
             return cls(extent)
         spans = None if mask.has_bias else problem.intervals
-        return cls(extent, mask=mask.cast(problem.compute_dtype)) if spans is None else cls.between(extent, *spans)
+        if spans is not None:
+            return cls.between(extent, *spans)
+        mask = mask.cast(problem.compute_dtype)
+        if extent.L * extent.S <= KEPT and not mask.tensors() and mask.structure() is None:
+            # A function costs as much for a block as for all of a short sequence.
+            index = [torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S)]
+            b, h, q_idx = index[0].view(-1, 1, 1, 1), index[1].view(-1, 1, 1), index[2].unsqueeze(1)
+            added = mask.matrix(b, h, q_idx, index[3], problem.compute_dtype)
+            return cls(extent, added=added.contiguous())
+        return cls(extent, mask=mask)
 
     @classmethod
     def between(cls, extent: Extent, start: Tensor, stop: Tensor) -> VisibleKeys:

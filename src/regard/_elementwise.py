@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from regard._errors import described, rejected
+from regard._torch import is_eager
 from regard._tracing import is_symbolic
 
 Kind = Literal["bool", "float"]
@@ -23,8 +24,9 @@ def per_element(
 ) -> Tensor:
     """Return what a function of 0-d tensors gives for every element of tensors that broadcast against each other.
 
-    The function is called once, under one level of ``torch.vmap`` per dimension. An operation on some of the
-    arguments alone costs no more than their elements.
+    The function is called once: with whole tensors where all that it does is known to treat each element by itself,
+    else under one level of ``torch.vmap`` per dimension. An operation on some of the arguments alone costs no more than
+    their elements.
 
     Parameters
     ----------
@@ -71,6 +73,8 @@ def per_element(
         shape = torch.broadcast_shapes(*(tensor.shape for tensor in given))
         dtype = torch.bool if kind == "bool" else given[0].dtype
         return torch.zeros(shape, dtype=dtype, device=given[0].device)
+    if is_eager() and (whole := _whole(function, given, kind)) is not None:
+        return whole
     mapped: Callable[..., Tensor] = element
     rank = max(tensor.dim() for tensor in given)
     shared = []
@@ -90,6 +94,73 @@ def per_element(
     for dim in reversed(shared):
         found = found.unsqueeze(dim)
     return found
+
+
+#: Operations that treat each element by itself, by the names that torch and its tensors have for them.
+_POINTWISE_NAMES = """
+abs add bitwise_and bitwise_not bitwise_or bitwise_xor bool ceil clamp cos div double eq exp float floor floor_divide fmod
+ge gt half int isfinite isinf isnan le log log2 logical_and logical_not logical_or logical_xor long lt masked_fill maximum
+minimum mul ne neg pow reciprocal remainder round rsqrt rsub sigmoid sign sin sqrt square sub tanh true_divide where
+__add__ __and__ __eq__ __floordiv__ __ge__ __gt__ __invert__ __le__ __lt__ __mod__ __mul__ __ne__ __neg__ __or__ __pow__
+__radd__ __rand__ __rfloordiv__ __rmod__ __rmul__ __ror__ __rpow__ __rsub__ __rtruediv__ __rxor__ __sub__ __truediv__
+__xor__
+""".split()
+_POINTWISE = frozenset(
+    getattr(owner, name)
+    for name in _POINTWISE_NAMES
+    for owner in (torch, Tensor)
+    if callable(getattr(owner, name, None))
+)
+
+
+class _NotPointwiseError(Exception):
+    """A function does something else than treat each element by itself."""
+
+
+class _Pointwise(TorchFunctionMode):
+    """Lets a function run on whole tensors as long as that is what it does to each element.
+
+    Operations must be pointwise, of tensors made of those given and of numbers, or look such tensors up in a table.
+    """
+
+    def __init__(self, given: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.made = list(given)  # they are kept, so that no other tensor gets the identity of one
+        self.identities = {id(tensor) for tensor in given}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.__getitem__:
+            items = args[1] if isinstance(args[1], tuple) else (args[1],)
+            known = args[0].dim() == len(items) and all(id(item) in self.identities for item in items)
+        else:
+            known = func in _POINTWISE and all(map(self._is_element, (*args, *kwargs.values())))
+        if not known:
+            raise _NotPointwiseError
+        made = func(*args, **kwargs)
+        self.made.append(made)
+        self.identities.add(id(made))
+        return made
+
+    def _is_element(self, value: Any) -> bool:
+        """Whether a value is one of each element: made of those given, a number, or a tensor that is one."""
+        if isinstance(value, Tensor):
+            return id(value) in self.identities or value.dim() == 0
+        return not isinstance(value, (list, tuple, dict))
+
+
+def _whole(function: Callable[..., Any], given: tuple[Tensor, ...], kind: Kind) -> Tensor | None:
+    """Return what a function gives for whole tensors, if it surely treats each element by itself."""
+    watch = _Pointwise(given)
+    try:
+        with watch:
+            found = function(*given)
+    except _NotPointwiseError:
+        return None
+    if not isinstance(found, Tensor) or id(found) not in watch.identities or not _is_kind(found, kind):
+        return None
+    rank = max(tensor.dim() for tensor in given)
+    return found[(None,) * (rank - found.dim())]
 
 
 def _is_kind(tensor: Tensor, kind: Kind) -> bool:

@@ -364,4 +364,5 @@ def test_tensors_must_be_where_the_queries_are():
     assert str(error.value) == "attention: attn_mask must hold tensors on the query's device meta, got one on cpu."
     # One number on the CPU is moved, as torch does it; the paper's ALiBi slopes are made in place.
     assert masks.causal(offset=torch.tensor(2)).bind(Extent(2, 1, 3, 3), "meta").offset.device.type == "meta"
-    assert masks.alibi(4).bind(Extent(2, 4, 3, 3), "meta").slopes.device.type == "meta"
+    index = [torch.zeros(1, dtype=torch.long, device="meta")] * 4
+    assert masks.alibi(4).bind(Extent(2, 4, 3, 3), "meta").bias(*index).device.type == "meta"

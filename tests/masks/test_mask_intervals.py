@@ -122,7 +122,7 @@ ANSWER = [
     (~(~CAUSAL | ~masks.padding(LENGTHS)), SQUARE),
     (masks.sinks(1) | masks.window(0, 0, offset=3) | masks.window(1, 0, offset=2), Extent(1, 1, 1, 6)),
     (masks.everything(), WIDE),
-    (masks.alibi(3), SQUARE),
+    (masks.alibi(torch.rand(3)), SQUARE),
     (masks.relative(torch.zeros(3, 5)) & CAUSAL, SQUARE),
     (masks.dense(torch.tensor([1.0, 0.0, -math.inf, 2.0])[:, None]), WIDE),
     (masks.dense(torch.tensor([False, True, True, False, False, False])[None]), SQUARE),
@@ -170,7 +170,7 @@ KNOWN_UNSEEN = [
     masks.from_cu_seqlens(torch.tensor([0, 2, 6], dtype=torch.int32), torch.tensor([0, 5, 6]), window=(2, 0)),
     CAUSAL | masks.prefix(LENGTHS),
     ~CAUSAL & ~masks.padding(LENGTHS),
-    masks.alibi(3) & CAUSAL,
+    masks.alibi(torch.rand(3)) & CAUSAL,
 ]
 
 

@@ -226,11 +226,12 @@ def test_exact_evaluates_in_bounded_chunks(monkeypatch):
 
 
 def test_what_bounds_know_is_not_evaluated():
-    def fail(b, h, q_idx, kv_idx):
-        assert q_idx.max() < 8 and kv_idx.max() < 8  # one mixed tile of the sinks and the causal corner is left
-        return kv_idx >= 0
+    class Fail(masks.Mask):
+        def visible(self, b, h, q_idx, kv_idx):
+            assert q_idx.max() < 8 and kv_idx.max() < 8  # one mixed tile of the sinks and the causal corner is left
+            return kv_idx >= 0
 
-    mask = masks.causal(offset=0) & masks.sinks(4) & fail
+    mask = masks.causal(offset=0) & masks.sinks(4) & Fail()
     found = mask.tiles(Extent(1, 1, 8, 64), 8, 8, exact=True)
     assert found[0, 0].tolist() == [[MIXED] + [EMPTY] * 7]
 

@@ -77,10 +77,10 @@ def test_torchs_causal_bias_is_a_mask_not_a_tensor(make: Callable[[], Any]) -> N
     torch.testing.assert_close(found, want)
 
 
-def test_lengths_beyond_the_keys_are_all_keys() -> None:
-    torch.manual_seed(0)
+def test_lengths_beyond_the_keys_are_an_error() -> None:
     layer, x = nn.LocalAttention(8, 2).eval(), torch.randn(2, 5, 8)
-    torch.testing.assert_close(layer(x, valid_lens=torch.tensor([100, 9])), layer(x, valid_lens=torch.tensor([5, 5])))
+    with pytest.raises(ValueError, match=r"lengths must be at most 5, the number of keys, got 100"):
+        layer(x, valid_lens=torch.tensor([100, 4]))
 
 
 @pytest.mark.parametrize("lengths", [torch.tensor([2]), torch.tensor([[1, 3]])])

@@ -21,6 +21,9 @@ TERMS = ("call", "sequences", "pairs", "pairs·features", "pairs·values", "numb
 #: Pairs times features and values up to which looking at the mask would cost more than it could tell.
 SMALL = 1 << 28
 
+#: Pairs up to which a mask that is a function is evaluated as a whole.
+SHORT = 1 << 16
+
 
 def family(problem: Problem) -> str:
     """Return what kind of score a problem has."""
@@ -37,8 +40,8 @@ def lane(problem: Problem) -> str:
     mask = problem.mask
     if mask is None:
         kind = "all"
-    elif isinstance(mask, masks.Dense):
-        kind = "matrix"
+    elif isinstance(mask, masks.Dense) or (mask.structure() is None and problem.extent.L * problem.extent.S <= SHORT):
+        kind = "matrix"  # so is what a function says of a short sequence
     elif mask.has_bias:
         kind = "bias"
     else:  # a mask that differs from sequence to sequence, as padding does, may have to be applied to one at a time

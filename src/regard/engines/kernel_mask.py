@@ -39,7 +39,7 @@ class KernelMask:
     added : Tensor (1 or B, 1 or H, L, S), or None
         What is added to the scores.
     empty : Tensor (1 or B, 1 or H, L), or None
-        Where a row of ``added`` sees nothing; None where none does.
+        Where a row of ``added`` sees nothing; None where none does, or nobody asks for the log-sum-exp.
     blocks : list of QueryBlock, or None
     """
 
@@ -56,8 +56,8 @@ class KernelMask:
         return self.hides and not self.causal
 
     @classmethod
-    def of(cls, problem: Problem) -> KernelMask:
-        """Return what a problem's mask means."""
+    def of(cls, problem: Problem, told: bool = True) -> KernelMask:
+        """Return what a problem's mask means; ``told``: whether the log-sum-exp is asked for."""
         mask, extent = problem.mask, problem.extent
         if mask is None:
             return cls()
@@ -73,7 +73,7 @@ class KernelMask:
         if FEW < extent.L <= MATRIX // extent.S:
             added, visible = _matrix_of(problem, mask)
             if added.numel() <= (KEPT if fixed else MATRICES):
-                empty = None if visible is None else ~visible.any(-1)
+                empty = None if visible is None or not told else ~visible.any(-1)
                 if empty is not None and not bool(empty.any()):
                     empty = None
                 return cls(hides=True, added=added, empty=empty)

@@ -98,7 +98,7 @@ class Sdpa(Engine):
         work += float(B * H * L * S * size) if problem.dropout_p else float(B * H * L * (V + 1) * size)
         return Cost(B * H * L * S * share * (2 * E + 2 * V + 5), float(moved), work, self.grows(problem))
 
-    def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:  # noqa: ARG002
+    def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:
         # torch's kernel takes an only key for hidden where its score is NaN.
         if 0 in problem.query.shape[:3] or problem.extent.S < 2:
             return dense.attend_nothing
@@ -106,17 +106,19 @@ class Sdpa(Engine):
             return _traced
         mask, wants_grad, on_cpu = problem.mask, problem.wants_grad, problem.query.device.type == "cpu"
         fixed = mask is None or isinstance(mask, masks.Dense) or not mask.tensors()
-        kernel_mask = KernelMask.of(problem) if fixed else None
+        told = request is not None
+        kernel_mask = KernelMask.of(problem, told) if fixed else None
         attend = _run_as_given if _is_as_given(problem, kernel_mask) else _run
         few = problem.extent.L <= FEW and not wants_grad and not problem.dropout_p
         if few and (kernel_mask is None or kernel_mask.hides):
             kernel_mask, attend = AT_ONCE, _run_at_once
 
         def run(problem: Problem) -> Outcome:
-            own = KernelMask.of(problem) if kernel_mask is None else kernel_mask
+            own = KernelMask.of(problem, told) if kernel_mask is None else kernel_mask
 
             def once(problem: Problem) -> Outcome | None:
-                return attend(problem, own)
+                outcome = attend(problem, own)
+                return outcome if told or outcome is None else Outcome(outcome.output)
 
             # A backward pass reads what is hidden, too, and multiplies it by 0.
             if wants_grad and own.hides and dense.needs_care(problem):

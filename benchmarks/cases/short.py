@@ -97,7 +97,7 @@ register(
             for i, variant in enumerate(VARIANTS)
         ),
         bound="",
-        notes="The dense mask is made before the clock starts, and so are masks; what they show is part of regard's call.",
+        notes="The dense mask is made before the clock starts. So are masks; what they show is part of regard's call.",
     )
 )
 

@@ -97,14 +97,16 @@ def per_element(
 
 
 #: Operations that treat each element by itself, by the names that torch and its tensors have for them.
-_POINTWISE_NAMES = """
-abs add bitwise_and bitwise_not bitwise_or bitwise_xor bool ceil clamp cos div double eq exp float floor floor_divide fmod
-ge gt half int isfinite isinf isnan le log log2 logical_and logical_not logical_or logical_xor long lt masked_fill maximum
-minimum mul ne neg pow reciprocal remainder round rsqrt rsub sigmoid sign sin sqrt square sub tanh true_divide where
-__add__ __and__ __eq__ __floordiv__ __ge__ __gt__ __invert__ __le__ __lt__ __mod__ __mul__ __ne__ __neg__ __or__ __pow__
-__radd__ __rand__ __rfloordiv__ __rmod__ __rmul__ __ror__ __rpow__ __rsub__ __rtruediv__ __rxor__ __sub__ __truediv__
-__xor__
-""".split()
+_POINTWISE_NAMES = (
+    "abs", "add", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "bool", "ceil", "clamp", "cos", "div",
+    "double", "eq", "exp", "float", "floor", "floor_divide", "fmod", "ge", "gt", "half", "int", "isfinite", "isinf",
+    "isnan", "le", "log", "log2", "logical_and", "logical_not", "logical_or", "logical_xor", "long", "lt",
+    "masked_fill", "maximum", "minimum", "mul", "ne", "neg", "pow", "reciprocal", "remainder", "round", "rsqrt",
+    "rsub", "sigmoid", "sign", "sin", "sqrt", "square", "sub", "tanh", "true_divide", "where", "__add__", "__and__",
+    "__eq__", "__floordiv__", "__ge__", "__gt__", "__invert__", "__le__", "__lt__", "__mod__", "__mul__", "__ne__",
+    "__neg__", "__or__", "__pow__", "__radd__", "__rand__", "__rfloordiv__", "__rmod__", "__rmul__", "__ror__",
+    "__rpow__", "__rsub__", "__rtruediv__", "__rxor__", "__sub__", "__truediv__", "__xor__",
+)  # fmt: skip
 _POINTWISE = frozenset(
     getattr(owner, name)
     for name in _POINTWISE_NAMES

@@ -250,7 +250,9 @@ def planned(
     return plan, problem
 
 
-def attached(problem: Problem, first: Engine, output: Tensor, lse: Tensor) -> Tensor | None:
+def attached(
+    problem: Problem, first: Engine, output: Tensor, lse: Tensor, runner: Runner | None = None
+) -> Tensor | None:
     """Return a known output with a graph to the problem's tensors, by :meth:`Engine.part_of` of the first that can.
 
     The result is in the dtype that engines calculate in.
@@ -259,8 +261,10 @@ def attached(problem: Problem, first: Engine, output: Tensor, lse: Tensor) -> Te
     query, key, value, output = (t.to(dtype) for t in (problem.query, problem.key, problem.value, output))
     problem = replace(problem, query=query, key=key, value=value)
     for engine in (first, *engines.TABLE.values()):
-        if engine.refusal(problem) is None and (made := engine.part_of(problem, output, lse)) is not None:
-            return made
+        if engine.refusal(problem) is None:
+            made = engine.part_of(problem, output, lse, runner if engine is first else None)
+            if made is not None:
+                return made
     return None
 
 

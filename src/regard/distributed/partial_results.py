@@ -98,11 +98,9 @@ class Parts:
         ``ends`` are its queries, keys and values.
         """
         problem = self._problem(region, ends)
-        chosen = _plan.choose(problem, self.engine)
-        for engine in (chosen, *engines.TABLE.values()):
-            if engine.refusal(problem) is None and (made := engine.part_of(problem, output, lse)) is not None:
-                return made
-        raise AssertionError("engine 'streaming' differentiates what merges")
+        made = _plan.attached(problem, _plan.choose(problem, self.engine), output, lse)
+        assert made is not None  # engine 'streaming' differentiates what merges
+        return made
 
     def check_engine(self, region: Region, ends: Sequence[Tensor]) -> None:
         """Raise if the named engine refuses a region; ``ends`` are tensors like its queries, keys and values."""

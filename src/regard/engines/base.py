@@ -106,7 +106,13 @@ class Engine(ABC):
         """Return the fields of :class:`regard.Aux` that can come from the pass that makes the output."""
         return frozenset()
 
-    def part_of(self, problem: Problem, output: Tensor, lse: Tensor) -> Tensor | None:  # noqa: ARG002
+    def part_of(
+        self,
+        problem: Problem,  # noqa: ARG002
+        output: Tensor,  # noqa: ARG002
+        lse: Tensor,  # noqa: ARG002
+        runner: Runner | None = None,  # noqa: ARG002
+    ) -> Tensor | None:
         """Return the output of an attention of which the problem is a part, with the part's own derivative.
 
         Where keys are divided, a part's weights are ``exp(score − lse)`` with the log-sum-exp of the whole row. Its
@@ -121,6 +127,8 @@ class Engine(ABC):
             The whole output, a constant.
         lse : Tensor (B, H, L)
             The whole log-sum-exp, a constant; −inf in a row that sees nothing.
+        runner : callable, optional
+            What :meth:`prepare` returned for problems of this structure, of which an engine may use what it prepared.
 
         Returns
         -------

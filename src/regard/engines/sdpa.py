@@ -131,7 +131,13 @@ class Sdpa(Engine):
 
         return run
 
-    def part_of(self, problem: Problem, output: Tensor, lse: Tensor) -> Tensor | None:
+    def part_of(
+        self,
+        problem: Problem,
+        output: Tensor,
+        lse: Tensor,
+        runner: Runner | None = None,  # noqa: ARG002
+    ) -> Tensor | None:
         query, few = problem.query, problem.extent.S < 2 or 0 in problem.query.shape
         if few or query.device.type != "cpu" or problem.dropout_p or is_traced(query) or dense.needs_care(problem):
             return None
@@ -140,7 +146,7 @@ class Sdpa(Engine):
             return None  # softmax over a part does not cancel its derivative
         dtype, width = form.query.dtype, max(form.query.shape[-1], V)
         rows = form.query, form.key, problem.value.to(dtype), output.detach().to(dtype)
-        query, key, value, output = (pad(t, (0, width - t.shape[-1])) for t in rows)
+        query, key, value, output = (t if t.shape[-1] == width else pad(t, (0, width - t.shape[-1])) for t in rows)
         attached: Tensor = _part(problem, KernelMask.of(problem), query, key, value, output, lse.to(dtype))
         return attached[..., :V].to(problem.query.dtype)
 

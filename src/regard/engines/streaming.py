@@ -85,7 +85,13 @@ class Streaming(Engine):
 
         return run if is_traced(problem.query) else partial(nonfinite.fitted, attend=run)
 
-    def part_of(self, problem: Problem, output: Tensor, lse: Tensor) -> Tensor | None:
+    def part_of(
+        self,
+        problem: Problem,
+        output: Tensor,
+        lse: Tensor,
+        runner: Runner | None = None,  # noqa: ARG002
+    ) -> Tensor | None:
         normalizer = problem.normalizer
         if (normalizer.couples and not normalizer.online) or problem.dropout_p:
             return None

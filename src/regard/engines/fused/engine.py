@@ -84,7 +84,8 @@ class Fused(Engine):
             return dense.attend_nothing
         if is_traced(problem.query) or (request is None and is_watched()):
             return _traced
-        attend = partial(_attend, _Prepared.of(problem, request), request is not None)
+        fixed = _Prepared.of(problem, request)
+        attend = partial(_attend, fixed, request is not None)
         differentiated = problem.wants_grad and problem.mask is not None
 
         def run(problem: Problem) -> Outcome:
@@ -93,12 +94,13 @@ class Fused(Engine):
                 return nonfinite.contained(problem, attend)
             return nonfinite.settled(problem, attend)
 
+        run.fixed = fixed  # type: ignore[attr-defined]
         return run
 
-    def part_of(self, problem: Problem, output: Tensor, lse: Tensor) -> Tensor | None:
+    def part_of(self, problem: Problem, output: Tensor, lse: Tensor, runner: Runner | None = None) -> Tensor | None:
         if is_traced(problem.query) or dense.needs_care(problem):
             return None
-        fixed = _Prepared.of(problem, None)
+        fixed: _Prepared = getattr(runner, "fixed", None) or _Prepared.of(problem, None)
         rows, setting = _Projected.of(problem, fixed.weight), fixed.setting or _setting(problem, ForwardRequest())
         empty = lse == -torch.inf
         peak, total = torch.where(empty, 0.0, lse), torch.where(empty, 0.0, 1.0).to(lse.dtype)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard import _plan, _problem, engines
+from regard import _plan, _problem
 from regard._attention import attention
 from regard._aux import AuxRequest
 from regard._errors import rejected

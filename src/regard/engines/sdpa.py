@@ -389,7 +389,7 @@ def _added(problem: Problem, mask: Mask, rows: Span, cols: Span) -> Tensor | Non
     added = None if bias is None else bias.to(problem.compute_dtype)
     if visible is not None:
         added = visible if added is None else torch.where(visible, added, -torch.inf)
-    return added.unsqueeze(0) if added is not None and added.dim() < 2 else added
+    return None if added is None else added[(None,) * (2 - added.dim())]
 
 
 def _plain(problem: Problem, added: Tensor | None, causal: bool) -> Tensor:

@@ -181,7 +181,7 @@ def _check_indices(index: Array, seen: Array, weights: Array, top: Array, decide
         require(off <= limit, f"aux.topk.indices name keys whose weights are {off:.3g} off, {where}: {row}")
 
 
-@law("lse gradient", "A log-sum-exp that is asked for with a gradient has one, within budget.", judged, share=0.5)
+@law("lse gradient", "A log-sum-exp that is asked for with a gradient has one, within budget.", judged, share=0.3)
 def lse_gradient(case: Case, engine: Engine) -> None:
     """The gradient of ``AuxRequest(lse="grad")``, in whatever engine the output comes from."""
     call = Call.of(case)

@@ -76,7 +76,9 @@ def _without_bias(case: Case) -> Case | None:
     return judged(case.but(softcap=None, learned=False, magnitude=min(case.magnitude, 1.0)))
 
 
-@law("subclassed parts", "An override in a subclass of a score or a normalizer is what is computed.", _without_bias)
+@law(
+    "subclassed parts", "An override in a subclass of a score or a normalizer is what is computed.", _without_bias, 0.2
+)
 def overridden(case: Case, engine: Engine) -> None:
     """No engine takes a shortcut past an override: twice the score is twice the scale."""
     call = Call.of(case)

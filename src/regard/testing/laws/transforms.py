@@ -215,7 +215,7 @@ def _derivative(total: Tensor, leaf: Tensor) -> Tensor:
     "composed derivatives",
     "Every composition of torch.func's transforms up to second order is right, or an error names an engine which can.",
     _small,
-    share=0.2,
+    share=0.05,
 )
 def composed_derivatives(case: Case, engine: Engine) -> None:
     """A second derivative is never silently 0."""
@@ -272,7 +272,7 @@ def _holds_sizes(recipe: recipes.Recipe | None) -> bool:
     "traced",
     "torch.jit.trace records a call that is right at other lengths, with its gradients.",
     _traceable,
-    share=0.3,
+    share=0.1,
 )
 def traced(case: Case, engine: Engine) -> None:
     """A trace of the example runs on queries and keys of other numbers."""

@@ -143,7 +143,7 @@ def _with_large_values(case: Case) -> Case | None:
     return case_or_none.but(values=1.0, dropout_p=0.0)
 
 
-@law("large values", "Values up to the dtype's largest give finite outputs in their hull.", _with_large_values)
+@law("large values", "Values up to the dtype's largest give finite outputs in their hull.", _with_large_values, 0.4)
 def large_values(case: Case, engine: Engine) -> None:
     """Law 3 where a sum of values overflows and their mean does not."""
     call = Call.of(case)

@@ -33,7 +33,10 @@ def _of_equal_widths(case: Case) -> Case | None:
 
 
 @law(
-    "mutated parts", "A part that is changed after a call changes later calls with it, and no others.", _of_equal_widths
+    "mutated parts",
+    "A part that is changed after a call changes later calls with it, and no others.",
+    _of_equal_widths,
+    0.3,
 )
 def mutated(case: Case, engine: Engine) -> None:
     """A plan keeps nothing that its caller can change."""

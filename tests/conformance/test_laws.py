@@ -33,7 +33,7 @@ def test_law(law, engine):
         pytest.skip("the law does not concern this engine")
 
     @settings(
-        max_examples=max(int(EXAMPLES * min(LAWS[law].share, 1)), 4),
+        max_examples=max(int(EXAMPLES * min(LAWS[law].share, 1)), 1 if LAWS[law].share < 0.1 else 4),
         deadline=None,
         derandomize=True,
         database=None,

@@ -226,8 +226,8 @@ def first_broken(law, engine, tries):
 @pytest.mark.parametrize(("fault", "law"), FAULTS, ids=[f"{fault.__name__}-{law}" for fault, law in FAULTS])
 def test_the_law_catches_the_fault(fault, law, registered):
     engine = registered(fault())
-    verdict = first_broken(law, engine, 60)
-    assert verdict is not None, f"{fault.__name__} keeps the law {law!r} in 60 cases"
+    verdict = first_broken(law, engine, 100)
+    assert verdict is not None, f"{fault.__name__} keeps the law {law!r} in 100 cases"
     assert "Error: " not in verdict.reason  # by what the law says, not by a crash
 
 

@@ -261,7 +261,7 @@ def test_alibi_slopes(heads):
         closest = 2 ** math.floor(math.log2(n))
         return published(closest) + published(2 * closest)[0::2][: n - closest]
 
-    mask = masks.alibi(heads).bind(Extent(1, heads, 2, 2), "cpu")
+    mask = masks.alibi(heads).bind(Extent(1, heads, 2, 2), "cpu").cast(torch.float64)
     one = torch.ones((), dtype=torch.long)
     found = mask.bias(one, torch.arange(heads), one, torch.zeros_like(one))  # one key before the query
     np.testing.assert_allclose(-found.numpy(), published(heads), rtol=1e-14)

@@ -146,7 +146,7 @@ class Alibi(_Bias):
         super().__init__(align, offset)
         self.slopes = slopes
         #: What the paper's slopes are multiplied in: engines say.
-        self._dtype = torch.float64
+        self._dtype = torch.float32
 
     def _twin(self) -> Alibi:
         twin = Alibi(self.slopes, self.align, self.offset)
@@ -168,8 +168,7 @@ class Alibi(_Bias):
         """Return −slope · |distance|."""
         slopes = self.slopes
         if not isinstance(slopes, Tensor):
-            dtype = torch.float32 if kv_idx.device.type == "mps" else self._dtype
-            slopes = torch.tensor(slopes, dtype=dtype, device=kv_idx.device)
+            slopes = torch.tensor(slopes, dtype=self._dtype, device=kv_idx.device)
         return -lookup(slopes, h) * (self.positions(b, q_idx) - kv_idx).abs()
 
     def fit(self, extent: Extent, device: torch.device) -> Mask:

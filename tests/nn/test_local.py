@@ -172,7 +172,8 @@ def test_constructor_errors(options: dict[str, Any], kind: type[Exception], mess
 def test_call_errors() -> None:
     layer, query, key = layer_and_ends()
     with pytest.raises(
-        ValueError, match=r"LocalAttention: positions must have shape \(L,\) = \(7,\) or \(B, L\) = \(2, 7\), got \(3,\)"
+        ValueError,
+        match=r"LocalAttention: positions must have shape \(L,\) = \(7,\) or \(B, L\) = \(2, 7\), got \(3,\)",
     ):
         layer(query, key, positions=torch.zeros(3))
     with pytest.raises(TypeError, match="positions must be a tensor of numbers"):

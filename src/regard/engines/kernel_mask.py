@@ -56,8 +56,17 @@ class KernelMask:
         return self.hides and not self.causal
 
     @classmethod
-    def of(cls, problem: Problem, told: bool = True) -> KernelMask:
-        """Return what a problem's mask means; ``told``: whether the log-sum-exp is asked for."""
+    def of(cls, problem: Problem, told: bool = True, fixed: Tensor | None = None) -> KernelMask:
+        """Return what a problem's mask means.
+
+        Parameters
+        ----------
+        problem : Problem
+        told : bool
+            Whether the log-sum-exp is asked for.
+        fixed : Tensor (1, 1 or H, L, S), optional
+            What the parts of the mask without tensors add, as :func:`fixed_part` says.
+        """
         mask, extent = problem.mask, problem.extent
         if mask is None:
             return cls()
@@ -66,16 +75,16 @@ class KernelMask:
         if is_causal(problem):
             keys = slice(extent.L) if extent.L < extent.S else None  # later keys are seen by no query
             return cls(hides=True, causal=True, keys=keys)
-        fixed = not mask.tensors()
-        keys = _shared_keys(problem) if fixed and not mask.has_bias else None
+        kept = not mask.tensors()
+        keys = _shared_keys(problem) if kept and not mask.has_bias else None
         if keys is not None:
             return cls(keys=None if keys == slice(0, extent.S) else keys)
         if FEW < extent.L <= MATRIX // extent.S:
-            added, visible = _matrix_of(problem, mask)
-            if added.numel() <= (KEPT if fixed else MATRICES):
-                empty = None if visible is None or not told else ~visible.any(-1)
-                if empty is not None and not bool(empty.any()):
-                    empty = None
+            added = _matrix_of(problem, mask if fixed is None else _parts(mask, True))
+            added = added if fixed is None else fixed + added
+            added = added.expand(*added.shape[:2], extent.L, extent.S).contiguous()
+            if added.numel() <= (KEPT if kept else MATRICES):
+                empty = (added == -torch.inf).all(-1) if told and mask.hides else None
                 return cls(hides=True, added=added, empty=empty)
         return cls(hides=True, blocks=query_blocks.query_blocks(mask, extent))
 
@@ -94,16 +103,36 @@ def _shared_keys(problem: Problem) -> slice | None:
     return slice(first, most) if first == last and least == most and most - first > 1 else None
 
 
-def _matrix_of(problem: Problem, mask: Mask) -> tuple[Tensor, Tensor | None]:
-    """Return what a mask adds to the scores, −inf where it hides, as the kernel reads it, and what it shows."""
+def fixed_part(problem: Problem) -> Tensor | None:
+    """Return what the parts of a short mask without tensors add, which is the same in every call of a structure.
+
+    None where the mask does not consist of such parts and others, or is no matrix for the kernel.
+    """
+    mask, extent = problem.mask, problem.extent
+    if not isinstance(mask, masks.AndMask) or not FEW < extent.L <= MATRIX // extent.S or is_causal(problem):
+        return None
+    if all(part.tensors() for part in mask.masks) or not any(part.tensors() for part in mask.masks):
+        return None
+    added = _matrix_of(problem, _parts(mask, False))
+    added = added.expand(*added.shape[:2], extent.L, extent.S).contiguous()
+    return added if added.numel() <= KEPT else None
+
+
+def _parts(mask: Mask, with_tensors: bool) -> Mask:
+    """Return the parts of a composed mask that have tensors, or those that have none."""
+    assert isinstance(mask, masks.AndMask)
+    return masks.AndMask(tuple([part for part in mask.masks if bool(part.tensors()) == with_tensors]))
+
+
+def _matrix_of(problem: Problem, mask: Mask) -> Tensor:
+    """Return what a mask adds to the scores, −inf where it hides: (1 or B, 1 or H, 1 or L, 1 or S)."""
     extent, dtype = problem.extent, wide_dtype(problem.query.dtype)
     index = indices(problem, Span(0, extent.L), Span(0, extent.S))
     visible, bias = mask.visible(*index), mask.cast(dtype).bias(*index) if mask.has_bias else None
     if bias is None:
         bias = _constant(0.0, dtype, problem.query.device)
     added = bias if visible is None else torch.where(visible, bias, _constant(-torch.inf, dtype, bias.device))
-    added = added.detach()[(None,) * (4 - added.dim())].expand(-1, -1, extent.L, extent.S).contiguous()
-    return added, None if visible is None else visible[(None,) * (4 - visible.dim())]
+    return added.detach()[(None,) * (4 - added.dim())]
 
 
 def is_causal(problem: Problem) -> bool:

@@ -19,7 +19,17 @@ from regard._tracing import is_exported_to_onnx, is_traced
 from regard.engines import dense, nonfinite, query_blocks
 from regard.engines.base import Cost, Engine, Outcome, Runner
 from regard.engines.flash import flash_attention
-from regard.engines.kernel_mask import AT_ONCE, FEW, GIVEN, KernelMask, indices, is_causal, matrix, wide_dtype
+from regard.engines.kernel_mask import (
+    AT_ONCE,
+    FEW,
+    GIVEN,
+    KernelMask,
+    fixed_part,
+    indices,
+    is_causal,
+    matrix,
+    wide_dtype,
+)
 from regard.engines.tiles import Span, spans
 from regard.masks.base import Mask
 from regard.normalizers import Softmax
@@ -108,13 +118,14 @@ class Sdpa(Engine):
         fixed = mask is None or isinstance(mask, masks.Dense) or not mask.tensors()
         told = request is not None
         kernel_mask = KernelMask.of(problem, told) if fixed else None
+        part = None if fixed else fixed_part(problem)
         attend = _run_as_given if _is_as_given(problem, kernel_mask) else _run
         few = problem.extent.L <= FEW and not wants_grad and not problem.dropout_p
         if few and (kernel_mask is None or kernel_mask.hides):
             kernel_mask, attend = AT_ONCE, _run_at_once
 
         def run(problem: Problem) -> Outcome:
-            own = KernelMask.of(problem, told) if kernel_mask is None else kernel_mask
+            own = KernelMask.of(problem, told, part) if kernel_mask is None else kernel_mask
 
             def once(problem: Problem) -> Outcome | None:
                 outcome = attend(problem, own)

@@ -38,6 +38,8 @@ from regard.scores.dot_like import DotLike
 
 #: Queries whose mask is a matrix at one time where calls are traced.
 TRACED_STRIP = 512
+#: Squares of distances from an origin so large that scores made of them have too few digits left for float32.
+FAR = 2.0**28
 #: Pairs of one head that a single streaming tile would hold.
 SMALL = 256 * 256
 
@@ -206,6 +208,8 @@ def _run(problem: Problem, kernel_mask: KernelMask) -> Outcome | None:
     dtype = problem.query.dtype
     form = _form(problem)
     query, key = form.query, form.key
+    if problem.mask is not None and form.offset is not None and float(form.offset.abs().amax()) > FAR:
+        return None  # keys that are hidden may have moved the origin
     if kernel_mask.adds and not _scores_fit(query, key, problem.scale):
         return None
     value = problem.value.to(query.dtype)

@@ -208,7 +208,7 @@ def _run(problem: Problem, kernel_mask: KernelMask) -> Outcome | None:
     dtype = problem.query.dtype
     form = _form(problem)
     query, key = form.query, form.key
-    if problem.mask is not None and form.offset is not None and float(form.offset.abs().amax()) > FAR:
+    if problem.mask is not None and form.offset is not None and float(form.offset.detach().abs().amax()) > FAR:
         return None  # keys that are hidden may have moved the origin
     if kernel_mask.adds and not _scores_fit(query, key, problem.scale):
         return None

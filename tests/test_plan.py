@@ -259,3 +259,19 @@ def test_a_later_call_is_few_calls_of_python(name: str, most: int) -> None:
     finally:
         sys.setprofile(None)
     assert 0 < count <= most
+
+
+@pytest.mark.parametrize(
+    "mask", [masks.causal(align="lower_right"), masks.causal(offset=8), masks.window(-1, 0, offset=8)]
+)
+def test_a_mask_that_hides_nothing_is_no_part_of_a_plan(mask: masks.Mask) -> None:
+    query, key = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 9, 4)
+    plan, problem = _plan.planned(query, key, key, mask, 0.0, False, None, False, None, "softmax", None, "auto", None)
+    assert not plan.masked
+    assert problem.mask is None
+    padded = mask & masks.key_padding(torch.arange(9) < 5)
+    _, problem = _plan.planned(query, key, key, padded, 0.0, False, None, False, None, "softmax", None, "auto", None)
+    assert isinstance(problem.mask, type(masks.key_padding(torch.ones(9, dtype=torch.bool))))
+    torch.testing.assert_close(
+        regard.attention(query, key, key, padded), regard.attention(query, key[:, :, :5], key[:, :, :5])
+    )

@@ -204,3 +204,38 @@ def test_fx_records_a_call() -> None:
     calls = [node.target for node in traced.graph.nodes if node.op == "call_function"]
     assert calls == [regard.attention]
     torch.testing.assert_close(traced(*ends()), regard.attention(*ends(), softcap=2.0))
+
+
+SCORES: dict[str, Any] = {
+    "scaled_dot": None, "gaussian": "gaussian", "laplacian": "laplacian", "additive": scores.Additive(normal(8, seed=7)),
+    "epanechikov": "epanechikov", "cosine": "cosine",
+}  # fmt: skip
+MASKS: dict[str, Any] = {
+    "none": None,
+    "window": masks.causal() & masks.window(5, 0),
+    "documents": masks.document(torch.arange(12) // 5) & masks.causal(),
+    "key padding": masks.key_padding(torch.arange(12) % 3 > 0) & masks.causal(),
+    "alibi": masks.alibi(4) & masks.causal(),
+    "matrix": torch.ones(12, 12, dtype=torch.bool).tril(),
+}
+
+
+@pytest.mark.campaign(keep=8)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("score", SCORES)
+def test_every_score_and_mask_compiles_to_the_plan_of_an_eager_call(score: str, mask: str) -> None:
+    torch.compiler.reset()
+    recorded: list[str] = []
+
+    def watch(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        recorded.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    def call(*given: Tensor) -> Tensor:
+        return regard.attention(*given, MASKS[mask], score=SCORES[score])
+
+    output = torch.compile(call, fullgraph=True, backend=watch)(*ends())
+    assert torch.equal(output, call(*ends()))
+    plainest = score == "scaled_dot" and mask == "none"  # is torch's own function, compiled or not
+    assert any(("scaled_dot_product_attention" if plainest else "regard.attend") in name for name in recorded)
+    assert regard.explain(*ends(), MASKS[mask], score=SCORES[score]).compiled == ""

@@ -207,8 +207,8 @@ def test_fx_records_a_call() -> None:
 
 
 SCORES: dict[str, Any] = {
-    "scaled_dot": None, "gaussian": "gaussian", "laplacian": "laplacian", "additive": scores.Additive(normal(8, seed=7)),
-    "epanechikov": "epanechikov", "cosine": "cosine",
+    "scaled_dot": None, "gaussian": "gaussian", "laplacian": "laplacian", "cosine": "cosine",
+    "epanechikov": "epanechikov", "additive": scores.Additive(normal(8, seed=7)),
 }  # fmt: skip
 MASKS: dict[str, Any] = {
     "none": None,

@@ -159,7 +159,10 @@ class Sdpa(Engine):
             return None  # softmax over a part does not cancel its derivative
         dtype, width = form.query.dtype, max(form.query.shape[-1], V)
         rows = form.query, form.key, problem.value.to(dtype), output.detach().to(dtype)
-        query, key, value, output = (t if t.shape[-1] == width else pad(t, (0, width - t.shape[-1])) for t in rows)
+        # torch's kernel gives a wrong gradient where a row's numbers do not stand side by side.
+        query, key, value, output = (
+            t.contiguous() if t.shape[-1] == width else pad(t, (0, width - t.shape[-1])) for t in rows
+        )
         attached: Tensor = _part(problem, KernelMask.of(problem), query, key, value, output, lse.to(dtype))
         return attached[..., :V].to(problem.query.dtype)
 

@@ -79,3 +79,13 @@ def test_lse_is_true_false_or_grad() -> None:
         AuxRequest(lse="gradient")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="AuxRequest: lse must be a bool or 'grad', got 1"):
         AuxRequest(lse=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", ["auto", "sdpa", "fused", "streaming"])
+def test_a_gradient_of_lse_to_rows_with_gaps(engine: str) -> None:
+    query, key, value = (normal(3, 2, n, 8, seed=n)[..., ::2].requires_grad_() for n in (6, 13, 13))
+    _, aux = regard.attention(query, key, value, engine=engine, return_aux=AuxRequest(lse="grad"))
+    assert aux.lse is not None
+    right = torch.logsumexp(query @ key.mT / 2, -1)
+    for a, b in zip(*(torch.autograd.grad(lse.sin().sum(), (query, key)) for lse in (aux.lse, right)), strict=True):
+        torch.testing.assert_close(a, b)

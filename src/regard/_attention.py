@@ -121,8 +121,8 @@ def attention(
         # The plainest call is torch's own, checked in less time than a problem takes to build.
         output = torch_attention(query, key, value, scale=scale)
         if not is_eager() or output.device.type != "cpu" or nonfinite.is_settled(query, key, output):
-            return _once.watched(output, "sdpa") if output.requires_grad and is_eager() else output
-    if not isinstance(query, Tensor) and has_torch_function((query, key, value)):
+            return _once.watched(output, "sdpa") if output.requires_grad else output
+    if not _are_tensors(query, key, value) and has_torch_function((query, key, value)):
         # What stands for a tensor, such as a proxy of torch.fx, says itself what becomes of a call.
         return handle_torch_function(
             attention, (query, key, value), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
@@ -159,7 +159,7 @@ def attention(
     else:
         outcome = plan.run(problem)
     output = outcome.output if plan.as_given else problem.restore(outcome.output)
-    if once and output.requires_grad and is_eager():
+    if once and output.requires_grad:
         output = _once.watched(output, plan.engine.name)
     if return_aux is None:
         return output
@@ -217,9 +217,13 @@ def explain(
     return explained(problem, mask, engine)
 
 
+def _are_tensors(query: object, key: object, value: object) -> bool:
+    return isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
+
+
 def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> bool:
     """Whether torch's function takes these as they are, at its best, with one meaning."""
-    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+    if not _are_tensors(query, key, value):
         return False
     if query.dtype not in _checks.DTYPES or query.is_nested or query.layout is not torch.strided:
         return False

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard._problem import Problem
 from regard._torch import functorch_derivatives
+from regard._tracing import in_transform
 
 
 def error(what: str) -> RuntimeError:
@@ -21,7 +22,9 @@ def error(what: str) -> RuntimeError:
 
 
 def watched(output: Tensor, engine: str) -> Tensor:
-    """Return the output of an eager call, after which a second derivative is an error."""
+    """Return the output of a call that was not transformed, after which a second derivative is an error."""
+    if torch.compiler.is_compiling() or in_transform():
+        return output
 
     def refuse(grad: Tensor) -> None:  # noqa: ARG001
         if torch.is_grad_enabled():
@@ -46,8 +49,8 @@ def once(problem: Problem, engine: str) -> Problem:
     return replace(problem, query=query, key=key, value=value, score=problem.score.map_tensors(watch), mask=mask)
 
 
-class _Once(torch.autograd.Function):
-    """A tensor whose gradient has none."""
+class _Gradient(torch.autograd.Function):
+    """A tensor that has no gradient: to ask for it is an error."""
 
     generate_vmap_rule = True
 
@@ -60,23 +63,13 @@ class _Once(torch.autograd.Function):
         ctx.engine = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Gradient.apply(grad, ctx.engine), None
-
-
-class _Gradient(torch.autograd.Function):
-    """A gradient that has none."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(grad: Tensor, engine: str) -> Tensor:  # noqa: ARG004
-        return grad.view_as(grad)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:  # noqa: ARG004
-        ctx.engine = inputs[1]
-
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:  # noqa: ARG004
         raise error(f"engine {ctx.engine!r}")
+
+
+class _Once(_Gradient):
+    """A tensor whose gradient has no gradient."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _Gradient.apply(grad, ctx.engine), None

@@ -265,7 +265,7 @@ def _pull(
     """Return the gradients to query, key, value and the tensors; empty where none is wanted."""
     with _autocast.suspended(query.device.type), recording(), torch.enable_grad():
         plan, problem, held = _unpacked(query, key, value, tensors, text, ints, floats, scale, softcap)
-        attached = _plan.attached(problem, plan.engine, output, lse, plan.run) if lse.numel() else None
+        attached = _plan.with_graph(problem, plan.engine, output, lse, plan.run) if lse.numel() else None
         if attached is None:
             attached = plan.run(problem).output
         wanted = [tensor for tensor in held if tensor.requires_grad]

@@ -250,7 +250,7 @@ def planned(
     return plan, problem
 
 
-def attached(
+def with_graph(
     problem: Problem, first: Engine, output: Tensor, lse: Tensor, runner: Runner | None = None
 ) -> Tensor | None:
     """Return a known output with a graph to the problem's tensors, by :meth:`Engine.part_of` of the first that can.
@@ -278,7 +278,7 @@ def differentiable_lse(problem: Problem, lse: Tensor) -> Tensor:
         return dense.attached(lse.detach(), problem)
     ones = problem.value.new_ones((), dtype=lse.dtype).expand(*problem.value.shape[:-1], 1).contiguous()
     counted = replace(problem, value=ones, normalizer=Softmax(), dropout_p=0.0)
-    zero = attached(counted, engines.TABLE[TORCHS], ones.new_zeros(*lse.shape, 1), lse.detach())
+    zero = with_graph(counted, engines.TABLE[TORCHS], ones.new_zeros(*lse.shape, 1), lse.detach())
     assert zero is not None  # engine streaming knows every score and mask
     return lse.detach() + zero.squeeze(-1)
 

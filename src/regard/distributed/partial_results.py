@@ -98,7 +98,7 @@ class Parts:
         ``ends`` are its queries, keys and values.
         """
         problem = self._problem(region, ends)
-        made = _plan.attached(problem, _plan.choose(problem, self.engine), output, lse)
+        made = _plan.with_graph(problem, _plan.choose(problem, self.engine), output, lse)
         assert made is not None  # engine 'streaming' differentiates what merges
         return made
 

@@ -17,6 +17,10 @@ from regard.engines.base import Outcome
 from regard.engines.tiles import Grid, Tiles
 
 
+#: Numbers that torch's dot product takes at one time.
+MOST = 1 << 30
+
+
 def needs_care(problem: Problem) -> bool:
     """Whether something that is not finite could leak through a masked pair; where values cannot be seen, yes."""
     if problem.mask is None:
@@ -47,7 +51,7 @@ def square_sum(tensor: Tensor) -> float:
     flat = tensor.reshape(-1)
     if flat.itemsize < 4:
         return copies * float(torch.linalg.vector_norm(flat, dtype=torch.float32).item()) ** 2
-    return copies * float(torch.dot(flat, flat).item())
+    return copies * sum(float(torch.dot(part, part).item()) for part in flat.split(MOST))
 
 
 def _is_dense(tensor: Tensor) -> bool:

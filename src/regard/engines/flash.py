@@ -38,6 +38,8 @@ def flash_attention(
     if added is None or not output.requires_grad:
         return output, lse
     lost = lse.detach().abs() > LARGE_LSE
+    if bool(lost.any()):  # scores that are as large by themselves lose no more than that rounding
+        lost = lost & (added.amax(-1).abs() > LARGE_LSE / 2)
     return (_recovered(query, key, value, added, scale, output, lost) if bool(lost.any()) else output), lse
 
 

@@ -336,7 +336,7 @@ def _cleared(query: Tensor, problem: Problem) -> Tensor:
     """Return queries with zeros in place of what is not finite where a query sees nothing."""
     if problem.mask is None or is_traced(query) or bool(query.isfinite().all()):
         return query
-    return torch.where(query.isfinite() | problem.mask.looks(problem.extent).unsqueeze(-1), query, 0.0)
+    return torch.where(query.isfinite() | problem.mask.sees(problem.extent).unsqueeze(-1), query, 0.0)
 
 
 def states_of(mask: Mask, problem: Problem, shape: tuple[int, int], counts: tuple[int, int]) -> list[list[int]]:

@@ -193,7 +193,7 @@ class Mask(Part, ABC):
         span = self.span(extent, device)
         return None if span is None else clamped(span, extent.S, device)
 
-    def looks(self, extent: Extent) -> Tensor:
+    def sees(self, extent: Extent) -> Tensor:
         """Return which queries of the bound mask see any key: bool (B or 1, H or 1, L or 1)."""
         spans = self.intervals(extent)
         if spans is not None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from regard import AuxRequest, masks, scores
@@ -89,3 +90,12 @@ def test_a_gradient_of_lse_to_rows_with_gaps(engine: str) -> None:
     right = torch.logsumexp(query @ key.mT / 2, -1)
     for a, b in zip(*(torch.autograd.grad(lse.sin().sum(), (query, key)) for lse in (aux.lse, right)), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(("engine", "score"), [("fused", "laplacian"), ("sdpa", "dot")])
+def test_a_dispatch_mode_hides_no_error(engine: str, score: str) -> None:
+    query, key, value = (normal(1, 1, n, 4, seed=n).requires_grad_() for n in (5, 9, 9))
+    with FlopCounterMode(display=False):
+        output = regard.attention(query, key, value, score=score, engine=engine)
+        with pytest.raises(RuntimeError, match="has no second derivative"):
+            torch.autograd.grad(output.sin().sum(), query, create_graph=True)

@@ -16,7 +16,6 @@ from regard._tracing import is_traced
 from regard.engines.base import Outcome
 from regard.engines.tiles import Grid, Tiles
 
-
 #: Numbers that torch's dot product takes at one time.
 MOST = 1 << 30
 

@@ -15,7 +15,7 @@ from regard._aux import Aux, AuxRequest
 from regard._explain import Explanation, explained
 from regard._torch import in_forward_mode, in_functorch, is_eager, is_jit_tracing
 from regard.engines import EngineLike, Outcome, aux_pass, nonfinite
-from regard.masks import MaskLike
+from regard.masks import Mask, MaskLike
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
 
@@ -136,16 +136,9 @@ def attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap
             )
         mask = _problem.unbound_mask(attn_mask, is_causal, problem.query, problem.key, problem.lead)
-        recorded = _operator.recorded(problem, mask, scale, engine)
+        recorded = _recorded(problem, mask, scale, engine, return_aux)
         if recorded is not None:
-            output = problem.restore(recorded[0])
-            if return_aux is None:
-                return output
-            outcome = Outcome(recorded[0], None if return_aux.lse == "grad" else recorded[1])
-            with _autocast.suspended(query.device.type):
-                return output, aux_pass.aux_fields(problem, outcome, return_aux)
-        if is_jit_tracing():
-            raise _operator.untraceable(str(_operator.obstacle(problem, mask, engine)))
+            return recorded
     plan, problem = _plan.planned(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine,
         return_aux,
@@ -215,6 +208,23 @@ def explain(
     )  # fmt: skip
     mask = _problem.unbound_mask(attn_mask, is_causal, problem.query, problem.key, problem.lead)
     return explained(problem, mask, engine)
+
+
+def _recorded(
+    problem: _problem.Problem, mask: Mask | None, scale: float | None, engine: EngineLike, request: AuxRequest | None
+) -> Tensor | tuple[Tensor, Aux] | None:
+    """Return what a call gives that is recorded as an operator; None where a compiler is to look into it instead."""
+    recorded = _operator.recorded(problem, mask, scale, engine)
+    if recorded is None:
+        if is_jit_tracing():
+            raise _operator.untraceable(str(_operator.obstacle(problem, mask, engine)))
+        return None
+    output, lse = recorded
+    if request is None:
+        return problem.restore(output)
+    outcome = Outcome(output, None if request.lse == "grad" else lse)
+    with _autocast.suspended(output.device.type):
+        return problem.restore(output), aux_pass.aux_fields(problem, outcome, request)
 
 
 def _are_tensors(query: object, key: object, value: object) -> bool:

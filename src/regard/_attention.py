@@ -122,7 +122,8 @@ def attention(
         output = torch_attention(query, key, value, scale=scale)
         if not is_eager() or output.device.type != "cpu" or nonfinite.is_settled(query, key, output):
             return _once.watched(output, "sdpa") if output.requires_grad else output
-    if not _are_tensors(query, key, value) and has_torch_function((query, key, value)):
+    tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
+    if not tensors and has_torch_function((query, key, value)):
         # What stands for a tensor, such as a proxy of torch.fx, says itself what becomes of a call.
         return handle_torch_function(
             attention, (query, key, value), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
@@ -227,13 +228,9 @@ def _recorded(
         return problem.restore(output), aux_pass.aux_fields(problem, outcome, request)
 
 
-def _are_tensors(query: object, key: object, value: object) -> bool:
-    return isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
-
-
 def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> bool:
     """Whether torch's function takes these as they are, at its best, with one meaning."""
-    if not _are_tensors(query, key, value):
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         return False
     if query.dtype not in _checks.DTYPES or query.is_nested or query.layout is not torch.strided:
         return False

@@ -50,7 +50,9 @@ def square_sum(tensor: Tensor) -> float:
     flat = tensor.reshape(-1)
     if flat.itemsize < 4:
         return copies * float(torch.linalg.vector_norm(flat, dtype=torch.float32).item()) ** 2
-    return copies * sum(float(torch.dot(part, part).item()) for part in flat.split(MOST))
+    if flat.numel() > MOST:
+        return copies * sum(square_sum(part) for part in flat.split(MOST))
+    return copies * float(torch.dot(flat, flat).item())
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -72,8 +72,8 @@ def _with_hidden_keys(case: Case) -> Case | None:
 def poisoned(call: Call, hidden: Tensor, seed: int) -> tuple[Call, Call]:
     """Return the call with what must not show in the rows ``hidden`` (B, G, S) of key and value, and with 0 there.
 
-    NaN, infinities and ones are mixed; or numbers so large that their products overflow, or that alone; or one infinity
-    that makes scores infinite without a NaN.
+    NaN, infinities and numbers whose products overflow are mixed; or such numbers with small ones; or one infinity in a
+    row of zeros, which makes scores infinite without a NaN.
     """
     generator = torch.Generator().manual_seed(seed)
     large = torch.finfo(call.key.dtype).max / 2

@@ -163,18 +163,60 @@ def test_what_equals_a_planned_argument_is_still_checked(named: dict[str, Any]) 
         )
 
 
-def test_a_function_or_a_class_that_may_hold_anything_is_not_kept() -> None:
+LEFT = 3
+
+
+def near(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return (kv_idx <= q_idx) & (kv_idx >= q_idx - LEFT)
+
+
+def test_a_mask_mod_of_positions_alone_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(masks.Predicate, "visible", _watched(masks.Predicate.visible, asked))
+    first = regard.attention(Q, K, V, near)
+    after = len(asked)
+    assert after and torch.equal(regard.attention(Q, K, V, near), first)
+    assert len(asked) == after and len(_plan._plans) == 1
+    torch.testing.assert_close(first, regard.attention(Q, K, V, masks.window(3, 0, align="upper_left")))
+    monkeypatch.setitem(globals(), "LEFT", 1)
+    later = regard.attention(Q, K, V, near)
+    torch.testing.assert_close(later, regard.attention(Q, K, V, masks.window(1, 0, align="upper_left")))
+
+
+def _watched(function: Any, asked: list[int]) -> Any:
+    def watched(*args: Tensor) -> Any:
+        asked.append(1)
+        return function(*args)
+
+    return watched
+
+
+def test_what_a_mask_mod_closes_over_may_change() -> None:
+    left, shown = 3, torch.ones(20, dtype=torch.bool)
+
+    def window(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return kv_idx >= q_idx - left
+
+    def of_a_tensor(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return shown[kv_idx]
+
+    for mask in (window, of_a_tensor, masks.as_mask(window) & masks.causal("upper_left")):
+        left, shown[:] = 3, True
+        first = regard.attention(Q, K, V, mask)
+        left, shown[3:] = 1, False
+        assert not torch.equal(regard.attention(Q, K, V, mask), first)
+
+
+def test_a_class_that_may_hold_anything_is_not_kept() -> None:
     shown = torch.ones(20, dtype=torch.bool)
 
     class Shown(masks.Mask):
         def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             return shown[kv_idx]
 
-    for mask in (Shown(), lambda b, h, q_idx, kv_idx: shown[kv_idx]):
-        first = regard.attention(Q, K, V, mask)
-        shown[3:] = False
-        assert not torch.equal(regard.attention(Q, K, V, mask), first)
-        shown[:] = True
+    first = regard.attention(Q, K, V, Shown())
+    shown[3:] = False
+    assert not torch.equal(regard.attention(Q, K, V, Shown()), first)
     assert not _plan._plans
 
 

@@ -26,6 +26,10 @@ def _mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  #
     return (kv_idx <= q_idx) & (kv_idx >= q_idx - LEFT)
 
 
+def _document_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # noqa: ARG001
+    return (kv_idx <= q_idx) & (IDS[q_idx] == IDS[kv_idx])
+
+
 def _causal(rows: Tensor) -> Tensor:
     return torch.arange(LENGTH) <= rows.unsqueeze(-1)
 
@@ -55,6 +59,10 @@ SHOWN: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Any]]] = {
     ),
     "window & causal": (lambda rows: _near(rows)[None, None], lambda: masks.causal() & masks.window(LEFT, 0)),
     "a mask_mod": (lambda rows: _near(rows)[None, None], lambda: _mask_mod),
+    "a mask_mod that reads a tensor": (
+        lambda rows: (_causal(rows) & (IDS[rows].unsqueeze(-1) == IDS))[None, None],
+        lambda: _document_mod,
+    ),
 }
 
 

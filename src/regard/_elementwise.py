@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from types import CodeType, FunctionType
 from typing import Any, Literal
 
 import torch
@@ -97,7 +98,7 @@ def per_element(
 
 
 #: Operations that treat each element by itself, by the names that torch and its tensors have for them.
-_POINTWISE_NAMES = (
+_POINTWISE_NAMES = frozenset((
     "abs", "add", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "bool", "ceil", "clamp", "cos", "div",
     "double", "eq", "exp", "float", "floor", "floor_divide", "fmod", "ge", "gt", "half", "int", "isfinite", "isinf",
     "isnan", "le", "log", "log2", "logical_and", "logical_not", "logical_or", "logical_xor", "long", "lt",
@@ -106,13 +107,39 @@ _POINTWISE_NAMES = (
     "__eq__", "__floordiv__", "__ge__", "__gt__", "__invert__", "__le__", "__lt__", "__mod__", "__mul__", "__ne__",
     "__neg__", "__or__", "__pow__", "__radd__", "__rand__", "__rfloordiv__", "__rmod__", "__rmul__", "__ror__",
     "__rpow__", "__rsub__", "__rtruediv__", "__rxor__", "__sub__", "__truediv__", "__xor__",
-)  # fmt: skip
+))  # fmt: skip
 _POINTWISE = frozenset(
     getattr(owner, name)
     for name in _POINTWISE_NAMES
     for owner in (torch, Tensor)
     if callable(getattr(owner, name, None))
 )
+
+
+def meaning(function: Any) -> tuple[Hashable, ...] | None:
+    """Return a key such that functions of one key give the same answers; None where that is not known.
+
+    It is known of a plain function that uses nothing but its arguments, constants, pointwise operations of torch, and
+    numbers that it closes over or finds as globals; these are part of the key.
+    """
+    if type(function) is not FunctionType or function.__kwdefaults__:
+        return None
+    code, known = function.__code__, function.__globals__
+    if any(isinstance(constant, CodeType) for constant in code.co_consts):
+        return None
+    found: list[Any] = [code, torch.get_default_dtype()]
+    try:
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:  # one that is not filled yet
+        return None
+    globals_ = [known[name] for name in code.co_names if name in known and known[name] is not torch]
+    for value in (*cells, *globals_, *(function.__defaults__ or ())):
+        if type(value) not in (bool, int, float):
+            return None
+        found.append(value if type(value) is int else repr(value))  # 1, '1.0', 'True'; -0.0 is not 0.0
+    if any(name not in known and name not in _POINTWISE_NAMES for name in code.co_names):
+        return None
+    return tuple(found)
 
 
 class _NotPointwiseError(Exception):

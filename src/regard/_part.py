@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
@@ -87,7 +87,17 @@ class Part:
         None where that is not known: a class defined inside a function, one with ``__slots__``, or a function, may
         hold anything.
         """
-        return _structure_of(self)
+        kind: Any = type(self)
+        return _structures(kind, self.__dict__.values()) if _is_open(kind) else None
+
+    def calls_a_function(self) -> bool:
+        """Whether a function is inside, which may use tensors that are not attributes."""
+        return any(_calls_a_function(value) for value in vars(self).values())
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all that the part says follows from its :meth:`structure`, and from no tensor or function."""
+        return all(_is_fixed(value) for value in vars(self).values())
 
     def snapshot(self) -> Self:
         """Return a copy that keeps its settings when this part's attributes are changed; tensors are shared."""
@@ -154,6 +164,22 @@ def _frozen(value: Any) -> Any:
     return tuple(_frozen(item) for item in value) if type(value) is tuple else value
 
 
+def _calls_a_function(value: Any) -> bool:
+    if isinstance(value, Part):
+        return value.calls_a_function()
+    if isinstance(value, tuple):
+        return any(map(_calls_a_function, value))
+    return not isinstance(value, Tensor) and callable(value)
+
+
+def _is_fixed(value: Any) -> bool:
+    if isinstance(value, Part):
+        return value.is_fixed
+    if isinstance(value, tuple):
+        return all(map(_is_fixed, value))
+    return not isinstance(value, Tensor) and not callable(value)
+
+
 def _holds_parts(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(_holds_parts(item) for item in value)
@@ -162,15 +188,15 @@ def _holds_parts(value: Any) -> bool:
 
 def _structure_of(value: Any) -> tuple[Any, ...] | None:
     kind = type(value)
-    found: list[Any] = [kind]
     if kind is Tensor or kind is Parameter:
         return kind, value.shape, value.dtype, value.device, value.requires_grad
     if kind is tuple:
-        held: Any = value
-    elif isinstance(value, Part) and _is_open(kind):  # type: ignore[arg-type]
-        held = value.__dict__.values()
-    else:
-        return None
+        return _structures(kind, value)
+    return value.structure() if isinstance(value, Part) else None
+
+
+def _structures(kind: type, held: Iterable[Any]) -> tuple[Any, ...] | None:
+    found: list[Any] = [kind]
     for item in held:
         if type(item) in PLAIN:
             found.append(item)

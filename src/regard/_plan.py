@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from regard._torch import functorch_derivatives, is_autocast_enabled, is_eager
 from regard._tracing import is_blind, is_traced
 from regard.engines import Engine, cost_model, dense
 from regard.engines.base import Runner
-from regard.masks import Dense
+from regard.masks import Dense, Predicate
 from regard.masks.base import Extent, Mask
 from regard.normalizers import Normalizer, Softmax
 from regard.normalizers.base import TABLE as NORMALIZERS
@@ -49,7 +50,7 @@ class Plan:
         Executes a problem of this structure, by what the engine prepared.
     observer : Engine or None
         An engine that can tell what is asked beside the output where the first one did not.
-    score, mask, normalizer : the parts, where they hold no tensors; a mask is bound. None where a call brings its own.
+    score, mask, normalizer : the parts, where they are fixed; a mask is bound. None where a call brings its own.
     masked : bool
         Whether there is a mask that hides something.
     scale, softcap, dropout_p, extent, lead, headless : as in :class:`Problem`
@@ -81,7 +82,7 @@ class Plan:
         chosen = choose(problem, engine)
         return cls(
             chosen, chosen.prepare(problem, request), None if request is None else _observer(problem, request),
-            _without_tensors(problem.score), _without_tensors(problem.mask), _without_tensors(problem.normalizer),
+            _if_fixed(problem.score), _if_fixed(problem.mask), _if_fixed(problem.normalizer),
             problem.mask is not None, problem.scale, problem.softcap, problem.dropout_p, problem.extent, problem.lead,
             problem.headless,
             [t.shape for t in given] == [t.shape for t in (problem.query, problem.key, problem.value)],
@@ -127,8 +128,8 @@ class Plan:
         )
 
 
-def _without_tensors(part: Any) -> Any:
-    return None if part is None or part.tensors() else part
+def _if_fixed(part: Any) -> Any:
+    return part if part is not None and part.is_fixed else None
 
 
 # The plans that are kept
@@ -173,6 +174,8 @@ def structure(
             continue
         if type(part) in _TENSORS:
             found: Any = _tensor_structure(part)
+        elif type(part) is FunctionType and part is attn_mask:
+            found = Predicate(part).structure()
         else:
             found = part.structure() if isinstance(part, Part) else None
         if found is None:

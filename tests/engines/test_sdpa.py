@@ -12,7 +12,7 @@ from torch import Tensor
 
 import regard
 from regard import masks
-from regard.engines import nonfinite, query_blocks, tiles
+from regard.engines import flash, nonfinite, query_blocks, tiles
 from regard.engines import sdpa as module
 from regard.testing.tiny import tiny_tiles
 
@@ -300,3 +300,43 @@ def test_ranges_of_keys_merge_under_biases_far_from_zero(dtype: torch.dtype) -> 
         found = regard.attention(torch.zeros_like(q), k, v, mask, engine="sdpa")
     mean = v.cumsum(2) / torch.arange(1, 701, dtype=dtype).unsqueeze(1)
     torch.testing.assert_close(found, mean)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_row_of_the_kernel_is_right_or_nan_or_lost_as_a_whole(dtype: torch.dtype) -> None:
+    """Within one block of keys, a masked score that is not finite loses all of a row or nothing: its lse is then 0."""
+    draw = torch.Generator().manual_seed(4)
+    lost = 0
+    for trial in range(300):
+        rows, cols, width = (int(torch.randint(*ends, (1,), generator=draw)) for ends in ((1, 90), (2, 513), (1, 20)))
+        query, key, value = (torch.randn(1, 2, n, width, generator=draw, dtype=dtype) for n in (rows, cols, cols))
+        bad = torch.rand(cols, generator=draw) < 2 / cols
+        largest = torch.finfo(dtype).max
+        key[:, :, bad] = torch.tensor([torch.inf, -torch.inf, torch.nan, largest], dtype=dtype)[trial % 4]
+        hidden = (torch.rand(rows, cols, generator=draw) < (trial % 10) / 10) | bad
+        causal = trial % 3 == 0
+        added = torch.where(hidden, -torch.inf, torch.randn(rows, cols, generator=draw, dtype=dtype))[None, None]
+        output, lse = flash.kernel(query, key, value, 0.0, causal, attn_mask=added, scale=2.0)
+        if causal:
+            hidden = hidden | torch.ones(rows, cols, dtype=torch.bool).triu(1)
+        scores = 2 * query.double() @ key.double().mT + added.double()
+        weights = torch.softmax(torch.where(hidden, -torch.inf, scores), -1).masked_fill(hidden, 0.0)
+        right = torch.where(hidden.all(-1, keepdim=True), 0.0, weights.nan_to_num() @ value.double())
+        suspect = output.isnan().any(-1) | (lse == 0)
+        lost += int((suspect & ~hidden.all(-1)).sum())
+        torch.testing.assert_close(output[~suspect], right[~suspect].to(dtype), atol=1e-4, rtol=1e-4)
+        found, _ = flash.flash_attention(query, key, value, causal, added, 2.0)
+        assert bool(found.isnan().any(-1)[suspect & ~hidden.all(-1)].all())
+    assert lost > 100
+
+
+def test_large_biases_under_the_causal_mask_have_the_gradients_of_the_definition() -> None:
+    query, key, value = (normal(1, 2, 70, 8, dtype=torch.float64).requires_grad_() for _ in range(3))
+    bias = torch.where(torch.arange(70) % 7 < 3, -1e18, 0.0).double().view(1, 1, 70)
+    bias[..., :5] = -1e18
+    mask = masks.dense(bias) & masks.causal()
+    found = torch.autograd.grad(regard.attention(query, key, value, mask).square().sum(), (query, key, value))
+    output = regard.attention(query, key, value, mask, engine="reference")
+    expected = torch.autograd.grad(output.square().sum(), (query, key, value))
+    for each, right in zip(found, expected):
+        torch.testing.assert_close(each, right, atol=1e-9, rtol=1e-9)

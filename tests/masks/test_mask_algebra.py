@@ -18,7 +18,12 @@ INDEX = (
     torch.arange(6),
 )
 A, B, C = masks.causal(), masks.window(1, 2), masks.padding(torch.tensor([2, 5]))
-BIASES = [masks.alibi(3), masks.relative(torch.randn(3, 5)), masks.dense(torch.randn(6, 6))]
+DRAW = torch.Generator().manual_seed(0)
+BIASES = [
+    masks.alibi(3),
+    masks.relative(torch.randn(3, 5, generator=DRAW)),
+    masks.dense(torch.randn(6, 6, generator=DRAW)),
+]
 
 
 def seen(mask):

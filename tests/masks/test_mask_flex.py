@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block
 
 import regard
 from regard import masks
-from regard._elementwise import per_element
+from regard._elementwise import meaning, per_element
 from regard.masks import FULL, MIXED, BlockSparse, Extent
 
 B, H, L, S = 2, 3, 10, 10
@@ -199,6 +199,52 @@ def test_a_mask_mod_is_evaluated_no_more_than_it_depends_on():
 
 
 SIZES = st.lists(st.sampled_from([0, 1, 1, 2, 3]), max_size=4)
+
+
+NUMBER, NUMBERS = 3, torch.tensor([1, 2])
+
+
+def _of(left):
+    return lambda b, h, q, k: k >= q - left
+
+
+KNOWN = [
+    lambda b, h, q, k: q >= k,
+    lambda b, h, q, k: (q - k).abs() <= NUMBER,
+    lambda b, h, q, k, n=2: torch.where(h > n, q >= k, torch.logical_not(q < k)),
+    _of(3),
+]
+UNKNOWN = {
+    "a tensor": lambda b, h, q, k: NUMBERS[b] > k,
+    "a tensor that it closes over": _of(torch.tensor(3)),
+    "an object": lambda b, h, q, k: k < EXTENT.B,
+    "random numbers": lambda b, h, q, k: torch.rand(()) > 0.5,
+    "the state of torch": lambda b, h, q, k: q >= k if torch.is_grad_enabled() else q < k,
+    "another function": lambda b, h, q, k: any(q >= key for key in k),
+    "a partial": functools.partial(lambda b, h, q, k: q >= k),
+    "a mutable default": lambda b, h, q, k, seen=[]: q >= len(seen),
+    "a keyword": functools.update_wrapper(lambda b, h, q, k, *, seen=NUMBERS: q >= k, _of),
+}
+
+
+@pytest.mark.parametrize("function", KNOWN)
+def test_what_a_function_of_its_arguments_alone_means(function):
+    assert meaning(function) == meaning(function) is not None
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_a_function_reads_elsewhere_is_not_known(name):
+    assert meaning(UNKNOWN[name]) is None
+
+
+def test_functions_of_other_numbers_mean_something_else(monkeypatch):
+    found = {meaning(_of(number)) for number in (3, 3.0, 1, True, 1.0, 0.0, -0.0, 4)}
+    assert len(found) == 8 and meaning(_of(3)) == meaning(_of(3))
+    before = meaning(KNOWN[1])
+    monkeypatch.setitem(globals(), "NUMBER", 4)
+    assert meaning(KNOWN[1]) != before
+    monkeypatch.setitem(globals(), "NUMBER", NUMBERS)
+    assert meaning(KNOWN[1]) is None
 
 
 @hypothesis.given(sizes=SIZES, shared=st.lists(st.integers(0, 15), min_size=3, max_size=3), seed=st.integers(0, 9))

@@ -18,6 +18,7 @@ extents = st.builds(Extent, st.integers(0, 2), st.integers(0, 3), st.integers(0,
 SQUARE, WIDE, TALL = Extent(2, 3, 6, 6), Extent(2, 3, 4, 7), Extent(2, 3, 7, 4)
 IDS = torch.tensor([4, 4, 1, 1, 1, 9])
 LENGTHS = torch.tensor([0, 4])
+SLOPES = torch.tensor([0.1, 0.9, 0.4])
 CAUSAL = masks.causal()
 
 
@@ -122,7 +123,7 @@ ANSWER = [
     (~(~CAUSAL | ~masks.padding(LENGTHS)), SQUARE),
     (masks.sinks(1) | masks.window(0, 0, offset=3) | masks.window(1, 0, offset=2), Extent(1, 1, 1, 6)),
     (masks.everything(), WIDE),
-    (masks.alibi(torch.rand(3)), SQUARE),
+    (masks.alibi(SLOPES), SQUARE),
     (masks.relative(torch.zeros(3, 5)) & CAUSAL, SQUARE),
     (masks.dense(torch.tensor([1.0, 0.0, -math.inf, 2.0])[:, None]), WIDE),
     (masks.dense(torch.tensor([False, True, True, False, False, False])[None]), SQUARE),
@@ -170,7 +171,7 @@ KNOWN_UNSEEN = [
     masks.from_cu_seqlens(torch.tensor([0, 2, 6], dtype=torch.int32), torch.tensor([0, 5, 6]), window=(2, 0)),
     CAUSAL | masks.prefix(LENGTHS),
     ~CAUSAL & ~masks.padding(LENGTHS),
-    masks.alibi(torch.rand(3)) & CAUSAL,
+    masks.alibi(SLOPES) & CAUSAL,
 ]
 
 

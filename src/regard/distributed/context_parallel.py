@@ -14,6 +14,7 @@ from regard import _autocast, _checks, _problem, engines
 from regard._attention import attention
 from regard._aux import FIELDS, Aux, AuxRequest
 from regard._errors import rejected, shape
+from regard._part import Part
 from regard.distributed.agreement import check_agreement
 from regard.distributed.layouts import (
     Layout,
@@ -205,6 +206,11 @@ def _check_arguments(query: Tensor, key: Tensor, value: Tensor, dropout_p: float
         raise rejected("ring_attention", "return_aux", expected, "lse='grad'")
 
 
+def _may_capture(part: Part | None) -> bool:
+    """Whether a part may use tensors that are not attributes."""
+    return part is not None and (part.structure() is None or part.calls_a_function())
+
+
 def _check_parts(parts: Parts, query: Tensor, key: Tensor, value: Tensor) -> None:
     """Refuse what cannot be merged, and what would silently have no gradient."""
     normalizer, score = parts.normalizer, parts.score
@@ -220,7 +226,7 @@ def _check_parts(parts: Parts, query: Tensor, key: Tensor, value: Tensor) -> Non
     score.check(
         *(t.new_empty(*t.shape[:2], n, t.shape[3], device="meta") for t, n in ((query, whole.L), (key, whole.S)))
     )
-    if torch.is_grad_enabled() and any(part.structure() is None for part in (score, parts.mask) if part is not None):
+    if torch.is_grad_enabled() and any(map(_may_capture, (score, parts.mask))):
         constant = parts.with_tensors([t.detach() for t in parts.tensors()])
         corner = Region((0, 1), (0, 1), 0, 0, True)
         at_corner = constant.at(corner)

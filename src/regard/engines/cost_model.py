@@ -40,7 +40,7 @@ def lane(problem: Problem) -> str:
     mask = problem.mask
     if mask is None:
         kind = "all"
-    elif isinstance(mask, masks.Dense) or (mask.structure() is None and problem.extent.L * problem.extent.S <= SHORT):
+    elif isinstance(mask, masks.Dense) or (mask.calls_a_function() and problem.extent.L * problem.extent.S <= SHORT):
         kind = "matrix"  # so is what a function says of a short sequence
     elif mask.has_bias:
         kind = "bias"

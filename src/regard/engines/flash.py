@@ -1,17 +1,21 @@
-"""torch's fused CPU kernel, with care for the two things that it loses."""
+"""torch's fused CPU kernel, with care for the three things that it loses."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard._torch import flash_attention as kernel
-from regard.engines.dense import is_finite
+from regard.engines.dense import is_finite, square_sum
 from regard.normalizers import Softmax
 
 #: Keys below which the kernel takes a row of NaN for a row that sees nothing: fewer than the widest vectors hold.
 FEW_KEYS = 16
+#: Keys that the kernel reads at one time. Where one masked score among them is NaN, a row may lose all of them.
+BLOCK_OF_KEYS = 512
 #: Log-sum-exps so large that their rounding shows in weights made from them, as the kernel's backward pass makes them.
 LARGE_LSE = 1024.0
 #: Rows whose weights are held at one time where they are made by the definition.
@@ -19,32 +23,68 @@ ROWS = 64
 
 
 def flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool = False, added: Tensor | None = None, scale: float = 1.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool = False,
+    added: Tensor | None = None,
+    scale: float = 1.0,
+    *,
+    fits: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return output (B, H, L, E) and log-sum-exp (B, H, L) of tensors of one width; 0 and 0 where a row sees nothing.
+
+    The output is NaN where visible keys may have been lost to masked scores that are not finite.
 
     Parameters
     ----------
     query, key, value : Tensor (B, H, L, E), (B, H, S, E), (B, H, S, E)
     causal : bool
-    added : Tensor (1 or B, 1 or H, L, S), optional
-        What is added to the scores; −inf masks.
+    added : Tensor (1 or B, 1 or H, 1 or L, S), optional
+        What is added to the scores; −inf masks. It may come with ``causal``.
     scale : float
+    fits : bool
+        Whether all scores are known to be finite.
     """
     output, lse = kernel(query, key, value, 0.0, causal, attn_mask=added, scale=scale)
     few = min(key.shape[2], query.shape[2]) if causal else key.shape[2]
     if few < FEW_KEYS and not is_finite(query):
         output = output.masked_fill(query.isnan().any(-1, keepdim=True), torch.nan)
-    if added is None or not output.requires_grad:
+    if added is None:
+        return output, lse
+    if not (fits or _lost_nothing(key, lse) or scores_fit(query, key, scale)):
+        return torch.full_like(output, torch.nan), lse
+    if not output.requires_grad:
         return output, lse
     lost = lse.detach().abs() > LARGE_LSE
     if bool(lost.any()):  # scores that are as large by themselves lose no more than that rounding
-        lost = lost & (added.amax(-1).abs() > LARGE_LSE / 2)
-    return (_recovered(query, key, value, added, scale, output, lost) if bool(lost.any()) else output), lse
+        added_most = (added + _later(query, key, slice(0, query.shape[2])) if causal else added).amax(-1)
+        lost = lost & (added_most.abs() > LARGE_LSE / 2)
+    if not bool(lost.any()):
+        return output, lse
+    return _recovered(query, key, value, causal, added, scale, output, lost), lse
+
+
+def _lost_nothing(key: Tensor, lse: Tensor) -> bool:
+    """Whether the log-sum-exps show that no row lost keys: all keys are one block, and no row is without it."""
+    return key.itemsize >= 4 and key.shape[2] <= BLOCK_OF_KEYS and bool(lse.detach().all())
+
+
+def scores_fit(query: Tensor, key: Tensor, scale: float) -> bool:
+    """Whether all scores are finite, by the lengths of queries and keys."""
+    bound = square_sum(query) * square_sum(key) * max(scale * scale, 1.0)
+    largest = float(torch.finfo(torch.promote_types(query.dtype, torch.float32)).max)
+    return math.sqrt(bound) <= largest if bound < math.inf else False
+
+
+def _later(query: Tensor, key: Tensor, rows: slice) -> Tensor:
+    """Return −inf where a key (…, S) comes after a query (…, rows, 1), else 0."""
+    shape = len(range(query.shape[2])[rows]), key.shape[2]
+    return torch.full(shape, -torch.inf, dtype=query.dtype, device=query.device).triu(1 + rows.start)
 
 
 def _recovered(
-    query: Tensor, key: Tensor, value: Tensor, added: Tensor, scale: float, output: Tensor, lost: Tensor
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, added: Tensor, scale: float, output: Tensor, lost: Tensor
 ) -> Tensor:
     """Return the output with rows ``lost`` (B, H, L) by the definition, so that their gradients are right.
 
@@ -54,6 +94,8 @@ def _recovered(
 
     def attend(rows: slice) -> Tensor:
         scores = query[:, :, rows] @ key.mT * scale + (added if added.shape[2] == 1 else added[:, :, rows])
+        if causal:
+            scores = scores + _later(query, key, rows)
         return Softmax().weights(scores).to(value.dtype) @ value
 
     blocks = []

@@ -12,7 +12,7 @@ from regard import masks
 from regard._problem import Problem
 from regard.engines import query_blocks
 from regard.engines.tiles import Span
-from regard.masks.base import Mask
+from regard.masks.base import Extent, Mask
 
 #: Queries so few that their scores are made at once: keys are read once, and what is masked is cut out of them.
 FEW = 4
@@ -33,13 +33,13 @@ class KernelMask:
     hides : bool
         Whether a mask is still to be taken into account.
     causal : bool
-        Whether it is the kernel's own causal mask.
+        Whether the kernel's own causal mask is part of it.
     keys : slice, or None
         The keys that are read; None is all.
-    added : Tensor (1 or B, 1 or H, L, S), or None
+    added : Tensor (1 or B, 1 or H, 1 or L, S), or None
         What is added to the scores.
-    empty : Tensor (1 or B, 1 or H, L), or None
-        Where a row of ``added`` sees nothing; None where none does, or nobody asks for the log-sum-exp.
+    empty : Tensor (1 or B, 1 or H, 1 or L), or None
+        Where a row sees nothing; None where none does, or the log-sum-exp is not requested.
     blocks : list of QueryBlock, or None
     """
 
@@ -50,11 +50,6 @@ class KernelMask:
     empty: Tensor | None = None
     blocks: list[query_blocks.QueryBlock] | None = None
 
-    @property
-    def adds(self) -> bool:
-        """Whether something is added to the scores, −inf where they are hidden."""
-        return self.hides and not self.causal
-
     @classmethod
     def of(cls, problem: Problem, told: bool = True, fixed: Tensor | None = None) -> KernelMask:
         """Return what a problem's mask means.
@@ -64,8 +59,8 @@ class KernelMask:
         problem : Problem
         told : bool
             Whether the log-sum-exp is asked for.
-        fixed : Tensor (1, 1 or H, L, S), optional
-            What the parts of the mask without tensors add, as :func:`fixed_part` says.
+        fixed : Tensor (1, 1 or H, 1 or L, S), optional
+            What the fixed parts of the mask add, as :func:`fixed_part` says.
         """
         mask, extent = problem.mask, problem.extent
         if mask is None:
@@ -75,17 +70,16 @@ class KernelMask:
         if is_causal(problem):
             keys = slice(extent.L) if extent.L < extent.S else None  # later keys are seen by no query
             return cls(hides=True, causal=True, keys=keys)
-        kept = not mask.tensors()
+        kept = mask.is_fixed
         keys = _shared_keys(problem) if kept and not mask.has_bias else None
         if keys is not None:
             return cls(keys=None if keys == slice(0, extent.S) else keys)
         if FEW < extent.L <= MATRIX // extent.S:
-            added = _matrix_of(problem, mask if fixed is None else _parts(mask, True))
+            causal, rest = _split(mask, extent)
+            added = _matrix_of(problem, rest if fixed is None else _among(rest, fixed=False))
             added = added if fixed is None else fixed + added
-            added = added.expand(*added.shape[:2], extent.L, extent.S).contiguous()
             if added.numel() <= (KEPT if kept else MATRICES):
-                empty = (added == -torch.inf).all(-1) if told and mask.hides else None
-                return cls(hides=True, added=added, empty=empty)
+                return cls(hides=True, causal=causal, added=added, empty=_empty(mask, causal, added) if told else None)
         return cls(hides=True, blocks=query_blocks.query_blocks(mask, extent))
 
 
@@ -104,35 +98,57 @@ def _shared_keys(problem: Problem) -> slice | None:
 
 
 def fixed_part(problem: Problem) -> Tensor | None:
-    """Return what the parts of a short mask without tensors add, which is the same in every call of a structure.
+    """Return what the fixed parts of a short mask add, which is the same in every call of a structure.
 
     None where the mask does not consist of such parts and others, or is no matrix for the kernel.
     """
     mask, extent = problem.mask, problem.extent
     if not isinstance(mask, masks.AndMask) or not FEW < extent.L <= MATRIX // extent.S or is_causal(problem):
         return None
-    if all(part.tensors() for part in mask.masks) or not any(part.tensors() for part in mask.masks):
+    rest = _split(mask, extent)[1]
+    if not isinstance(rest, masks.AndMask) or len({part.is_fixed for part in rest.masks}) < 2:
         return None
-    added = _matrix_of(problem, _parts(mask, False))
-    added = added.expand(*added.shape[:2], extent.L, extent.S).contiguous()
+    added = _matrix_of(problem, _among(rest, fixed=True))
     return added if added.numel() <= KEPT else None
 
 
-def _parts(mask: Mask, with_tensors: bool) -> Mask:
-    """Return the parts of a composed mask that have tensors, or those that have none."""
+def _split(mask: Mask, extent: Extent) -> tuple[bool, Mask]:
+    """Return whether the kernel's own causal mask is part of a mask, and the rest of it."""
+    if not isinstance(mask, masks.AndMask):
+        return False, mask
+    rest = tuple([part for part in mask.masks if not part.is_plain_causal(extent)])
+    if len(rest) == len(mask.masks):
+        return False, mask
+    return True, rest[0] if len(rest) == 1 else masks.AndMask(rest)
+
+
+def _among(mask: Mask, fixed: bool) -> Mask:
+    """Return the parts of a composed mask that are fixed, or those that are not."""
     assert isinstance(mask, masks.AndMask)
-    return masks.AndMask(tuple([part for part in mask.masks if bool(part.tensors()) == with_tensors]))
+    return masks.AndMask(tuple([part for part in mask.masks if part.is_fixed == fixed]))
+
+
+def _empty(mask: Mask, causal: bool, added: Tensor) -> Tensor | None:
+    """Return which rows (1 or B, 1 or H, 1 or L) see nothing; None where all see something."""
+    if not mask.hides:
+        return None
+    hidden = added == -torch.inf
+    if causal:
+        L, S = hidden.shape[-2:]
+        hidden = hidden | torch.ones(L, S, dtype=torch.bool, device=hidden.device).triu(1)
+    return hidden.all(-1)
 
 
 def _matrix_of(problem: Problem, mask: Mask) -> Tensor:
-    """Return what a mask adds to the scores, −inf where it hides: (1 or B, 1 or H, 1 or L, 1 or S)."""
+    """Return what a mask adds to the scores, −inf where it hides: (1 or B, 1 or H, 1 or L, S)."""
     extent, dtype = problem.extent, wide_dtype(problem.query.dtype)
     index = indices(problem, Span(0, extent.L), Span(0, extent.S))
     visible, bias = mask.visible(*index), mask.cast(dtype).bias(*index) if mask.has_bias else None
     if bias is None:
         bias = _constant(0.0, dtype, problem.query.device)
     added = bias if visible is None else torch.where(visible, bias, _constant(-torch.inf, dtype, bias.device))
-    return added.detach()[(None,) * (4 - added.dim())]
+    added = added.detach()[(None,) * (4 - added.dim())]
+    return added.expand(*added.shape[:3], extent.S).contiguous()
 
 
 def is_causal(problem: Problem) -> bool:

@@ -216,7 +216,7 @@ def _block(
     for part in block.ranges:
         added, seen = run.tile_mask(block, part, query.dtype, query.device, shift)
         cols = part.cols.slice
-        out, flat = flash_attention(query, key[:, :, cols], value[:, :, cols], False, added, run.scale)
+        out, flat = flash_attention(query, key[:, :, cols], value[:, :, cols], False, added, run.scale, fits=True)
         lse = flat.unsqueeze(-1)
         parts.append((out, lse if seen is None else torch.where(seen, lse, -torch.inf)))
     if len(parts) == 1:

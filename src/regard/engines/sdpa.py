@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from regard._torch import flash_attention_backward, in_forward_mode
 from regard._tracing import is_exported_to_onnx, is_traced
 from regard.engines import dense, nonfinite, query_blocks
 from regard.engines.base import Cost, Engine, Outcome, Runner
-from regard.engines.flash import flash_attention
+from regard.engines.flash import flash_attention, scores_fit
 from regard.engines.kernel_mask import (
     AT_ONCE,
     FEW,
@@ -117,7 +116,7 @@ class Sdpa(Engine):
         if is_traced(problem.query):
             return _traced
         mask, wants_grad, on_cpu = problem.mask, problem.wants_grad, problem.query.device.type == "cpu"
-        fixed = mask is None or isinstance(mask, masks.Dense) or not mask.tensors()
+        fixed = mask is None or isinstance(mask, masks.Dense) or mask.is_fixed
         told = request is not None
         kernel_mask = KernelMask.of(problem, told) if fixed else None
         part = None if fixed else fixed_part(problem)
@@ -197,8 +196,6 @@ def _run_as_given(problem: Problem, kernel_mask: KernelMask) -> Outcome | None:
         key, value = key[:, :, kernel_mask.keys], value[:, :, kernel_mask.keys]
     if query.shape[1] != key.shape[1]:
         return Outcome(*_folded(query, key, value, problem.scale, None, 0.0))
-    if kernel_mask.adds and not _scores_fit(query, key, problem.scale):
-        return None
     added = matrix(mask, query.dtype) if isinstance(mask, masks.Dense) else kernel_mask.added
     output, lse = flash_attention(query, key, value, kernel_mask.causal, added, problem.scale)
     if kernel_mask is GIVEN:
@@ -213,7 +210,7 @@ def _run(problem: Problem, kernel_mask: KernelMask) -> Outcome | None:
     query, key = form.query, form.key
     if problem.mask is not None and form.offset is not None and float(form.offset.detach().abs().amax()) > FAR:
         return None  # keys that are hidden may have moved the origin
-    if kernel_mask.adds and not _scores_fit(query, key, problem.scale):
+    if kernel_mask.blocks is not None and not scores_fit(query, key, problem.scale):
         return None
     value = problem.value.to(query.dtype)
     V = value.shape[-1]
@@ -226,15 +223,6 @@ def _run(problem: Problem, kernel_mask: KernelMask) -> Outcome | None:
     if dtype not in (torch.float32, torch.float64) or form.query.dtype != dtype:
         lse = None  # of features in another precision: not the scores' own
     return Outcome((output if width == V else output[..., :V].contiguous()).to(dtype), lse)
-
-
-def _scores_fit(query: Tensor, key: Tensor, scale: float) -> bool:
-    """Whether all scores are finite: torch's kernel adds −inf to them, and loses visible keys where that is NaN."""
-    if query.device.type != "cpu":
-        return True
-    bound = dense.square_sum(query) * dense.square_sum(key) * max(scale * scale, 1.0)
-    largest = float(torch.finfo(wide_dtype(query.dtype)).max)
-    return math.sqrt(bound) <= largest if bound < math.inf else False
 
 
 def _form(problem: Problem) -> DotForm:
@@ -302,6 +290,7 @@ def _kernel(
     query: Tensor, key: Tensor, value: Tensor, scale: float, added: Tensor | None, causal: bool, dropout_p: float
 ) -> tuple[Tensor, Tensor | None]:
     if query.device.type != "cpu" or dropout_p or query.shape[-1] == 0:
+        causal = causal and added is None  # torch's function takes one of them, and a width of 0 has no numbers
         output = torch_attention(query, key, value, added, dropout_p, causal, scale=scale)
         return output, None
     return flash_attention(query, key, value, causal, added, scale)

@@ -59,8 +59,7 @@ class Streaming(Engine):
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:  # noqa: ARG002
         if 0 in problem.query.shape[:3] or problem.extent.S == 0:
             return dense.attend_nothing
-        # A mask's tiles are known before the contents of its tensors only where it has none.
-        fixed, grid = problem.mask is None or not problem.mask.tensors(), None
+        fixed, grid = problem.mask is None or problem.mask.is_fixed, None
         traced = torch.compiler.is_compiling() or in_transform() or is_jit_tracing()
         known = traced or _lists_its_tensors(problem)
 
@@ -144,7 +143,7 @@ def _draw_seed() -> int:
 def _lists_its_tensors(problem: Problem) -> bool:
     """Whether the parts compute with no tensors but those that they list: they are ours, and hold no function."""
     parts = [part for part in (problem.score, problem.mask) if part is not None]
-    return all(type(part).__module__.startswith("regard.") and part.structure() is not None for part in parts)
+    return all(type(part).__module__.startswith("regard.") and not part.calls_a_function() for part in parts)
 
 
 def _captures(tiles: Tiles) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from regard._elementwise import per_element
+from regard._elementwise import meaning, per_element
 from regard._tracing import is_symbolic
 from regard.masks.base import Mask
 from regard.masks.tiling import Tiling
@@ -24,6 +24,15 @@ class Predicate(Mask):
 
     def __init__(self, mask_mod: Callable[..., Any]) -> None:
         self.mask_mod = mask_mod
+
+    def structure(self) -> tuple[Any, ...]:
+        """Return what is known of the function; the plan for an unknown one does not depend on its answers."""
+        return Predicate, meaning(self.mask_mod)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the function answers the same as long as its meaning is the same."""
+        return meaning(self.mask_mod) is not None
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
         """Return what the function says."""

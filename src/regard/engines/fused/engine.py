@@ -146,7 +146,7 @@ class _Prepared:
         if not score.tensors() and type(score).project is Score.project:
             weight = _weight(score, problem.query[:, :, :0].detach().to(problem.compute_dtype))
             inverse = inverse_of(weight) if family == "radial" else None
-        if mask is not None and mask.tensors():
+        if mask is not None and not mask.is_fixed:
             return cls(None, weight, wants)
         return cls(Setting(family, kind, problem.scale, VisibleKeys.of(problem), wants, inverse), weight, wants)
 

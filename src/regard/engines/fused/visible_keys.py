@@ -72,7 +72,7 @@ class VisibleKeys:
         if spans is not None:
             return cls.between(extent, *spans)
         mask = mask.cast(problem.compute_dtype)
-        if extent.L * extent.S <= KEPT and not mask.tensors() and mask.structure() is None:
+        if extent.L * extent.S <= KEPT and mask.calls_a_function():
             # A function costs as much for a block as for all of a short sequence.
             index = [torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S)]
             b, h, q_idx = index[0].view(-1, 1, 1, 1), index[1].view(-1, 1, 1), index[2].unsqueeze(1)
@@ -102,7 +102,7 @@ class VisibleKeys:
         """Whether what is added to scores, if anything, may be kept for later calls."""
         if self.mask is None:
             return self.added is None
-        return not self.mask.tensors() and self.extent.L * self.extent.S <= KEPT
+        return self.mask.is_fixed and self.extent.L * self.extent.S <= KEPT
 
     def costs(self) -> Tensor | None:
         """Return about what each block of queries costs, (B · H · blocks,); None where all cost the same."""

@@ -26,6 +26,8 @@ from regard._problem import Problem
 from regard._torch import in_forward_mode, in_functorch, is_jit_tracing, recording
 from regard.engines import aux_pass
 from regard.masks import Mask
+from regard.normalizers import Softmax
+from regard.scores.dot_like import DotLike
 
 _LSE = AuxRequest(lse=True)
 
@@ -195,9 +197,24 @@ def recorded(
     wants_grad = is_jit_tracing() or problem.wants_grad
     grads = "".join(["1" if wants_grad and (is_jit_tracing() or end.requires_grad) else "0" for end in ends])
     output, lse = torch.ops.regard.attend(
-        *ends, packed.tensors, f"{grads} {packed.text}", packed.ints, packed.floats, scale, problem.softcap
-    )
+        *ends, packed.tensors, f"{grads} {_layout(problem)} {packed.text}", packed.ints, packed.floats, scale,
+        problem.softcap,
+    )  # fmt: skip
     return output, lse if wants_grad else None
+
+
+def _layout(problem: Problem) -> str:
+    """Return how gradients lie in memory: "tokens" (B, L, H, E), as torch's kernel makes them, or "heads" (B, H, L, E).
+
+    Compilers want to know it. Where the engine that runs makes the other one, it costs a copy.
+    """
+    return "tokens" if isinstance(problem.score, DotLike) and type(problem.normalizer) is Softmax else "heads"
+
+
+def _laid_out(tensor: Tensor, layout: str) -> Tensor:
+    if layout == "heads":
+        return tensor.contiguous()
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _unpacked(
@@ -205,7 +222,7 @@ def _unpacked(
     ints: Sequence[int], floats: Sequence[float], scale: float | None, softcap: float | None,
 ) -> tuple[_plan.Plan, Problem, list[Tensor]]:  # fmt: skip
     """Return the plan and the problem of an operator's arguments, and its tensors: ends first, then those of parts."""
-    grads, _, rest = text.partition(" ")
+    grads, _, rest = text.split(" ", 2)
     query, key, value = (end.detach().requires_grad_(grad == "1") for end, grad in zip((query, key, value), grads))
     parts = _Unpacking(rest, tensors, ints, floats)
     mask, score, normalizer, engine = (parts.next() for _ in range(4))
@@ -270,27 +287,36 @@ def _pull(
             attached = plan.run(problem).output
         wanted = [tensor for tensor in held if tensor.requires_grad]
         found = iter(torch.autograd.grad(attached, wanted, grad.to(attached.dtype), allow_unused=True))
-    given = [query, key, value, *tensors]
-    return [_gradient(next(found) if t.requires_grad else None, t, like) for t, like in zip(held, given)]
+    given, layouts = [query, key, value, *tensors], _layouts(text, len(tensors))
+    return [
+        _gradient(next(found), like, layout) if t.requires_grad else like.new_empty(0)
+        for t, like, layout in zip(held, given, layouts)
+    ]
 
 
-def _gradient(found: Tensor | None, tensor: Tensor, like: Tensor) -> Tensor:
-    if not tensor.requires_grad:
-        return like.new_empty(0)
-    return torch.zeros_like(like, memory_format=torch.contiguous_format) if found is None else found.contiguous()
+def _layouts(text: str, tensors: int) -> list[str]:
+    """Return the layouts of gradients to query, key, value and so many tensors of the parts."""
+    return [text.split(" ", 2)[1]] * 3 + ["heads"] * tensors
+
+
+def _gradient(found: Tensor | None, like: Tensor, layout: str) -> Tensor:
+    if found is None:
+        found = torch.zeros_like(like, memory_format=torch.contiguous_format)
+    return _laid_out(found, layout)
 
 
 def _wants(text: str) -> Iterator[bool]:
     """Yield whether query, key, value and each tensor of the parts want a gradient."""
-    grads, _, rest = text.partition(" ")
+    grads, _, rest = text.split(" ", 2)
     yield from (grad == "1" for grad in grads)
     yield from (word == "grad" for word in _words(rest) if word in ("grad", "tensor"))
 
 
 def _pull_shapes(grad, output, lse, query, key, value, tensors, text, *rest):  # type: ignore[no-untyped-def]  # noqa: ARG001
+    given, layouts = (query, key, value, *tensors), _layouts(text, len(tensors))
     return [
-        torch.empty_like(t, memory_format=torch.contiguous_format) if wanted else t.new_empty(0)
-        for t, wanted in zip((query, key, value, *tensors), _wants(text))
+        _laid_out(t.new_empty(t.shape), layout) if wanted else t.new_empty(0)
+        for t, wanted, layout in zip(given, _wants(text), layouts)
     ]
 
 

@@ -105,6 +105,7 @@ def attention(
     >>> aux.entropy.shape, aux.topk.indices.shape
     (torch.Size([2, 4, 10]), torch.Size([2, 4, 10, 3]))
     """
+    eager = is_eager()
     if (
         score is None
         and attn_mask is None
@@ -116,11 +117,11 @@ def attention(
         and dropout_p == 0
         and type(normalizer) is str
         and normalizer == "softmax"
-        and _is_torch_call(query, key, value, scale)
+        and _is_torch_call(query, key, value, scale, eager)
     ):
         # The plainest call is torch's own, checked in less time than a problem takes to build.
         output = torch_attention(query, key, value, scale=scale)
-        if not is_eager() or output.device.type != "cpu" or nonfinite.is_settled(query, key, output):
+        if not eager or not output.is_cpu or nonfinite.is_settled(query, key, output):
             return _once.watched(output, "sdpa") if output.requires_grad else output
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
     if not tensors and has_torch_function((query, key, value)):
@@ -129,7 +130,7 @@ def attention(
             attention, (query, key, value), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
             score=score, normalizer=normalizer, softcap=softcap, engine=engine, return_aux=return_aux,
         )  # fmt: skip
-    if _operator.is_recorded(query):
+    if not eager and _operator.is_recorded(query):
         _operator.check_traceable(attn_mask, score)
         _checks.request(return_aux)
         with _operator.quiet():
@@ -145,7 +146,7 @@ def attention(
         return_aux,
     )  # fmt: skip
     once = not plan.engine.twice_differentiable
-    if once and in_functorch():
+    if once and not eager and in_functorch():
         problem = _once.once(problem, plan.engine.name)
     if plan.autocast:
         with _autocast.suspended(query.device.type):
@@ -228,7 +229,7 @@ def _recorded(
         return problem.restore(output), aux_pass.aux_fields(problem, outcome, request)
 
 
-def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> bool:
+def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | None, eager: bool) -> bool:
     """Whether torch's function takes these as they are, at its best, with one meaning."""
     if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         return False
@@ -238,14 +239,12 @@ def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | Non
     return (
         len(shape) == len(q_shape) == 4
         and shape == value.shape
-        and q_shape[3] == shape[3] > 0
-        and q_shape[:2] == shape[:2]
+        and (q_shape == shape or (q_shape[3] == shape[3] and q_shape[:2] == shape[:2] and q_shape[2] > 0))
         and query.dtype == key.dtype == value.dtype
         and query.device == key.device == value.device
         and query.stride(3) == key.stride(3) == value.stride(3) == 1
-        and 0 not in q_shape
+        and 0 not in shape
         and shape[2] > 1
         and (scale is None or (type(scale) is float and -torch.inf < scale < torch.inf))
-        and not in_forward_mode()
-        and not in_functorch()
+        and (eager or not (in_forward_mode() or in_functorch()))
     )

@@ -26,11 +26,12 @@ def watched(output: Tensor, engine: str) -> Tensor:
     if torch.compiler.is_compiling() or in_transform():
         return output
 
-    def refuse(grad: Tensor) -> None:  # noqa: ARG001
+    def refuse(grads: tuple[Tensor, ...]) -> None:  # noqa: ARG001
         if torch.is_grad_enabled():
             raise error(f"engine {engine!r}")
 
-    output.register_hook(refuse)
+    assert output.grad_fn is not None
+    output.grad_fn.register_prehook(refuse)  # in less time than a hook of the tensor
     return output
 
 

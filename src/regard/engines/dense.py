@@ -21,17 +21,20 @@ MOST = 1 << 30
 
 
 def needs_care(problem: Problem) -> bool:
-    """Whether something that is not finite could leak through a masked pair; where values cannot be seen, yes."""
+    """Whether something that is not finite, a product included, could leak through a masked pair; if not known, yes."""
     if problem.mask is None:
         return False
     if is_traced(problem.query):
         return True
-    return not (is_finite(problem.query) and is_finite(problem.key) and is_finite(problem.value))
+    return not all(math.isfinite(square_sum(t)) for t in (problem.query, problem.key, problem.value))
 
 
 def is_finite(tensor: Tensor) -> bool:
     """Whether a tensor holds no NaN and no infinity; rarely, for huge values, False without need."""
-    return math.isfinite(square_sum(tensor))
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    total = tensor.sum(dtype=torch.float32) if tensor.itemsize < 4 else tensor.sum()
+    return math.isfinite(total.item())
 
 
 def square_sum(tensor: Tensor) -> float:

@@ -340,3 +340,13 @@ def test_large_biases_under_the_causal_mask_have_the_gradients_of_the_definition
     expected = torch.autograd.grad(output.square().sum(), (query, key, value))
     for each, right in zip(found, expected):
         torch.testing.assert_close(each, right, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_the_log_sum_exp_alone_under_a_causal_mask_and_another(name: str) -> None:
+    """Asked for alone, it comes from the kernel, where other fields bring a pass of their own."""
+    given, mask = inputs(), masks.causal("upper_left") & masks.as_mask(MASKS[name])
+    output, aux = regard.attention(*given, mask, engine="sdpa", return_aux=regard.AuxRequest(lse=True))
+    right, known = regard.attention(*given, mask, engine="reference", return_aux=regard.AuxRequest(lse=True))
+    torch.testing.assert_close(aux.lse, known.lse, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output, right, atol=1e-5, rtol=1e-5)

@@ -79,7 +79,9 @@ class KernelMask:
             added = _matrix_of(problem, rest if fixed is None else _among(rest, fixed=False))
             added = added if fixed is None else fixed + added
             if added.numel() <= (KEPT if kept else MATRICES):
-                return cls(hides=True, causal=causal, added=added, empty=_empty(mask, causal, added) if told else None)
+                return cls(
+                    hides=True, causal=causal, added=added, empty=_empty(mask, causal, added, extent) if told else None
+                )
         return cls(hides=True, blocks=query_blocks.query_blocks(mask, extent))
 
 
@@ -128,14 +130,13 @@ def _among(mask: Mask, fixed: bool) -> Mask:
     return masks.AndMask(tuple([part for part in mask.masks if part.is_fixed == fixed]))
 
 
-def _empty(mask: Mask, causal: bool, added: Tensor) -> Tensor | None:
+def _empty(mask: Mask, causal: bool, added: Tensor, extent: Extent) -> Tensor | None:
     """Return which rows (1 or B, 1 or H, 1 or L) see nothing; None where all see something."""
     if not mask.hides:
         return None
     hidden = added == -torch.inf
     if causal:
-        L, S = hidden.shape[-2:]
-        hidden = hidden | torch.ones(L, S, dtype=torch.bool, device=hidden.device).triu(1)
+        hidden = hidden | torch.ones(extent.L, extent.S, dtype=torch.bool, device=hidden.device).triu(1)
     return hidden.all(-1)
 
 

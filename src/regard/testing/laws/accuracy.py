@@ -91,10 +91,14 @@ FIELDS: dict[str, Field] = {
 
 @law("aux", "Everything that can be asked beside the output is within budget, too.", judged)
 def aux_fields(case: Case, engine: Engine) -> None:
-    """Every field of Aux against the oracle; rows that hang on rounding are left out."""
+    """Every field of Aux against the oracle; rows that hang on rounding are left out.
+
+    Often the log-sum-exp alone is requested, which engines have at hand: another field may bring another pass.
+    """
     call = Call.of(case)
-    k = 1 + case.seed % 4
-    wanted = [name for i, name in enumerate(FIELDS) if case.seed >> i & 1 or name == "lse"]
+    alone = case.seed % 3 == 0
+    k = 0 if alone else case.seed % 5
+    wanted = [name for i, name in enumerate(FIELDS) if (case.seed >> i & 1 and not alone) or name == "lse"]
     _, aux = call.look(engine, topk=k, **dict.fromkeys(wanted, True))
     trial = Trial(call)
     decided = ~trial.undecided
@@ -104,8 +108,9 @@ def aux_fields(case: Case, engine: Engine) -> None:
         if name == "received" and not decided.all():
             continue  # a sum over rows, some of which are undecided
         _check_field(trial, name, found, decided)
-    assert aux.topk is not None
-    _check_topk(trial, aux.topk.weights, aux.topk.indices, decided, k)
+    if k:
+        assert aux.topk is not None
+        _check_topk(trial, aux.topk.weights, aux.topk.indices, decided, k)
 
 
 def _check_field(trial: Trial, name: str, found: Tensor, decided: Array) -> None:

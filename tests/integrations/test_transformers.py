@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM,
 
 from regard import masks
 from regard.integrations.transformers import attention_function, configure, register
-from regard.integrations.transformers.mask_function import ModelMask, model_mask
+from regard.integrations.transformers.mask_function import model_mask
+from regard.integrations.transformers.model_mask import ModelMask
 from regard.normalizers import Entmax15
 
 
@@ -282,34 +284,60 @@ class TestMasks:
             for padded in (None, torch.tensor([[1] * 12, [0] * 5 + [1] * 7], dtype=torch.bool)):
                 given = {"batch_size": 2, "q_length": queries, "kv_length": keys, "q_offset": q_offset}
                 given |= {"kv_offset": kv_offset, "mask_function": function, "attention_mask": padded}
-                expected = theirs.sdpa_mask(**given, allow_is_causal_skip=False)
+                expected = theirs.eager_mask(**given)
                 found = model_mask(**given)
-                assert isinstance(found, ModelMask) and isinstance(found.mask, masks.Mask), name
-                seen = found.mask.bind(masks.Extent(2, 1, queries, keys), "cpu").visible(
-                    torch.arange(2)[:, None, None, None], torch.zeros(1, 1, 1, dtype=torch.long),
-                    torch.arange(queries)[:, None], torch.arange(keys),
-                )  # fmt: skip
-                assert torch.equal(seen.expand(2, 1, queries, keys), expected.expand(2, 1, queries, keys)), name
+                assert isinstance(found, ModelMask) and isinstance(found.structure.mask, masks.Mask), name
+                assert torch.equal(found.matrix(), expected.expand(2, 1, queries, keys)), name
                 row = model_mask(**given | {"q_length": 1})
-                one = expected[:, :, :1]
-                assert torch.equal(torch.ones_like(one) if row.mask is None else row.mask.expand(one.shape), one), name
+                assert torch.equal(row.matrix(), expected[:, :, :1].expand(2, 1, 1, keys)), name
 
     def test_structure_is_recognized(self) -> None:
         from transformers import masking_utils as theirs
 
         sliding = theirs.sliding_window_causal_mask_function(3)
         found = model_mask(1, 8, 8, mask_function=sliding)
-        assert found.mask.as_band(masks.Extent(1, 1, 8, 8)) == (-2, 0)
+        assert found.structure.mask.as_band(masks.Extent(1, 1, 8, 8)) == (-2, 0)
         positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
         config = MistralConfig(**GROUPED, sliding_window=3)
         config._attn_implementation = "regard"
         embeddings = torch.zeros(1, 8, 32)
         found = theirs.create_sliding_window_causal_mask(config, embeddings, None, None, position_ids=positions)
-        assert found.packed and found.mask.span(masks.Extent(1, 1, 8, 8), torch.device("cpu")) is not None
-        assert model_mask(1, 1, 9, q_offset=8).mask is None
+        assert (
+            found.structure.packed
+            and found.structure.mask.span(masks.Extent(1, 1, 8, 8), torch.device("cpu")) is not None
+        )
+        assert model_mask(1, 1, 9, q_offset=8).structure.mask is None
 
-    def test_a_matrix_where_the_caller_will_change_it(self) -> None:
-        assert isinstance(model_mask(1, 4, 4, allow_is_causal_skip=False), Tensor)
+    def test_what_models_do_with_their_masks(self) -> None:
+        """What is made of a mask is right, and what changes it drops its structure."""
+        mask = model_mask(2, 4, 6, q_offset=2)
+        right = mask.clone().matrix()
+        assert mask.shape == (2, 1, 4, 6) and mask.dtype == torch.float32 and isinstance(mask, Tensor)
+        assert mask[:, :, :, :6].structure.mask is mask.contiguous().structure.mask is mask.structure.mask
+        assert mask.to(torch.float32) is mask and mask.to("cpu").structure.from_model
+        assert torch.equal(mask[:, 0, :, :], right[:, 0]) and torch.equal(mask[..., -2:], right[..., -2:])
+        assert torch.equal(mask + 1, right + 1) and torch.equal(torch.cat([mask, right], -1)[..., :6], right)
+        assert torch.equal(mask < 0, right < 0) and torch.equal(mask.expand(2, 3, 4, 6)[:, 2:], right)
+        assert torch.equal(mask.double(), right.double()) and mask.to(torch.bool).any() and len(mask) == 2
+        assert mask.structure.from_model  # nothing of that changed it
+        for change in (
+            lambda mask: mask.masked_fill_(mask == 0, 1.0),
+            lambda mask: mask[:, :, 0].fill_(3.0),
+            lambda mask: mask.__setitem__((0, 0, 0), 2.0),
+            lambda mask: mask.view(-1).add_(1),
+            lambda mask: torch.add(mask, 1, out=mask.matrix()),
+            lambda mask: torch.ops.aten.fill_(mask, 0.5),
+        ):
+            changed = mask.clone()
+            change(changed)
+            structure = changed.structure
+            assert not structure.from_model and torch.equal(structure.mask, changed.matrix())
+            assert not torch.equal(changed.matrix(), right)
+        assert torch.equal(copy.deepcopy(mask), right) and repr(mask) == repr(right)
+        with torch.inference_mode():  # whose tensors do not count changes
+            changed = model_mask(2, 4, 6, q_offset=2)
+            changed[:, :, 0] = 3.0
+            assert not changed.structure.from_model and float(changed.structure.mask[0, 0, 0, 0]) == 3.0
 
 
 class TestConfigure:
@@ -381,7 +409,9 @@ class TestConfigure:
     def test_learned_sinks_stay_with_softmax(self) -> None:
         model, given = made(DECODERS["gpt-oss, sinks"]()), tokens()
         configure(model, normalizer="sparsemax")
-        with pytest.raises(ValueError, match="score and normalizer must be the model's own where it has learned sinks"):
+        with pytest.raises(
+            ValueError, match="configure: normalizer must be 'softmax' where a layer has learned sinks, got s"
+        ):
             model(given)
 
 

@@ -82,20 +82,21 @@ def of_transformers(
     **kwargs: Any,
 ) -> Attended:
     """Any attention function of transformers; first comes whether it is a model's own one, "eager"."""
-    from regard.integrations.transformers.attention_function import layer_mask
+    from regard.integrations.transformers.attention_function import layer_inputs
     from regard.integrations.transformers.configuration import parts_of
 
     causal = False if eager else kwargs.get("is_causal")
-    names = ("position_bias", "sliding_window", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k")
-    mask = layer_mask(
+    names = inspect.signature(layer_inputs).parameters.keys() - {"is_causal", "others"}
+    inputs = layer_inputs(
         module, query, key, attention_mask, causal, **{name: kwargs[name] for name in names if name in kwargs}
     )
+    mask = inputs.mask
     if getattr(module, "is_causal", False):
         key, mask = _seen(query, key, mask)
     parts, scale = parts_of(module), kwargs.get("scaling")
     return Attended(
         query, key, mask, scale=scale, softcap=kwargs.get("softcap"), score=parts.score, normalizer=parts.normalizer,
-        sinks=kwargs.get("s_aux", getattr(module, "sinks", None)), value=value[:, :, : key.shape[2]],
+        sinks=inputs.sink, value=value[:, :, : key.shape[2]],
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ class Attended:
         As :func:`regard.attention` takes it.
     is_causal, scale, score, normalizer, softcap
         The same.
-    sinks : Tensor (H,), optional
+    sinks : Tensor (1 or B, H, 1 or L), optional
         Scores of a key without a value.
     value : Tensor (B, G, S, V), optional
         Kept where there is an output's gradient to come.
@@ -100,7 +100,8 @@ class Attended:
             normalizer=self.normalizer, softcap=self.softcap, return_aux=request,
             engine="reference" if request.weights else "auto",  # which has the matrix at hand that is asked for
         )  # fmt: skip
-        aux = aux if self.sinks is None else _beside_sinks(aux, self.sinks)
+        if self.sinks is not None:
+            aux = _beside_sinks(aux, self.sinks if self.sinks.shape[2] == 1 else self.sinks[:, :, first:last])
         for change in self.changes:
             aux = change.over(aux, first, last)
         return aux
@@ -273,7 +274,7 @@ def topk_of(weights: Tensor, k: int) -> TopK:
 def _beside_sinks(aux: Aux, sinks: Tensor) -> Aux:
     """Return weights (B, H, L, S) that leave a sink its share, and what follows from them."""
     assert aux.lse is not None
-    share = torch.sigmoid(aux.lse - sinks.float()[:, None]).unsqueeze(-1)
+    share = torch.sigmoid(aux.lse - sinks.float()).unsqueeze(-1)
     weights = None if aux.weights is None else aux.weights * share
     topk = None if aux.topk is None else TopK(aux.topk.weights * share, aux.topk.indices)
     return replace(aux, weights=weights, topk=topk, received=None if weights is None else weights.sum(2))

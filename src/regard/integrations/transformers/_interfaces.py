@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from functools import wraps
+from typing import Any, NoReturn
+
+from torch import nn
+from transformers import PreTrainedModel
 
 try:
     #: What a model's outputs are collected in while it runs: not every model tells its layers what was asked for.
@@ -15,3 +20,44 @@ def collects_weights() -> bool:
     """Whether the call that runs was asked for ``output_attentions``."""
     collected = None if _active_collector is None else _active_collector.get()
     return collected is not None and any(name.endswith("attentions") for name in collected)
+
+
+class _Table(dict[str, type[nn.Module]]):
+    """A model's table of attention layers, one class for each implementation, that explains what it does not have."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        classes = ", ".join(sorted({f"'{known}'" for known in self}))
+        raise ValueError(
+            f"attn_implementation={name!r} cannot run {next(iter(self.values())).__name__}, whose model has "
+            f"a layer class of its own for each implementation; use one of {classes}, for this part of a model alone "
+            "by a dict such as attn_implementation={'vision_config': 'eager'}."
+        )
+
+
+def explain_missing_layers(name: str) -> None:
+    """Let models that choose a layer class by the implementation's name say so, and not fail with a ``KeyError``.
+
+    The constructor of every model checks the implementation before it makes layers: that is where their tables, which
+    are globals of the model's module, are found.
+    """
+    original = PreTrainedModel.get_correct_attn_implementation
+    if hasattr(original, "names"):
+        original.names.add(name)
+        return
+
+    @wraps(original)
+    def checked(self: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> Any:
+        if requested_attention in names:
+            module = sys.modules[type(self).__module__]
+            for key, value in list(vars(module).items()):
+                if type(value) is dict and "eager" in value and all(map(_is_layer, value.values())):
+                    setattr(module, key, _Table(value))
+        return original(self, requested_attention, *args, **kwargs)
+
+    names = {name}
+    checked.names = names  # type: ignore[attr-defined]
+    PreTrainedModel.get_correct_attn_implementation = checked  # type: ignore[method-assign]
+
+
+def _is_layer(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, nn.Module)

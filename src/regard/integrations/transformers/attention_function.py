@@ -6,6 +6,7 @@ Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E an
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,14 +15,25 @@ from torch import Tensor, nn
 from transformers import masking_utils
 
 from regard import AuxRequest, attention, masks
-from regard._errors import described, rejected, shape
-from regard.integrations.transformers._interfaces import collects_weights
-from regard.integrations.transformers.configuration import Parts, parts_of
-from regard.integrations.transformers.mask_function import ModelMask, model_mask
-from regard.masks import Mask, MaskLike
+from regard._errors import described, rejected
+from regard.integrations.transformers._interfaces import collects_weights, explain_missing_layers
+from regard.integrations.transformers.configuration import parts_of
+from regard.integrations.transformers.mask_function import model_mask
+from regard.integrations.transformers.model_mask import ModelMask, Structure
+from regard.integrations.transformers.packed_sequences import packed_mask
+from regard.masks import MaskLike
 
 #: What the mask function is called with; a transformers that does not know these would lose a part of the mask.
 _KNOWN = ("q_length", "kv_length", "q_offset", "kv_offset", "mask_function", "attention_mask", "use_vmap")
+#: Keywords that models hand on to their attention function and that change no result of it.
+HARMLESS = frozenset(
+    (
+        # for other implementations
+        "max_length_q", "max_length_k", "deterministic",
+        # of the model as a whole
+        "use_cache", "return_dict", "output_hidden_states", "output_router_logits", "num_items_in_batch",
+    )
+)  # fmt: skip
 
 
 def register(name: str = "regard") -> None:
@@ -56,6 +68,7 @@ def register(name: str = "regard") -> None:
         raise ImportError(
             f"register: transformers must be 5.20 or a later one whose masks are known, got {transformers.__version__}."
         )
+    explain_missing_layers(name)
     transformers.AttentionInterface.register(name, attention_function)
     interface.register(name, model_mask)
 
@@ -65,22 +78,15 @@ def attention_function(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: ModelMask | MaskLike | None,
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    is_causal: bool | None = None,
     softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    sliding_window: int | None = None,
-    position_ids: Tensor | None = None,
-    cu_seq_lens_q: Tensor | None = None,
-    cu_seq_lens_k: Tensor | None = None,
     output_attentions: bool | None = False,
     cache: Any = None,
-    **_: Any,
+    **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return a layer's rows (B, L, H, V), and its weights (B, H, L, S) where they are asked for.
+    """Return a layer's rows (B, L, H, V), and its weights (B, H, L, S) where they are requested.
 
     Parameters
     ----------
@@ -92,41 +98,36 @@ def attention_function(
         What :func:`model_mask` made, or a tensor of the user's.
     dropout : float
     scaling : float, optional
-    is_causal : bool, optional
-        Where there is no mask; by default as the layer says.
     softcap : float, optional
         As Gemma 2 has it.
-    s_aux : Tensor (H,), optional
-        Scores of a key without a value, learned for each head, as gpt-oss has it.
-    position_bias : Tensor (B or 1, H, L, S), optional
-        Added to the scores, as T5 has it.
-    sliding_window : int, optional
-        Where there is no mask, which holds it already.
-    position_ids : Tensor (B, L), optional
-        Which start again from 0 where several sequences are packed into one.
-    cu_seq_lens_q, cu_seq_lens_k : Tensor (N + 1,), optional
-        Where sequences begin that are packed.
     output_attentions : bool
+    **keywords
+        As :func:`layer_inputs` knows them.
 
     Raises
     ------
     ValueError
-        If packed sequences would see each other, or the layer was configured with parts that do not go together.
+        If packed sequences would see each other, the layer was configured with parts that do not go together, or the
+        model passes a keyword that is not known.
     """
     if cache is not None:
         raise rejected("regard", "cache", "be None: paged caches are not supported", described(cache))
     parts, L = parts_of(module), query.shape[2]
-    packing = {"position_ids": position_ids, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
-    mask = layer_mask(module, query, key, attention_mask, is_causal, position_bias, sliding_window, **packing)
+    inputs = layer_inputs(module, query, key, attention_mask, **keywords)
+    mask, sink = inputs.mask, inputs.sink
     wanted = bool(output_attentions) or collects_weights()
-    asked = AuxRequest(lse=s_aux is not None, weights=wanted) if wanted or s_aux is not None else None
     grouped = query.shape[1] != key.shape[1]
     common = mask is None or (isinstance(mask, Tensor) and mask.shape[1:3] == (1, 1))
-    if grouped and L == 1 and common and asked is None and parts.are_the_models:
+    if grouped and L == 1 and common and sink is None and not wanted and parts.are_the_models:
         # The heads of a group are queries of its key head: one product for each group.
         rows = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
         output = attention(rows, key, value, mask, dropout, scale=scaling, softcap=softcap)
         return output.reshape(len(query), 1, query.shape[1], -1), None
+    if sink is not None and parts.normalizer != "softmax":
+        expected = "be 'softmax' where a layer has learned sinks"
+        raise rejected("configure", "normalizer", expected, str(parts.normalizer))
+    lse: Any = sink is not None and ("grad" if torch.is_grad_enabled() else True)
+    asked = AuxRequest(lse=lse, weights=wanted) if wanted or lse else None
     found: Any = attention(
         query,
         key,
@@ -144,108 +145,144 @@ def attention_function(
         return found.transpose(1, 2).contiguous(), None
     output, aux = found
     weights = aux.weights
-    if s_aux is not None:
-        lse = _differentiable(aux.lse, query, key, mask, scaling, softcap, parts)
-        share = torch.sigmoid(lse - s_aux.to(lse.dtype)[:, None]).unsqueeze(-1).to(output.dtype)
+    if sink is not None:  # a key without a value: it takes a share of the weight of all others
+        share = torch.sigmoid(aux.lse - sink.to(aux.lse.dtype)).unsqueeze(-1).to(output.dtype)
         output, weights = output * share, None if weights is None else weights * share
     return output.transpose(1, 2).contiguous(), weights
 
 
-def layer_mask(
+@dataclass
+class LayerInputs:
+    """What a layer's attention depends on beside its rows.
+
+    Attributes
+    ----------
+    mask : MaskLike or None
+        What its queries may see, and what is added to scores.
+    sink : Tensor (1 or B, H, 1 or L), or None
+        The score of one more key, which has no value.
+    """
+
+    mask: MaskLike | None
+    sink: Tensor | None
+
+
+def layer_inputs(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
-    attention_mask: ModelMask | MaskLike | None,
+    attention_mask: Tensor | None,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     *,
     position_ids: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
-) -> MaskLike | None:
-    """Return what a layer's queries may see, and what is added to scores; arguments as :func:`attention_function`."""
-    given = attention_mask if isinstance(attention_mask, ModelMask) else ModelMask(attention_mask)  # type: ignore[arg-type]
+    packed: bool | None = None,
+    **others: Any,
+) -> LayerInputs:
+    """Return what the keywords mean that a model passes to its attention function.
+
+    Parameters
+    ----------
+    module, query, key, attention_mask : as in :func:`attention_function`
+    is_causal : bool, optional
+        Where there is no mask; by default as the layer says.
+    position_bias : Tensor (B or 1, H, L, S), optional
+        Added to the scores, as T5 has it.
+    sliding_window : int, optional
+        Where there is no mask, which holds it already.
+    s_aux : Tensor (H,), optional
+        The score of a key without a value, learned for each head, as gpt-oss has it.
+    sinks : Tensor (B, H, L, 1), optional
+        The same for each query, as Inkling 2 has it.
+    indices : Tensor (B, L, K) of int, optional
+        The only keys that each query may see, as the indexer of DeepSeek 3.2 selects them; those below 0 are none.
+    block_indices : Tensor, optional
+        Blocks of keys that each query may see, as the indexer of MiniMax M3 selects them.
+    position_ids : Tensor (B or 1, L), optional
+        They start again from 0 where several sequences are packed into one.
+    cu_seq_lens_q, cu_seq_lens_k : Tensor (N + 1,), optional
+        Where sequences begin that are packed.
+    packed : bool, optional
+        Whether ``position_ids`` speak of packed sequences; None finds out.
+    **others
+        Must be in :data:`HARMLESS`, or None.
+    """
+    unknown = [name for name, value in others.items() if value is not None and name not in HARMLESS]
+    if unknown:
+        raise ValueError(
+            f"regard: {_name(module)} passes the keyword {unknown[0]!r} to its attention, "
+            "whose meaning is not known here; use attn_implementation='eager'."
+        )
     L, S, parts = query.shape[2], key.shape[2], parts_of(module)
+    given = attention_mask.structure if isinstance(attention_mask, ModelMask) else _of_tensor(attention_mask)
     mask: MaskLike | None = given.mask
-    if attention_mask is None and L > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+    if attention_mask is None and L > 1 and (getattr(module, "is_causal", False) if is_causal is None else is_causal):
         # The first of S keys, where a static cache has room for more, stand beside the queries.
         mask = masks.causal(offset=0) if sliding_window is None else masks.window(sliding_window - 1, 0, offset=0)
     if isinstance(mask, Tensor) and mask.shape[-1] > S:  # as a static cache had room for
         mask = mask[..., :S]
-    mask = _together(mask, _packed(given, position_ids, cu_seq_lens_q, cu_seq_lens_k, L, S))
+    if indices is not None:
+        mask = _together(mask, _selected(indices, S))
+    if block_indices is not None:
+        mask = _together(mask, _selected_blocks(module, block_indices, query, S, position_ids))
+    packed = parts.packed if packed is None else packed
+    mask = _together(mask, packed_mask(given, position_ids, cu_seq_lens_q, cu_seq_lens_k, packed, query, S))
     if parts.mask is not None:
         mask = _together(mask, parts.part_of_mask(query, S, _first_query(given), given.first_key))
-    return _together(mask, None if position_bias is None else position_bias[..., :S])
+    mask = _together(mask, None if position_bias is None else position_bias[..., :S])
+    if s_aux is not None:
+        return LayerInputs(mask, s_aux.view(1, -1, 1))
+    return LayerInputs(mask, None if sinks is None else sinks.squeeze(-1))
+
+
+def _of_tensor(mask: Tensor | None) -> Structure:
+    return Structure(mask, from_model=mask is None)
+
+
+def _name(module: nn.Module) -> str:
+    kind = getattr(getattr(module, "config", None), "model_type", None)
+    return type(module).__name__ + (f" of {kind}" if kind else "")
+
+
+def _selected(indices: Tensor, S: int) -> Tensor:
+    """Return which keys (B, 1, L, S) are selected for each query."""
+    seen = torch.zeros(*indices.shape[:2], S + 1, dtype=torch.bool, device=indices.device)
+    return seen.scatter_(-1, torch.where(indices < 0, S, indices.long()), True)[..., :S].unsqueeze(1)
+
+
+def _selected_blocks(module: nn.Module, indices: Tensor, query: Tensor, S: int, position_ids: Tensor | None) -> Tensor:
+    """Return what the layer's own indexer adds to scores (B, 1 or H, L, S) to hide all but selected blocks of keys."""
+    build = getattr(getattr(module, "indexer", None), "build_block_mask", None)
+    if build is None:
+        expected = "come with a layer whose indexer makes a mask of them"
+        raise rejected("regard", "block_indices", expected, _name(module))
+    B, _, L, _ = query.shape
+    if position_ids is None:
+        position_ids = torch.arange(S - L, S, device=query.device)
+    position_ids = (position_ids if position_ids.ndim > 1 else position_ids.unsqueeze(0)).expand(B, -1)
+    everything = query.new_zeros(B, 1, L, S)
+    made: Tensor = build(indices, everything, S, query.dtype, query.device, position_ids)
+    return made
 
 
 def _together(mask: MaskLike | None, other: MaskLike | None) -> MaskLike | None:
-    """Return what both show, with what both add; a mark without a bias stays a tensor."""
+    """Return what both show, with what both add; a mask without a bias stays a tensor."""
     if mask is None or other is None:
         return other if mask is None else mask
     return masks.as_mask(mask) & masks.as_mask(other)
 
 
-def _first_query(given: ModelMask) -> int:
+def _first_query(given: Structure) -> int:
     """Return how many positions come before query 0: it sees itself, and nothing behind, in a mask that is causal."""
     if given.first_query >= 0 or not isinstance(given.mask, Tensor):
         return max(given.first_query, 0)
     seen = given.mask if given.mask.dtype == torch.bool else given.mask > torch.finfo(given.mask.dtype).min
     row = seen[:, :, 0].any(0).any(0)
     return int((row * torch.arange(len(row), device=row.device)).max())
-
-
-def _packed(
-    given: ModelMask, positions: Tensor | None, cu_q: Tensor | None, cu_k: Tensor | None, L: int, S: int
-) -> Mask | None:
-    """Return what keeps packed sequences apart, if there are some and the mask does not.
-
-    transformers tells its mask function of them only where there is no cache and no padding.
-    """
-    if given.packed:
-        return None
-    if cu_q is not None and len(cu_q) > 2:
-        return masks.from_cu_seqlens(cu_q, cu_k)
-    if positions is None or positions.dim() != 2 or L == 1 or positions.shape[1] != L or torch.compiler.is_compiling():
-        return None
-    if "packed" not in given.kept:
-        given.kept["packed"] = _documents(given, positions, S)
-    kept: Mask | None = given.kept["packed"]
-    return kept
-
-
-def _documents(given: ModelMask, positions: Tensor, S: int) -> Mask | None:
-    L, first = positions.shape[1], max(given.first_query, 0)
-    real = torch.ones_like(positions, dtype=torch.bool)
-    if given.real is not None:  # positions of padding mean nothing
-        real = given.real[:, first - given.first_key :][:, :L]
-    begins = (positions == 0) & real
-    if not first:
-        begins = begins & (real.cumsum(1) > 1)  # the first one begins what there is in any case
-    if not bool(begins.any()):
-        return None
-    if first or L != S:
-        expected = "rise throughout where a cache holds earlier keys, of which nothing says which sequence they are of"
-        raise rejected("regard", "position_ids", expected, f"several sequences in {shape(positions)}")
-    return masks.document(begins.cumsum(1))
-
-
-def _differentiable(
-    lse: Tensor, query: Tensor, key: Tensor, mask: Any, scale: float | None, softcap: float | None, parts: Parts
-) -> Tensor:
-    """Return the log-sum-exp (B, H, L) with its gradient, ``Σ_j α_ij ∂s_ij``, in the queries and the keys.
-
-    For scores q·k it is that of ``scale · q · Σ_j α_ij k_j`` with constant weights: attention to the keys themselves.
-    """
-    if parts.score is not None or parts.normalizer != "softmax":
-        got = ", ".join(map(str, (parts.score, parts.normalizer)))
-        raise rejected("configure", "score and normalizer", "be the model's own where it has learned sinks", got)
-    if not torch.is_grad_enabled() or not (query.requires_grad or key.requires_grad):
-        return lse
-    if softcap is not None:
-        raise rejected("regard", "softcap", "be None in training where there are learned sinks", softcap)
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    grouped = query.shape[1] != key.shape[1]
-    read: Any = attention(query.detach(), key.detach(), key, mask, scale=scale, enable_gqa=grouped)
-    change = (query * read).sum(-1) * factor
-    return lse + (change - change.detach()).to(lse.dtype)

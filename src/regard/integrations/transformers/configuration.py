@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard._errors import rejected
+from regard._errors import described, rejected
 from regard.masks import Extent, Mask, MaskLike, Submatrix, as_mask
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
@@ -28,6 +28,7 @@ class Parts:
     score: ScoreLike | None = None
     normalizer: NormalizerLike = "softmax"
     mask: Mask | None = None
+    packed: bool | None = None
 
     @property
     def are_the_models(self) -> bool:
@@ -99,6 +100,7 @@ def configure(
     score: ScoreLike | None = None,
     normalizer: NormalizerLike | None = None,
     mask: MaskLike | None = None,
+    packed: bool | None = None,
     layers: Iterable[int | str] | None = None,
 ) -> Configured:
     """Give a model's attention layers another score, normalizer or mask.
@@ -114,6 +116,10 @@ def configure(
     mask : Mask, callable or Tensor, optional
         Shown is what it and the model's own mask show, which knows of causality and padding. It speaks of positions in
         the whole sequence, also where keys are in a cache.
+    packed : bool, optional
+        Whether ``position_ids`` that start again from 0 are those of sequences packed into one row, which may not see
+        each other. Without it they are kept apart where that is certain: not where there is a mask (B, 1, L, S) of your
+        own, and not where positions go on behind a cache.
     layers : iterable of int or str, optional
         Which attention layers: their numbers in the order of the model's modules, or names of modules that they are or
         that hold them. All by default.
@@ -149,7 +155,14 @@ def configure(
         expected = "be a model of transformers whose attention goes through its AttentionInterface"
         raise rejected("configure", "model", expected, type(model).__name__)
     chosen = known if layers is None else _chosen(known, list(layers))
-    given = {"score": score, "normalizer": normalizer, "mask": None if mask is None else as_mask(mask, "configure")}
+    if not (packed is None or isinstance(packed, bool)):
+        raise rejected("configure", "packed", "be a bool or None", described(packed), TypeError)
+    given = {
+        "score": score,
+        "normalizer": normalizer,
+        "mask": None if mask is None else as_mask(mask, "configure"),
+        "packed": packed,
+    }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     parts = {name: replace(parts_of(layer), **changes) for name, layer in chosen.items()}
     for name, layer in chosen.items():

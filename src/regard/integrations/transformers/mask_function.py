@@ -6,51 +6,21 @@ Dimensions: B batch, L queries, S keys.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import masking_utils
 
 from regard import masks
+from regard.integrations.transformers.model_mask import ModelMask, Structure
 from regard.masks import Mask
 
 #: How transformers describes a mask: from the numbers of a sequence, a head, a query and a key to whether they meet.
 MaskFunction = Callable[..., Any]
-
-
-@dataclass(eq=False)
-class ModelMask:
-    """What reaches the attention function as its mask.
-
-    Attributes
-    ----------
-    mask : Mask, Tensor or None
-        Which pairs may meet; None is all.
-    first_query, first_key : int
-        How many positions come before the first of each; −1 where nobody says.
-    real : Tensor (B, S) of bool, optional
-        Which keys are no padding; None is all.
-    packed : bool
-        Whether it keeps sequences apart that were packed into one.
-    """
-
-    mask: Mask | Tensor | None
-    first_query: int = -1
-    first_key: int = 0
-    real: Tensor | None = None
-    packed: bool = False
-    #: Masks of what layers ask for beside, which is the same for all of them.
-    kept: dict[Any, Any] = field(default_factory=dict, repr=False)
-    #: What transformers asks of the masks that generate makes beforehand: they are no padding of a batch.
-    ndim: ClassVar[int] = 4
-
-    def contiguous(self) -> ModelMask:
-        """Return itself."""
-        return self
 
 
 def model_mask(
@@ -60,29 +30,27 @@ def model_mask(
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     mask_function: MaskFunction = masking_utils.causal_mask_function,
-    attention_mask: Tensor | ModelMask | None = None,
+    attention_mask: Tensor | None = None,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
     use_vmap: bool = False,
     device: Any = "cpu",
+    dtype: torch.dtype = torch.float32,
     **others: Any,
-) -> ModelMask | Tensor | None:
-    """Return a model's mask; parameters are those of transformers' ``sdpa_mask``.
+) -> Tensor | None:
+    """Return a model's mask (B, 1, L, S); parameters are those of transformers' ``eager_mask``.
 
-    Written out as a matrix, or left out as ``sdpa`` would, are a mask with a function of the user's own, one that its
-    caller will change, and those of models that are compiled, or that could be, with a static cache.
+    It is a :class:`~regard.integrations.transformers.model_mask.ModelMask`, or, where a function of the user's own must
+    be called by ``torch.vmap`` and where models are compiled or could be, with a static cache, an ordinary tensor.
     """
-    if isinstance(attention_mask, ModelMask):  # which generate had made beforehand
-        return attention_mask
-    plain = mask_function in (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function)
-    fixed = (plain or q_length == 1) and not (allow_is_causal_skip or allow_is_bidirectional_skip)
-    if use_vmap or fixed or isinstance(q_offset, Tensor) or torch.compiler.is_compiling():
+    if use_vmap or isinstance(q_offset, Tensor) or torch.compiler.is_compiling():
         given: dict[str, Any] = {"mask_function": mask_function, "attention_mask": attention_mask, "device": device}
         given |= {"q_length": q_length, "kv_length": kv_length, "q_offset": q_offset, "kv_offset": kv_offset}
         given |= {"allow_is_causal_skip": allow_is_causal_skip, "use_vmap": use_vmap, **others}
-        return masking_utils.sdpa_mask(batch_size, allow_is_bidirectional_skip=allow_is_bidirectional_skip, **given)
-    if q_length == 1 and plain and attention_mask is None and q_offset - kv_offset >= kv_length - 1:
-        return ModelMask(None, q_offset, kv_offset)  # a step of writing: one query sees all that came before
+        seen = masking_utils.sdpa_mask(batch_size, allow_is_bidirectional_skip=allow_is_bidirectional_skip, **given)
+        if seen is None:
+            return None
+        return torch.where(seen, torch.zeros((), device=seen.device, dtype=dtype), torch.finfo(dtype).min)
     where = _Where(q_length, kv_length, q_offset, kv_offset, torch.device(device))
     real = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if real is not None:
@@ -96,7 +64,10 @@ def model_mask(
         mask = structure & masks.key_padding(real)
     elif not structure.hides:
         mask = None
-    return ModelMask(mask, where.q_offset, where.kv_offset, real, packed)
+    if mask is None and allow_is_bidirectional_skip:
+        return None
+    found = Structure(mask, q_offset, kv_offset, real, packed)
+    return ModelMask(found, (batch_size, 1, q_length, kv_length), dtype, where.device)
 
 
 @dataclass(frozen=True)

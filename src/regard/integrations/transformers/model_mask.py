@@ -1,0 +1,174 @@
+"""The mask that a model of transformers carries from where it is made to its layers: a tensor that keeps its structure.
+
+Models slice, add, extend and read their masks. A :class:`ModelMask` is a tensor to all of them, as the one for eager
+attention is: 0 where a pair may meet, the dtype's lowest number elsewhere. The numbers are made when they are first
+needed, which is never where a model hands the mask over as it is: then the attention function finds the structure.
+
+Dimensions: B batch, L queries, S keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from regard.masks import Mask
+
+
+@dataclass(eq=False)
+class Structure:
+    """What is known of a mask.
+
+    Attributes
+    ----------
+    mask : Mask, Tensor or None
+        Which pairs may meet, and what is added to their scores; None is all.
+    first_query, first_key : int
+        How many positions come before the first of each; −1 where it is not known.
+    real : Tensor (B, S) of bool, optional
+        Which keys are no padding; None is all.
+    packed : bool
+        Whether it keeps sequences apart that were packed into one.
+    from_model : bool
+        Whether it is the mask that transformers describes, and not one of the user's own, or a modified one.
+    """
+
+    mask: Mask | Tensor | None = None
+    first_query: int = -1
+    first_key: int = 0
+    real: Tensor | None = None
+    packed: bool = False
+    from_model: bool = True
+    #: Masks of packed sequences, which are the same for all layers.
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+
+#: What can be known without the numbers.
+_FACTS = frozenset(
+    [getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_cpu")]
+    + [getattr(Tensor, name).__get__ for name in ("is_meta", "requires_grad", "is_leaf", "grad_fn", "is_sparse")]
+    + [getattr(Tensor, name).__get__ for name in ("is_nested", "is_quantized", "itemsize", "nbytes")]
+    + [Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.is_floating_point]
+    + [Tensor.is_complex, Tensor.element_size, Tensor.get_device, Tensor.is_contiguous, Tensor.is_inference]
+    + [Tensor.__len__, Tensor.__hash__, torch.is_tensor, torch.is_floating_point, torch.is_complex]
+)
+#: What gives the same mask again.
+_SAME = frozenset((Tensor.contiguous, Tensor.detach, Tensor.clone, torch.clone, torch.detach))
+
+
+class ModelMask(Tensor):
+    """A tensor (B, 1, L, S) whose numbers follow from a structure, and are made when they are read.
+
+    What is made of it is an ordinary tensor. If its numbers are changed, the structure is given up.
+    """
+
+    _structure: Structure
+    _made: Tensor | None
+    _version_made: int
+
+    @staticmethod
+    def __new__(cls, structure: Structure, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Self:
+        """Return the mask of a structure."""
+        made: Self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        made._structure, made._made, made._version_made = structure, None, 0
+        return made
+
+    def __init__(self, structure: Structure, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        pass
+
+    @property
+    def structure(self) -> Structure:
+        """What is known of the mask: all, or only its numbers if these were changed."""
+        return self._structure if self._is_intact() else replace(self._structure, mask=self._made, from_model=False)
+
+    def matrix(self) -> Tensor:
+        """Return the numbers (B, 1, L, S) as an ordinary tensor, the same one each time."""
+        if self._made is None:
+            with torch._C.DisableTorchFunctionSubclass():
+                shape, dtype, device = tuple(self.shape), self.dtype, self.device
+            self._made = _matrix(self._structure.mask, shape, dtype, device)
+            self._version_made = 0 if self._made.is_inference() else self._made._version
+        return self._made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function on the numbers, except where it asks for facts or for the mask again."""
+        kwargs = kwargs or {}
+        if func in _FACTS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        mask = args[0] if args else None
+        if isinstance(mask, ModelMask) and mask._is_intact():
+            if func in _SAME and not kwargs:
+                return mask._again()
+            if func is Tensor.to and _moves_nothing(mask, args[1:], kwargs):
+                return mask
+            if func is Tensor.__getitem__ and mask._is_all(args[1]):
+                return mask._again()
+        args, kwargs = tree_map_only(ModelMask, ModelMask.matrix, (args, kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operator on the numbers, which it may change unseen: it did not pass by :meth:`__torch_function__`."""
+        for mask in (value for value in (*args, *(kwargs or {}).values()) if isinstance(value, ModelMask)):
+            mask._structure = replace(mask._structure, mask=mask.matrix(), from_model=False)
+        args, kwargs = tree_map_only(ModelMask, ModelMask.matrix, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _is_intact(self) -> bool:
+        """Whether the numbers cannot have been changed; those made in inference mode do not count their changes."""
+        made = self._made
+        return made is None or (not made.is_inference() and made._version == self._version_made)
+
+    def _again(self) -> ModelMask:
+        with torch._C.DisableTorchFunctionSubclass():
+            return ModelMask(self._structure, tuple(self.shape), self.dtype, self.device)
+
+    def _is_all(self, index: Any) -> bool:
+        """Whether an index selects everything, in the same dimensions."""
+        items, sizes = list(index) if isinstance(index, tuple) else [index], tuple(self.shape)
+        if any(item is Ellipsis for item in items):
+            place = next(i for i, item in enumerate(items) if item is Ellipsis)
+            items[place : place + 1] = [slice(None)] * (len(sizes) - len(items) + 1)
+        return len(items) <= len(sizes) and all(
+            isinstance(item, slice) and range(*item.indices(size)) == range(size) for item, size in zip(items, sizes)
+        )
+
+
+def _moves_nothing(mask: ModelMask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether ``mask.to(...)`` with these arguments is the mask itself."""
+    dtype, device = mask.dtype, mask.device
+    given = [*args, *(kwargs[name] for name in kwargs if name in ("dtype", "device"))]
+    known = all(name in ("dtype", "device", "non_blocking") for name in kwargs)
+    for value in given:
+        if isinstance(value, torch.dtype):
+            known = known and value == dtype
+        elif isinstance(value, (str, torch.device, int)) and not isinstance(value, bool):
+            known = known and torch.device(value) == device
+        else:
+            return False
+    return known
+
+
+def _matrix(mask: Mask | Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a mask as models for eager attention expect it."""
+    B, _, L, S = shape
+    seen: Tensor | None
+    if isinstance(mask, Mask):
+        b = torch.arange(B, device=device)[:, None, None, None]
+        h, q_idx = torch.zeros(1, 1, 1, dtype=torch.long, device=device), torch.arange(L, device=device)[:, None]
+        seen = mask.visible(b, h, q_idx, torch.arange(S, device=device))
+    else:
+        seen = mask
+    added = torch.zeros(shape, dtype=dtype, device=device)
+    return added if seen is None else added.masked_fill_(~seen.expand(shape), torch.finfo(dtype).min)

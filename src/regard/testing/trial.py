@@ -75,9 +75,11 @@ class Trial:
             moved = Oracle(s.but(query=_wobbled(s.query, eps, generator), key=_wobbled(s.key, eps, generator)))
             found |= ((moved.scores == -np.inf) != (oracle.scores == -np.inf)).any(-1)
             if jumps and weighing is not None:
-                shaken = moved.scores + eps * _against(oracle.weights, i, generator) * (1 + _finite(moved.scores))
-                weights = weighing.weigh(shaken.astype(oracle.scores.dtype), s.normalizer)
-                found |= ((weights > 0) != (oracle.weights > 0)).any(-1)
+                against = eps * _against(oracle.weights, i, generator)
+                for scores in (moved.scores, oracle.scores):  # the latter have exact ties, as those of equal keys
+                    shaken = scores + against * (1 + _finite(scores))
+                    weights = weighing.weigh(shaken.astype(oracle.scores.dtype), s.normalizer)
+                    found |= ((weights > 0) != (oracle.weights > 0)).any(-1)
         hangs: Array = np.asarray(found.any(0))
         return hangs
 

@@ -223,7 +223,8 @@ def layer_inputs(
     L, S, parts = query.shape[2], key.shape[2], parts_of(module)
     given = attention_mask.structure if isinstance(attention_mask, ModelMask) else _of_tensor(attention_mask)
     mask: MaskLike | None = given.mask
-    if attention_mask is None and L > 1 and (getattr(module, "is_causal", False) if is_causal is None else is_causal):
+    causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+    if attention_mask is None and L > 1 and causal:
         # The first of S keys, where a static cache has room for more, stand beside the queries.
         mask = masks.causal(offset=0) if sliding_window is None else masks.window(sliding_window - 1, 0, offset=0)
     if isinstance(mask, Tensor) and mask.shape[-1] > S:  # as a static cache had room for
@@ -233,7 +234,8 @@ def layer_inputs(
     if block_indices is not None:
         mask = _together(mask, _selected_blocks(module, block_indices, query, S, position_ids))
     packed = parts.packed if packed is None else packed
-    mask = _together(mask, packed_mask(given, position_ids, cu_seq_lens_q, cu_seq_lens_k, packed, query, S))
+    causal = given.causal if isinstance(attention_mask, ModelMask) else causal
+    mask = _together(mask, packed_mask(given, position_ids, cu_seq_lens_q, cu_seq_lens_k, packed, causal, query, S))
     if parts.mask is not None:
         mask = _together(mask, parts.part_of_mask(query, S, _first_query(given), given.first_key))
     mask = _together(mask, None if position_bias is None else position_bias[..., :S])

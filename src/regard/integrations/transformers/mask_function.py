@@ -5,7 +5,7 @@ Dimensions: B batch, L queries, S keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
@@ -56,7 +56,7 @@ def model_mask(
     if real is not None:
         real = real[:, kv_offset : kv_offset + kv_length]
         real = None if bool(real.all()) else real
-    structure, packed = where.structure(mask_function)
+    structure = where.structure(mask_function)
     mask: Mask | Tensor | None = structure
     if q_length == 1:
         mask = where.row(structure, real, batch_size)
@@ -66,7 +66,10 @@ def model_mask(
         mask = None
     if mask is None and allow_is_bidirectional_skip:
         return None
-    found = Structure(mask, q_offset, kv_offset, real, packed)
+    parts = set(_names(mask_function))
+    found = Structure(
+        mask, q_offset, kv_offset, real, "causal_mask_function" in parts, bool(parts & set(_PACKED)), from_model=True
+    )
     return ModelMask(found, (batch_size, 1, q_length, kv_length), dtype, where.device)
 
 
@@ -84,8 +87,8 @@ class _Where:
     def offset(self) -> int:
         return self.q_offset - self.kv_offset
 
-    def structure(self, function: MaskFunction) -> tuple[Mask, bool]:
-        """Return a mask function as one of ours, and whether it keeps packed sequences apart.
+    def structure(self, function: MaskFunction) -> Mask:
+        """Return a mask function as one of our masks.
 
         transformers composes masks of closures, in which what they were made of can be read. A function that it does
         not have is asked tile by tile.
@@ -93,29 +96,27 @@ class _Where:
         name, held = _closure(function)
         match name:
             case "causal_mask_function":
-                return masks.causal(offset=self.offset), False
+                return masks.causal(offset=self.offset)
             case "bidirectional_mask_function":
-                return masks.everything(), False
+                return masks.everything()
             case "and_masks" | "or_masks":
-                found = [self.structure(each) for each in held["mask_functions"]]
-                join = and_ if name == "and_masks" else or_
-                return reduce(join, [mask for mask, _ in found]), any(packed for _, packed in found)
+                return reduce(and_ if name == "and_masks" else or_, map(self.structure, held["mask_functions"]))
             case "sliding_window_overlay":
-                return masks.window(held["sliding_window"] - 1, -1, offset=self.offset), False
+                return masks.window(held["sliding_window"] - 1, -1, offset=self.offset)
             case "sliding_window_bidirectional_overlay":
-                return masks.window(held["sliding_window"], held["sliding_window"], offset=self.offset), False
+                return masks.window(held["sliding_window"], held["sliding_window"], offset=self.offset)
             case "chunked_overlay":
-                return self._chunks(held["chunk_size"], held["left_padding"]), False
+                return self._chunks(held["chunk_size"], held["left_padding"])
             case "blockwise_overlay":
-                return self._blocks(held["block_sequence_ids"]), False
+                return self._blocks(held["block_sequence_ids"])
             case "padding_mask_function":
-                return masks.key_padding(held["padding_mask"][:, self._key_positions()].bool()), False
+                return masks.key_padding(held["padding_mask"][:, self._key_positions()].bool())
             case "packed_sequence_mask_function":
-                return masks.document(held["packed_sequence_mask"]), True
+                return masks.document(held["packed_sequence_mask"])
             case "remap_positions_for_packed_sequence" if not _depends_on_starts(held["mask_function"]):
                 # Within a sequence positions differ as places do, and it is only within sequences that pairs meet.
                 return self.structure(held["mask_function"])
-        return masks.as_mask(self._shifted(function)), name == "remap_positions_for_packed_sequence"
+        return masks.as_mask(self._shifted(function))
 
     def row(self, structure: Mask, real: Tensor | None, batch: int) -> Tensor | None:
         """Return which keys a single query sees, (B, 1, 1, S), or None where it sees all of them."""
@@ -155,6 +156,19 @@ class _Where:
             return found
 
         return shifted
+
+
+#: What keeps packed sequences apart.
+_PACKED = ("packed_sequence_mask_function", "remap_positions_for_packed_sequence")
+
+
+def _names(function: MaskFunction) -> Iterator[str]:
+    """Yield the names of the functions of transformers that a mask function is the conjunction of."""
+    name, held = _closure(function)
+    yield name
+    inner = held["mask_functions"] if name == "and_masks" else [held["mask_function"]] if name == _PACKED[1] else []
+    for each in inner:
+        yield from _names(each)
 
 
 def _closure(function: MaskFunction) -> tuple[str, dict[str, Any]]:

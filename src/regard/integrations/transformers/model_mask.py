@@ -32,6 +32,8 @@ class Structure:
         How many positions come before the first of each; −1 where it is not known.
     real : Tensor (B, S) of bool, optional
         Which keys are no padding; None is all.
+    causal : bool
+        Whether no query sees a later key.
     packed : bool
         Whether it keeps sequences apart that were packed into one.
     from_model : bool
@@ -42,6 +44,7 @@ class Structure:
     first_query: int = -1
     first_key: int = 0
     real: Tensor | None = None
+    causal: bool = False
     packed: bool = False
     from_model: bool = True
     #: Masks of packed sequences, which are the same for all layers.

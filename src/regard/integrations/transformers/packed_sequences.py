@@ -23,6 +23,7 @@ def packed_mask(
     cu_q: Tensor | None,
     cu_k: Tensor | None,
     packed: bool | None,
+    causal: bool,
     query: Tensor,
     S: int,
 ) -> Mask | None:
@@ -37,6 +38,8 @@ def packed_mask(
         Where sequences begin.
     packed : bool, optional
         Whether positions speak of packed sequences; None finds out.
+    causal : bool
+        Whether no query sees a later key. Of other layers positions alone say nothing, as in transformers.
     query : Tensor (B, H, L, E)
     S : int
     """
@@ -47,13 +50,15 @@ def packed_mask(
     B, L = query.shape[0], query.shape[2]
     if positions is None or positions.dim() != 2 or L == 1 or positions.shape[1] != L:
         return None
-    if packed is None and not given.from_model:
-        return None  # who writes a mask of pairs says what may meet
+    if packed is None and not causal:
+        return None
     if torch.compiler.is_compiling():
         if packed:
             return masks.document((positions == 0).cumsum(1).expand(B, -1))
         _refuse_when_it_runs(positions)
         return None
+    if packed is None and not given.from_model:
+        return None  # who writes a mask of pairs says what may meet
     if "packed" not in given.kept:
         begins = _begins(given, positions, L, S, bool(packed))
         given.kept["packed"] = None if begins is None else masks.document(begins.cumsum(1).expand(B, -1))

@@ -1,0 +1,1 @@
+"""Every model family of the installed transformers, tiny: on its own attention and on ours."""

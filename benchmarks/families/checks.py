@@ -1,0 +1,310 @@
+"""A tiny model of a family on its own attention ("eager") and on ours, compared in float64."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.utils import ModelOutput
+
+from benchmarks.families.tiny_configs import tiny
+
+#: How far numbers may be apart, relative to the largest of them where that is above 1.
+NEAR = 1e-5
+B, L, PADDED = 2, 12, 4
+#: Names of inputs by which a model is asked first.
+OURS, THEIRS = "regard", "eager"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found of one check of one class.
+
+    Attributes
+    ----------
+    check : str
+    verdict : {"equal", "different", "refused", "not built", "not run"}
+    detail : str
+    """
+
+    check: str
+    verdict: str
+    detail: str = ""
+
+
+def build(cls: type[PreTrainedModel]) -> PreTrainedModel:
+    """Return a tiny model whose attention matters: its weights are larger than those of a new model."""
+    torch.manual_seed(0)
+    config = tiny(cls.config_class)
+    model = cls._from_config(config, attn_implementation=THEIRS) if hasattr(cls, "_from_config") else cls(config)
+    if sum(p.numel() for p in model.parameters()) > 2e8:
+        raise ValueError("too large")
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1 and parameter.is_floating_point():
+                fan = parameter[0].numel()
+                parameter.copy_(torch.randn(parameter.shape, generator=draw) * (1.5 / fan**0.5))
+            elif parameter.is_floating_point():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
+    return model.eval()
+
+
+def candidates(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
+    """Yield inputs that the model may take, the likeliest first."""
+    draw = torch.Generator().manual_seed(2)
+    config, names = model.config, inspect.signature(model.forward).parameters
+
+    def tokens() -> Tensor:
+        return torch.randint(62, 98, (B, L), generator=draw)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw)
+
+    text: dict[str, Any] = {"input_ids": tokens()} if "input_ids" in names else {}
+    paired = {"decoder_input_ids": tokens()} if "decoder_input_ids" in names else {}
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", 32)
+    size = size if isinstance(size, int) else (size[0] if isinstance(size, (list, tuple)) else 32)
+    channels = getattr(vision, "num_channels", getattr(vision, "in_channels", 3)) or 3
+    image = {"pixel_values": normal(B, channels, size, size)}
+    bins = getattr(config, "num_mel_bins", getattr(config, "feature_size", 16)) or 16
+    frames = 2 * (getattr(config, "max_source_positions", None) or 32)
+    width = next(
+        (
+            getattr(config, n)
+            for n in ("hidden_size", "d_model", "embed_dim", "n_embd", "dim")
+            if isinstance(getattr(config, n, None), int)
+        ),
+        32,
+    )
+    if text:
+        yield text | paired
+        if "bbox" in names:
+            yield text | paired | {"bbox": torch.zeros(B, L, 4, dtype=torch.long)}
+        if "pixel_values" in names:
+            yield text | paired | image
+    if "pixel_values" in names:
+        yield image | paired
+        yield {"pixel_values": normal(B, 4, channels, size, size)} | paired
+        yield {
+            "pixel_values": normal(
+                8,
+                channels * getattr(vision, "temporal_patch_size", 2) * vision.patch_size**2
+                if isinstance(getattr(vision, "patch_size", None), int)
+                else 8,
+            )
+        }
+    if "input_features" in names:
+        yield {"input_features": normal(B, bins, frames)} | paired
+        yield {"input_features": normal(B, frames, bins)} | paired
+        yield {"input_features": normal(B, frames, 160)} | paired
+    if "input_values" in names:
+        yield {"input_values": normal(B, 1600)} | paired
+        yield {"input_values": normal(B, 1, 1600)} | paired
+    if "past_values" in names:
+        yield {
+            "past_values": normal(B, getattr(config, "context_length", 32), getattr(config, "num_input_channels", 1))
+        }
+    if "inputs_embeds" in names:
+        yield {"inputs_embeds": normal(B, L, width)}
+        if "encoder_hidden_states" in names:
+            yield {"inputs_embeds": normal(B, L, width), "encoder_hidden_states": normal(B, L, width)}
+    if "hidden_states" in names:
+        yield {"hidden_states": normal(B, L, width)}
+        if "grid_thw" in names:
+            merge = getattr(config, "spatial_merge_size", 2)
+            side = 2 * merge
+            patch = (
+                getattr(config, "in_channels", getattr(config, "num_channels", 3))
+                * getattr(config, "temporal_patch_size", 2)
+                * config.patch_size**2
+            )
+            grid = torch.tensor([[1, side, side], [1, side, 2 * side]])
+            yield {"hidden_states": normal(3 * side * side, patch), "grid_thw": grid}
+
+
+def cast(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Return inputs with real numbers of a dtype."""
+    return {name: t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for name, t in inputs.items()}
+
+
+def numbers(output: Any) -> dict[str, Tensor]:
+    """Return the real tensors of a model's output by name, without caches."""
+    found: dict[str, Tensor] = {}
+
+    def collect(name: str, value: Any) -> None:
+        if isinstance(value, Cache):
+            return
+        if isinstance(value, Tensor):
+            if value.is_floating_point():
+                found[name] = value
+        elif isinstance(value, (ModelOutput, dict)):
+            for key, inner in value.items():
+                collect(f"{name}.{key}" if name else key, inner)
+        elif isinstance(value, (tuple, list)):
+            for i, inner in enumerate(value):
+                collect(f"{name}.{i}", inner)
+
+    collect("", output)
+    return found
+
+
+def apart(theirs: dict[str, Tensor], ours: dict[str, Tensor], keep: Tensor | None = None) -> tuple[float, str]:
+    """Return how far outputs are apart at most, and where; padding does not count."""
+    worst, where = 0.0, ""
+    if theirs.keys() != ours.keys():
+        return float("inf"), f"{sorted(theirs.keys() ^ ours.keys())[:3]}"
+    for name, right in theirs.items():
+        found = ours[name]
+        if found.shape != right.shape:
+            return float("inf"), f"{name}: shapes {tuple(right.shape)}, {tuple(found.shape)}"
+        if keep is not None and right.dim() > 1 and right.shape[:2] == keep.shape:
+            right, found = right[keep], found[keep]
+        if not right.numel():
+            continue
+        both = right.isfinite() & found.isfinite()
+        same = (right == found) | (right.isnan() & found.isnan()) | both
+        if not bool(same.all()):
+            return float("inf"), f"{name}: not finite"
+        difference = float((right - found)[both].abs().max()) if bool(both.any()) else 0.0
+        difference /= max(1.0, float(right[both].abs().max()) if bool(both.any()) else 1.0)
+        if difference > worst:
+            worst, where = difference, name
+    return worst, where
+
+
+def reason(error: BaseException) -> str:
+    """Return an error in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:240]
+
+
+class Family:
+    """One class of models, its inputs, and the checks."""
+
+    def __init__(self, cls: type[PreTrainedModel]) -> None:
+        self.model = build(cls)
+        self.inputs, self.dtype = self._inputs()
+
+    def _inputs(self) -> tuple[dict[str, Any], torch.dtype]:
+        first: BaseException | None = None
+        for dtype in (torch.float64, torch.float32):
+            self.model.to(dtype)
+            for inputs in candidates(self.model):
+                given = cast(inputs, dtype)
+                try:
+                    self.run(THEIRS, given)
+                except Exception as error:  # noqa: BLE001 - whatever a model of others raises, other inputs may suit it
+                    first = first or error
+                else:
+                    return given, dtype
+        raise first or ValueError("no inputs are known for this class")
+
+    def run(self, implementation: str, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return a model's outputs."""
+        with torch.no_grad():
+            self.use(implementation)
+            torch.manual_seed(3)
+            return numbers(self.model(**inputs))
+
+    def use(self, implementation: str) -> None:
+        """Let the model run on an implementation."""
+        if self.model.config._attn_implementation != implementation or implementation == OURS:
+            self.model.set_attn_implementation(implementation)
+
+    def compared(self, check: str, call: Callable[[str], dict[str, Tensor]], keep: Tensor | None = None) -> Found:
+        """Return how ours differs from theirs in what a call gives."""
+        try:
+            theirs = call(THEIRS)
+        except Exception as error:  # noqa: BLE001 - then there is nothing to compare with
+            return Found(check, "not run", reason(error))
+        try:
+            ours = call(OURS)
+        except Exception as error:  # noqa: BLE001 - it is shown
+            return Found(check, "refused", reason(error))
+        worst, where = apart(theirs, ours, keep)
+        near = NEAR if self.dtype == torch.float64 else 30 * NEAR
+        return Found(
+            check,
+            "equal" if worst <= near else "different",
+            f"{worst:.2g} in {where}" if worst > near else f"{worst:.1g}",
+        )
+
+    def checks(self) -> Iterator[Found]:
+        """Yield the result of each check that fits the class."""
+        names, model = inspect.signature(self.model.forward).parameters, self.model
+        yield self.compared("forward", lambda how: self.run(how, self.inputs))
+        with_tokens = "input_ids" in self.inputs
+        main = next(iter(self.inputs.values()))
+        if "attention_mask" in names and main.dim() >= 2 and main.shape[:2] == (B, L):
+            for side in ("left", "right"):
+                keep = torch.ones(B, L, dtype=torch.long)
+                keep[1, slice(PADDED) if side == "left" else slice(L - PADDED, L)] = 0
+                given = self.inputs | {"attention_mask": keep}
+                yield self.compared(f"padding {side}", lambda how, given=given: self.run(how, given), keep.bool())
+        yield self.compared("gradients", lambda how: self.gradients(how))
+        if with_tokens and model.can_generate():
+            for cache in ("dynamic", "static"):
+                yield self.compared(f"generate, {cache}", lambda how, cache=cache: self.generate(how, cache))
+        if with_tokens and "position_ids" in names and "decoder_input_ids" not in self.inputs:
+            half = L // 2 - 1
+            positions = torch.tensor([[*range(half), *range(L - half)]])
+            given = self.inputs | {"position_ids": positions.expand(B, -1)}
+            yield self.compared("packed", lambda how: self.packed(how, given, half))
+
+    def packed(self, implementation: str, given: dict[str, Any], half: int) -> dict[str, Tensor]:
+        """Return the outputs (B, L, ...) of two sequences packed into one row; by theirs, of each alone."""
+        if implementation == OURS:
+            return {name: t for name, t in self.run(OURS, given).items() if t.shape[:2] == (B, L)}
+        whole = self.run(THEIRS, given)
+        if apart(whole, self.run(OURS, given))[0] <= 30 * NEAR:
+            return {name: t for name, t in whole.items() if t.shape[:2] == (B, L)}
+        parts = []
+        for place in (slice(half), slice(half, L)):
+            cut = {n: t[:, place] if t.shape[:2] == (B, L) else t for n, t in self.inputs.items()}
+            parts.append(self.run(THEIRS, cut | {"position_ids": given["position_ids"][:, place]}))
+        return {n: torch.cat([p[n] for p in parts], 1) for n, t in whole.items() if t.shape[:2] == (B, L)}
+
+    def gradients(self, implementation: str) -> dict[str, Tensor]:
+        """Return the gradients to all parameters of a random sum of the outputs."""
+        self.use(implementation)
+        self.model.zero_grad()
+        torch.manual_seed(3)
+        with torch.enable_grad():
+            outputs = numbers(self.model(**self.inputs))
+            draw = torch.Generator().manual_seed(4)
+            wanted = [t for t in outputs.values() if t.requires_grad]
+            total = sum(
+                (t * torch.randn(t.shape, generator=draw).to(t.dtype)).sum() / max(t.numel(), 1) ** 0.5 for t in wanted
+            )
+            if not isinstance(total, Tensor):
+                raise ValueError("no output has a gradient")
+            total.backward()
+        found = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
+        self.model.zero_grad()
+        largest = max((float(g.abs().max()) for g in found.values() if g.numel()), default=1.0) or 1.0
+        return {name: gradient / largest for name, gradient in found.items()}
+
+    def generate(self, implementation: str, cache: str) -> dict[str, Tensor]:
+        """Return the tokens and scores of greedy generation from a batch that is padded on the left."""
+        self.use(implementation)
+        keep = torch.ones(B, L, dtype=torch.long)
+        keep[1, :PADDED] = 0
+        paired = "decoder_input_ids" in self.inputs
+        given = {n: t for n, t in self.inputs.items() if n != "decoder_input_ids"} | (
+            {} if paired else {"attention_mask": keep}
+        )
+        with torch.no_grad():
+            torch.manual_seed(3)
+            found = self.model.generate(
+                **given, do_sample=False, num_beams=1, max_new_tokens=5, min_new_tokens=5, output_logits=True,
+                return_dict_in_generate=True, pad_token_id=0, cache_implementation=cache, disable_compile=True,
+            )  # fmt: skip
+        return {"sequences": found.sequences.double(), **{f"logits {i}": t for i, t in enumerate(found.logits)}}

@@ -1,0 +1,140 @@
+"""Tiny configurations of model families, made from their defaults by what their fields are called."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from transformers import PretrainedConfig
+
+VOCABULARY, WIDTH, HEADS, GROUPS, HEAD, LAYERS, IMAGE, PATCH = 99, 32, 4, 2, 8, 2, 32, 8
+
+#: What fields are set to, by the first pattern that a name matches; None leaves it.
+RULES: tuple[tuple[str, Any], ...] = (
+    (r"(^|_)vocab_size$|^vocab_size_per_layer_input$|num_embeddings$", VOCABULARY),
+    (r"^(type_vocab_size|num_codebooks|num_quantizers|codebook_dim|spatial_merge_size|temporal_patch_size)$", None),
+    (r"^codebook_size$", 32),
+    (r"^(sliding_window|attention_window|attention_chunk_size|window_size|local_attention|max_window_layers)$", 4),
+    (r"^(index_topk)$", 4),
+    (r"^(index_head_dim)$", 16),
+    (r"^(index_n_heads)$", 2),
+    (r"^(index_block_size|index_topk_blocks|index_local_blocks)$", 2),
+    (r"^(q_lora_rank|kv_lora_rank|o_lora_rank|lora_rank)$", 16),
+    (r"^(qk_rope_head_dim|qk_nope_head_dim|v_head_dim)$", 8),
+    (r"^qk_head_dim$", 16),
+    (r"^(.*_)?(head_dim|head_size|d_kv|kv_channels|attention_head_size|head_hidden_size)$", HEAD),
+    (r"^(global_head_dim)$", HEAD),
+    (r"(key_value_heads|kv_heads|num_kv_heads|n_head_kv|num_key_value_heads)$", GROUPS),
+    (r"(attention_heads|num_heads|n_heads?|heads)$", HEADS),
+    (r"(intermediate_size|ffn_dim|d_ff|n_inner|mlp_dim|ffn_hidden_size|feed_forward.*|ffw_size|expert_ffn.*)$", 48),
+    (
+        r"(hidden_layers|n_layers?|num_layers|encoder_layers|decoder_layers|num_blocks|num_.*_layers|depth|.*_layers|num_hidden_groups)$",
+        LAYERS,
+    ),
+    (
+        r"^(first_k_dense_replace|moe_layer_start_index|num_dense_layers|num_kv_shared_layers|num_nextn_predict_layers)$",
+        1,
+    ),
+    (r"(num_experts_per_tok|top_k_experts|moe_top_?k|num_selected_experts|top_k|moe_k|experts_top_k)$", 2),
+    (r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts|num_routed_experts)$", 4),
+    (r"(n_group|topk_group|num_expert_group|n_shared_experts|num_shared_experts)$", 1),
+    (r"^(hidden_size_per_layer_input)$", 8),
+    (
+        r"(hidden_size|d_model|embed_dim|n_embd|embedding_size|hidden_dim|projection_dim|width|proj_dim|dim|output_dim|embedding_dim|word_embed_proj_dim|projector_hidden_size|out_hidden_size|encoder_hidden_size|decoder_hidden_size|query_dim|memory_dim|hidden_channels|d_embed|mm_hidden_size)$",
+        WIDTH,
+    ),
+    (
+        r"(max_position_embeddings|n_positions|max_target_positions|max_source_positions|max_seq_len|max_length|n_ctx|max_sequence_length)$",
+        128,
+    ),
+    (r"(^|_)image_size$|^img_size$", IMAGE),
+    (r"(^|_)patch_size$", PATCH),
+    (r"^(num_mel_bins|feature_size|num_mel_filters|n_mels)$", 16),
+    (r"^(num_query_tokens|num_queries|num_latents|num_image_tokens|mm_tokens_per_image|num_learnable_queries)$", 4),
+    (r"^(linear_.*_dim)$", HEAD),
+    (r"^(mamba_.*heads|linear_.*heads)$", HEADS),
+    (r"^(state_size|mamba_d_state|ssm_state_size)$", 8),
+    (r"^(num_classes|num_labels)$", 3),
+)
+COMPILED = [(re.compile(pattern), value) for pattern, value in RULES]
+
+
+def tiny(cls: type[PretrainedConfig]) -> PretrainedConfig:
+    """Return a tiny configuration of a class, whose attention heads, groups, windows and experts are small, too."""
+    return shrunk(cls())
+
+
+def shrunk(config: PretrainedConfig) -> PretrainedConfig:
+    """Make a configuration tiny, and those inside."""
+    counter = iter(range(1, 60))
+    for name, value in sorted(vars(config).items()):
+        if isinstance(value, PretrainedConfig):
+            shrunk(value)
+        elif name.startswith("_"):
+            continue
+        elif re.search(r"(token_id|token_index|_token)$", name) and isinstance(value, int):
+            setattr(config, name, next(counter))
+        elif isinstance(value, bool):
+            continue
+        elif isinstance(value, int):
+            found = _by_name(name)
+            if found is not None and value > found:
+                setattr(config, name, found)
+    _lists(config)
+    _agree(config)
+    return config
+
+
+def _by_name(name: str) -> int | None:
+    return next((value for pattern, value in COMPILED if pattern.search(name)), None)
+
+
+def _lists(config: PretrainedConfig) -> None:
+    layers = next(
+        (
+            getattr(config, n)
+            for n in ("num_hidden_layers", "n_layer", "num_layers")
+            if isinstance(getattr(config, n, None), int)
+        ),
+        LAYERS,
+    )
+    for name, value in list(vars(config).items()):
+        if not isinstance(value, (list, tuple)) or not value:
+            continue
+        if name in ("layer_types", "mlp_layer_types", "block_types", "layers_block_type", "layer_type_list"):
+            kinds = list(dict.fromkeys(value))
+            setattr(config, name, (kinds * layers)[:layers] if len(kinds) <= layers else kinds[:layers])
+        elif name == "depths":
+            setattr(config, name, [1] * len(value))
+        elif name in ("hidden_sizes", "embed_dims", "embed_dim", "dims", "encoder_hidden_sizes") and all(
+            isinstance(x, int) for x in value
+        ):
+            setattr(config, name, [16 * 2 ** min(i, 2) for i in range(len(value))])
+        elif name in ("num_heads", "num_attention_heads", "encoder_num_heads") and all(
+            isinstance(x, int) for x in value
+        ):
+            setattr(config, name, [2] * len(value))
+        elif name in ("conv_dim",):
+            setattr(config, name, [16] * len(value))
+
+
+def _agree(config: PretrainedConfig) -> None:
+    """Set what must fit other fields."""
+    width = next(
+        (
+            getattr(config, n)
+            for n in ("hidden_size", "d_model", "n_embd", "embed_dim")
+            if isinstance(getattr(config, n, None), int)
+        ),
+        WIDTH,
+    )
+    for name in ("rope_parameters", "rope_scaling"):
+        found = getattr(config, name, None)
+        for each in [found, *found.values()] if isinstance(found, dict) else []:
+            if isinstance(each, dict) and "mrope_section" in each:
+                each["mrope_section"] = [2, 1, 1]
+    if isinstance(getattr(config, "pad_token_id", None), int):
+        config.pad_token_id = 0
+    if getattr(config, "num_hidden_layers", None) and isinstance(getattr(config, "out_indices", None), list):
+        pass
+    _ = width

@@ -55,6 +55,13 @@ RULES: tuple[tuple[str, Any], ...] = (
     (r"^(mamba_.*heads|linear_.*heads)$", HEADS),
     (r"^(state_size|mamba_d_state|ssm_state_size)$", 8),
     (r"^(num_classes|num_labels)$", 3),
+    (r"^prediction_length$", 8),
+    (r"^rotary_dim$", 4),
+)
+#: Fields without a default that a model needs.
+UNSET = re.compile(
+    r"^vocab_size$|^head_dim$|key_value_heads$|num_experts|top_k_experts|routed_experts$|shared_experts$|moe_intermediate_size$"
+    r"|^prediction_length$|num_experts_per_tok$"
 )
 COMPILED = [(re.compile(pattern), value) for pattern, value in RULES]
 
@@ -67,22 +74,29 @@ def tiny(cls: type[PretrainedConfig]) -> PretrainedConfig:
 def shrunk(config: PretrainedConfig) -> PretrainedConfig:
     """Make a configuration tiny, and those inside."""
     counter = iter(range(1, 60))
+    equal_heads = _heads_are_equal(config)
     for name, value in sorted(vars(config).items()):
         if isinstance(value, PretrainedConfig):
             shrunk(value)
-        elif name.startswith("_"):
+        elif name.startswith("_") or isinstance(value, bool):
             continue
         elif re.search(r"(token_id|token_index|_token)$", name) and isinstance(value, int):
             setattr(config, name, next(counter))
-        elif isinstance(value, bool):
-            continue
         elif isinstance(value, int):
             found = _by_name(name)
             if found is not None and value > found:
-                setattr(config, name, found)
+                setattr(config, name, HEADS if equal_heads and found == GROUPS else found)
+        elif value is None and UNSET.search(name):
+            setattr(config, name, _by_name(name))
     _lists(config)
     _agree(config)
     return config
+
+
+def _heads_are_equal(config: PretrainedConfig) -> bool:
+    """Whether queries and keys have as many heads as each other, as where keys are compressed."""
+    heads, groups = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    return heads is not None and heads == groups
 
 
 def _by_name(name: str) -> int | None:
@@ -114,27 +128,18 @@ def _lists(config: PretrainedConfig) -> None:
             isinstance(x, int) for x in value
         ):
             setattr(config, name, [2] * len(value))
+        elif name == "attn_layer_indices":
+            setattr(config, name, [1])
         elif name in ("conv_dim",):
             setattr(config, name, [16] * len(value))
 
 
 def _agree(config: PretrainedConfig) -> None:
     """Set what must fit other fields."""
-    width = next(
-        (
-            getattr(config, n)
-            for n in ("hidden_size", "d_model", "n_embd", "embed_dim")
-            if isinstance(getattr(config, n, None), int)
-        ),
-        WIDTH,
-    )
     for name in ("rope_parameters", "rope_scaling"):
         found = getattr(config, name, None)
         for each in [found, *found.values()] if isinstance(found, dict) else []:
             if isinstance(each, dict) and "mrope_section" in each:
                 each["mrope_section"] = [2, 1, 1]
-    if isinstance(getattr(config, "pad_token_id", None), int):
+    if hasattr(config, "vocab_size"):
         config.pad_token_id = 0
-    if getattr(config, "num_hidden_layers", None) and isinstance(getattr(config, "out_indices", None), list):
-        pass
-    _ = width

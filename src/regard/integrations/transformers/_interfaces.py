@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from functools import wraps
+from collections.abc import Iterator
+from functools import lru_cache, wraps
 from typing import Any, NoReturn
 
 from torch import nn
@@ -57,6 +58,24 @@ def explain_missing_layers(name: str) -> None:
     names = {name}
     checked.names = names  # type: ignore[attr-defined]
     PreTrainedModel.get_correct_attn_implementation = checked  # type: ignore[method-assign]
+
+
+def takes_bools(config: Any) -> bool:
+    """Whether models of a configuration take masks of bools, as for "sdpa"; those that do not know it take numbers."""
+    kind: Any = type(config)
+    return _supports_sdpa(kind)
+
+
+@lru_cache(1024)
+def _supports_sdpa(kind: Any) -> bool:
+    models = [cls for cls in _subclasses(PreTrainedModel) if cls.config_class is kind]
+    return not models or any(cls._supports_sdpa for cls in models)
+
+
+def _subclasses(cls: Any) -> Iterator[Any]:
+    for each in cls.__subclasses__():
+        yield each
+        yield from _subclasses(each)
 
 
 def _is_layer(value: Any) -> bool:

@@ -192,7 +192,7 @@ def layer_inputs(
     ----------
     module, query, key, attention_mask : as in :func:`attention_function`
     is_causal : bool, optional
-        Where there is no mask; by default as the layer says.
+        Where there is no mask; by default no, and where models are compiled as the layer says.
     position_bias : Tensor (B or 1, H, L, S), optional
         Added to the scores, as T5 has it.
     sliding_window : int, optional
@@ -224,7 +224,8 @@ def layer_inputs(
     given = attention_mask.structure if isinstance(attention_mask, ModelMask) else _of_tensor(attention_mask)
     mask: MaskLike | None = given.mask
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
-    if attention_mask is None and L > 1 and causal:
+    # No mask is none, as for eager attention; only where models are compiled does it stand for a causal one.
+    if attention_mask is None and L > 1 and causal and (is_causal or torch.compiler.is_compiling()):
         # The first of S keys, where a static cache has room for more, stand beside the queries.
         mask = masks.causal(offset=0) if sliding_window is None else masks.window(sliding_window - 1, 0, offset=0)
     if isinstance(mask, Tensor) and mask.shape[-1] > S:  # as a static cache had room for
@@ -235,7 +236,11 @@ def layer_inputs(
         mask = _together(mask, _selected_blocks(module, block_indices, query, S, position_ids))
     packed = parts.packed if packed is None else packed
     causal = given.causal if isinstance(attention_mask, ModelMask) else causal
-    mask = _together(mask, packed_mask(given, position_ids, cu_seq_lens_q, cu_seq_lens_k, packed, causal, query, S))
+    apart = packed_mask(given, position_ids, cu_seq_lens_q, cu_seq_lens_k, packed, causal, query, S)
+    if apart is not None and not (indices is None and block_indices is None):
+        expected = "rise throughout where the model selects keys, which its mask must keep apart (use_cache=False)"
+        raise rejected("regard", "position_ids", expected, "several sequences")
+    mask = _together(mask, apart)
     if parts.mask is not None:
         mask = _together(mask, parts.part_of_mask(query, S, _first_query(given), given.first_key))
     mask = _together(mask, None if position_bias is None else position_bias[..., :S])

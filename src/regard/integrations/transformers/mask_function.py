@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers import masking_utils
 
 from regard import masks
-from regard.integrations.transformers.model_mask import ModelMask, Structure
+from regard.integrations.transformers._interfaces import takes_bools
+from regard.integrations.transformers.model_mask import ModelMask, Structure, as_numbers
 from regard.masks import Mask
 
 #: How transformers describes a mask: from the numbers of a sequence, a head, a query and a key to whether they meet.
@@ -36,21 +37,23 @@ def model_mask(
     use_vmap: bool = False,
     device: Any = "cpu",
     dtype: torch.dtype = torch.float32,
+    config: Any = None,
     **others: Any,
 ) -> Tensor | None:
     """Return a model's mask (B, 1, L, S); parameters are those of transformers' ``eager_mask``.
 
     It is a :class:`~regard.integrations.transformers.model_mask.ModelMask`, or, where a function of the user's own must
-    be called by ``torch.vmap`` and where models are compiled or could be, with a static cache, an ordinary tensor.
+    be called by ``torch.vmap`` and where models are compiled or could be, in a step of writing with a static cache, an
+    ordinary tensor. None, which shows everything, is a causal mask where models are compiled.
     """
-    if use_vmap or isinstance(q_offset, Tensor) or torch.compiler.is_compiling():
+    compiling = torch.compiler.is_compiling()
+    if use_vmap or compiling or (isinstance(q_offset, Tensor) and q_length == 1):
         given: dict[str, Any] = {"mask_function": mask_function, "attention_mask": attention_mask, "device": device}
         given |= {"q_length": q_length, "kv_length": kv_length, "q_offset": q_offset, "kv_offset": kv_offset}
-        given |= {"allow_is_causal_skip": allow_is_causal_skip, "use_vmap": use_vmap, **others}
+        given |= {"allow_is_causal_skip": allow_is_causal_skip and compiling, "use_vmap": use_vmap, **others}
         seen = masking_utils.sdpa_mask(batch_size, allow_is_bidirectional_skip=allow_is_bidirectional_skip, **given)
-        if seen is None:
-            return None
-        return torch.where(seen, torch.zeros((), device=seen.device, dtype=dtype), torch.finfo(dtype).min)
+        return seen if seen is None or takes_bools(config) else as_numbers(seen, dtype)
+    q_offset, kv_offset = int(q_offset), int(kv_offset)  # a static cache has it as a tensor
     where = _Where(q_length, kv_length, q_offset, kv_offset, torch.device(device))
     real = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if real is not None:
@@ -70,6 +73,7 @@ def model_mask(
     found = Structure(
         mask, q_offset, kv_offset, real, "causal_mask_function" in parts, bool(parts & set(_PACKED)), from_model=True
     )
+    dtype = torch.bool if takes_bools(config) else dtype
     return ModelMask(found, (batch_size, 1, q_length, kv_length), dtype, where.device)
 
 

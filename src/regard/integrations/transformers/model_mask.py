@@ -1,8 +1,9 @@
 """The mask that a model of transformers carries from where it is made to its layers: a tensor that keeps its structure.
 
-Models slice, add, extend and read their masks. A :class:`ModelMask` is a tensor to all of them, as the one for eager
-attention is: 0 where a pair may meet, the dtype's lowest number elsewhere. The numbers are made when they are first
-needed, which is never where a model hands the mask over as it is: then the attention function finds the structure.
+Models slice, add, extend and read their masks. A :class:`ModelMask` is a tensor to all of them: of bools as for "sdpa",
+True where a pair may meet, or of numbers as for "eager", 0 there and the dtype's lowest number elsewhere. They are made
+when they are first needed, which is never where a model hands the mask over as it is: then the attention function finds
+the structure.
 
 Dimensions: B batch, L queries, S keys.
 """
@@ -164,7 +165,7 @@ def _moves_nothing(mask: ModelMask, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _matrix(mask: Mask | Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a mask as models for eager attention expect it."""
+    """Return a mask written out."""
     B, _, L, S = shape
     seen: Tensor | None
     if isinstance(mask, Mask):
@@ -173,5 +174,10 @@ def _matrix(mask: Mask | Tensor | None, shape: tuple[int, ...], dtype: torch.dty
         seen = mask.visible(b, h, q_idx, torch.arange(S, device=device))
     else:
         seen = mask
-    added = torch.zeros(shape, dtype=dtype, device=device)
-    return added if seen is None else added.masked_fill_(~seen.expand(shape), torch.finfo(dtype).min)
+    seen = torch.ones(shape, dtype=torch.bool, device=device) if seen is None else seen.expand(shape).contiguous()
+    return seen if dtype == torch.bool else as_numbers(seen, dtype)
+
+
+def as_numbers(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what is added to scores in place of a mask of bools."""
+    return torch.where(seen, torch.zeros((), device=seen.device, dtype=dtype), torch.finfo(dtype).min)

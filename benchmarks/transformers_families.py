@@ -180,7 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
             worst = [r for r in result if r["verdict"] in ("different", "refused")]
             for each in worst:
                 print(f"{family} {name}: {each['check']} {each['verdict']}: {each['detail']}", flush=True)
-            if i % 50 == 49:
+            if i % 20 == 19:
                 print(f"{i + 1} of {len(tasks)} classes", flush=True)
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}, {datetime.now(UTC):%Y-%m-%d}"
     if given.only:

@@ -143,3 +143,5 @@ def _agree(config: PretrainedConfig) -> None:
                 each["mrope_section"] = [2, 1, 1]
     if hasattr(config, "vocab_size"):
         config.pad_token_id = 0
+    if getattr(config, "is_encoder_decoder", False):
+        config.decoder_start_token_id = 0

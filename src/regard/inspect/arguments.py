@@ -6,7 +6,7 @@ Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E wi
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -72,7 +72,7 @@ def _projected(
 
 
 def of_transformers(
-    eager: bool,
+    kind: Literal["eager", "regard", "other"],
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -81,11 +81,17 @@ def of_transformers(
     *_: Any,
     **kwargs: Any,
 ) -> Attended:
-    """Any attention function of transformers; first comes whether it is a model's own one, "eager"."""
+    """Any attention function of transformers; first comes which: a model's own ("eager"), ours, or another."""
     from regard.integrations.transformers.attention_function import layer_inputs
     from regard.integrations.transformers.configuration import parts_of
 
-    causal = False if eager else kwargs.get("is_causal")
+    causal = kwargs.get("is_causal")
+    if kind == "eager":
+        causal = False
+    elif kind == "other" and causal is None:  # as torch's kernel is called: no mask is a causal one
+        causal = bool(getattr(module, "is_causal", True))
+    if kind != "regard":  # their masks say what is seen, whatever positions are
+        kwargs["packed"] = False
     names = inspect.signature(layer_inputs).parameters.keys() - {"is_causal", "others"}
     inputs = layer_inputs(
         module, query, key, attention_mask, causal, **{name: kwargs[name] for name in names if name in kwargs}

@@ -329,7 +329,9 @@ def _interface(original: Callable[..., Any]) -> Callable[..., Any]:
         function = original(self, attn_implementation, default)
         if _active.get() is _NOBODY:
             return function
-        tell = functools.partial(arguments.of_transformers, function is default)
+        ours = getattr(function, "__module__", "").startswith("regard.")
+        kind = "eager" if function is default else "regard" if ours else "other"
+        tell = functools.partial(arguments.of_transformers, kind)
         return _wrapped(function, tell, rows_first=True)
 
     return get_interface

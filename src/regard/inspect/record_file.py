@@ -154,6 +154,12 @@ def _goes_on(call: Attended, first: Attended, keys: Tensor) -> bool:
     return same and call.key.shape[::3] == keys.shape[::3] and call.first <= keys.shape[2] <= end
 
 
+def _fit(sinks: Tensor, query: Tensor) -> bool:
+    """Whether sinks (1 or B, H, 1 or L) belong to queries (B, H, L, E)."""
+    B, H, L, _ = query.shape
+    return sinks.dim() == 3 and len(sinks) in (1, B) and sinks.shape[1] == H and sinks.shape[2] in (1, L)
+
+
 def _call(call: Any, name: str, at: str, i: int, tensors: dict[str, Tensor]) -> Attended:
     for field, kind in _FIELDS.items():
         if call[field] is not None and not isinstance(call[field], kind):
@@ -166,7 +172,7 @@ def _call(call: Any, name: str, at: str, i: int, tensors: dict[str, Tensor]) -> 
     sinks = tensors.get(f"{at}.{i}.sinks")
     fits = query.dim() == whole.dim() == 4 and key.shape[2] == count and len(query) == len(key)
     fits = fits and 0 <= first <= whole.shape[2] and key.shape[1] > 0 and query.shape[1] % key.shape[1] == 0
-    fits = fits and (sinks is None or sinks.shape == query.shape[1:2])
+    fits = fits and (sinks is None or _fit(sinks, query))
     if not fits or not all(each is None or each.is_floating_point() for each in (query, whole, sinks)):
         raise TypeError(f"{name} has queries {tuple(query.shape)} and keys {tuple(whole.shape)}")
     given = {field: call[field] for field in ("is_causal", "scale", "softcap")}

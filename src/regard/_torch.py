@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as OutProjection  # what torch's module has
+from torch.utils._pytree import tree_map_only
 
 #: The kernel behind ``F.scaled_dot_product_attention`` on the CPU, which alone tells the log-sum-exp, and its backward
 #: pass, which takes the log-sum-exp of a whole row: (query, key, value, dropout_p, is_causal, *, attn_mask, scale).
@@ -149,6 +150,31 @@ def linear_blocks(weight: Tensor) -> Tensor:
     return made
 
 
+def replaced(kind: type, function: Any, values: Any) -> Any:
+    """Return nested lists, tuples and dictionaries with a function's answers in place of all objects of a type."""
+    return tree_map_only(kind, function, values)
+
+
+def as_plain_tensors() -> Any:
+    """Return a context in which subclasses of tensors answer as tensors do: the public one is a class to inherit."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
+def without_storage(cls: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
+    """Return a tensor of a subclass that has facts and no numbers: there is no public way to make one."""
+    return Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+
+
+def changes_of(tensor: Tensor) -> int:
+    """Return how often a tensor, or a view of it, was changed in place: nothing public counts it."""
+    return int(tensor._version)
+
+
+def assert_when_it_runs(condition: Tensor, message: str) -> None:
+    """Let a compiled function raise RuntimeError when a condition is False: an assertion in Python is traced away."""
+    torch._assert_async(condition, message)
+
+
 def block_linear(rows: Tensor, blocks: Tensor, bias: Tensor | None) -> Tensor:
     """Return rows (R, E) times such a matrix, and a bias (N,), as (R, N): nothing public keeps a matrix in blocks."""
     made: Tensor = torch.ops.mkldnn._linear_pointwise(rows, blocks, bias, "none", [], "")
@@ -157,7 +183,10 @@ def block_linear(rows: Tensor, blocks: Tensor, bias: Tensor | None) -> Tensor:
 
 __all__ = [
     "OutProjection",
+    "as_plain_tensors",
+    "assert_when_it_runs",
     "block_linear",
+    "changes_of",
     "flash_attention",
     "flash_attention_backward",
     "flattened",
@@ -179,5 +208,7 @@ __all__ = [
     "joined",
     "linear_blocks",
     "recording",
+    "replaced",
     "uncompiled",
+    "without_storage",
 ]

@@ -330,7 +330,7 @@ def _interface(original: Callable[..., Any]) -> Callable[..., Any]:
         if _active.get() is _NOBODY:
             return function
         ours = getattr(function, "__module__", "").startswith("regard.")
-        kind = "eager" if function is default else "regard" if ours else "other"
+        kind: Any = "eager" if function is default else "regard" if ours else "other"
         tell = functools.partial(arguments.of_transformers, kind)
         return _wrapped(function, tell, rows_first=True)
 

@@ -16,8 +16,8 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
+from regard._torch import as_plain_tensors, changes_of, replaced, without_storage
 from regard.masks import Mask
 
 
@@ -73,13 +73,13 @@ class ModelMask(Tensor):
 
     _structure: Structure
     _made: Tensor | None
-    _version_made: int
+    _changes: int
 
     @staticmethod
     def __new__(cls, structure: Structure, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Self:
         """Return the mask of a structure."""
-        made: Self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        made._structure, made._made, made._version_made = structure, None, 0
+        made: Self = without_storage(cls, shape, dtype, device)
+        made._structure, made._made, made._changes = structure, None, 0
         return made
 
     def __init__(self, structure: Structure, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
@@ -93,10 +93,10 @@ class ModelMask(Tensor):
     def matrix(self) -> Tensor:
         """Return the numbers (B, 1, L, S) as an ordinary tensor, the same one each time."""
         if self._made is None:
-            with torch._C.DisableTorchFunctionSubclass():
+            with as_plain_tensors():
                 shape, dtype, device = tuple(self.shape), self.dtype, self.device
             self._made = _matrix(self._structure.mask, shape, dtype, device)
-            self._version_made = 0 if self._made.is_inference() else self._made._version
+            self._changes = 0 if self._made.is_inference() else changes_of(self._made)
         return self._made
 
     @classmethod
@@ -106,7 +106,7 @@ class ModelMask(Tensor):
         """Run a function on the numbers, except where it asks for facts or for the mask again."""
         kwargs = kwargs or {}
         if func in _FACTS:
-            with torch._C.DisableTorchFunctionSubclass():
+            with as_plain_tensors():
                 return func(*args, **kwargs)
         mask = args[0] if args else None
         if isinstance(mask, ModelMask) and mask._is_intact():
@@ -116,7 +116,7 @@ class ModelMask(Tensor):
                 return mask
             if func is Tensor.__getitem__ and mask._is_all(args[1]):
                 return mask._again()
-        args, kwargs = tree_map_only(ModelMask, ModelMask.matrix, (args, kwargs))
+        args, kwargs = replaced(ModelMask, ModelMask.matrix, (args, kwargs))
         return func(*args, **kwargs)
 
     @classmethod
@@ -126,16 +126,16 @@ class ModelMask(Tensor):
         """Run an operator on the numbers, which it may change unseen: it did not pass by :meth:`__torch_function__`."""
         for mask in (value for value in (*args, *(kwargs or {}).values()) if isinstance(value, ModelMask)):
             mask._structure = replace(mask._structure, mask=mask.matrix(), from_model=False)
-        args, kwargs = tree_map_only(ModelMask, ModelMask.matrix, (args, kwargs or {}))
+        args, kwargs = replaced(ModelMask, ModelMask.matrix, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     def _is_intact(self) -> bool:
         """Whether the numbers cannot have been changed; those made in inference mode do not count their changes."""
         made = self._made
-        return made is None or (not made.is_inference() and made._version == self._version_made)
+        return made is None or (not made.is_inference() and changes_of(made) == self._changes)
 
     def _again(self) -> ModelMask:
-        with torch._C.DisableTorchFunctionSubclass():
+        with as_plain_tensors():
             return ModelMask(self._structure, tuple(self.shape), self.dtype, self.device)
 
     def _is_all(self, index: Any) -> bool:

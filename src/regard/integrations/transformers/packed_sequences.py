@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard import masks
 from regard._errors import rejected, shape
+from regard._torch import assert_when_it_runs
 from regard.integrations.transformers.model_mask import Structure
 from regard.masks import Mask
 
@@ -94,7 +95,7 @@ def _begins(given: Structure, positions: Tensor, L: int, S: int, certain: bool) 
 def _refuse_when_it_runs(positions: Tensor) -> None:
     """Let a compiled model fail on positions such as 2, 0, 1, which are those of no padding."""
     ends, starts, goes_on = positions[:, :-2] >= 2, positions[:, 1:-1] == 0, positions[:, 2:] == 1
-    torch._assert_async(
+    assert_when_it_runs(
         ~(ends & starts & goes_on).any(),
         "regard: position_ids must rise throughout in a compiled model, got several sequences; "
         "pass packed=True to keep them apart, packed=False to take them for one.",

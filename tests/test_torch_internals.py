@@ -91,6 +91,34 @@ def test_the_kernel_is_torchs_attention_and_tells_its_log_sum_exp() -> None:
         torch.testing.assert_close(mine, theirs)
 
 
+def test_tensors_count_what_changes_them_and_their_views() -> None:
+    tensor = torch.zeros(3, 4)
+    before = _torch.changes_of(tensor)
+    tensor[1].add_(1)
+    assert _torch.changes_of(tensor) == before + 1
+
+
+def test_a_tensor_without_storage_has_its_facts() -> None:
+    class Named(torch.Tensor):
+        pass
+
+    made = _torch.without_storage(Named, (2, 3), torch.bool, torch.device("cpu"))
+    with _torch.as_plain_tensors():
+        assert type(made) is Named and tuple(made.shape) == (2, 3) and made.dtype == torch.bool
+    assert _torch.replaced(int, lambda n: n + 1, {"a": [1, (2, "x")]}) == {"a": [2, (3, "x")]}
+
+
+def test_an_assertion_is_checked_when_a_compiled_function_runs() -> None:
+    def positive(x: torch.Tensor) -> torch.Tensor:
+        _torch.assert_when_it_runs((x > 0).all(), "x must be positive")
+        return x + 1
+
+    compiled = torch.compile(positive, backend="aot_eager")
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    with pytest.raises(RuntimeError, match="x must be positive"):
+        compiled(-torch.ones(2))
+
+
 def test_the_output_projection_is_that_of_torchs_module() -> None:
     assert type(nn.MultiheadAttention(4, 2).out_proj) is _torch.OutProjection
 

@@ -100,7 +100,7 @@ def test_tensors_count_what_changes_them_and_their_views() -> None:
 
 def test_a_tensor_without_storage_has_its_facts() -> None:
     class Named(torch.Tensor):
-        pass
+        __torch_dispatch__ = None
 
     made = _torch.without_storage(Named, (2, 3), torch.bool, torch.device("cpu"))
     with _torch.as_plain_tensors():

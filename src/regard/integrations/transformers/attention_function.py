@@ -31,6 +31,7 @@ HARMLESS = frozenset(
         # for other implementations
         "max_length_q", "max_length_k", "deterministic",
         # of the model as a whole
+        "input_ids", "inputs_embeds", "labels", "logits_to_keep", "cache_position",
         "use_cache", "return_dict", "output_hidden_states", "output_router_logits", "num_items_in_batch",
     )
 )  # fmt: skip

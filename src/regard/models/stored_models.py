@@ -29,8 +29,9 @@ from regard.models.folders import (
     save_model,
 )
 from regard.models.heads import Head, LanguageModel, PairClassifier, SequenceClassifier, TokenClassifier
+from regard.models.hugging_face.keys import Described
 from regard.models.hugging_face.reading import FAMILIES, head_of, head_rules, read_folder, theirs_of, whole_name
-from regard.models.hugging_face.rules import Described, Family
+from regard.models.hugging_face.rules import Family
 from regard.models.image_classifier import ImageClassifier, VisionModel
 from regard.models.resnet import ResNet, ResNetConfig
 from regard.models.vision_transformer import VisionTransformer, VisionTransformerConfig
@@ -66,7 +67,7 @@ FORMATS = {
 }
 
 #: What config.json may say of a head.
-_HEAD_OPTIONS: dict[str, Any] = {"teacher": bool, "bias": bool, "pad": int | None}
+_HEAD_OPTIONS: dict[str, Any] = {"teacher": bool, "bias": bool, "pad": int | None, "problem": str}
 _OF_SEQUENCES = {"filters": int, "window": int, "narrowest": int, "means": bool, "both_ways": bool}
 _HEAD_OPTIONS |= _OF_SEQUENCES
 
@@ -167,6 +168,8 @@ def save(model: Stored, folder: str | Path) -> None:
             config |= {"bias": model.output.bias is not None, "pad": model.pad}
         if isinstance(model, SequenceClassifier):
             config |= model.filtering
+        if isinstance(model, Head) and model.problem != "single_label":
+            config["problem"] = model.problem
     save_model(folder, model, config)
 
 
@@ -184,6 +187,8 @@ def _write(family: Family, described: Described, model: nn.Module, trunk: Any, f
         described["architectures"] = [f"{name}{end}"]
         if family.model is DecoderLM:
             described["pad_token_id"] = model.pad
+        if isinstance(model, Head):
+            described["problem_type"] = model.problem.replace("_label", "_label_classification")
         labels: Any = model.labels
         described["id2label"] = {str(i): label for i, label in enumerate(labels)}
         described["label2id"] = {label: i for i, label in enumerate(labels)}

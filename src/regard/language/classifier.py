@@ -94,7 +94,7 @@ class TextClassifier:
 
     @torch.no_grad()
     def probabilities(self, inputs: Inputs, *, batch: int = 128, precision: str = "float32") -> Tensor:
-        """Return the probability of each label, (N, C), on the CPU.
+        """Return the probability of each label, (N, C), on the CPU; of a regression, the value of each.
 
         Parameters
         ----------
@@ -112,15 +112,25 @@ class TextClassifier:
             read = label_batch(inputs, labels, np.array(rows)).to(device)
             with narrow:
                 logits = read.logits(self.model)
-            made[rows] = logits.float().softmax(1).cpu()
+            made[rows] = self.model.predictions(logits.float()).cpu()
         return made
 
 
 def input_layout(model: EncoderLM | DecoderLM, tokenizer: Tokenizer) -> InputLayout:
-    """Return which special tokens stand around the texts that a model reads."""
-    if isinstance(model, DecoderLM):
-        return InputLayout.of(tokenizer, forward=True)
-    return InputLayout.of(tokenizer, forward=False, segments=model.config.segments)
+    """Return which special tokens stand around the texts that a model reads: those that the tokenizer's files name."""
+    return InputLayout.of(tokenizer, segments=model.config.segments if isinstance(model, EncoderLM) else 0)
+
+
+def surrounded(model: EncoderLM | DecoderLM, tokenizer: Tokenizer) -> Tokenizer:
+    """Return the tokenizer of a new classifier: it puts the special tokens around texts that the model has learned.
+
+    An encoder's puts cls and sep there, if it has them; any other begin and end, as language models are trained.
+    """
+    if isinstance(model, EncoderLM) and tokenizer.cls is not None and tokenizer.sep is not None:
+        has_them = any(tokenizer.surroundings()[0])
+        return tokenizer if has_them else tokenizer.surrounded(tokenizer.cls, tokenizer.sep, tokenizer.sep)
+    begin, end = tokenizer.begin, tokenizer.end
+    return tokenizer.surrounded(begin, begin if end is None else end, end)
 
 
 def readable_length(model: EncoderLM | DecoderLM, length: int) -> int:

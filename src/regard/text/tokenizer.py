@@ -19,6 +19,8 @@ from regard.text.decode_stream import ByteStream, DecodeStream, WindowStream
 from regard.text.ragged import Ragged
 from regard.text.tokenizer_training import byte_letters, spelling
 
+#: Tokens, by their numbers.
+Numbers = tuple[int, ...]
 #: Characters of texts that are encoded at once: what the library returns of them takes many times their memory.
 _BLOCK = 1 << 22
 
@@ -230,6 +232,45 @@ class Tokenizer:
             count += len(block)
         return Ragged(np.concatenate(parts), np.cumsum(lengths, dtype=np.int64))
 
+    def surroundings(self) -> tuple[tuple[Numbers, Numbers], tuple[Numbers, Numbers, Numbers], int]:
+        """Return what stands before and behind one text; before, between and behind two; and the second's segment.
+
+        These are the special tokens that its ``tokenizer.json`` puts there.
+
+        Examples
+        --------
+        >>> Tokenizer.learn([], kind="bytes", specials=("end", "pad", "cls", "sep")).surroundings()
+        (((258,), (259,)), ((258,), (259,), (259,)), 1)
+        """
+        single, pair = self._plain.encode("a"), self._plain.encode("a", "a")
+        begin, _, end = _cut(single.ids, single.sequence_ids, 0)
+        first, _, rest = _cut(pair.ids, pair.sequence_ids, 0)
+        between, second, behind = _cut(rest, pair.sequence_ids[len(pair.ids) - len(rest) :], 1)
+        at = len(pair.ids) - len(behind) - len(second)
+        return (begin, end), (first, between, behind), pair.type_ids[at] if second else 0
+
+    @property
+    def gives_segments(self) -> bool:
+        """Whether models that go with it are given the segments of tokens, if its files say which inputs they have."""
+        named = self._config.get("model_input_names")
+        return not isinstance(named, list) or "token_type_ids" in named
+
+    def surrounded(self, begin: int | None, between: int | None, end: int | None) -> Tokenizer:
+        """Return the same tokenizer, which puts these tokens around a text, and between two.
+
+        Its folder says so, so that ``transformers`` reads texts in the same way.
+
+        Examples
+        --------
+        >>> tokenizer = Tokenizer.learn([], kind="bytes")
+        >>> tokenizer.surrounded(tokenizer.begin, tokenizer.end, tokenizer.end).encode("no", specials=True)
+        [256, 110, 111, 256]
+        """
+        engine = tokenizers.Tokenizer.from_str(self._engine.to_str())
+        texts = ([] if each is None else [engine.id_to_token(each)] for each in (begin, between, end))
+        engine.post_processor = tokenizer_training.template(engine, *texts)
+        return Tokenizer(engine, self._names, config=self._config)
+
     def decode(self, numbers: Iterable[int], *, specials: bool = False) -> str:
         """Return the text of numbers.
 
@@ -383,6 +424,13 @@ def text_blocks(texts: Iterable[str]) -> Iterator[list[str]]:
             block, size = [], 0
     if block:
         yield block
+
+
+def _cut(numbers: list[int], sequences: list[int | None], which: int) -> tuple[Numbers, Numbers, Numbers]:
+    """Return what stands before, in and behind the tokens of a text."""
+    places = [at for at, each in enumerate(sequences) if each == which]
+    begin, end = (places[0], places[-1] + 1) if places else (len(numbers), len(numbers))
+    return tuple(numbers[:begin]), tuple(numbers[begin:end]), tuple(numbers[end:])
 
 
 def _listed(numbers: Iterable[int], function: str) -> list[int]:

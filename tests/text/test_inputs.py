@@ -65,7 +65,7 @@ def test_a_length_without_room() -> None:
 @pytest.mark.parametrize("end", [True, False])
 @pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "LlamaTokenizerFast", "GPT2TokenizerFast"])
 def test_tokenizer_json_alone_says_what_stands_around_a_text(name: str, begin: bool, end: bool, tmp_path: Path) -> None:
-    """Of tokenizer_config.json, transformers 5 ignores add_bos_token and add_eos_token where tokenizer.json is there."""
+    """Of tokenizer_config.json, transformers 5 ignores add_bos_token and add_eos_token beside a tokenizer.json."""
     made = Tokenizer.learn([], kind="bytes", specials=("end", "begin", "pad")).save(tmp_path)
     config = json.loads((made / "tokenizer_config.json").read_text())
     config |= {"tokenizer_class": name, "add_bos_token": begin, "add_eos_token": end}

@@ -97,7 +97,7 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         if not options.start:
             trunk = KINDS[options.kind][1](options.model_config(len(tokenizer)))
             return self._classifier(trunk, names, options.head).train(), None
-        loaded = load(options.start, dtype=torch.float32)
+        loaded = load(options.start, dtype=torch.float32, hosted=False)
         trunk = loaded.model if isinstance(loaded, Head) else loaded
         if not isinstance(trunk, EncoderLM | DecoderLM):
             raise rejected("train", options.start, "be the folder of a language model", type(loaded).__name__)

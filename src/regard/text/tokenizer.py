@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +269,7 @@ class Tokenizer:
         [256, 110, 111, 256]
         """
         engine = tokenizers.Tokenizer.from_str(self._engine.to_str())
-        texts = ([] if each is None else [engine.id_to_token(each)] for each in (begin, between, end))
+        texts = ([] if each is None else [str(engine.id_to_token(each))] for each in (begin, between, end))
         engine.post_processor = tokenizer_training.template(engine, *texts)
         return Tokenizer(engine, self._names, config=self._config)
 
@@ -291,6 +293,8 @@ class Tokenizer:
         listed = _listed(numbers, "decode")
         if not specials:
             listed = [number for number in listed if number not in self._hidden]
+        if self._fallback:
+            listed = self._in_characters(listed)
         return self._engine.decode(listed, skip_special_tokens=False)
 
     def decode_stream(self) -> DecodeStream:
@@ -305,7 +309,7 @@ class Tokenizer:
         """
         if self._byte_level:
             return ByteStream(lambda number: b"" if number in self._hidden else self._bytes(number))
-        return WindowStream(self.decode)
+        return WindowStream(self.decode, self._begun if self._fallback else None)
 
     def tokens(self, numbers: Iterable[int]) -> list[str]:
         """Return what a picture shows of each number: spaces as ``▁``, bytes of no whole character as ``<0xF0>``."""
@@ -382,6 +386,41 @@ class Tokenizer:
         return any(part.get("type") == "ByteLevel" for part in self._decoders)
 
     @cached_property
+    def _fallback(self) -> dict[int, int]:
+        """The bytes of the tokens, by number, that stand for bytes of what has no token (SentencePiece's)."""
+        if not any(part.get("type") == "ByteFallback" for part in self._decoders):
+            return {}
+        numbers = ((byte, self._engine.token_to_id(f"<0x{byte:02X}>")) for byte in range(256))
+        return {number: byte for byte, number in numbers if number is not None}
+
+    def _in_characters(self, numbers: list[int]) -> list[int]:
+        """Return numbers in which bytes that are no character stand for U+FFFD.
+
+        The library makes that of every byte of a run in which one is wrong, and so of characters beside it.
+        """
+        made: list[int] = []
+        for is_byte, run in groupby(numbers, self._fallback.__contains__):
+            if is_byte:
+                text = bytes(self._fallback[number] for number in run).decode(errors="replace")
+                made += [self._number_of[byte] for byte in text.encode() if byte in self._number_of]
+            else:
+                made += run
+        return made
+
+    def _begun(self, numbers: Sequence[int]) -> int:
+        """Return how many of the last numbers are some but not all bytes of a character, with what is not shown."""
+        at = [place for place, number in enumerate(numbers) if number not in self._hidden]
+        last = list(takewhile(lambda place: numbers[place] in self._fallback, reversed(at)))[::-1]
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(bytes(self._fallback[numbers[place]] for place in last))
+        begun = len(decoder.getstate()[0])
+        return len(numbers) - last[-begun] if begun else 0
+
+    @cached_property
+    def _number_of(self) -> dict[int, int]:
+        return {byte: number for number, byte in self._fallback.items()}
+
+    @cached_property
     def _metaspace(self) -> bool:
         return tokenizer_files.metaspaces(self._decoders)
 
@@ -426,7 +465,7 @@ def text_blocks(texts: Iterable[str]) -> Iterator[list[str]]:
         yield block
 
 
-def _cut(numbers: list[int], sequences: list[int | None], which: int) -> tuple[Numbers, Numbers, Numbers]:
+def _cut(numbers: Sequence[int], sequences: Sequence[int | None], which: int) -> tuple[Numbers, Numbers, Numbers]:
     """Return what stands before, in and behind the tokens of a text."""
     places = [at for at, each in enumerate(sequences) if each == which]
     begin, end = (places[0], places[-1] + 1) if places else (len(numbers), len(numbers))

@@ -8,6 +8,7 @@ from typing import Any
 from regard.models.encoder_lm import EncoderLM, EncoderLMConfig
 from regard.models.hugging_face.keys import Described
 from regard.models.hugging_face.rules import (
+    BrokenConfigError,
     Family,
     Rule,
     activation_read,
@@ -22,7 +23,7 @@ _EMBEDDINGS |= {"segments": "token_type_embeddings"}
 
 def _common(described: Described) -> dict[str, Any]:
     if not described["type_vocab_size"]:
-        raise ValueError(f"have a type_vocab_size of at least 1, got {described['type_vocab_size']!r}")
+        raise BrokenConfigError(f"have a type_vocab_size of at least 1, got {described['type_vocab_size']!r}")
     return {
         "vocabulary": described["vocab_size"],
         "width": described["hidden_size"],
@@ -52,7 +53,7 @@ def _read_roberta(described: Described, names: set[str]) -> EncoderLMConfig:
     pad = described["pad_token_id"]
     if not isinstance(pad, int) or isinstance(pad, bool) or pad < 0:
         expected = "have a pad_token_id of at least 0, behind which RoBERTa's positions begin (usually 1)"
-        raise ValueError(f"{expected}, got {pad!r}")
+        raise BrokenConfigError(f"{expected}, got {pad!r}")
     first, common = pad + 1, _common(described)
     masked = "/lm_head.dense.weight" in names
     if masked and common["activation"] != "gelu":

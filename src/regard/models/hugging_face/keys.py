@@ -71,7 +71,9 @@ _BERT: dict[str, Key] = _COMMON | {
 }
 _ROBERTA: dict[str, Key] = _BERT | {"pad_token_id": Key(1), "vocab_size": Key(50265)}
 _CAMEMBERT: dict[str, Key] = _ROBERTA | {"vocab_size": Key(30522)}
-_ALBERT: dict[str, Key] = {name: key for name, key in _BERT.items() if name not in ("add_cross_attention", "is_decoder")}
+_ALBERT: dict[str, Key] = {
+    name: key for name, key in _BERT.items() if name not in ("add_cross_attention", "is_decoder")
+}
 _ALBERT |= {
     "attention_probs_dropout_prob": Key(0.0),
     "embedding_size": Key(128),
@@ -184,31 +186,126 @@ ALIASES: dict[str, dict[str, str]] = {
 #: Keys that cannot change what a model computes in evaluation mode: where it comes from, how it was drawn and trained,
 #: what is returned beside its output, how text is generated, heads that are not read, and what no model reads.
 IGNORED = frozenset(
-    """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path attn_implementation dtype
-    experts_implementation label2id model_type name_or_path output_attentions output_hidden_states return_dict
-    tie_last_hidden_states torch_dtype torchscript transformers_version use_cache use_return_dict
-
-    classifier_dropout classifier_dropout_prob embd_pdrop encoder_stride finetuning_task gradient_checkpointing
-    initializer_range pretraining_tp problem_type_used pruned_heads reorder_and_upcast_attn summary_activation
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params tf_legacy_loss
-    use_bfloat16
-
-    assistant_confidence_threshold assistant_early_exit assistant_lookbehind bad_words_ids begin_suppress_tokens
-    bos_token_id cache_config cache_implementation cls_token_id compile_config constraints continuous_batching_config
-    decoder_start_token_id disable_compile diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
-    encoder_repetition_penalty eos_token_id epsilon_cutoff eta_cutoff exponential_decay_length_penalty
-    force_words_ids forced_bos_token_id forced_eos_token_id guidance_scale is_assistant length_penalty low_memory
-    max_length max_matching_ngram_size max_new_tokens max_time min_length min_new_tokens min_p no_repeat_ngram_size
-    num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams num_return_sequences
-    output_logits output_scores penalty_alpha prefill_chunk_size prefix_token_id prompt_lookup_num_tokens
-    remove_invalid_values renormalize_logits repetition_penalty return_dict_in_generate sep_token_id
-    sequence_bias stop_strings suppress_tokens target_lookbehind temperature token_healing top_h top_k top_p typical_p
-    use_mtp watermarking_config
-
-    adapters directionality down_scale_factor gap_size ln_type n_ctx net_structure_type num_memory_blocks output_past
-    pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
-    """.split()
+    [
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "_commit_hash",
+        "_name_or_path",
+        "attn_implementation",
+        "dtype",
+        "experts_implementation",
+        "label2id",
+        "model_type",
+        "name_or_path",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "tie_last_hidden_states",
+        "torch_dtype",
+        "torchscript",
+        "transformers_version",
+        "use_cache",
+        "use_return_dict",
+        "classifier_dropout",
+        "classifier_dropout_prob",
+        "embd_pdrop",
+        "encoder_stride",
+        "finetuning_task",
+        "gradient_checkpointing",
+        "initializer_range",
+        "pretraining_tp",
+        "problem_type_used",
+        "pruned_heads",
+        "reorder_and_upcast_attn",
+        "summary_activation",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+        "task_specific_params",
+        "tf_legacy_loss",
+        "use_bfloat16",
+        "assistant_confidence_threshold",
+        "assistant_early_exit",
+        "assistant_lookbehind",
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "bos_token_id",
+        "cache_config",
+        "cache_implementation",
+        "cls_token_id",
+        "compile_config",
+        "constraints",
+        "continuous_batching_config",
+        "decoder_start_token_id",
+        "disable_compile",
+        "diversity_penalty",
+        "do_sample",
+        "early_stopping",
+        "encoder_no_repeat_ngram_size",
+        "encoder_repetition_penalty",
+        "eos_token_id",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "exponential_decay_length_penalty",
+        "force_words_ids",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "guidance_scale",
+        "is_assistant",
+        "length_penalty",
+        "low_memory",
+        "max_length",
+        "max_matching_ngram_size",
+        "max_new_tokens",
+        "max_time",
+        "min_length",
+        "min_new_tokens",
+        "min_p",
+        "no_repeat_ngram_size",
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "num_beam_groups",
+        "num_beams",
+        "num_return_sequences",
+        "output_logits",
+        "output_scores",
+        "penalty_alpha",
+        "prefill_chunk_size",
+        "prefix_token_id",
+        "prompt_lookup_num_tokens",
+        "remove_invalid_values",
+        "renormalize_logits",
+        "repetition_penalty",
+        "return_dict_in_generate",
+        "sep_token_id",
+        "sequence_bias",
+        "stop_strings",
+        "suppress_tokens",
+        "target_lookbehind",
+        "temperature",
+        "token_healing",
+        "top_h",
+        "top_k",
+        "top_p",
+        "typical_p",
+        "use_mtp",
+        "watermarking_config",
+        "adapters",
+        "directionality",
+        "down_scale_factor",
+        "gap_size",
+        "ln_type",
+        "n_ctx",
+        "net_structure_type",
+        "num_memory_blocks",
+        "output_past",
+        "pooler_fc_size",
+        "pooler_num_attention_heads",
+        "pooler_num_fc_layers",
+        "pooler_size_per_head",
+        "pooler_type",
+    ]
 )
 
 
@@ -222,7 +319,9 @@ def completed(described: Described, kind: str) -> Described:
     """
     keys, aliases = KEYS[kind], ALIASES.get(kind, {})
     made: Described = {name: key.default for name, key in keys.items()} | {"model_type": kind}
-    for name, value in sorted(described.items(), key=lambda each: each[0] in aliases):  # aliases count, so they are last
+    for name, value in sorted(
+        described.items(), key=lambda each: each[0] in aliases
+    ):  # aliases count, so they are last
         name = aliases.get(name, name)
         if name in keys:
             if (only := keys[name].only) is not None and not any(_same(value, each) for each in only):

@@ -91,6 +91,10 @@ def kept(rules: Iterator[Rule], model: nn.Module) -> list[Rule]:
     return [rule for rule in rules if rule.ours in names]
 
 
+class BrokenConfigError(ValueError):
+    """A config of which nothing can make a model that computes, transformers neither."""
+
+
 #: Names of nonlinearities, theirs and ours; the first of theirs is the one that is written.
 _ACTIVATIONS = {
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu": "gelu",

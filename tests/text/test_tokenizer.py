@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -454,3 +455,41 @@ def test_folders_that_cannot_be_read(tmp_path: Path, monkeypatch: Any) -> None:
     Tokenizer.load(tmp_path)
     monkeypatch.setattr("regard.text.tokenizer_files._LARGEST", 100)
     refused("have at most 100 bytes, got more")
+
+
+def _with_byte_fallback() -> Tokenizer:
+    """Return a tokenizer as SentencePiece's are: what has no token of its own is written as bytes."""
+    pieces = [
+        ("<unk>", 0.0),
+        *((f"<0x{byte:02X}>", 0.0) for byte in range(256)),
+        ("▁", -1.0),
+        ("a", -2.0),
+        ("▁a", -1.5),
+    ]
+    engine = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0, byte_fallback=True))
+    engine.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    parts = tokenizers.decoders
+    engine.decoder = parts.Sequence(
+        [parts.Replace("▁", " "), parts.ByteFallback(), parts.Fuse(), parts.Strip(" ", 1, 0)]
+    )
+    return Tokenizer(engine)
+
+
+@pytest.mark.parametrize("text", ["水火木金土" * 6, "a 水a🌹🌹🌹水水é a", "🌹" * 9])
+def test_characters_that_are_written_as_bytes_appear_whole(text: str) -> None:
+    tokenizer = _with_byte_fallback()
+    numbers, stream = tokenizer.encode(text), tokenizer.decode_stream()
+    parts = [*map(stream.push, numbers), stream.close()]
+    assert "".join(parts) == text == tokenizer.decode(numbers)
+    assert not any("\ufffd" in part for part in parts)
+
+
+def test_a_wrong_byte_takes_no_character_beside_it_along() -> None:
+    tokenizer = _with_byte_fallback()
+    numbers = tokenizer.encode("水火木")
+    assert tokenizer.decode(numbers[:4] + numbers[5:]) == "水�木"
+    random_bytes, all_numbers = random.Random(0), tokenizer.encode("水a🌹é a")
+    for _ in range(300):
+        drawn = [random_bytes.choice(all_numbers) for _ in range(random_bytes.randint(1, 30))]
+        stream = tokenizer.decode_stream()
+        assert "".join([*map(stream.push, drawn), stream.close()]) == tokenizer.decode(drawn)

@@ -16,7 +16,10 @@ from regard.decoding.speculative import Drafter, NGramDrafter
 from regard.inspect import draw, legend, save_html, save_plot
 from regard.language.text_generator import GeneratedText, TextGenerator, earlier_tokens
 from regard.models import DecoderLM
+from regard.models.hugging_face.hosted import HostedWriter
 
+#: What stands for bytes that are no character.
+_BROKEN = "\ufffd"
 #: What ``--draft`` says for tokens that are looked up in the text so far.
 LOOKUP = "lookup"
 
@@ -49,7 +52,7 @@ def run(
 
         def say(_: int, text: str) -> None:
             nonlocal begun
-            echo(text if begun else f"{texts[0]}{text}", end="")
+            echo(text if begun or generator.answers else f"{texts[0]}{text}", end="")
             begun = True
             sys.stdout.flush()
 
@@ -61,11 +64,24 @@ def run(
                 say=say if alone else None,
             )  # fmt: skip
         if alone:
-            echo("" if begun else texts[0])
+            echo("" if begun or generator.answers else texts[0])
         for each in () if alone else written:
-            echo(json.dumps(_record(each), ensure_ascii=False) if as_json else f"{each.prompt}{each.text}")
+            shown = each.text if generator.answers else f"{each.prompt}{each.text}"
+            echo(json.dumps(_record(each), ensure_ascii=False) if as_json else shown)
+        _explain_broken(written)
         if drawn:
             _draw(written, generator, alignment and not as_json, plot, html)
+
+
+def _explain_broken(written: Sequence[GeneratedText]) -> None:
+    """Say what � stands for, where texts have it that prompts have not."""
+    broken = [each for each in written if _BROKEN in each.text and _BROKEN not in each.prompt]
+    if not broken:
+        return
+    if all(each.end == "length" and each.text.find(_BROKEN) == len(each.text) - 1 for each in broken):
+        note(f"regard: {_BROKEN} is the beginning of a character, cut by --max-new-tokens: a larger one finishes it")
+    else:
+        note(f"regard: {_BROKEN} stands for bytes that the model wrote and that are no character of UTF-8")
 
 
 def _check(options: GenerationOptions, beams: int, stop: Sequence[str], draft: str | None, drawn: bool) -> None:
@@ -81,7 +97,7 @@ def _check(options: GenerationOptions, beams: int, stop: Sequence[str], draft: s
         raise rejected("generate", "--draft", "be left out where attention is drawn", draft)
 
 
-def _drafter(draft: str | None) -> Drafter | DecoderLM | None:
+def _drafter(draft: str | None) -> Drafter | DecoderLM | HostedWriter | None:
     if draft is None:
         return None
     return NGramDrafter() if draft == LOOKUP else TextGenerator.load(draft).model

@@ -20,7 +20,8 @@ from regard.decoding.sequence_model import SequenceModel
 from regard.inspect.texts import Patches, Text
 from regard.models import DecoderLM, EncoderLM, VisionTransformer, load
 from regard.models.base import END
-from regard.models.folders import CONFIG, ModelFileError, read_json
+from regard.models.folders import CONFIG, read_json
+from regard.models.hugging_face.hosted import Hosted, load_module
 from regard.models.hugging_face.reading import FAMILIES
 from regard.models.registry import MODELS
 from regard.models.stored_models import VISION_FORMAT
@@ -79,7 +80,7 @@ def subject(path: str, text: str | None, image: Path | None, target: str | None)
     kind = described.get("model_type")
     if kind is None or any(kind in family.types for family in FAMILIES):
         loaded = load(folder, dtype=torch.float32)
-        model: Any = loaded if isinstance(loaded, EncoderLM | DecoderLM) else loaded.model
+        model: Any = loaded if isinstance(loaded, EncoderLM | DecoderLM | Hosted) else loaded.model
     else:
         model = _hugging_face(folder, "AutoModel")
         if model.config.is_encoder_decoder:
@@ -92,16 +93,7 @@ def subject(path: str, text: str | None, image: Path | None, target: str | None)
 
 def _hugging_face(folder: Path, kind: str) -> Any:
     """Return a model that transformers knows; nothing is downloaded, no pickle and no code of a folder's is run."""
-    import transformers
-    from safetensors import SafetensorError
-
-    transformers.utils.logging.disable_progress_bar()
-    options = {"attn_implementation": "sdpa", "dtype": torch.float32, "local_files_only": True, "use_safetensors": True}
-    try:
-        return getattr(transformers, kind).from_pretrained(folder, **options).eval()
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise rejected("look", "MODEL", "be a model that transformers loads", reason, ModelFileError) from None
+    return load_module(folder, kind, torch.float32)
 
 
 def _tokens(folder: Path, text: str, argument: str = "--text") -> tuple[list[int], Text]:

@@ -8,9 +8,20 @@ from typing import Protocol
 
 from torch import Tensor
 
+from regard.decoding import stepwise
 from regard.decoding.continuous_batching import AttentionRequest, Batcher
-from regard.decoding.requests import Attended, GenerationOptions, Stops, Token, checked_prompt
+from regard.decoding.requests import (
+    Attended,
+    GenerationOptions,
+    Request,
+    Stops,
+    Token,
+    checked_prompt,
+    checked_stops,
+    positions_left,
+)
 from regard.models import DecoderLM
+from regard.models.hugging_face.hosted import HostedWriter
 
 #: Tokens from which on a beginning that all prompts have in common is read once and kept once.
 SHARED = 64
@@ -52,7 +63,7 @@ class Generated:
 
 
 def stream(
-    model: DecoderLM,
+    model: DecoderLM | HostedWriter,
     prompts: Prompts,
     options: GenerationOptions | None = None,
     stop: Stops = (),
@@ -69,7 +80,8 @@ def stream(
 
     Parameters
     ----------
-    model : DecoderLM
+    model : DecoderLM or HostedWriter
+        One that transformers computes writes for one request after another.
     prompts : sequence of sequences of int
     options : GenerationOptions, optional
     stop : sequence of int or of sequences of int
@@ -97,6 +109,9 @@ def stream(
     ([0, 1, 0, 1], 'length')
     """
     options = GenerationOptions() if options is None else options
+    if isinstance(model, HostedWriter):
+        made = _requests(model, prompts, options, stop)
+        return stepwise.write(model, made, log_probabilities=log_probabilities, attention=attention)
     batcher = Batcher(
         model,
         slots,
@@ -112,7 +127,7 @@ def stream(
 
 
 def generate(
-    model: DecoderLM,
+    model: DecoderLM | HostedWriter,
     prompts: Prompts,
     options: GenerationOptions | None = None,
     stop: Stops = (),
@@ -171,6 +186,19 @@ def stream_text(tokens: Iterable[Token], decoder: Callable[[], TextStream]) -> I
         text = texts[token.request]
         shown = "" if token.token is None else text.push(token.token)
         yield token, shown + text.close() if token.end else shown
+
+
+def _requests(model: HostedWriter, prompts: Prompts, options: GenerationOptions, stop: Stops) -> list[Request]:
+    """Return the requests of a model that is stepped through one by one."""
+    made, stops = [], checked_stops(stop)
+    for i, prompt in enumerate(prompts):
+        numbers = checked_prompt(prompt, model.config)
+        most = (
+            options.max_new_tokens if model.is_pair else positions_left(model.config, numbers, options.max_new_tokens)
+        )
+        for sample in range(options.samples):
+            made.append(Request(i * options.samples + sample, numbers, options, stops, sample, most))
+    return made
 
 
 def _shared_prefix(model: DecoderLM, prompts: list[list[int]], options: GenerationOptions) -> list[int]:

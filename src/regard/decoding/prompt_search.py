@@ -18,8 +18,10 @@ from regard.decoding.beam_search import Hypothesis, SearchOptions, search
 from regard.decoding.continuous_batching import evaluating
 from regard.decoding.generation import Prompts
 from regard.decoding.requests import checked_prompt, positions_left
+from regard.decoding.stepwise import StepwiseDecoder
 from regard.models import DecoderLM
 from regard.models.base import END
+from regard.models.hugging_face.hosted import HostedWriter
 from regard.nn.slot_cache import Slots
 
 #: A search numbers symbols from here on; those before are its own padding and end mark.
@@ -28,7 +30,7 @@ FIRST = 2
 
 @torch.inference_mode()
 def beam_search(
-    model: DecoderLM,
+    model: DecoderLM | HostedWriter,
     prompts: Prompts,
     end: Sequence[int] = (),
     *,
@@ -42,7 +44,7 @@ def beam_search(
 
     Parameters
     ----------
-    model : DecoderLM
+    model : DecoderLM or HostedWriter
     prompts : sequence of sequences of int
     end : sequence of int
         Tokens that end a continuation; none by default.
@@ -68,26 +70,31 @@ def beam_search(
     >>> len(best), best[0].normalized >= best[1].normalized
     (2, True)
     """
-    if not isinstance(model, DecoderLM):
+    if not isinstance(model, DecoderLM | HostedWriter):
         raise rejected("beam_search", "model", "be a DecoderLM", described(model), TypeError)
+    writes_apart = isinstance(model, HostedWriter) and model.is_pair
     most = Integer(1)("beam_search", "max_new_tokens", max_new_tokens)
     tokens = [checked_prompt(prompt, model.config, "beam_search") for prompt in prompts]
     wrong = next((token for token in end if not 0 <= token < model.config.vocabulary), None)
     if wrong is not None:
         raise rejected("beam_search", "end", f"hold tokens from 0 to {model.config.vocabulary - 1:,}", wrong)
     for each in tokens:
-        if positions_left(model.config, each, most) < most:
+        if not writes_apart and positions_left(model.config, each, most) < most:
             expected = f"leave room for {most} of the model's {model.config.longest:,} positions"
             raise rejected("beam_search", "prompt", expected, f"{len(each)} tokens")
     options = SearchOptions(
         beams=beams, n_best=n_best, length_penalty=length_penalty, no_repeat=no_repeat, ratio=0.0, extra=most
     )
-    device = model.embedding.weight.device
+    device = next(model.parameters()).device
     lengths = torch.tensor([len(each) for each in tokens], dtype=torch.int64, device=device)
     rows = [torch.tensor(each, device=device) for each in tokens]
     source = nn.utils.rnn.pad_sequence(rows, batch_first=True) if rows else lengths[:, None]
     with evaluating(model):
-        found = search(PromptDecoder(model, list(end), most), source, lengths, options)
+        if isinstance(model, HostedWriter):
+            steps = StepwiseDecoder(model, list(end), most)
+            found = [search(steps, row[None], length[None], options)[0] for row, length in zip(rows, lengths)]
+        else:
+            found = search(PromptDecoder(model, list(end), most), source, lengths, options)
     return [
         [Hypothesis(tuple(number - FIRST for number in each.numbers), each.score, each.normalized) for each in best]
         for best in found

@@ -13,6 +13,7 @@ from regard._errors import described, rejected
 from regard._schema import Options, option, section
 from regard.decoding.sampling import Draws, SamplingOptions
 from regard.models import DecoderLMConfig
+from regard.models.hugging_face.hosted import HostedConfig
 
 #: Tokens, or runs of tokens, at which writing ends.
 Stops = Sequence[int | Sequence[int]]
@@ -142,7 +143,7 @@ class Request:
         return longest
 
 
-def checked_prompt(prompt: Any, config: DecoderLMConfig, function: str = "generate") -> list[int]:
+def checked_prompt(prompt: Any, config: DecoderLMConfig | HostedConfig, function: str = "generate") -> list[int]:
     """Return a prompt as a list, or raise.
 
     Raises
@@ -173,7 +174,7 @@ def checked_stops(stops: Any, function: str = "generate") -> tuple[tuple[int, ..
     return tuple(made)
 
 
-def positions_left(config: DecoderLMConfig, prompt: Sequence[int], wanted: int) -> int:
+def positions_left(config: DecoderLMConfig | HostedConfig, prompt: Sequence[int], wanted: int) -> int:
     """Return how many tokens can be written at most: the last is not read, so it needs no position."""
     return min(wanted, config.longest - len(prompt) + 1) if config.positions == "learned" else wanted
 

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard._errors import in_section
+from regard._errors import in_section, rejected
 from regard.data.batches import length_batches
 from regard.data.label_batches import label_batch
 from regard.language.folders import check_tokenizer, load_with_tokenizer
 from regard.models import DecoderLM, EncoderLM, EncoderLMConfig, SequenceClassifier, save
+from regard.models.hugging_face.hosted import Hosted, HostedClassifier
 from regard.text.inputs import InputLayout, Inputs
 from regard.text.tokenizer import Tokenizer
 
@@ -31,7 +32,7 @@ class TextClassifier:
 
     Parameters
     ----------
-    model : SequenceClassifier
+    model : SequenceClassifier or HostedClassifier
     tokenizer : Tokenizer
     length : int, optional
         Tokens that are read of a text at most, special ones included; by default as many as the tokenizer's folder
@@ -52,7 +53,9 @@ class TextClassifier:
     torch.Size([2, 2])
     """
 
-    def __init__(self, model: SequenceClassifier, tokenizer: Tokenizer, length: int | None = None) -> None:
+    def __init__(
+        self, model: SequenceClassifier | HostedClassifier, tokenizer: Tokenizer, length: int | None = None
+    ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.length = readable_length(model.model, length or tokenizer.longest or _LONGEST)
         check_tokenizer(model.model, tokenizer, "TextClassifier", "tokenizer")
@@ -76,11 +79,16 @@ class TextClassifier:
             If there is none, or it is damaged, in one sentence.
         """
         what = "a classifier of texts"
-        return cls(*load_with_tokenizer(folder, SequenceClassifier, what, function, torch.float32, model))
+        kinds: tuple[type[SequenceClassifier | HostedClassifier], ...] = (SequenceClassifier, HostedClassifier)
+        return cls(*load_with_tokenizer(folder, kinds, what, function, torch.float32, model))
 
     def save(self, folder: str | Path) -> None:
         """Write the model and its tokenizer to a folder, which :meth:`load` and, of some models, transformers read."""
         self.tokenizer.limited(self.length).save(folder)
+        if isinstance(self.model, Hosted):
+            raise rejected(
+                "save", "model", "be one of ours, not one that transformers computes", type(self.model).__name__
+            )
         save(self.model, folder)
 
     @property
@@ -94,7 +102,7 @@ class TextClassifier:
 
     @torch.no_grad()
     def probabilities(self, inputs: Inputs, *, batch: int = 128, precision: str = "float32") -> Tensor:
-        """Return the probability of each label, (N, C), on the CPU.
+        """Return the probability of each label, (N, C), on the CPU; of a regression, the value of each.
 
         Parameters
         ----------
@@ -112,18 +120,28 @@ class TextClassifier:
             read = label_batch(inputs, labels, np.array(rows)).to(device)
             with narrow:
                 logits = read.logits(self.model)
-            made[rows] = logits.float().softmax(1).cpu()
+            made[rows] = self.model.predictions(logits.float()).cpu()
         return made
 
 
-def input_layout(model: EncoderLM | DecoderLM, tokenizer: Tokenizer) -> InputLayout:
-    """Return which special tokens stand around the texts that a model reads."""
-    if isinstance(model, DecoderLM):
-        return InputLayout.of(tokenizer, forward=True)
-    return InputLayout.of(tokenizer, forward=False, segments=model.config.segments)
+def input_layout(model: EncoderLM | DecoderLM | Hosted, tokenizer: Tokenizer) -> InputLayout:
+    """Return which special tokens stand around the texts that a model reads: those that the tokenizer's files name."""
+    return InputLayout.of(tokenizer, segments=0 if isinstance(model, DecoderLM) else model.config.segments)
 
 
-def readable_length(model: EncoderLM | DecoderLM, length: int) -> int:
+def surrounded(model: EncoderLM | DecoderLM, tokenizer: Tokenizer) -> Tokenizer:
+    """Return the tokenizer of a new classifier: it puts the special tokens around texts that the model has learned.
+
+    An encoder's puts cls and sep there, if it has them; any other begin and end, as language models are trained.
+    """
+    if isinstance(model, EncoderLM) and tokenizer.cls is not None and tokenizer.sep is not None:
+        has_them = any(tokenizer.surroundings()[0])
+        return tokenizer if has_them else tokenizer.surrounded(tokenizer.cls, tokenizer.sep, tokenizer.sep)
+    begin, end = tokenizer.begin, tokenizer.end
+    return tokenizer.surrounded(begin, begin if end is None else end, end)
+
+
+def readable_length(model: EncoderLM | DecoderLM | Hosted, length: int) -> int:
     """Return how many tokens of a text a model reads where so many are asked for."""
     return min(length, model.config.longest) if model.config.positions == "learned" else length
 

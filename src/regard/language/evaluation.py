@@ -13,8 +13,9 @@ import torch
 from regard._errors import rejected
 from regard.data.packing import LanguageBatches, PackedBatches
 from regard.data.shards import write_shards
-from regard.language.objectives import MaskedTokens, NextTokens
+from regard.language.objectives import HostedMaskedTokens, HostedNextTokens, MaskedTokens, NextTokens
 from regard.models import DecoderLM, EncoderLM
+from regard.models.hugging_face.hosted import HostedMaskedLM, HostedWriter
 from regard.text.tokenizer import Tokenizer
 from regard.training.objectives import Objective
 
@@ -70,7 +71,7 @@ class TextScores:
 
 @torch.no_grad()
 def score_text(
-    model: DecoderLM | EncoderLM,
+    model: DecoderLM | EncoderLM | HostedWriter | HostedMaskedLM,
     tokenizer: Tokenizer,
     documents: Iterable[str],
     *,
@@ -88,7 +89,7 @@ def score_text(
 
     Parameters
     ----------
-    model : DecoderLM or EncoderLM
+    model : DecoderLM, EncoderLM, HostedWriter or HostedMaskedLM
         In evaluation mode.
     tokenizer : Tokenizer
     documents : iterable of str
@@ -121,7 +122,10 @@ def score_text(
     most = longest if model.config.positions == "learned" else 1 << 20
     if not 2 <= length <= most:
         raise rejected(function, "length", f"be from 2 to {most:,}", length)
-    forward = isinstance(model, DecoderLM)
+    forward = isinstance(model, DecoderLM | HostedWriter)
+    if isinstance(model, HostedWriter) and model.is_pair:
+        got = f"{type(model.module).__name__}, an encoder–decoder"
+        raise rejected(function, "model", "be a decoder or a model of masked tokens", got)
     if not forward and stride is not None:
         raise rejected(function, "stride", "be left out for a model of masked tokens", stride)
     stride = max(length // 2, 1) if stride is None and forward else stride
@@ -151,11 +155,15 @@ def score_text(
     return TextScores(nats, int(targets), count, sizes[0], sizes[1], whole)
 
 
-def _objective(model: DecoderLM | EncoderLM, tokenizer: Tokenizer, function: str) -> Objective:
+def _objective(
+    model: DecoderLM | EncoderLM | HostedWriter | HostedMaskedLM, tokenizer: Tokenizer, function: str
+) -> Objective:
     if isinstance(model, DecoderLM):
         return NextTokens(separate=True)
-    if model.masked_head is None:
+    if isinstance(model, HostedWriter):
+        return HostedNextTokens(separate=True)
+    if isinstance(model, EncoderLM) and model.masked_head is None:
         raise rejected(function, "model", "have a head that names masked tokens, or be a classifier", "a bare encoder")
     if tokenizer.mask is None:
         raise rejected(function, "model", "have a tokenizer with a mask", repr(tokenizer))
-    return MaskedTokens(tokenizer)
+    return HostedMaskedTokens(tokenizer) if isinstance(model, HostedMaskedLM) else MaskedTokens(tokenizer)

@@ -12,7 +12,7 @@ from regard.data.label_batches import LabelBatches
 from regard.data.labelled import LabelledTexts, read_labelled
 from regard.language.adversarial import AdversarialLabels
 from regard.language.classification_options import ClassificationOptions, HeadOptions
-from regard.language.classifier import TextClassifier, bare, input_layout, readable_length
+from regard.language.classifier import TextClassifier, bare, input_layout, readable_length, surrounded
 from regard.language.folders import check_tokenizer
 from regard.language.options import KINDS, SIZED, TOKENIZERS
 from regard.models import DecoderLM, EncoderLM, SequenceClassifier, load
@@ -48,7 +48,9 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
     ) -> Prepared[TextClassifier]:
         tokenizer = self._tokenizer(learn) if not resume and place()[0] == 0 else Tokenizer.load(self.folder)
         torch.manual_seed(self.options.training.seed)
-        model = self._model(tokenizer, names)
+        model, before = self._model(tokenizer, names)
+        if before is None:  # a classifier goes on to read texts as it did
+            tokenizer = surrounded(model.model, tokenizer)
         self._describe(model, tokenizer)
         length = self._length(model, say=not resume)
         inputs = self._inputs(learn, model, tokenizer, length), self._inputs(valid, model, tokenizer, length)
@@ -89,13 +91,13 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
             self.say(str(each.message).partition(": ")[2])
         return made
 
-    def _model(self, tokenizer: Tokenizer, names: list[str]) -> SequenceClassifier:
-        """Return the classifier to train: of what it is made, as much learns as was asked for."""
+    def _model(self, tokenizer: Tokenizer, names: list[str]) -> tuple[SequenceClassifier, Head | None]:
+        """Return the classifier to train, of which as much learns as was asked for, and the one that it begins with."""
         options = self.options
         if not options.start:
             trunk = KINDS[options.kind][1](options.model_config(len(tokenizer)))
-            return self._classifier(trunk, names, options.head).train()
-        loaded = load(options.start, dtype=torch.float32)
+            return self._classifier(trunk, names, options.head).train(), None
+        loaded = load(options.start, dtype=torch.float32, hosted=False)
         trunk = loaded.model if isinstance(loaded, Head) else loaded
         if not isinstance(trunk, EncoderLM | DecoderLM):
             raise rejected("train", options.start, "be the folder of a language model", type(loaded).__name__)
@@ -105,7 +107,7 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         if before is not None and how == HeadOptions() and before.filters:  # nobody asked for another head
             how = HeadOptions(**before.filtering)
         trunk = bare(trunk, options.model, with_pooler=not how.filters)
-        if before is not None and before.filtering != how.filtering:
+        if before is not None and (before.filtering != how.filtering or before.problem != "single_label"):
             before = None  # its head is another one
         scored = before.output if before is not None and before.labels == tuple(names) else None
         model = self._classifier(trunk, names, how, bias=scored is None or scored.bias is not None)
@@ -124,7 +126,7 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
             add_lora(model.model, options.lora.rank, options.lora.alpha, dropout=options.lora.dropout)
         if isinstance(model.model, EncoderLM) and model.model.pooler is not None:
             model.model.pooler.requires_grad_(True)  # it belongs to the head: no language model needs one
-        return model.train()
+        return model.train(), loaded if isinstance(loaded, Head) else None
 
     def _classifier(
         self, trunk: EncoderLM | DecoderLM, names: list[str], head: HeadOptions, *, bias: bool = True

@@ -10,14 +10,15 @@ from torch import nn
 
 from regard._errors import rejected
 from regard.models import DecoderLM, EncoderLM, SequenceClassifier, load
+from regard.models.hugging_face.hosted import Hosted
 from regard.text.tokenizer import Tokenizer
 
-_M = TypeVar("_M", DecoderLM, EncoderLM, SequenceClassifier)
+_M = TypeVar("_M", bound=EncoderLM | DecoderLM | SequenceClassifier | Hosted)
 
 
 def load_with_tokenizer(
     folder: str | Path,
-    kind: type[_M],
+    kind: type[_M] | tuple[type[_M], ...],
     what: str,
     function: str,
     dtype: torch.dtype | None = None,
@@ -28,7 +29,7 @@ def load_with_tokenizer(
     Parameters
     ----------
     folder : str or Path
-    kind : type
+    kind : type, or tuple of types
         What the model must be.
     what : str
         What an error calls that.
@@ -48,11 +49,12 @@ def load_with_tokenizer(
     if not isinstance(model, kind):
         raise rejected(function, "model", f"be the folder of {what}", f"{type(model).__name__} in {folder}")
     tokenizer = Tokenizer.load(folder)
-    check_tokenizer(model.model if isinstance(model, SequenceClassifier) else model, tokenizer, function, str(folder))
+    trunk = model.model if isinstance(model, SequenceClassifier) else model
+    check_tokenizer(trunk, tokenizer, function, str(folder))
     return model, tokenizer
 
 
-def check_tokenizer(model: EncoderLM | DecoderLM, tokenizer: Tokenizer, function: str, argument: str) -> None:
+def check_tokenizer(model: EncoderLM | DecoderLM | Hosted, tokenizer: Tokenizer, function: str, argument: str) -> None:
     """Raise where a tokenizer has tokens that a model knows nothing of."""
     if model.config.vocabulary < len(tokenizer):
         expected = f"have a tokenizer of at most {model.config.vocabulary:,} tokens, as its model"

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import masks
@@ -126,16 +127,53 @@ class MaskedTokens(Objective):
     ) -> tuple[Tensor, Tensor]:
         """Return how likely each masked token was, (R,), and the mean cost."""
         assert isinstance(model, EncoderLM)
-        tokens, targets = mask_tokens(
-            batch.tokens, self.mask, self.vocabulary, generator, share=self.share, specials=self.specials,
-            real=batch.documents != NO_DOCUMENT, word_starts=self.word_starts,
-        )  # fmt: skip
+        tokens, targets = self._masked(batch, generator)
         tokens, targets, positions = _parts(model, tokens, targets, batch.positions)
         rows = model(tokens, mask=masks.document(batch.documents), positions=positions)
         masked = targets != IGNORE_INDEX
         features = model.masked_features(rows[masked]).unsqueeze(0)  # (1, R, W): no others are needed
         value, log_likelihood = _named(features, model.projection, targets[masked].unsqueeze(0), sampled)
         return log_likelihood[0], value
+
+    def _masked(self, batch: LanguageBatch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return tokens of which some are masked, and those as targets."""
+        return mask_tokens(
+            batch.tokens, self.mask, self.vocabulary, generator, share=self.share, specials=self.specials,
+            real=batch.documents != NO_DOCUMENT, word_starts=self.word_starts,
+        )  # fmt: skip
+
+
+class HostedNextTokens(NextTokens):
+    """Predict every token, by a model that transformers computes: to validate, document by document."""
+
+    def validation(self, model: nn.Module, batch: LanguageBatch) -> Tensor:
+        return _apart(model, batch, batch.tokens, batch.targets)
+
+
+class HostedMaskedTokens(MaskedTokens):
+    """Name masked tokens, by a model that transformers computes: to validate, document by document."""
+
+    def validation(self, model: nn.Module, batch: LanguageBatch) -> Tensor:
+        generator = torch.Generator(batch.tokens.device)
+        generator.manual_seed(int(batch.tokens.sum()))
+        return _apart(model, batch, *self._masked(batch, generator))
+
+
+def _apart(model: nn.Module, batch: LanguageBatch, tokens: Tensor, targets: Tensor) -> Tensor:
+    """Return the sum of the costs of targets (B, T), and their count, (2,), of documents that are read one by one."""
+    total = torch.zeros(2, dtype=torch.float64)
+    for row in range(len(tokens)):
+        documents, positions = batch.documents[row], batch.positions[row]
+        begins = (documents[1:] != documents[:-1]) | (positions[1:] != positions[:-1] + 1)
+        ends = [*(begins.nonzero()[:, 0] + 1).tolist(), len(documents)]
+        for begin, end in zip([0, *ends[:-1]], ends):
+            wanted = targets[row, begin:end]
+            if not bool((wanted != IGNORE_INDEX).any()):
+                continue
+            logits = model(tokens[row : row + 1, begin:end])[0].float()
+            cost = F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="sum")
+            total += torch.tensor([float(cost), float((wanted != IGNORE_INDEX).sum())], dtype=torch.float64)
+    return total
 
 
 def _named(

@@ -98,7 +98,7 @@ class Pretraining(FolderRun[LanguageOptions]):
 
     def _model(self, tokenizer: Tokenizer) -> DecoderLM | EncoderLM:
         if self.options.start:
-            model = load(self.options.start, dtype=torch.float32)
+            model = load(self.options.start, dtype=torch.float32, hosted=False)
             kind = KINDS[self.options.kind][1]
             if not isinstance(model, kind):
                 got = f"{type(model).__name__} in {self.options.start}"

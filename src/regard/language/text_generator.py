@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from regard._errors import rejected
+from regard._errors import RegardWarning, rejected
 from regard.decoding.continuous_batching import AttentionRequest
 from regard.decoding.generation import Generated, stream_text
 from regard.decoding.generation import stream as stream_tokens
@@ -19,6 +20,7 @@ from regard.decoding.speculative import Drafter, Speculator
 from regard.inspect.alignment import Alignment
 from regard.language.folders import check_tokenizer, load_with_tokenizer
 from regard.models import DecoderLM
+from regard.models.hugging_face.hosted import HostedWriter
 from regard.text.tokenizer import Tokenizer
 
 
@@ -54,7 +56,7 @@ class TextGenerator:
 
     Parameters
     ----------
-    model : DecoderLM
+    model : DecoderLM or HostedWriter
     tokenizer : Tokenizer
 
     Examples
@@ -67,7 +69,7 @@ class TextGenerator:
     (5, 'length')
     """
 
-    def __init__(self, model: DecoderLM, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: DecoderLM | HostedWriter, tokenizer: Tokenizer) -> None:
         check_tokenizer(model, tokenizer, "TextGenerator", "tokenizer")
         self.model, self.tokenizer = model, tokenizer
 
@@ -91,13 +93,24 @@ class TextGenerator:
         ModelFileError, ValueError
             If there is no such model, its files are damaged, or it is no decoder.
         """
-        what = "a model that writes: a decoder"
+        what = "a model that writes: a decoder, or an encoder–decoder of transformers"
         dtype = torch.float32 if int8 and dtype is None else dtype
-        model, tokenizer = load_with_tokenizer(folder, DecoderLM, what, "generate", dtype)
+        kinds: tuple[type[DecoderLM | HostedWriter], ...] = (DecoderLM, HostedWriter)
+        model, tokenizer = load_with_tokenizer(folder, kinds, what, "generate", dtype)
+        if isinstance(model, HostedWriter):
+            if int8:
+                got = f"{type(model.module).__name__}, which transformers computes"
+                raise rejected("generate", "--int8", "be left out unless the model is one of ours", got)
+            return cls(model, tokenizer)
         if int8:
             return cls(quantize(model), tokenizer)
         pack_weights(model)
         return cls(model, tokenizer)
+
+    @property
+    def answers(self) -> bool:
+        """Whether texts answer prompts rather than go on with them: those of an encoder–decoder."""
+        return isinstance(self.model, HostedWriter) and self.model.is_pair
 
     def generate(
         self,
@@ -106,7 +119,7 @@ class TextGenerator:
         *,
         stop: Sequence[str] = (),
         attention: AttentionRequest | None = None,
-        drafter: Drafter | DecoderLM | None = None,
+        drafter: Drafter | DecoderLM | HostedWriter | None = None,
         say: Callable[[int, str], None] | None = None,
     ) -> list[GeneratedText]:
         """Return what is written for each prompt, ``options.samples`` texts of each together.
@@ -131,6 +144,7 @@ class TextGenerator:
         tokens = self._stream(numbers, options, self._stops(stop), attention, drafter)
         for token, text in stream_text(tokens, self.tokenizer.decode_stream):
             written[token.request].take(token)
+            self._note_length(numbers[token.request // options.samples], written[token.request])
             texts[token.request] += text
             if say is not None and text:
                 say(token.request, text)
@@ -150,8 +164,7 @@ class TextGenerator:
     def search(self, prompts: Sequence[str], beams: int, options: GenerationOptions) -> list[GeneratedText]:
         """Return what a beam search finds likeliest for each prompt."""
         numbers = [self.encode(prompt) for prompt in prompts]
-        ends = [] if self.tokenizer.end is None else [self.tokenizer.end]
-        found = beam_search(self.model, numbers, ends, beams=beams, max_new_tokens=options.max_new_tokens)
+        found = beam_search(self.model, numbers, self._ends, beams=beams, max_new_tokens=options.max_new_tokens)
         made = []
         for prompt, given, (best, *_) in zip(prompts, numbers, found):
             end = "length" if len(best.numbers) >= options.max_new_tokens else "stop"
@@ -162,6 +175,8 @@ class TextGenerator:
     def encode(self, prompt: str) -> list[int]:
         """Return the tokens of a prompt, behind a begin token if its tokenizer puts one there; of none, that alone."""
         numbers = self.tokenizer.encode(prompt, specials=True) if prompt else []
+        if self.answers and numbers:  # the prompt is read whole
+            return numbers
         if self.tokenizer.end is not None and numbers[-1:] == [self.tokenizer.end]:
             numbers = numbers[:-1]  # the text is to go on
         if numbers:
@@ -172,8 +187,24 @@ class TextGenerator:
         return [begin]
 
     def _stops(self, stop: Sequence[str]) -> list[int | list[int]]:
-        ends: list[int | list[int]] = [] if self.tokenizer.end is None else [self.tokenizer.end]
-        return [*ends, *(self.tokenizer.encode(text) for text in stop)]
+        return [*self._ends, *(self.tokenizer.encode(text) for text in stop)]
+
+    @property
+    def _ends(self) -> list[int]:
+        """The tokens that end a text: the tokenizer's, and those that the folder of a hosted model names."""
+        own = self.model.ends if isinstance(self.model, HostedWriter) else []
+        return sorted({*own, *([] if self.tokenizer.end is None else [self.tokenizer.end])})
+
+    def _note_length(self, prompt: Sequence[int], written: Generated) -> None:
+        """Warn where a text becomes longer than its model was made for, if it can go on."""
+        longest = self.model.config.longest
+        length = len(written.numbers) + (0 if self.answers else len(prompt))
+        if length == longest + 1 and self.model.config.positions in ("rotary", "other"):
+            said = (
+                f"the text is now longer than the {longest:,} positions that the model was made for, so it may become"
+            )
+            way = "lower --max-new-tokens (max_new_tokens), or give a shorter prompt"
+            warnings.warn(f"generate: {said} nonsense: {way}", RegardWarning, stacklevel=3)
 
     def _stream(
         self,
@@ -181,7 +212,7 @@ class TextGenerator:
         options: GenerationOptions,
         stops: list[int | list[int]],
         attention: AttentionRequest | None,
-        drafter: Drafter | DecoderLM | None,
+        drafter: Drafter | DecoderLM | HostedWriter | None,
     ) -> Iterator[Token]:
         if drafter is None:
             return stream_tokens(self.model, numbers, options, stops, log_probabilities=True, attention=attention)
@@ -194,8 +225,13 @@ class TextGenerator:
         numbers: list[list[int]],
         options: GenerationOptions,
         stops: list[int | list[int]],
-        drafter: Drafter | DecoderLM,
+        drafter: Drafter | DecoderLM | HostedWriter,
     ) -> Iterator[Token]:
+        for each in (self.model, drafter):
+            if isinstance(each, HostedWriter):
+                got = f"{type(each.module).__name__}, which transformers computes"
+                raise rejected("generate", "--draft", "be left out unless both models are ours", got)
+        assert isinstance(self.model, DecoderLM) and not isinstance(drafter, HostedWriter)
         speculator = Speculator(self.model, drafter)
         for i, prompt in enumerate(numbers):
             for sample in range(options.samples):

@@ -216,7 +216,9 @@ class EncoderLM(BlockStack):
 
     def _positions(self, tokens: Tensor, keep: Tensor | None) -> Tensor:
         if self.config.skip_padding and keep is not None:
-            return (keep.cumsum(1) - 1).clamp(min=0)
+            # Padding has the row before the first one, if there is one, as RoBERTa's has.
+            before = -1 if self.config.first_position and self.config.positions == "learned" else 0
+            return torch.where(keep, keep.cumsum(1) - 1, before)
         return self._places(tokens)
 
     def _mask(self, keep: Tensor | None, mask: MaskLike | None) -> Mask | None:

@@ -36,6 +36,10 @@ class ModelFileError(ValueError):
     """A model folder that cannot be used; the message says which file and why."""
 
 
+class NotMappedError(ModelFileError):
+    """A Hugging Face folder of a model that is not one of ours; transformers may have it."""
+
+
 def save_model(
     folder: str | Path,
     model: nn.Module,
@@ -319,3 +323,8 @@ def brief(value: object) -> str:
 def file_error(path: Path, expected: str, got: object) -> Exception:
     """Return the error of a file that is not as it should be."""
     return rejected("load", str(path), expected, got, ModelFileError)
+
+
+def not_mapped(path: Path, expected: str, got: object) -> Exception:
+    """Return the error of a config.json that describes a model that is not one of ours."""
+    return rejected("load", str(path), expected, got, NotMappedError)

@@ -14,12 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard import masks
 from regard._constraints import Integer, probability, size
-from regard._errors import rejected
+from regard._errors import rejected, unknown_name
+from regard._tracing import is_blind
 from regard.models.decoder_lm import DecoderLM
 from regard.models.encoder_lm import EncoderLM
 from regard.models.pooling import WINDOW, WindowFeatures, pooled
 
+#: What scores of labels mean: one label is right, each may be, or they are the values themselves.
+PROBLEMS = ("single_label", "multi_label", "regression")
 #: What a head may stand on.
 LanguageModel = EncoderLM | DecoderLM
 
@@ -31,13 +35,16 @@ class Head(nn.Module, ABC):
     ----------
     model : EncoderLM or DecoderLM
     labels : sequence of str
-        Their names, at least two and all different.
+        Their names, all different; at least two where one of them is right.
     dropout : float, default 0.1
         Probability of dropping a feature before the matrix, in training.
     bias : bool, default True
         Of the scores.
     pad : int, optional
-        The number of padding, by which it is told where ``keep`` is not given.
+        The number of padding. Without ``keep``, tokens of this number are padding; and the last row of a decoder is
+        that of the last token of another number, also where ``keep`` counts this one as real.
+    problem : {"single_label", "multi_label", "regression"}
+        What the scores mean: see :meth:`predictions`.
     **options
         What else a head takes.
     """
@@ -50,12 +57,17 @@ class Head(nn.Module, ABC):
         *,
         bias: bool = True,
         pad: int | None = None,
+        problem: str = "single_label",
         **options: Any,
     ) -> None:
         super().__init__()
         self.labels = tuple(labels)
-        if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
-            raise rejected(type(self).__name__, "labels", "be at least two, all different", list(labels)[:5])
+        if problem not in PROBLEMS:
+            raise unknown_name(type(self).__name__, "problem", str(problem), PROBLEMS)
+        least, count = (2, "two") if problem == "single_label" else (1, "one")
+        if len(self.labels) < least or len(set(self.labels)) < len(self.labels):
+            raise rejected(type(self).__name__, "labels", f"be at least {count}, all different", list(labels)[:5])
+        self.problem = problem
         self.model = model
         self.dropout = nn.Dropout(probability(self, "dropout", dropout))
         self.output = nn.Linear(self._scored(**options), len(self.labels), bias=bias)
@@ -86,10 +98,23 @@ class Head(nn.Module, ABC):
         """
 
     def rows(self, tokens: Tensor, keep: Tensor | None, **inputs: Any) -> Tensor:
-        """Return the model's rows (B, L, E)."""
+        """Return the model's rows (B, L, E); no real token sees padding."""
         if isinstance(self.model, EncoderLM):
             return self.model(tokens, keep=keep, **inputs)
+        # What reads forward never sees padding that stands behind.
+        if keep is not None and (is_blind(keep) or bool((keep[:, 1:] & ~keep[:, :-1]).any())):
+            inputs["mask"] = masks.key_padding(keep)
         return self.model.features(tokens, **inputs)
+
+    def predictions(self, logits: Tensor) -> Tensor:
+        """Return what logits (..., C) say of the labels.
+
+        Probabilities that sum to 1 where one label is right, a probability of each where several may be, and the values
+        themselves in regression: what transformers' pipelines return.
+        """
+        if self.problem == "single_label":
+            return logits.softmax(-1)
+        return logits.sigmoid() if self.problem == "multi_label" else logits
 
     def extra_repr(self) -> str:
         """Return the labels, or how many there are."""
@@ -101,7 +126,7 @@ class SequenceClassifier(Head):
 
     Parameters
     ----------
-    model, labels, dropout, bias, pad
+    model, labels, dropout, bias, pad, problem
         As :class:`Head` has them.
     filters : int, default 0
         Where it is above 0, what so many filters find in windows of each width is scored, in place of one row that
@@ -155,10 +180,18 @@ class SequenceClassifier(Head):
             self.windows.reset_parameters()
 
     def read(self, tokens: Tensor, keep: Tensor | None = None, **inputs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return what of each token labels are told by, (B, L, ·), and which tokens are real."""
-        if keep is None and self.pad is not None:
-            keep = tokens != self.pad
-        return (self._both_ways if self.both_ways else self.rows)(tokens, keep, **inputs), keep
+        """Return the features (B, L, ·) that labels are scored by, and which of them count."""
+        counted = keep
+        if self.pad is not None and (keep is None or self._takes_last):
+            counted = tokens != self.pad if keep is None else keep & (tokens != self.pad)
+        if keep is None and isinstance(self.model, EncoderLM):
+            keep = counted
+        return (self._both_ways if self.both_ways else self.rows)(tokens, keep, **inputs), counted
+
+    @property
+    def _takes_last(self) -> bool:
+        """Whether the last row that is no padding stands for a sequence."""
+        return self.windows is None and self.model.config.pooling == "last"
 
     def score(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
         """Return the logits (B, C) of sequences of what :meth:`read` gave."""

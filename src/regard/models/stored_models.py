@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from regard._errors import rejected
+from regard._errors import rejected, rejection
 from regard._writing import write_together
 from regard.models.decoder_lm import DecoderLM, DecoderLMConfig
 from regard.models.encoder_lm import EncoderLM, EncoderLMConfig
@@ -18,6 +19,7 @@ from regard.models.folders import (
     CONFIG,
     WEIGHTS,
     ModelFileError,
+    NotMappedError,
     brief,
     check_finite,
     file_error,
@@ -29,14 +31,16 @@ from regard.models.folders import (
     save_model,
 )
 from regard.models.heads import Head, LanguageModel, PairClassifier, SequenceClassifier, TokenClassifier
+from regard.models.hugging_face.hosted import INSTALL, Hosted, host
+from regard.models.hugging_face.keys import Described
 from regard.models.hugging_face.reading import FAMILIES, head_of, head_rules, read_folder, theirs_of, whole_name
-from regard.models.hugging_face.rules import Described, Family
+from regard.models.hugging_face.rules import Family
 from regard.models.image_classifier import ImageClassifier, VisionModel
 from regard.models.resnet import ResNet, ResNetConfig
 from regard.models.vision_transformer import VisionTransformer, VisionTransformerConfig
 
 #: What a folder may hold.
-Stored = LanguageModel | Head | VisionModel | ImageClassifier
+Stored = LanguageModel | Head | VisionModel | ImageClassifier | Hosted
 
 VERSION = 1
 
@@ -66,28 +70,32 @@ FORMATS = {
 }
 
 #: What config.json may say of a head.
-_HEAD_OPTIONS: dict[str, Any] = {"teacher": bool, "bias": bool, "pad": int | None}
+_HEAD_OPTIONS: dict[str, Any] = {"teacher": bool, "bias": bool, "pad": int | None, "problem": str}
 _OF_SEQUENCES = {"filters": int, "window": int, "narrowest": int, "means": bool, "both_ways": bool}
 _HEAD_OPTIONS |= _OF_SEQUENCES
 
 
-def load(folder: str | Path, *, dtype: torch.dtype | None = None) -> Stored:
+def load(folder: str | Path, *, dtype: torch.dtype | None = None, hosted: bool = True) -> Stored:
     """Return the model of language or of images in a folder, in evaluation mode.
 
     Folders of Hugging Face of GPT-2, Llama, Mistral, Qwen2, BERT, RoBERTa, ALBERT, ViT and DeiT are read as they are:
-    config.json and model.safetensors, or its shards; classifiers of sequences, of tokens and of images on them, too. No
-    pickle is ever loaded. What config.json claims is compared with the files' headers before memory is taken.
+    config.json and model.safetensors, or its shards; classifiers of sequences, of tokens and of images on them, too.
+    What config.json claims is compared with the files' headers before memory is taken. Text models of any other family,
+    and of a config that these do not have, are computed by transformers, if it is installed, with our attention. No
+    pickle is ever loaded.
 
     Parameters
     ----------
     folder : str or Path
     dtype : torch.dtype, optional
         Of the parameters; as they are stored by default.
+    hosted : bool, default True
+        Whether transformers may compute what is not one of our models. Training needs one of ours.
 
     Returns
     -------
-    DecoderLM, EncoderLM, SequenceClassifier, TokenClassifier, PairClassifier, VisionTransformer, ResNet or
-    ImageClassifier
+    DecoderLM, EncoderLM, SequenceClassifier, TokenClassifier, PairClassifier, VisionTransformer, ResNet,
+    ImageClassifier; HostedWriter, HostedMaskedLM, HostedClassifier or HostedEncoder, which transformers computes
 
     Raises
     ------
@@ -106,7 +114,25 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = None) -> Stored:
     folder = Path(folder)
     described = read_json(folder / CONFIG)
     if isinstance(described, dict) and "model_type" in described:
-        return read_folder(folder, dtype)
+        try:
+            return read_folder(folder, dtype)
+        except NotMappedError as error:
+            of_images = any(
+                described["model_type"] in each.types and each.model is VisionTransformer for each in FAMILIES
+            )
+            if not hosted or of_images:
+                raise
+            if find_spec("transformers") is None:
+                raise _needs_transformers(error) from None
+        return host(folder, dtype)
+    if (
+        isinstance(described, dict)
+        and "architecture" in described
+        and ("pretrained_cfg" in described or "num_classes" in described)
+    ):
+        expected = "describe a model of regard or of transformers"
+        got = f"one of timm, {brief(described['architecture'])}: timm.create_model('local-dir:{folder}') loads it"
+        raise file_error(folder / CONFIG, expected, got)
     kind = _format(described)
     config = load_config(folder, kind=kind or next(iter(FORMATS)), version=VERSION)
     model = _built(folder, FORMATS[config["format"]], config)
@@ -114,12 +140,21 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = None) -> Stored:
     return model.to(dtype).eval()
 
 
+def _needs_transformers(error: NotMappedError) -> Exception:
+    """Return the error of a folder that only transformers can run."""
+    about = rejection(error)
+    assert about is not None
+    got = f"{about.got}; {INSTALL} lets transformers run it"
+    return rejected(about.function, about.argument, about.expected, got, NotMappedError)
+
+
 def is_model_folder(folder: str | Path) -> bool:
     """Return whether a folder claims to hold a model of language or images, which :func:`load` would read."""
     if not (Path(folder) / CONFIG).is_file():
         return False
     described = read_json(Path(folder) / CONFIG)
-    return isinstance(described, dict) and ("model_type" in described or _format(described) is not None)
+    known = {"model_type", "architecture"}  # the latter is timm's, which load explains
+    return isinstance(described, dict) and (bool(known & described.keys()) or _format(described) is not None)
 
 
 def _format(described: Any) -> str | None:
@@ -167,6 +202,8 @@ def save(model: Stored, folder: str | Path) -> None:
             config |= {"bias": model.output.bias is not None, "pad": model.pad}
         if isinstance(model, SequenceClassifier):
             config |= model.filtering
+        if isinstance(model, Head) and model.problem != "single_label":
+            config["problem"] = model.problem
     save_model(folder, model, config)
 
 
@@ -184,6 +221,8 @@ def _write(family: Family, described: Described, model: nn.Module, trunk: Any, f
         described["architectures"] = [f"{name}{end}"]
         if family.model is DecoderLM:
             described["pad_token_id"] = model.pad
+        if isinstance(model, Head):
+            described["problem_type"] = model.problem.replace("_label", "_label_classification")
         labels: Any = model.labels
         described["id2label"] = {str(i): label for i, label in enumerate(labels)}
         described["label2id"] = {label: i for i, label in enumerate(labels)}

@@ -63,6 +63,9 @@ class WindowStream(DecodeStream):
     ----------
     decode : callable
         Returns the text of several tokens.
+    begun : callable, optional
+        Returns how many of the last tokens are the beginning of a character; by default, all may be where their text
+        ends with U+FFFD.
 
     Examples
     --------
@@ -71,24 +74,34 @@ class WindowStream(DecodeStream):
     ['3', ' 1', ' 4']
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._decode = decode
-        self._shown: list[int] = []  # the last tokens whose text was returned: what follows is spaced as behind them
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], begun: Callable[[Sequence[int]], int] | None = None
+    ) -> None:
+        self._decode, self._begun = decode, begun
+        self._shown: list[int] = []  # the last tokens that text was returned for: what follows is spaced as behind them
         self._held: list[int] = []
 
     def push(self, number: int) -> str:
         self._held.append(number)
-        text = self._added()
-        if not text or (text.endswith(_INCOMPLETE) and len(self._held) < _LONGEST):
-            return ""
-        self._shown, self._held = [*self._shown, *self._held][-_LONGEST:], []
-        return text
+        if self._begun is not None:
+            ready = len(self._held) - self._begun(self._held)
+            text = self._added(self._held[:ready])
+            return self._released(ready, text)
+        text = self._added(self._held)
+        waits = text.endswith(_INCOMPLETE) and len(self._held) < _LONGEST
+        return "" if waits else self._released(len(self._held), text)
 
     def close(self) -> str:
-        text = self._added()
+        text = self._added(self._held)
         self._shown, self._held = [], []
         return text
 
-    def _added(self) -> str:
-        before, after = self._decode(self._shown), self._decode([*self._shown, *self._held])
+    def _released(self, count: int, text: str) -> str:
+        """Return the text of the first tokens that are held, which then are no longer."""
+        if text:
+            self._shown, self._held = self._held[:count], self._held[count:]  # whole: a part may have another text
+        return text
+
+    def _added(self, held: Sequence[int]) -> str:
+        before, after = self._decode(self._shown), self._decode([*self._shown, *held])
         return after[len(before) :] if after.startswith(before) else ""

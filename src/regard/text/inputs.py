@@ -54,7 +54,7 @@ class InputLayout:
     Examples
     --------
     >>> tokenizer = Tokenizer.learn([], kind="bytes", specials=("end", "pad", "cls", "sep"))
-    >>> layout = InputLayout.of(tokenizer, forward=False)
+    >>> layout = InputLayout.of(tokenizer)
     >>> inputs = layout.read(tokenizer, ["to be", "no"], ["or not", "!"], length=10)
     >>> [tokenizer.decode(inputs.tokens[i], specials=True) for i in range(2)]
     ['<|cls|>to b<|sep|>or <|sep|>', '<|cls|>no<|sep|>!<|sep|>']
@@ -68,25 +68,25 @@ class InputLayout:
     segment: int = 0
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, *, forward: bool, segments: int = 2) -> Self:
-        """Return what a tokenizer's files say of cls and sep, if it has them; otherwise begin and end.
+    def of(cls, tokenizer: Tokenizer, *, segments: int = 2) -> Self:
+        """Return what a tokenizer's own files put around one text and around two.
 
         Parameters
         ----------
         tokenizer : Tokenizer
-        forward : bool
-            Whether the model reads forward; then begin and end stand there in any case, as it was trained.
         segments : int, default 2
             Kinds of segments that the model tells apart.
+
+        Raises
+        ------
+        ValueError
+            If other tokens stand around two texts than around one.
         """
-        segment = int(segments > 1)
-        if not forward and tokenizer.cls is not None and tokenizer.sep is not None:
-            numbers, kinds = tokenizer.encode_pair("", "")
-            if len(numbers) > 2 and set(numbers) <= set(tokenizer.roles().values()):
-                return cls((numbers[0],), tuple(numbers[1:-1]), (numbers[-1],), segment * min(kinds[-1], 1))
-            return cls((tokenizer.cls,), (tokenizer.sep,), (tokenizer.sep,), segment)
-        begin, end = (() if each is None else (each,) for each in (tokenizer.begin, tokenizer.end))
-        return cls(begin, end or begin, end, 0 if forward else segment)
+        (begin, end), pair, kind = tokenizer.surroundings()
+        if (pair[0], pair[2]) != (begin, end):
+            got = f"{[begin, end]} and {[pair[0], pair[2]]}"
+            raise rejected("read", "tokenizer", "put the same tokens around one text and around two", got)
+        return cls(begin, pair[1], end, min(kind, 1) if segments > 1 and tokenizer.gives_segments else 0)
 
     def read(
         self, tokenizer: Tokenizer, texts: Sequence[str], others: Sequence[str] | None = None, *, length: int

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from regard.text.decode_stream import ByteStream, DecodeStream, WindowStream
 from regard.text.ragged import Ragged
 from regard.text.tokenizer_training import byte_letters, spelling
 
+#: Tokens, by their numbers.
+Numbers = tuple[int, ...]
 #: Characters of texts that are encoded at once: what the library returns of them takes many times their memory.
 _BLOCK = 1 << 22
 
@@ -230,6 +234,45 @@ class Tokenizer:
             count += len(block)
         return Ragged(np.concatenate(parts), np.cumsum(lengths, dtype=np.int64))
 
+    def surroundings(self) -> tuple[tuple[Numbers, Numbers], tuple[Numbers, Numbers, Numbers], int]:
+        """Return what stands before and behind one text; before, between and behind two; and the second's segment.
+
+        These are the special tokens that its ``tokenizer.json`` puts there.
+
+        Examples
+        --------
+        >>> Tokenizer.learn([], kind="bytes", specials=("end", "pad", "cls", "sep")).surroundings()
+        (((258,), (259,)), ((258,), (259,), (259,)), 1)
+        """
+        single, pair = self._plain.encode("a"), self._plain.encode("a", "a")
+        begin, _, end = _cut(single.ids, single.sequence_ids, 0)
+        first, _, rest = _cut(pair.ids, pair.sequence_ids, 0)
+        between, second, behind = _cut(rest, pair.sequence_ids[len(pair.ids) - len(rest) :], 1)
+        at = len(pair.ids) - len(behind) - len(second)
+        return (begin, end), (first, between, behind), pair.type_ids[at] if second else 0
+
+    @property
+    def gives_segments(self) -> bool:
+        """Whether models that go with it are given the segments of tokens, if its files say which inputs they have."""
+        named = self._config.get("model_input_names")
+        return not isinstance(named, list) or "token_type_ids" in named
+
+    def surrounded(self, begin: int | None, between: int | None, end: int | None) -> Tokenizer:
+        """Return the same tokenizer, which puts these tokens around a text, and between two.
+
+        Its folder says so, so that ``transformers`` reads texts in the same way.
+
+        Examples
+        --------
+        >>> tokenizer = Tokenizer.learn([], kind="bytes")
+        >>> tokenizer.surrounded(tokenizer.begin, tokenizer.end, tokenizer.end).encode("no", specials=True)
+        [256, 110, 111, 256]
+        """
+        engine = tokenizers.Tokenizer.from_str(self._engine.to_str())
+        texts = ([] if each is None else [str(engine.id_to_token(each))] for each in (begin, between, end))
+        engine.post_processor = tokenizer_training.template(engine, *texts)
+        return Tokenizer(engine, self._names, config=self._config)
+
     def decode(self, numbers: Iterable[int], *, specials: bool = False) -> str:
         """Return the text of numbers.
 
@@ -250,6 +293,8 @@ class Tokenizer:
         listed = _listed(numbers, "decode")
         if not specials:
             listed = [number for number in listed if number not in self._hidden]
+        if self._fallback:
+            listed = self._in_characters(listed)
         return self._engine.decode(listed, skip_special_tokens=False)
 
     def decode_stream(self) -> DecodeStream:
@@ -264,7 +309,7 @@ class Tokenizer:
         """
         if self._byte_level:
             return ByteStream(lambda number: b"" if number in self._hidden else self._bytes(number))
-        return WindowStream(self.decode)
+        return WindowStream(self.decode, self._begun if self._fallback else None)
 
     def tokens(self, numbers: Iterable[int]) -> list[str]:
         """Return what a picture shows of each number: spaces as ``▁``, bytes of no whole character as ``<0xF0>``."""
@@ -341,6 +386,41 @@ class Tokenizer:
         return any(part.get("type") == "ByteLevel" for part in self._decoders)
 
     @cached_property
+    def _fallback(self) -> dict[int, int]:
+        """The bytes of the tokens, by number, that stand for bytes of what has no token (SentencePiece's)."""
+        if not any(part.get("type") == "ByteFallback" for part in self._decoders):
+            return {}
+        numbers = ((byte, self._engine.token_to_id(f"<0x{byte:02X}>")) for byte in range(256))
+        return {number: byte for byte, number in numbers if number is not None}
+
+    def _in_characters(self, numbers: list[int]) -> list[int]:
+        """Return numbers in which bytes that are no character stand for U+FFFD.
+
+        The library makes that of every byte of a run in which one is wrong, and so of characters beside it.
+        """
+        made: list[int] = []
+        for is_byte, run in groupby(numbers, self._fallback.__contains__):
+            if is_byte:
+                text = bytes(self._fallback[number] for number in run).decode(errors="replace")
+                made += [self._number_of[byte] for byte in text.encode() if byte in self._number_of]
+            else:
+                made += run
+        return made
+
+    def _begun(self, numbers: Sequence[int]) -> int:
+        """Return how many of the last numbers are some but not all bytes of a character, with what is not shown."""
+        at = [place for place, number in enumerate(numbers) if number not in self._hidden]
+        last = list(takewhile(lambda place: numbers[place] in self._fallback, reversed(at)))[::-1]
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(bytes(self._fallback[numbers[place]] for place in last))
+        begun = len(decoder.getstate()[0])
+        return len(numbers) - last[-begun] if begun else 0
+
+    @cached_property
+    def _number_of(self) -> dict[int, int]:
+        return {byte: number for number, byte in self._fallback.items()}
+
+    @cached_property
     def _metaspace(self) -> bool:
         return tokenizer_files.metaspaces(self._decoders)
 
@@ -383,6 +463,13 @@ def text_blocks(texts: Iterable[str]) -> Iterator[list[str]]:
             block, size = [], 0
     if block:
         yield block
+
+
+def _cut(numbers: Sequence[int], sequences: Sequence[int | None], which: int) -> tuple[Numbers, Numbers, Numbers]:
+    """Return what stands before, in and behind the tokens of a text."""
+    places = [at for at, each in enumerate(sequences) if each == which]
+    begin, end = (places[0], places[-1] + 1) if places else (len(numbers), len(numbers))
+    return tuple(numbers[:begin]), tuple(numbers[begin:end]), tuple(numbers[end:])
 
 
 def _listed(numbers: Iterable[int], function: str) -> list[int]:

@@ -252,6 +252,15 @@ def _template(names: dict[str, str], engine: tokenizers.Tokenizer) -> processors
     return processors.TemplateProcessing(single=single, pair=pair, special_tokens=numbered)
 
 
+def template(
+    engine: tokenizers.Tokenizer, begin: Sequence[str], between: Sequence[str], end: Sequence[str]
+) -> processors.TemplateProcessing:
+    """Return what puts these tokens around a text, and between two."""
+    pair = [*begin, "$A", *between, "$B:1", *(f"{each}:1" for each in end)]
+    numbered = [(each, engine.token_to_id(each)) for each in sorted({*begin, *between, *end})]
+    return processors.TemplateProcessing(single=[*begin, "$A", *end], pair=pair, special_tokens=numbered)
+
+
 _MAKERS: dict[str, Callable[..., tokenizers.Tokenizer]] = {
     "bpe": _byte_pairs,
     "wordpiece": _word_pieces,

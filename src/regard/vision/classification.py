@@ -105,7 +105,7 @@ class ImageTraining(ClassificationRun[ImageClassificationOptions, LabelledImages
         if not options.start:
             config = options.model_config(how.shape[0], how.channels)
             return ImageClassifier(KINDS[options.kind][1](config), names, options.dropout).train()
-        loaded = load(options.start, dtype=torch.float32)
+        loaded = load(options.start, dtype=torch.float32, hosted=False)
         trunk = loaded.model if isinstance(loaded, ImageClassifier) else loaded
         if not isinstance(trunk, VisionTransformer | ResNet):
             raise rejected("train", options.start, "be the folder of a model of images", type(loaded).__name__)

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from regard.models.encoder_lm import EncoderLM, EncoderLMConfig
+from regard.models.hugging_face.keys import Described
 from regard.models.hugging_face.rules import (
-    Described,
+    BrokenConfigError,
     Family,
     Rule,
     activation_read,
     activation_written,
     is_plain,
-    required,
     same,
 )
 
@@ -22,8 +22,8 @@ _EMBEDDINGS |= {"segments": "token_type_embeddings"}
 
 
 def _common(described: Described) -> dict[str, Any]:
-    required(described, "position_embedding_type", "absolute", "absolute")
-    required(described, "is_decoder", False, False)
+    if not described["type_vocab_size"]:
+        raise BrokenConfigError(f"have a type_vocab_size of at least 1, got {described['type_vocab_size']!r}")
     return {
         "vocabulary": described["vocab_size"],
         "width": described["hidden_size"],
@@ -32,44 +32,50 @@ def _common(described: Described) -> dict[str, Any]:
         "feedforward": described["intermediate_size"],
         "longest": described["max_position_embeddings"],
         "positions": "learned",
-        "norm_eps": described.get("layer_norm_eps", 1e-12),
+        "activation": activation_read(described),
+        "norm_eps": described["layer_norm_eps"],
         "segments": described["type_vocab_size"],
-        "tied": described.get("tie_word_embeddings", True),
-        "dropout": described.get("hidden_dropout_prob", 0.1),
-        "attention_dropout": described.get("attention_probs_dropout_prob", 0.1),
+        "tied": described["tie_word_embeddings"],
+        "dropout": described["hidden_dropout_prob"],
+        "attention_dropout": described["attention_probs_dropout_prob"],
     }
 
 
 def _read_bert(described: Described, names: set[str]) -> EncoderLMConfig:
     return EncoderLMConfig(
         **_common(described),
-        activation=activation_read(described.get("hidden_act", "gelu")),
         pooled="pooler.dense.weight" in names,
         masked_head="/cls.predictions.transform.dense.weight" in names,
     )
 
 
 def _read_roberta(described: Described, names: set[str]) -> EncoderLMConfig:
-    first = described.get("pad_token_id", 1) + 1  # positions count on from the number of padding
-    common = _common(described)
+    pad = described["pad_token_id"]
+    if not isinstance(pad, int) or isinstance(pad, bool) or pad < 0:
+        expected = "have a pad_token_id of at least 0, behind which RoBERTa's positions begin (usually 1)"
+        raise BrokenConfigError(f"{expected}, got {pad!r}")
+    first, common = pad + 1, _common(described)
+    masked = "/lm_head.dense.weight" in names
+    if masked and common["activation"] != "gelu":
+        # The head of transformers' RoBERTa has GELU whatever its config says; ours has the activation of the blocks.
+        raise ValueError(f"have hidden_act 'gelu' where a head names masked tokens, got {described['hidden_act']!r}")
     return EncoderLMConfig(
         **{**common, "longest": common["longest"] - first},
-        activation=activation_read(described.get("hidden_act", "gelu")),
         # The first layer of the head of a classifier is a pooler by another name.
         pooled=bool({"pooler.dense.weight", "/classifier.dense.weight"} & names),
-        masked_head="/lm_head.dense.weight" in names,
+        masked_head=masked,
         first_position=first,
         skip_padding=True,
     )
 
 
 def _read_albert(described: Described, names: set[str]) -> EncoderLMConfig:
-    required(described, "num_hidden_groups", 1, 1)
-    required(described, "inner_group_num", 1, 1)
+    if described["embedding_size"] == described["hidden_size"]:
+        got = f"{described['embedding_size']!r}, which transformers projects to the same width"
+        raise ValueError(f"have an embedding_size other than hidden_size, got {got}")
     return EncoderLMConfig(
         **_common(described),
-        activation=activation_read(described.get("hidden_act", "gelu_new")),
-        embedding_width=described.get("embedding_size", 128),
+        embedding_width=described["embedding_size"],
         shared=True,
         pooled="pooler.weight" in names,
         masked_head="/predictions.dense.weight" in names,
@@ -88,6 +94,10 @@ def _write(config: EncoderLMConfig) -> Described | None:
     if (config.shared and config.skip_padding) or bool(config.first_position) != config.skip_padding:
         return None
     if (config.embedded != config.width) and kind != "albert":
+        return None
+    if kind == "albert" and config.embedded == config.width:
+        return None  # theirs projects embeddings also to the same width
+    if kind == "roberta" and config.masked_head and config.activation != "gelu":
         return None
     names = {"bert": "Bert", "roberta": "Roberta", "albert": "Albert"}
     described: Described = {

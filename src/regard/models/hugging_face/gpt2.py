@@ -5,35 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from regard.models.decoder_lm import DecoderLM, DecoderLMConfig
+from regard.models.hugging_face.keys import Described
 from regard.models.hugging_face.rules import (
-    Described,
     Family,
     Rule,
     activation_read,
     activation_written,
     is_plain,
-    required,
     same,
 )
 
 
 def _read(described: Described, names: set[str]) -> DecoderLMConfig:  # noqa: ARG001
-    required(described, "scale_attn_weights", True, True)
-    required(described, "scale_attn_by_inverse_layer_idx", False, False)
-    required(described, "add_cross_attention", False, False)
     return DecoderLMConfig(
         vocabulary=described["vocab_size"],
         width=described["n_embd"],
         layers=described["n_layer"],
         heads=described["n_head"],
-        feedforward=described.get("n_inner"),
+        feedforward=described["n_inner"],
         longest=described["n_positions"],
         positions="learned",
-        norm_eps=described.get("layer_norm_epsilon", 1e-5),
-        activation=activation_read(described.get("activation_function", "gelu_new")),
-        tied=described.get("tie_word_embeddings", True),
-        dropout=described.get("resid_pdrop", 0.1),
-        attention_dropout=described.get("attn_pdrop", 0.1),
+        norm_eps=described["layer_norm_epsilon"],
+        activation=activation_read(described, "activation_function"),
+        tied=described["tie_word_embeddings"],
+        dropout=described["resid_pdrop"],
+        attention_dropout=described["attn_pdrop"],
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from regard.models.decoder_lm import DecoderLM, DecoderLMConfig
+from regard.models.hugging_face.keys import Described
 from regard.models.hugging_face.rules import (
-    Described,
     Family,
     Rule,
     activation_read,
@@ -16,71 +16,93 @@ from regard.models.hugging_face.rules import (
     same,
 )
 
-#: The kinds of rotary scaling that our models know.
-_SCALINGS = ("default", "linear", "llama3")
+#: The kinds of rotary scaling that our models know, and the keys that each has beside its kind and ``rope_theta``.
+_SCALINGS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+}
 
 
 def _read(described: Described, names: set[str]) -> DecoderLMConfig:  # noqa: ARG001
-    kind = described["model_type"]
-    heads = described["num_attention_heads"]
-    biased = bool(described.get("attention_bias", False)) if kind == "llama" else kind == "qwen2"
+    kind, heads = described["model_type"], described["num_attention_heads"]
+    biased = bool(described["attention_bias"]) if kind == "llama" else kind == "qwen2"
+    groups = described["num_key_value_heads"]
     return DecoderLMConfig(
         vocabulary=described["vocab_size"],
         width=described["hidden_size"],
         layers=described["num_hidden_layers"],
         heads=heads,
-        kv_heads=described.get("num_key_value_heads") or heads,
-        head_width=described.get("head_dim") or None,
+        kv_heads=heads if groups is None else groups,
+        head_width=described["head_dim"],
         feedforward=described["intermediate_size"],
-        longest=described.get("max_position_embeddings", 2048),
+        longest=described["max_position_embeddings"],
         positions="rotary",
         **_rotary(described),
         norm="rms",
-        norm_eps=described.get("rms_norm_eps", 1e-6),
-        activation=activation_read(described.get("hidden_act", "silu")),
+        norm_eps=described["rms_norm_eps"],
+        activation=activation_read(described),
         gated=True,
-        bias=bool(described.get("mlp_bias", False)),
+        bias=kind == "llama" and bool(described["mlp_bias"]),
         qkv_bias=biased,
         out_bias=biased and kind == "llama",
-        tied=bool(described.get("tie_word_embeddings", False)),
+        tied=bool(described["tie_word_embeddings"]),
         window=_window(described),
-        attention_dropout=described.get("attention_dropout", 0.0),
+        attention_dropout=described["attention_dropout"],
     )
 
 
 def _rotary(described: Described) -> dict[str, Any]:
-    """Return our fields of rotary positions; older configs have them in two fields."""
-    given = described.get("rope_parameters") or described.get("rope_scaling") or {}
+    """Return our fields of rotary positions, as transformers reads them.
+
+    ``rope_scaling``, of older configs, counts where it is there beside ``rope_parameters``.
+    """
+    given = described["rope_scaling"] or described["rope_parameters"] or {}
     if not isinstance(given, dict):
         raise ValueError(f"have a table of rope_parameters, got {given!r}")
     kind = given.get("rope_type", given.get("type", "default"))
-    if kind not in _SCALINGS:
+    if not isinstance(kind, str) or kind not in _SCALINGS:
         raise ValueError(f"have a rope_type of {', '.join(_SCALINGS)}, got {kind!r}")
-    fields: dict[str, Any] = {"rotary_base": given.get("rope_theta", described.get("rope_theta", 10000.0))}
-    fields["rotary_fraction"] = given.get("partial_rotary_factor", described.get("partial_rotary_factor", 1.0))
-    if kind != "default":
-        fields["rotary_factor"] = given["factor"]
+    # What another kind reads, this one does not.
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_SCALINGS["llama3"]}
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(f"have rope_parameters that are known here, got {name!r}: {value!r}")
+    fields: dict[str, Any] = {"rotary_base": given.get("rope_theta", described["rope_theta"])}
+    if kind == "default":
+        return fields
+    share = given.get("partial_rotary_factor", described["partial_rotary_factor"])  # which default positions ignore
+    if share is not None and share != 1:
+        raise ValueError(f"have partial_rotary_factor 1.0 with a rope_type {kind!r}, got {share!r}")
+    fields["rotary_factor"] = given["factor"]
     if kind == "llama3":
-        fields["rotary_original"] = given["original_max_position_embeddings"]
+        original = given.get("original_max_position_embeddings", described["max_position_embeddings"])
+        fields["rotary_original"] = original
         fields |= {"rotary_low": given["low_freq_factor"], "rotary_high": given["high_freq_factor"]}
     return fields
 
 
 def _window(described: Described) -> int | None:
     """Return how many tokens each one sees, if all layers agree."""
-    window = described.get("sliding_window")
-    if described["model_type"] == "llama" or window is None:
-        return None
-    if described["model_type"] == "mistral":
-        return int(window)
-    if not described.get("use_sliding_window", False):
-        return None
-    kinds = set(described.get("layer_types") or ["sliding_attention"])
-    if described.get("layer_types") is None and described.get("max_window_layers", 0):
-        kinds.add("full_attention")
-    if len(kinds) > 1:
-        raise ValueError("have one kind of attention in all layers, got windows in some")
-    return int(window) if kinds == {"sliding_attention"} else None
+    window: Any = described.get("sliding_window")
+    if described["model_type"] == "qwen2":
+        window = window if described["use_sliding_window"] else None
+        first, layers = described["max_window_layers"], described["num_hidden_layers"]
+        listed = described["layer_types"]
+        if listed is None:
+            within = [window is not None and i >= first for i in range(layers)]
+        else:
+            if not isinstance(listed, list) or len(listed) != layers:
+                raise ValueError(f"have layer_types of {layers} layers, got {listed!r}")
+            if wrong := [each for each in listed if each not in ("full_attention", "sliding_attention")]:
+                raise ValueError(f"have layer_types full_attention and sliding_attention, got {wrong[0]!r}")
+            within = [each == "sliding_attention" for each in listed]
+        if any(within) and not all(within):
+            raise ValueError("have one kind of attention in all layers, got windows in some")
+        if within and all(within) and window is None:
+            raise ValueError("have a sliding_window in use where layer_types name one, got none")
+        window = window if all(within) else None
+    return window
 
 
 def _write(config: DecoderLMConfig) -> Described | None:

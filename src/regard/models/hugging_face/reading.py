@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard._errors import rejection
 from regard._memory import available_memory, fitting
 from regard.models.decoder_lm import DecoderLM
 from regard.models.encoder_lm import EncoderLM
@@ -22,6 +23,7 @@ from regard.models.folders import (
     ModelFileError,
     brief,
     file_error,
+    not_mapped,
     read_header,
     read_json,
     reading_safetensors,
@@ -30,8 +32,9 @@ from regard.models.folders import (
 from regard.models.heads import Head, LanguageModel, SequenceClassifier, TokenClassifier
 from regard.models.hugging_face.bert import ALBERT, BERT, ROBERTA
 from regard.models.hugging_face.gpt2 import GPT2
+from regard.models.hugging_face.keys import Described, completed
 from regard.models.hugging_face.llama import LLAMA
-from regard.models.hugging_face.rules import Described, Family, Rule, same
+from regard.models.hugging_face.rules import Family, Rule, same
 from regard.models.hugging_face.vit import DEIT, VIT
 from regard.models.image_classifier import ImageClassifier
 from regard.models.vision_transformer import VisionTransformer
@@ -86,6 +89,7 @@ def read_folder(
     names = {name.removeprefix(prefix) if name.startswith(prefix) else f"/{name}" for name in places}
     if not prefix:
         names = set(places)
+    described = _completed(path, described)
     config = _config(path, family, described, names)
     if architecture in HEADS and family.model is DecoderLM:
         config = replace(config, tied=True)  # nothing scores the vocabulary
@@ -96,10 +100,13 @@ def read_folder(
     with torch.device("meta"):
         model: nn.Module = family.model(config)
         if architecture in HEADS:
-            head: dict[str, Any] = {}
-            if family.model is DecoderLM and HEADS[architecture] is SequenceClassifier:
-                head = {"bias": False, "pad": described.get("pad_token_id")}
-            model = HEADS[architecture](model, _labels(path, described), **head)
+            labels = labels_of(path, described)
+            options = _head(path, family, architecture, described, len(labels))
+            if options.get("problem") == "single_label" and len(labels) < 2:
+                raise file_error(path, "have at least 2 labels of which one is right", len(labels))
+            if len(set(labels)) < len(labels):
+                raise file_error(path, "have id2label whose names differ", brief(labels))
+            model = HEADS[architecture](model, labels, **options)
             rules = head_rules(family, rules, architecture)
     rules = [replace(rule, theirs=tuple(whole_name(name, prefix) for name in rule.theirs)) for rule in rules]
     _check(folder, family, model, rules, places)
@@ -148,34 +155,78 @@ def _family(path: Path, described: Described) -> Family:
         if kind in family.types:
             return family
     known = ", ".join(sorted(name for family in FAMILIES for name in family.types))
-    raise file_error(path, f"have one of the model_types {known}", brief(kind))
+    raise not_mapped(path, f"have one of the model_types {known}", brief(kind))
 
 
 def _architecture(path: Path, family: Family, described: Described) -> str:
     """Return the end of the architecture's name."""
-    for end in ("auto_map", "quantization_config"):
-        if described.get(end):
-            raise file_error(path, f"be without {end}", brief(described[end]))
+    if described.get("auto_map"):
+        raise file_error(path, "be without auto_map, which names code that is never run", brief(described["auto_map"]))
+    if described.get("quantization_config"):
+        raise not_mapped(path, "be without quantization_config", brief(described["quantization_config"]))
     given = described.get("architectures") or ["Model"]
     name = str(given[0]) if isinstance(given, list) else str(given)
     known = (*_MODELS, *_HEADS_OF[family.model])
     for end in known:
         if name.endswith(end):
             return end
-    raise file_error(path, f"have an architecture that ends in {', '.join(known)}", brief(name))
+    raise not_mapped(path, f"have an architecture that ends in {', '.join(known)}", brief(name))
+
+
+def _completed(path: Path, described: Described) -> Described:
+    """Return a config with every key of its family."""
+    try:
+        return completed(described, described["model_type"])
+    except ValueError as error:
+        raise not_mapped(path, "describe a model that can be built here", str(error)) from None
 
 
 def _config(path: Path, family: Family, described: Described, names: set[str]) -> Any:
+    """Return our config of a described one."""
     try:
         return family.read(described, names)
     except KeyError as error:
         raise file_error(path, f"have a field {error.args[0]!r}", "none") from None
     except (ValueError, TypeError, OverflowError) as error:
-        raise file_error(path, "describe a model that can be built here", str(error).rstrip(".")) from None
+        # Our configs refuse what is no model; a family refuses what is one, but not one of ours.
+        refuse = not_mapped if type(error) is ValueError and rejection(error) is None else file_error
+        raise refuse(path, "describe a model that can be built here", str(error).rstrip(".")) from None
 
 
-def _labels(path: Path, described: Described) -> list[str]:
-    labels = described.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+def _head(path: Path, family: Family, architecture: str, described: Described, labels: int) -> dict[str, Any]:
+    """Return the options of a head: those of transformers' heads of this name."""
+    if HEADS[architecture] is not SequenceClassifier:
+        if labels < 2:
+            raise not_mapped(path, "have at least 2 labels in id2label or num_labels", labels)
+        if described["problem_type"] not in (None, "single_label_classification"):
+            expected = "have problem_type None or 'single_label_classification' here"
+            raise not_mapped(path, expected, repr(described["problem_type"]))
+        return {}
+    options: dict[str, Any] = {"problem": problem_of(path, described, labels)}
+    if family.model is DecoderLM:
+        pad = described["pad_token_id"]
+        if pad is not None and (not isinstance(pad, int) or not 0 <= pad < described["vocab_size"]):
+            raise file_error(path, "have a pad_token_id in the vocabulary, or null", repr(pad))
+        options |= {"bias": False, "pad": pad}
+    return options
+
+
+def problem_of(path: Path, described: Described, labels: int) -> str:
+    """Return what scores of so many labels mean, as transformers' pipelines read it from a config."""
+    given = described.get("problem_type")
+    if given is None:
+        return "single_label" if labels > 1 else "multi_label"
+    known = {f"{name}_classification": name for name in ("single_label", "multi_label")} | {"regression": "regression"}
+    if not isinstance(given, str) or given not in known:
+        raise file_error(path, f"have a problem_type of {', '.join(known)}", brief(given))
+    return known[given]
+
+
+def labels_of(path: Path, described: Described) -> list[str]:
+    """Return the names of labels in the order of their numbers."""
+    labels = described.get("id2label")
+    if labels is None:
+        labels = {str(i): f"LABEL_{i}" for i in range(described.get("num_labels") or 2)}
     if not isinstance(labels, dict) or set(labels) != {str(i) for i in range(len(labels))}:
         raise file_error(path, "have id2label that numbers its labels from 0", brief(labels))
     return [str(labels[str(i)]) for i in range(len(labels))]

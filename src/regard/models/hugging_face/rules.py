@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.models.decoder_lm import DecoderLM, DecoderLMConfig
 from regard.models.encoder_lm import EncoderLM, EncoderLMConfig
+from regard.models.hugging_face.keys import Described
 from regard.models.vision_transformer import VisionTransformer, VisionTransformerConfig
 
 
@@ -52,10 +53,6 @@ def same(names: Mapping[str, str], ends: Sequence[str] = ("weight", "bias"), **o
             yield Rule(f"{ours}.{end}", (f"{theirs}.{end}",), **options)
 
 
-#: The config of a folder, as JSON.
-Described = dict[str, Any]
-
-
 @dataclass(frozen=True)
 class Family:
     """The models of one shape.
@@ -67,8 +64,9 @@ class Family:
     trunk : str
         What the names of tensors begin with where there is a head; they begin without it where there is none.
     read : callable
-        ``read(described, names)`` returns our config; ``names`` are those of the tensors, without the trunk's prefix.
-        It raises ValueError, whose text says what the config must be, for what our models are not.
+        ``read(described, names)`` returns our config of one that has every key of its family; ``names`` are those of
+        the tensors, without the trunk's prefix. It raises ValueError, whose text says what the config must be, for what
+        our models are not.
     write : callable
         ``write(config)`` returns the described config, or None where the family has no such model.
     rules : callable
@@ -93,6 +91,10 @@ def kept(rules: Iterator[Rule], model: nn.Module) -> list[Rule]:
     return [rule for rule in rules if rule.ours in names]
 
 
+class BrokenConfigError(ValueError):
+    """A config of which nothing can make a model that computes, transformers neither."""
+
+
 #: Names of nonlinearities, theirs and ours; the first of theirs is the one that is written.
 _ACTIVATIONS = {
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu": "gelu",
@@ -100,22 +102,17 @@ _ACTIVATIONS = {
 }  # fmt: skip
 
 
-def activation_read(name: Any) -> str:
-    """Return our name of a nonlinearity."""
-    if name not in _ACTIVATIONS:
-        raise ValueError(f"name one of the activations {', '.join(_ACTIVATIONS)}, got {name!r}")
+def activation_read(described: Described, key: str = "hidden_act") -> str:
+    """Return our name of the nonlinearity that a key names."""
+    name = described[key]
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        raise ValueError(f"name one of the activations {', '.join(_ACTIVATIONS)} as {key}, got {name!r}")
     return _ACTIVATIONS[name]
 
 
 def activation_written(name: str) -> str:
     """Return their name of a nonlinearity."""
     return next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == name)
-
-
-def required(described: Described, name: str, allowed: Any, default: Any) -> None:
-    """Raise ValueError where a field is neither missing nor this."""
-    if described.get(name, default) != allowed:
-        raise ValueError(f"have {name} {allowed!r}, got {described.get(name)!r}")
 
 
 def is_plain(config: DecoderLMConfig | EncoderLMConfig | VisionTransformerConfig) -> bool:

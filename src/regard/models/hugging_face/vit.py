@@ -5,45 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from regard.models.hugging_face.keys import Described
 from regard.models.hugging_face.rules import (
-    Described,
     Family,
     Rule,
     activation_read,
     activation_written,
     is_plain,
-    required,
     same,
 )
 from regard.models.vision_transformer import VisionTransformer, VisionTransformerConfig
 
 
 def _read(described: Described, names: set[str]) -> VisionTransformerConfig:
-    required(described, "pooler_act", "tanh", "tanh")
-    width = described.get("hidden_size", 768)
-    if described.get("pooler_output_size") is not None:
-        required(described, "pooler_output_size", width, width)
+    width, pooled = described["hidden_size"], "pooler.dense.weight" in names
+    if pooled and (size := described["pooler_output_size"]) and size != width:
+        raise ValueError(f"have pooler_output_size {width}, its hidden_size, got {size!r}")
     return VisionTransformerConfig(
-        image=_side(described, "image_size", 224),
-        channels=described.get("num_channels", 3),
-        patch=_side(described, "patch_size", 16),
+        image=_side(described, "image_size"),
+        channels=described["num_channels"],
+        patch=_side(described, "patch_size"),
         width=width,
-        layers=described.get("num_hidden_layers", 12),
-        heads=described.get("num_attention_heads", 12),
-        feedforward=described.get("intermediate_size", 3072),
+        layers=described["num_hidden_layers"],
+        heads=described["num_attention_heads"],
+        feedforward=described["intermediate_size"],
         distilled=described["model_type"] == "deit",
-        pooled="pooler.dense.weight" in names,
-        norm_eps=described.get("layer_norm_eps", 1e-12),
-        activation=activation_read(described.get("hidden_act", "gelu")),
-        qkv_bias=described.get("qkv_bias", True),
-        dropout=described.get("hidden_dropout_prob", 0.0),
-        attention_dropout=described.get("attention_probs_dropout_prob", 0.0),
+        pooled=pooled,
+        norm_eps=described["layer_norm_eps"],
+        activation=activation_read(described),
+        qkv_bias=described["qkv_bias"],
+        dropout=described["hidden_dropout_prob"],
+        attention_dropout=described["attention_probs_dropout_prob"],
     )
 
 
-def _side(described: Described, name: str, default: int) -> Any:
+def _side(described: Described, name: str) -> Any:
     """Return the side of a square, which configs may have as two numbers."""
-    given = described.get(name, default)
+    given = described[name]
     sides = given if isinstance(given, list) else [given]
     if len(set(map(str, sides))) != 1:
         raise ValueError(f"have a square {name}, got {given!r}")

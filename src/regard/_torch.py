@@ -6,6 +6,7 @@ Nowhere else in the package is a private name of torch's used; tests/test_torch_
 from __future__ import annotations
 
 import sys
+import threading
 from types import FunctionType
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as OutProjection  # what torch's module has
+from torch.utils._python_dispatch import TorchDispatchMode  # as torch's FLOP counter is made
 
 #: The kernel behind ``F.scaled_dot_product_attention`` on the CPU, which alone tells the log-sum-exp, and its backward
 #: pass, which takes the log-sum-exp of a whole row: (query, key, value, dropout_p, is_causal, *, attn_mask, scale).
@@ -32,10 +34,39 @@ _forward_mode = torch.autograd.forward_ad
 _modes = torch._C._len_torch_dispatch_stack
 _jit_tracing = torch._C._get_tracing_state
 _keys = torch._C.DispatchKey
+
+
+class _Observers(threading.local):
+    count = 0
+
+
+_observers = _Observers()
 _DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 
 #: Whether autocast is on for any type of device: the public function must be asked for one.
 is_autocast_enabled: Any = torch._C._is_any_autocast_enabled
+
+
+class Observer(TorchDispatchMode):
+    """A mode that sees the operators that run in a thread and changes none, so that code need not avoid it.
+
+    What is compiled runs as it does without it: Dynamo leaves frames alone under any other mode.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __enter__(self) -> Observer:
+        _observers.count += 1
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        _observers.count -= 1
+        super().__exit__(*raised)
 
 
 def in_functorch() -> bool:
@@ -60,8 +91,8 @@ def in_forward_mode() -> bool:
 
 
 def is_dispatched() -> bool:
-    """Whether a ``TorchDispatchMode``, such as the FLOP counter, follows the operators that run."""
-    return _modes() > 0
+    """Whether a ``TorchDispatchMode``, such as the FLOP counter, follows the operators; :class:`Observer` aside."""
+    return _modes() > _observers.count
 
 
 def is_proxied() -> bool:
@@ -88,7 +119,7 @@ def is_eager() -> bool:
         _is_compiling()
         or _interpreter() is not None
         or _forward_mode._current_level >= 0
-        or _modes()
+        or (_modes() and is_dispatched())
         or is_jit_tracing()
     )
 
@@ -133,6 +164,20 @@ def _is_optimized(value: Any) -> bool:
     return dynamo is not None and type(value) is dynamo.OptimizedModule
 
 
+def in_compiled_code() -> bool:
+    """Whether code that ``torch.compile`` has made runs here, and no module that is called within it."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    frame: Any = None if dynamo is None else sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code is nn.Module._call_impl.__code__:
+            return False
+        if dynamo is not None and code.co_filename == dynamo.__file__ and "DisableContext" not in code.co_qualname:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def is_fake(tensor: Tensor) -> bool:
     """Whether a tensor has a shape and no values."""
     return isinstance(tensor, FakeTensor)
@@ -156,6 +201,7 @@ def block_linear(rows: Tensor, blocks: Tensor, bias: Tensor | None) -> Tensor:
 
 
 __all__ = [
+    "Observer",
     "OutProjection",
     "block_linear",
     "flash_attention",
@@ -166,6 +212,7 @@ __all__ = [
     "fused_layer",
     "has_bfloat16_cells",
     "in_backward",
+    "in_compiled_code",
     "in_forward_mode",
     "in_functorch",
     "is_autocast_enabled",

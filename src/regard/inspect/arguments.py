@@ -6,13 +6,14 @@ Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E wi
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.inspect.calls import Attended, Projected
+from regard.inspect.calls import Attended, Projected, lengths_of, visible_pairs
 from regard.masks import Extent, Submatrix, as_mask
 from regard.scores import ScoreMod, ScoreModFunction
 
@@ -26,6 +27,15 @@ def of_sdpa(
 ) -> Attended:  # fmt: skip
     """``scaled_dot_product_attention``."""
     return Attended(query, key, attn_mask, is_causal=is_causal, scale=scale, value=value)
+
+
+def of_kernel(given: Mapping[str, Any]) -> Attended:
+    """One of torch's operators that ``scaled_dot_product_attention`` chooses from, with its arguments by name."""
+    mask = given.get("attn_mask", given.get("attn_bias"))
+    return Attended(
+        given["query"], given["key"], mask, is_causal=bool(given.get("is_causal", False)), scale=given.get("scale"),
+        value=given["value"],
+    )  # fmt: skip
 
 
 def of_regard(signature: inspect.Signature, *args: Any, **kwargs: Any) -> Attended:
@@ -51,6 +61,8 @@ def of_fused_attention(query: Tensor, key: Tensor, *others: Any) -> Projected:
     """Torch's fused attention: (value, width, heads, weight, bias, out, out, mask, needs weights, average, kind)."""
     width, heads, weight, bias = others[1:5]
     mask, kind = others[7], others[10]
+    if query.is_nested:
+        key = query
     return _projected(query, key, width, heads, weight, bias, mask, kind)
 
 
@@ -65,7 +77,11 @@ def of_fused_layer(source: Tensor, width: int, heads: int, weight: Tensor, bias:
 def _projected(
     query: Tensor, key: Tensor, width: int, heads: int, weight: Tensor, bias: Tensor, mask: Tensor | None, kind: Any
 ) -> Projected:
-    if mask is not None:  # True hides; kind 0 is of pairs, 1 of keys
+    if query.is_nested:  # whose padding was taken out
+        lengths = lengths_of(query)
+        query = key = torch.nested.to_padded_tensor(query, 0.0)
+        mask = visible_pairs(lengths, lengths)
+    elif mask is not None:  # True hides; kind 0 is of pairs, 1 of keys
         mask = ~mask if mask.dtype == torch.bool else mask
         mask = mask[:, None, None] if kind == 1 and mask.dim() == 2 else mask
     return Projected(query, key, weight[: 2 * width], bias[: 2 * width], heads, mask)

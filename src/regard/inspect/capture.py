@@ -13,6 +13,8 @@ from regard._torch import is_compiled, is_forced_eager, uncompiled
 from regard.inspect.interception import telling
 from regard.inspect.record import PRECISIONS, Record
 
+#: How compiled code is recorded.
+_EAGER = 'torch.compiler.set_stance("force_eager") around the capture runs it as it was written'
 #: What is kept of a call.
 KEPT = ("rows", "summaries")
 
@@ -79,16 +81,33 @@ def capture(
         raise rejected("capture", "gradients", "be False where summaries are kept", gradients)
     if isinstance(topk, bool) or not isinstance(topk, int) or topk < 1:
         raise rejected("capture", "topk", "be an int of at least 1", repr(topk))
-    if model is not None and any(map(is_compiled, model.modules())) and not is_forced_eager():
-        warnings.warn(
-            "capture: what torch.compile has compiled runs where no call is seen; "
-            'torch.compiler.set_stance("force_eager") around the capture lets it run as it was written.',
-            RegardWarning,
-            stacklevel=3,
-        )
     names = {} if model is None else {id(module): name for name, module in uncompiled(model).named_modules()}
     record = Record(
         names, PRECISIONS[precision], layers, topk=topk if keep == "summaries" else None, gradients=gradients
     )
     with telling(record, model):
         yield record
+    record.coverage = record.ledger.coverage(record.layers, _notes(record, model))
+    if not record.coverage.complete:
+        warnings.warn(f"capture: {record.coverage}", RegardWarning, stacklevel=3)
+
+
+def _notes(record: Record, model: nn.Module | None) -> Iterator[str]:
+    """Yield what else is to be said of a record."""
+    if model is not None and any(map(is_compiled, model.modules())) and not is_forced_eager():
+        yield f"What torch.compile has compiled runs where no call is seen: {_EAGER}."
+    elif not len(record) and record.tracker.layers:
+        yield f"None of the layers that ran is among layers={record.wanted!r}: {', '.join(record.tracker.layers[:4])}."
+    elif not len(record) and model is not None and not record.ledger.modules:
+        yield (
+            "The model did not run in the block, or not where its modules are called: "
+            f"in a compiled function, {_EAGER}; in another process, capture there."
+        )
+    elif not len(record):
+        yield "Nothing that ran in the block attends in a way that is seen."
+    if record.tracker.ambiguous:
+        names = ", ".join(sorted(record.tracker.ambiguous)[:4])
+        yield (
+            f"Steps of {names} are runs of their own: several sequences read the same keys, as the beams of a search "
+            "do, and which row goes on with which is not known."
+        )

@@ -1,0 +1,154 @@
+"""Which modules run in each thread, while something is captured: their inputs, and what was seen of their attention.
+
+Dimensions: B batch, L queries, S keys, C width of a row.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard._torch import Observer, in_backward
+
+#: What models call the arguments that hold another sequence.
+_OTHERS = ("encoder_hidden_states", "key_value_states", "cross_attention_states")
+#: What arguments are called that do not hold a sequence.
+_BESIDES = ("mask", "bias", "position", "cache", "past")
+
+
+@dataclass(eq=False)
+class Running:
+    """A module that runs.
+
+    Attributes
+    ----------
+    module : Module
+    inputs : dict of str to object
+        What it was called with; arguments without a name are numbered.
+    recorded, missed : int
+        How many calls were recorded, and modules missed, in its thread before.
+    pending : list of functions
+        That record what was seen of its attention, once it has run whole.
+    reasons : list of str
+        Why nothing of its attention can be recorded.
+    leave : list of functions
+        That are called when it has run.
+    """
+
+    module: nn.Module
+    inputs: dict[str, Any]
+    recorded: int
+    missed: int
+    pending: list[Callable[[], None]] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    leave: list[Callable[[], None]] = field(default_factory=list)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the sequences among its inputs: (B, L, C), (L, B, C), (L, C) or an image (B, C, H, W)."""
+        for name, each in self.inputs.items():
+            if isinstance(each, Tensor) and each.is_floating_point() and not any(part in name for part in _BESIDES):
+                yield name, each
+
+    def positions(self) -> set[int]:
+        """Return how many rows each of its inputs may have."""
+        found: set[int] = set()
+        for _, each in self.tensors():
+            if each.dim() in (2, 3):
+                found |= set(each.shape[:-1])
+            elif each.dim() == 4:  # (B, C, H, W) or (B, H, W, C)
+                found |= {each.shape[2] * each.shape[3], each.shape[1] * each.shape[2]}
+        return found
+
+    def reads(self, L: int, S: int) -> str | None:
+        """Return whether it reads its own sequence, "self", or another, "cross"; None where inputs do not say."""
+        if any(isinstance(self.inputs.get(name), Tensor) for name in _OTHERS):
+            return "cross"
+        if L == S:
+            return None
+        sizes = [each.shape[:-1] for _, each in self.tensors() if each.dim() in (2, 3)]
+        if not sizes:
+            return None
+        return "cross" if any(S in each for each in sizes[1:]) and S not in sizes[0] else "self"
+
+
+class Thread(threading.local):
+    """What runs in a thread."""
+
+    def __init__(self) -> None:
+        self.stack: list[Running] = []
+        self.recorded = 0
+        self.missed = 0
+        self.observers = 0
+
+
+thread = Thread()
+
+
+class Observing:
+    """The observer of a thread, once however many need it."""
+
+    def __init__(self, make: Callable[[], Observer]) -> None:
+        self._make = make
+
+    def __enter__(self) -> None:
+        if thread.observers == 0:
+            thread.observer = self._make()
+            thread.observer.__enter__()
+        thread.observers += 1
+
+    def __exit__(self, *raised: object) -> None:
+        thread.observers -= 1
+        if thread.observers == 0:
+            thread.observer.__exit__(*raised)
+
+
+class ModuleCalls:
+    """Hooks on all modules, which tell of each that begins and has ended.
+
+    Parameters
+    ----------
+    begin : callable
+        Gets a module, and returns whether to follow it.
+    end : callable
+        Gets what was followed.
+    """
+
+    def __init__(self, begin: Callable[[nn.Module], bool], begun: Callable[[Running], None], end: Callable[[Running], None]) -> None:
+        self._begin, self._begun, self._end = begin, begun, end
+
+    def register(self) -> Callable[[], None]:
+        """Set the hooks, and return a function that removes them."""
+        before = nn.modules.module.register_module_forward_pre_hook(self._enter)
+        after = nn.modules.module.register_module_forward_hook(self._leave, always_call=True)  # type: ignore[arg-type]
+
+        def remove() -> None:
+            before.remove()
+            after.remove()
+
+        return remove
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if torch.compiler.is_compiling() or in_backward() or not self._begin(module):
+            return
+        named = sys._getframe(1).f_locals.get("kwargs") or {}
+        inputs = {str(i): each for i, each in enumerate(args)} | named
+        running = Running(module, inputs, thread.recorded, thread.missed)
+        thread.stack.append(running)
+        self._begun(running)
+
+    def _leave(self, module: nn.Module, args: object, output: object) -> None:  # noqa: ARG002
+        if torch.compiler.is_compiling() or in_backward():
+            return
+        if not any(each.module is module for each in thread.stack):
+            return
+        while thread.stack:
+            running = thread.stack.pop()
+            self._end(running)
+            if running.module is module:
+                return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -164,18 +164,11 @@ def _is_optimized(value: Any) -> bool:
     return dynamo is not None and type(value) is dynamo.OptimizedModule
 
 
-def in_compiled_code() -> bool:
-    """Whether code that ``torch.compile`` has made runs here, and no module that is called within it."""
+def is_compiled_frame(frame: FrameType) -> bool:
+    """Whether a frame is the one in which ``torch.compile`` calls what it has compiled."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    frame: Any = None if dynamo is None else sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code is nn.Module._call_impl.__code__:
-            return False
-        if dynamo is not None and code.co_filename == dynamo.__file__ and "DisableContext" not in code.co_qualname:
-            return True
-        frame = frame.f_back
-    return False
+    code = frame.f_code
+    return dynamo is not None and code.co_filename == dynamo.__file__ and "DisableContext" not in code.co_qualname
 
 
 def is_fake(tensor: Tensor) -> bool:
@@ -212,11 +205,11 @@ __all__ = [
     "fused_layer",
     "has_bfloat16_cells",
     "in_backward",
-    "in_compiled_code",
     "in_forward_mode",
     "in_functorch",
     "is_autocast_enabled",
     "is_compiled",
+    "is_compiled_frame",
     "is_dispatched",
     "is_eager",
     "is_fake",

@@ -2,8 +2,8 @@
 
 While something is captured, the functions that compute attention are replaced, in every module that holds them by
 name, by wrappers that call them and then report the call. What reaches torch without these functions is seen operator by
-operator: torch's kernels of attention, and softmaxes that are multiplied with values (products.py). Global hooks on
-modules, which leave torch's fast paths as they are, say which modules run, in every thread (running.py). Interventions
+operator: torch's kernels of attention, and softmaxes that are multiplied with values (products.py). Which modules run,
+in every thread, is known by their calls (running.py). Interventions
 are known to their own thread or task alone; a capture also follows its model into other threads.
 """
 
@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 import regard
 from regard import Aux
-from regard._torch import fused_attention, fused_layer, in_backward, in_compiled_code, is_fake, uncompiled
+from regard._torch import fused_attention, fused_layer, in_backward, is_fake, uncompiled
 from regard.inspect import arguments
 from regard.inspect.calls import Attended, Change, Projected
 from regard.inspect.coverage import UNKNOWN, looks_like_attention
@@ -36,7 +37,7 @@ from regard.inspect.gradients import OutputGradient, before_projection, heads_fi
 from regard.inspect.layer_tracker import Caller, caller_of
 from regard.inspect.products import FEATURES, PARTS, ProductObserver, Read, kernels, matrices
 from regard.inspect.record import Record
-from regard.inspect.running import ModuleCalls, Observing, Running, thread
+from regard.inspect.running import ModuleCalls, Observing, Running, in_compiled_code, thread
 
 if TYPE_CHECKING:
     from regard.inspect.intervention import Intervention
@@ -82,7 +83,7 @@ class _Replacement:
                 for held, key in _holders(self._makers):
                     self._put(vars(held), key, functools.partial(setattr, held, key))
                 _replace_fused(self._undo)
-                self._undo.append(_module_calls.register())
+                self._undo.append(_module_calls.replace())
             for owner, key in () if model is None else _attributes(model):
                 self._put(vars(owner), key, functools.partial(setattr, owner, key))
             self._watches += 1
@@ -216,7 +217,7 @@ def _wrapped(
         # Layers that are checkpointed compute again, in a backward pass, what was recorded.
         record = None if watch is _NOBODY or in_backward() else watch.record
         if record is None and not watch.interventions:
-            if watch is _NOBODY and _captures:
+            if watch is _NOBODY and not torch.compiler.is_compiling():
                 _elsewhere()
             return function(*args, **kwargs)
         with _watching(_SILENT):
@@ -357,7 +358,10 @@ def _observing() -> Observing:
 def _begins(module: nn.Module) -> bool:
     """Whether to follow a module that begins to run: where something is captured, or its model runs elsewhere."""
     watch = _active.get()
-    return watch.record is not None or (watch is _NOBODY and _record_of(module) is not None)
+    known = _record_of(module) if watch.record is None else watch.record
+    if known is None or (isinstance(module, GraphModule) and id(module) not in known.names):  # what is compiled
+        return False
+    return watch.record is not None or watch is _NOBODY
 
 
 def _record_of(module: nn.Module) -> Record | None:

@@ -5,16 +5,18 @@ Dimensions: B batch, L queries, S keys, C width of a row.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard._torch import Observer, in_backward
+from regard._torch import Observer, in_backward, is_compiled_frame
 
 #: What models call the arguments that hold another sequence.
 _OTHERS = ("encoder_hidden_states", "key_value_states", "cross_attention_states")
@@ -59,8 +61,8 @@ class Running:
         """Return how many rows each of its inputs may have."""
         found: set[int] = set()
         for _, each in self.tensors():
-            if each.dim() in (2, 3):
-                found |= set(each.shape[:-1])
+            if each.dim() in (2, 3):  # also (B, C, L)
+                found |= set(each.shape[:-1]) if each.dim() == 2 else set(each.shape)
             elif each.dim() == 4:  # (B, C, H, W) or (B, H, W, C)
                 found |= {each.shape[2] * each.shape[3], each.shape[1] * each.shape[2]}
         return found
@@ -108,47 +110,57 @@ class Observing:
             thread.observer.__exit__(*raised)
 
 
+def in_compiled_code() -> bool:
+    """Whether compiled code runs here, and no module that is followed within it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == __file__ and "running" in frame.f_locals:
+            return False
+        if is_compiled_frame(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
 class ModuleCalls:
-    """Hooks on all modules, which tell of each that begins and has ended.
+    """All calls of modules, each of which is reported when it begins and when it has ended.
+
+    ``nn.Module.__call__`` is replaced, as torch's tracers do it: a compiler calls what is behind it, and torch warns of
+    global hooks where a module is compiled.
 
     Parameters
     ----------
-    begin : callable
-        Gets a module, and returns whether to follow it.
-    end : callable
-        Gets what was followed.
+    follows : callable
+        Whether to follow a module that begins to run.
+    begun, ended : callable
+        Get what is followed.
     """
 
-    def __init__(self, begin: Callable[[nn.Module], bool], begun: Callable[[Running], None], end: Callable[[Running], None]) -> None:
-        self._begin, self._begun, self._end = begin, begun, end
+    def __init__(
+        self, follows: Callable[[nn.Module], bool], begun: Callable[[Running], None], ended: Callable[[Running], None]
+    ) -> None:
+        self._follows, self._begun, self._ended = follows, begun, ended
 
-    def register(self) -> Callable[[], None]:
-        """Set the hooks, and return a function that removes them."""
-        before = nn.modules.module.register_module_forward_pre_hook(self._enter)
-        after = nn.modules.module.register_module_forward_hook(self._leave, always_call=True)  # type: ignore[arg-type]
+    def replace(self) -> Callable[[], None]:
+        """Replace the method, and return a function that puts it back."""
+        original = nn.Module.__call__
 
-        def remove() -> None:
-            before.remove()
-            after.remove()
+        @functools.wraps(original)
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or in_backward() or not self._follows(module):
+                return original(module, *args, **kwargs)
+            inputs = {str(i): each for i, each in enumerate(args)} | kwargs
+            running = Running(module, inputs, thread.recorded, thread.missed)
+            thread.stack.append(running)
+            self._begun(running)
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                thread.stack.pop()
+                self._ended(running)
 
-        return remove
+        def put_back() -> None:
+            nn.Module.__call__ = original  # type: ignore[method-assign]
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if torch.compiler.is_compiling() or in_backward() or not self._begin(module):
-            return
-        named = sys._getframe(1).f_locals.get("kwargs") or {}
-        inputs = {str(i): each for i, each in enumerate(args)} | named
-        running = Running(module, inputs, thread.recorded, thread.missed)
-        thread.stack.append(running)
-        self._begun(running)
-
-    def _leave(self, module: nn.Module, args: object, output: object) -> None:  # noqa: ARG002
-        if torch.compiler.is_compiling() or in_backward():
-            return
-        if not any(each.module is module for each in thread.stack):
-            return
-        while thread.stack:
-            running = thread.stack.pop()
-            self._end(running)
-            if running.module is module:
-                return
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+        return put_back

@@ -112,7 +112,19 @@ def of_transformers(
     return Attended(
         query, key, mask, scale=scale, softcap=kwargs.get("softcap"), score=parts.score, normalizer=parts.normalizer,
         sinks=kwargs.get("s_aux", getattr(module, "sinks", None)), value=value[:, :, : key.shape[2]],
+        difference=_difference(module),
     )  # fmt: skip
+
+
+@torch.no_grad()
+def _difference(module: nn.Module) -> float | None:
+    """Return λ of a differential layer (Ye et al. 2024, arXiv 2410.05258); None of any other."""
+    learned = [getattr(module, f"lambda_{name}", None) for name in ("q1", "k1", "q2", "k2", "init")]
+    if any(each is None for each in learned):
+        return None
+    *pairs, start = learned
+    first, second = (torch.exp((one * other).sum(dtype=torch.float32)) for one, other in zip(pairs[::2], pairs[1::2]))
+    return float(first - second + start)
 
 
 def _seen(query: Tensor, key: Tensor, mask: Any) -> tuple[Tensor, Any]:

@@ -46,6 +46,8 @@ class Attended:
     given : Tensor (B, H, L, S), optional
         The weights themselves, where queries and keys are not known: these are of width 0 then, and ``value`` tells
         one key from another.
+    difference : float, optional
+        λ of a differential layer, which uses the weights of its first half of heads, less λ times those of the second.
     """
 
     query: Tensor
@@ -62,6 +64,7 @@ class Attended:
     output: OutputGradient | None = None
     first: int = 0
     given: Tensor | None = None
+    difference: float | None = None
 
     @classmethod
     def of_weights(cls, weights: Tensor, value: Tensor | None = None) -> Attended:
@@ -88,6 +91,16 @@ class Attended:
         if isinstance(mask, Tensor) and mask.dim() > 4:
             mask = mask.expand(*lead, *mask.shape[-3:]).flatten(0, -4)
         return replace(self, query=query, key=key, mask=mask, value=read[0] if read else None)
+
+    @torch.no_grad()
+    def combined(self) -> Attended:
+        """Return the weights that a differential layer uses: ``softmax(first) − λ · softmax(second)`` of its heads."""
+        assert self.difference is not None
+        call = self.flat()
+        weights = call.rows(0, call.query.shape[2], AuxRequest(weights=True)).weights
+        assert weights is not None
+        first, second = weights.chunk(2, 1)
+        return Attended.of_weights(first - self.difference * second, call.key.detach().clone())
 
     @torch.no_grad()
     def padded(self) -> Attended:

@@ -135,7 +135,8 @@ def looks_like_attention(module: nn.Module, name: str) -> bool:
     kind = type(module).__name__.lower()
     if _PART.search(kind):
         return False
-    return bool(_CLASS.search(kind)) or (name.rpartition(".")[2] in _NAMES and any(True for _ in module.parameters()))
+    own = not type(module).__module__.startswith("torch.nn.")
+    return bool(_CLASS.search(kind)) or (own and name.rpartition(".")[2] in _NAMES)
 
 
 def _calls(count: int) -> str:

@@ -236,6 +236,11 @@ def _wrapped(
             return answer
         if isinstance(attended, Attended) and attended.query.is_nested:
             attended = attended.padded()
+        elif isinstance(attended, Attended) and attended.difference is not None and thread.stack:
+            if thread.stack[-1].combined:  # it reads the other half of the values with the same weights
+                return answer
+            thread.stack[-1].combined = True
+            attended = attended.combined()
         elif record.gradients and isinstance(attended, Attended):
             attended = replace(attended, output=watch.output or _output_gradient(answer, rows_first))
         _tell(record, attended, part)
@@ -283,7 +288,9 @@ def _described(caller: Caller, attended: Attended | Projected, running: Sequence
 def _windows(outer: Running, B: int) -> int:
     """Return into how many windows each sequence of a batch is cut, of which B are attended to."""
     given = next((each for each in outer.inputs.values() if isinstance(each, Tensor) and each.dim() > 1), None)
-    if given is None or B in given.shape[:2] or not given.shape[0] or B % given.shape[0]:
+    if given is None or not given.shape[0] or B % given.shape[0]:
+        return 1
+    if given.dim() < 4 and B in given.shape[:2]:  # (L, B, C) too; of an image, the second are channels
         return 1
     return B // given.shape[0]
 

@@ -45,6 +45,8 @@ class Record:
         What pictures and pages are headed with.
     texts : tuple of Text
         What was read, or what was read and what was written; see :meth:`describe`.
+    sequence : int
+        Which sequence of the batch the texts are of; others are shown with numbers in the place of tokens.
     coverage : Coverage
         What was recorded and what was not, once the block of the capture has ended.
     """
@@ -57,6 +59,7 @@ class Record:
         self._dtype, self.wanted, self._topk = dtype, layers, topk
         self.title = ""
         self.texts: tuple[Text, ...] = ()
+        self.sequence = 0
         self._runs: dict[str, list[LayerRecord]] = {}
         self.tracker, self.ledger, self.coverage = LayerTracker(), Ledger(), Coverage()
         self._lock = threading.RLock()
@@ -190,7 +193,7 @@ class Record:
     def __repr__(self) -> str:
         return f"Record({len(self)} layers, {self.nbytes / 2**20:.1f} MiB)"
 
-    def describe(self, *texts: Text | Sequence[str], title: str = "") -> Self:
+    def describe(self, *texts: Text | Sequence[str], title: str = "", sequence: int = 0) -> Self:
         """Name the tokens that were read, for pictures and pages, and return the record.
 
         Parameters
@@ -198,17 +201,31 @@ class Record:
         *texts : Text or sequence of str
             The text; or what an encoder read, and what a decoder wrote.
         title : str
+        sequence : int
+            Which sequence of the batch they are of.
 
         Raises
         ------
         ValueError
-            If a layer has another number of rows or columns than texts have tokens.
+            If a layer has another number of rows or columns than texts have tokens, or fewer sequences.
         """
         given = as_texts(texts)
         for run in self:
             texts_of(given, run)
-        self.texts, self.title = given, title
+            if not 0 <= sequence < run.shape[0]:
+                raise rejected("record", "sequence", f"be below {run.shape[0]}, as many as there are", sequence)
+        self.texts, self.title, self.sequence = given, title, sequence
         return self
+
+    def texts_of(self, run: LayerRecord, sequence: int) -> tuple[Text, Text]:
+        """Return what the queries and the keys of a layer are in one sequence: tokens, or numbers where none are known.
+
+        Raises
+        ------
+        ValueError
+            If the texts do not fit.
+        """
+        return texts_of(self.texts if sequence == self.sequence else (), run)
 
     def save(self, path: str | Path) -> Path:
         """Write the record to a file, which :meth:`load` and ``regard view`` read."""
@@ -240,5 +257,5 @@ class Record:
         from regard.inspect.record_file import load_record
 
         made = cls({}, torch.float32)
-        made._runs, made.texts, made.title = load_record(path)
+        made._runs, made.texts, made.title, made.sequence = load_record(path)
         return made

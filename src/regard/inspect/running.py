@@ -41,6 +41,8 @@ class Running:
         Why nothing of its attention can be recorded.
     leave : list of functions
         That are called when it has run.
+    combined : bool
+        Whether the weights of a differential layer are recorded.
     """
 
     module: nn.Module
@@ -50,6 +52,7 @@ class Running:
     pending: list[Callable[[], None]] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     leave: list[Callable[[], None]] = field(default_factory=list)
+    combined: bool = False
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the sequences among its inputs: (B, L, C), (L, B, C), (L, C) or an image (B, C, H, W)."""

@@ -159,7 +159,7 @@ class AttentionSummary(LayerRecord):
         fit = made._received.shape[:2] == (B, H) == made._pyramid.largest.shape[:2]
         whole = made._top.weights.shape == made._top.indices.shape == (B, H, L, made.k)
         fit = fit and all(each.is_floating_point() != (part == "topk.indices") for part, each in tensors.items())
-        if not (fit and whole and 0 < made._groups <= H and (made._top.indices < S).all()):
+        if not (fit and whole and min(B, S, made.k) > 0 and 0 < made._groups <= H and (made._top.indices < S).all()):
             raise TypeError(f"a summary of {made.shape} has parts of other sizes")
         return made
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,6 +58,8 @@ _NOBODY, _SILENT = _Watch(), _Watch()
 _active: ContextVar[_Watch] = ContextVar("watch", default=_NOBODY)
 #: The records that are filled now, with their models.
 _captures: dict[int, tuple[Record, nn.Module | None]] = {}
+#: The code of :func:`regard.attention`, by whatever name it is called.
+_OURS = regard.attention.__code__
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, staticmethod)
 #: Modules that compute what the call of another tells of, or what somebody reads of a record.
 _INNER = ("regard._attention", "regard.engines", "regard.inspect")
@@ -305,7 +307,7 @@ def _read(read: Read) -> None:
     """Record a softmax that was multiplied with values, once its module has run whole."""
     record = _heard()
     assert record is not None
-    if _is_compiled_call(record):
+    if _is_left_out(record):
         return
     found = matrices(read)
     if found is None:
@@ -334,7 +336,7 @@ def _kernel(func: Any, args: Sequence[Any], kwargs: dict[str, Any], answer: Any)
         return False
     record = _heard()
     assert record is not None
-    if _is_compiled_call(record):
+    if _is_left_out(record):
         return True
     if _is_empty(answer):
         record.ledger.leave_out(_WITHOUT_VALUES)
@@ -350,11 +352,19 @@ def _kernels() -> frozenset[Any]:
     return frozenset(kernels())
 
 
-def _is_compiled_call(record: Record) -> bool:
-    """Whether compiled code makes the call that is under way, in which no module is known; count it if so."""
-    if not in_compiled_code():
+def _is_left_out(record: Record) -> bool:
+    """Whether the call that is under way cannot be recorded where it is seen; count it if so."""
+    if in_compiled_code():
+        record.ledger.leave_out("ran in compiled code, where no module is known")
+        return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _OURS:
+        frame = frame.f_back
+    if frame is None:
         return False
-    record.ledger.leave_out("ran in compiled code, where no module is known")
+    record.ledger.leave_out(
+        "ran in regard.attention by a reference that is not replaced, as a partial or a closure holds one"
+    )
     return True
 
 
@@ -409,7 +419,7 @@ def _ended(running: Running) -> None:
         return
     if looks_like_attention(running.module, name):
         thread.missed += 1
-        record.ledger.miss(name, type(running.module).__name__, next(iter(running.reasons), UNKNOWN))
+        record.ledger.miss(name, type(running.module).__name__, next(iter((*running.reasons, *running.hints)), UNKNOWN))
 
 
 _module_calls = ModuleCalls(_begins, _begun, _ended)

@@ -281,7 +281,7 @@ def _forget(state: _State, origin: Softmax, owner: Running) -> None:
     if not state.followed:
         state.noise.clear()
     if not origin.used and len(origin.shape) > 2:
-        owner.reasons.append(PARTS)
+        owner.hints.append(PARTS)
 
 
 def _refuse(found: _Followed, reason: str) -> None:

@@ -39,6 +39,8 @@ class Running:
         That record what was seen of its attention, once it has run whole.
     reasons : list of str
         Why nothing of its attention can be recorded.
+    hints : list of str
+        Why nothing may have been recorded, if that is so.
     leave : list of functions
         That are called when it has run.
     combined : bool
@@ -51,6 +53,7 @@ class Running:
     missed: int
     pending: list[Callable[[], None]] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
     leave: list[Callable[[], None]] = field(default_factory=list)
     combined: bool = False
 

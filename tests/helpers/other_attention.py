@@ -47,7 +47,8 @@ def _of(name: str, **sizes: Any) -> Callable[[], nn.Module]:
     return lambda: made(getattr(transformers, f"{name}Config")(**sizes), AUTO)
 
 
-_TIMES = {"past_values": (2, 14), "past_time_features": (2, 14, 1), "future_values": (2, 4), "future_time_features": (2, 4, 1)}  # fmt: skip
+_TIMES = {"past_values": (2, 14), "past_time_features": (2, 14, 1)}
+_TIMES |= {"future_values": (2, 4), "future_time_features": (2, 4, 1)}
 
 
 def _times() -> dict[str, Tensor]:
@@ -76,7 +77,8 @@ RECORDED: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Tensor
     "blip, text": (_blip, _text),
     "perceiver": (
         _of("Perceiver", num_latents=6, d_latents=32, d_model=24, num_blocks=1, num_self_attends_per_block=2,
-            num_self_attention_heads=4, num_cross_attention_heads=4, vocab_size=N), lambda: {"inputs": _drawn(2, 10, 24)}),
+            num_self_attention_heads=4, num_cross_attention_heads=4, vocab_size=N),
+        lambda: {"inputs": _drawn(2, 10, 24)}),
     "informer": (
         _of("Informer", prediction_length=4, context_length=12, lags_sequence=[1, 2], d_model=16, encoder_layers=2,
             decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=16,
@@ -240,7 +242,11 @@ class Closure(Layer):
     def __init__(self) -> None:
         super().__init__()
         function = F.scaled_dot_product_attention
-        self.by = lambda *given: function(*given)
+
+        def by(*given: Tensor) -> Tensor:
+            return function(*given)
+
+        self.by = by
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return self.by(query, key, value)

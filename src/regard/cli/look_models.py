@@ -96,7 +96,7 @@ def _hugging_face(folder: Path, kind: str) -> Any:
     from safetensors import SafetensorError
 
     transformers.utils.logging.disable_progress_bar()
-    # Without an implementation named, transformers takes SDPA where a model supports it and its own functions elsewhere.
+    # With none named, transformers takes SDPA where a model supports it, and elsewhere the model's own functions.
     options = {"dtype": torch.float32, "local_files_only": True, "use_safetensors": True}
     try:
         return getattr(transformers, kind).from_pretrained(folder, **options).eval()

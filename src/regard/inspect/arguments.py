@@ -119,10 +119,10 @@ def of_transformers(
 @torch.no_grad()
 def _difference(module: nn.Module) -> float | None:
     """Return λ of a differential layer (Ye et al. 2024, arXiv 2410.05258); None of any other."""
-    learned = [getattr(module, f"lambda_{name}", None) for name in ("q1", "k1", "q2", "k2", "init")]
-    if any(each is None for each in learned):
+    names = [f"lambda_{name}" for name in ("q1", "k1", "q2", "k2", "init")]
+    if not all(hasattr(module, name) for name in names):
         return None
-    *pairs, start = learned
+    *pairs, start = (getattr(module, name) for name in names)
     first, second = (torch.exp((one * other).sum(dtype=torch.float32)) for one, other in zip(pairs[::2], pairs[1::2]))
     return float(first - second + start)
 

@@ -101,4 +101,6 @@ def _gathered(call: Attended, key: Tensor, first: int, rows: Tensor, valid: Tens
         for each in call.changes
     )
     query = call.query[rows]
-    return replace(call, query=query, key=key, mask=mask, given=given, changes=changes, first=first, value=None, output=None)
+    return replace(
+        call, query=query, key=key, mask=mask, given=given, changes=changes, first=first, value=None, output=None
+    )

@@ -82,7 +82,9 @@ class Coverage:
             found = [each for each in self.unrecorded if each.reason == reason]
             names = ", ".join(f"{each.module} ({each.class_name})".strip() for each in found[:_NAMED])
             more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-            modules = "1 module that looks like attention is" if len(found) == 1 else f"{len(found)} modules that look like attention are"  # fmt: skip
+            modules = "1 module that looks like attention is"
+            if len(found) > 1:
+                modules = f"{len(found)} modules that look like attention are"
             sentences.append(f"{modules} unrecorded, {names}{more}: {reason}.")
         return " ".join((*sentences, *self.notes))
 

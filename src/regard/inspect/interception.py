@@ -1,10 +1,10 @@
 """Calls of attention, noticed wherever they are made, without changing what they compute.
 
 While something is captured, the functions that compute attention are replaced, in every module that holds them by
-name, by wrappers that call them and then report the call. What reaches torch without these functions is seen operator by
-operator: torch's kernels of attention, and softmaxes that are multiplied with values (products.py). Which modules run,
-in every thread, is known by their calls (running.py). Interventions
-are known to their own thread or task alone; a capture also follows its model into other threads.
+name, by wrappers that call them and then report the call. What reaches torch without these functions is seen operator
+by operator: torch's kernels of attention, and softmaxes that are multiplied with values (products.py). Which modules
+run, in every thread, is known by their calls (running.py). An intervention is of its own thread or task alone; a
+capture also follows its model into other threads.
 """
 
 from __future__ import annotations
@@ -267,7 +267,9 @@ def _elsewhere() -> None:
             record.ledger.leave_out("ran in other threads; capture(model) follows its model into any thread")
 
 
-def _tell(record: Record, attended: Attended | Projected, part: str = "", running: Sequence[Running] | None = None) -> None:
+def _tell(
+    record: Record, attended: Attended | Projected, part: str = "", running: Sequence[Running] | None = None
+) -> None:
     """Add a call to a record, with what the modules that run say of it."""
     running = thread.stack if running is None else running
     caller = caller_of(record.names, part)
@@ -317,7 +319,7 @@ def _read(read: Read) -> None:
     weights, value = found
     owner = read.running[-1] if read.running else None
     positions = owner.positions() if owner is not None else set()
-    if positions and not positions & set(weights.shape[2:]):
+    if owner is not None and positions and not positions & set(weights.shape[2:]):
         owner.reasons.append(FEATURES)
         return
     attended = Attended.of_weights(weights.detach().clone(), None if value is None else value.detach().clone())
@@ -391,7 +393,7 @@ def _begun(running: Running) -> None:
     if watch is _NOBODY:  # in a thread or task that the capture was not begun in
         record = _record_of(running.module)
         _active.set(replace(watch, record=record))
-        running.leave.append(lambda: _active.set(_NOBODY))
+        running.leave.append(_leave_record)
     record = _active.get().record
     assert record is not None
     if id(running.module) in record.names or not record.names:
@@ -400,6 +402,10 @@ def _begun(running: Running) -> None:
         observing = _observing()
         observing.__enter__()
         running.leave.append(lambda: observing.__exit__(None, None, None))
+
+
+def _leave_record() -> None:
+    _active.set(_NOBODY)
 
 
 def _ended(running: Running) -> None:

@@ -119,9 +119,7 @@ class AttentionRecord(LayerRecord):
         B, H, L and S.
     """
 
-    def __init__(
-        self, name: str, attended: Attended | Projected, reads: str | None = None, windows: int = 1
-    ) -> None:
+    def __init__(self, name: str, attended: Attended | Projected, reads: str | None = None, windows: int = 1) -> None:
         super().__init__(name, reads, windows)
         self._calls = [attended]
         self._key: Tensor | None = None

@@ -195,7 +195,12 @@ def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str
     E, H, G = first.query.shape[-1], run.shape[1], first.key.shape[1]
     for each in calls:
         plain = each.score in (None, "scaled_dot") and each.normalizer == "softmax"
-        if each.changes or each.given is not None or not (plain and E) or (each.scale, each.softcap) != (first.scale, first.softcap):
+        if (
+            each.changes
+            or each.given is not None
+            or not (plain and E)
+            or (each.scale, each.softcap) != (first.scale, first.softcap)
+        ):
             return None
     spans = [_span(each, batch) for each in calls]
     starts, stops = ([each[i] + call.first for each, call in zip(spans, calls) if each] for i in (0, 1))

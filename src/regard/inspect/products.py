@@ -1,7 +1,7 @@
-"""Attention that no function names: a softmax whose weights are multiplied with values, followed operator by operator.
+"""Attention that no function names: a softmax whose weights are multiplied with values, operator by operator.
 
-Weights are found again by their storage, so that views of them need no care; what is computed of them element by element
-(casts, masks of heads, gates, dropout) is followed, and so are sums over heads with other factors (talking heads).
+Weights are found again by their storage, so that views of them need no care; what is computed of them element by
+element (casts, masks of heads, gates, dropout) is followed, and so are sums over heads (talking heads).
 
 Dimensions: B batch, H heads, L queries, S keys, V width of a value, N any number of dimensions in one.
 """
@@ -30,6 +30,7 @@ _MOST = 8
 
 SEVERAL = "it multiplies several softmaxes with each other"
 PARTS = "it attends in blocks, windows or chunks, and its softmax is multiplied with values in parts"
+EMPTY = "its tensors have no values, as those on the meta device have none"
 FEATURES = "it attends between features, or between parts of positions"
 
 
@@ -147,9 +148,10 @@ class _State:
 
 
 def _state() -> _State:
-    if not hasattr(thread, "products"):
+    if thread.products is None:
         thread.products = _State()
-    return thread.products
+    found: _State = thread.products
+    return found
 
 
 class ProductObserver(Observer):
@@ -166,13 +168,20 @@ class ProductObserver(Observer):
     """
 
     def __init__(
-        self, wanted: Callable[[], bool], read: Callable[[Read], None], kernel: Callable[[Any, Sequence[Any], dict[str, Any], Any], bool],
-    ) -> None:  # fmt: skip
+        self,
+        wanted: Callable[[], bool],
+        read: Callable[[Read], None],
+        kernel: Callable[[Any, Sequence[Any], dict[str, Any], Any], bool],
+    ) -> None:
         super().__init__()
         self._wanted, self._read, self._kernel = wanted, read, kernel
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None  # noqa: ARG002
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         answer = func(*args, **kwargs)
@@ -251,7 +260,11 @@ def _depth(running: Sequence[Running]) -> int:
 
 
 def _begin(state: _State, weights: Tensor, dim: int) -> None:
-    if weights.dim() < 2 or weights.is_meta or is_fake(weights) or not weights.numel():
+    if weights.dim() < 2 or not weights.numel():
+        return
+    if weights.is_meta or is_fake(weights):
+        for each in thread.stack:
+            each.hints.append(EMPTY)
         return
     if dim % weights.dim() != weights.dim() - 1:  # of kernels of convolutions, or over positions for each feature
         return
@@ -320,7 +333,9 @@ def _follow(state: _State, func: Any, args: Sequence[Any], kwargs: dict[str, Any
     dropped = func is _aten.native_dropout.default or any(_place(each) in state.noise for _, each in tensors)
     clean = None
     if dropped or source.clean is not None:
-        before = view if source.clean is None else source.clean.as_strided(view.shape, view.stride(), view.storage_offset())
+        before = (
+            view if source.clean is None else source.clean.as_strided(view.shape, view.stride(), view.storage_offset())
+        )
         if dropped:
             clean = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=out.device).copy_(before)
         else:

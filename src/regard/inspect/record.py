@@ -98,7 +98,7 @@ class Record:
 
     @contextmanager
     def beam_search(self) -> Iterator[BeamSearch]:
-        """Collect the calls of this thread, whose rows are of beams, until it is known by which beams sequences came."""
+        """Collect the calls of this thread, whose rows are of beams, until it is known which beams sequences are of."""
         search = self._searches[threading.get_ident()] = BeamSearch()
         try:
             yield search

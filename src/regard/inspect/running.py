@@ -93,6 +93,9 @@ class Thread(threading.local):
         self.recorded = 0
         self.missed = 0
         self.observers = 0
+        self.observer: Observer | None = None
+        #: What the observer follows.
+        self.products: Any = None
 
 
 thread = Thread()
@@ -106,14 +109,14 @@ class Observing:
 
     def __enter__(self) -> None:
         if thread.observers == 0:
-            thread.observer = self._make()
-            thread.observer.__enter__()
+            thread.observer = self._make().__enter__()
         thread.observers += 1
 
     def __exit__(self, *raised: object) -> None:
         thread.observers -= 1
-        if thread.observers == 0:
+        if thread.observers == 0 and thread.observer is not None:
             thread.observer.__exit__(*raised)
+            thread.products = None
 
 
 def in_compiled_code() -> bool:

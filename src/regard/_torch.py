@@ -26,6 +26,9 @@ flash_attention_backward: Any = torch.ops.aten._scaled_dot_product_flash_attenti
 fused_attention: Any = torch._native_multi_head_attention
 fused_layer: Any = torch._transformer_encoder_layer_fwd
 
+#: The operators that ``softmax`` and the conversions of tensors are made of, as a mode sees them.
+softmaxes: Any = frozenset({torch.ops.aten._softmax.default, torch.ops.aten._safe_softmax.default})
+to_copy: Any = torch.ops.aten._to_copy.default
 
 # Bound once, as every call asks them.
 _is_compiling = torch.compiler.is_compiling
@@ -219,5 +222,7 @@ __all__ = [
     "joined",
     "linear_blocks",
     "recording",
+    "softmaxes",
+    "to_copy",
     "uncompiled",
 ]

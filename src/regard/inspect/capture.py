@@ -26,11 +26,16 @@ def capture(
 ) -> Iterator[Record]:  # fmt: skip
     """Record the attention of a model, or of everything that runs in a ``with`` block.
 
-    Seen are :func:`regard.attention`, all layers of :mod:`regard.nn` that call it, torch's
-    ``scaled_dot_product_attention``, ``flex_attention`` (also where somebody has compiled that function) and modules
-    with their fast paths, whoever calls them, and every attention of Hugging Face's transformers, "eager" included.
-    Queries and keys are kept, as they are after rotary positions; weights are computed when they are read. The model's
-    outputs do not change by one bit.
+    It sees :func:`regard.attention`, all layers of :mod:`regard.nn` that call it, torch's
+    ``scaled_dot_product_attention``, ``flex_attention`` (also a compiled one) and modules with their fast paths, every
+    attention of Hugging Face's transformers, "eager" included, and any softmax that a module multiplies with values.
+    Queries and keys are kept, as they are after rotary positions; weights are computed when they are read. Of a softmax
+    that no function of attention computes, the weights themselves are kept, B · H · L · S numbers. The model's outputs
+    do not change by one bit.
+
+    The model is followed into every thread that runs it; without a model, calls of the block's own thread are recorded.
+    Of a beam search of transformers, each sequence has the rows of the beams that it came by. When the block ends,
+    ``record.coverage`` says what was recorded and what was not, and a warning says so where something is missing.
 
     Parameters
     ----------
@@ -59,7 +64,12 @@ def capture(
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these. A model that ``torch.compile`` has compiled is warned of.
+        If an argument is none of these.
+
+    Warns
+    -----
+    RegardWarning
+        If something ran unrecorded, once, when the block ends: see :class:`regard.inspect.coverage.Coverage`.
 
     Examples
     --------

@@ -164,10 +164,10 @@ def _replace_fused(undo: list[Callable[[], None]]) -> None:
     if (modeling := sys.modules.get("transformers.modeling_utils")) is not None:
         wrappers.append((modeling.AttentionInterface, "get_interface", _interface))
     if (generation := sys.modules.get("transformers.generation.utils")) is not None:
-        from regard.integrations.transformers._interfaces import BEAM_SEARCH
+        from regard.integrations.transformers.generation import beam_search_name
 
-        if BEAM_SEARCH in vars(generation.GenerationMixin):
-            wrappers.append((generation.GenerationMixin, BEAM_SEARCH, _beam_search))
+        if (name := beam_search_name(generation.GenerationMixin)) is not None:
+            wrappers.append((generation.GenerationMixin, name, _beam_search))
     for owner, name, make in wrappers:
         original = vars(owner)[name]
         undo.append(functools.partial(setattr, owner, name, original))

@@ -16,15 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._torch import Observer, is_fake
+from regard._torch import Observer, is_fake, softmaxes, to_copy
 from regard.inspect.running import Running, thread
 
 _aten = torch.ops.aten
-_SOFTMAX = {_aten._softmax.default, _aten._safe_softmax.default}
 #: Products of matrices: where the two stand among the arguments.
 _PRODUCTS = {_aten.bmm.default: 0, _aten.mm.default: 0, _aten.baddbmm.default: 1, _aten.addmm.default: 1}
 _NOISE = {_aten.bernoulli_.float, _aten.bernoulli_.Tensor}
-_COPIES = {_aten.clone.default, _aten._to_copy.default, _aten.native_dropout.default}
+_COPIES = {_aten.clone.default, to_copy, _aten.native_dropout.default}
 #: Softmaxes outside of modules that are remembered.
 _MOST = 8
 
@@ -191,7 +190,7 @@ class ProductObserver(Observer):
 
     def _look(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], answer: Any) -> None:
         state = _state()
-        if func in _SOFTMAX:
+        if func in softmaxes:
             _begin(state, answer, args[1])
         elif not state.followed:
             self._kernel(func, args, kwargs, answer)

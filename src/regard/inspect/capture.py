@@ -95,9 +95,11 @@ def capture(
     record = Record(
         names, PRECISIONS[precision], layers, topk=topk if keep == "summaries" else None, gradients=gradients
     )
-    with telling(record, model):
-        yield record
-    record.coverage = record.ledger.coverage(record.layers, _notes(record, model))
+    try:
+        with telling(record, model):
+            yield record
+    finally:
+        record.coverage = record.ledger.coverage(record.layers, _notes(record, model))
     if not record.coverage.complete:
         warnings.warn(f"capture: {record.coverage}", RegardWarning, stacklevel=3)
 

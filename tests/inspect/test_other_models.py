@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from hugging_face_models import DECODERS, PAIRED, SIZES, made, tokens
 from other_attention import LAYERS, RECORDED, REPORTED, Closure, Einsum, Layer, attentions
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import (
     AutoModel,
     AutoModelForSeq2SeqLM,
@@ -130,10 +131,10 @@ def test_nothing_is_said_of_models_that_are_recorded_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("grad", [False, True])
-def test_layers_by_however_they_write_it(layer: type[Layer], grad: bool) -> None:
+@pytest.mark.parametrize("grad", ["no_grad", "enable_grad", "inference_mode"])
+def test_layers_by_however_they_write_it(layer: type[Layer], grad: str) -> None:
     model, x = nn.ModuleDict({"attend": layer()}), drawn(3, 5, 8)
-    with torch.set_grad_enabled(grad):
+    with getattr(torch, grad)():
         torch.manual_seed(2)
         alone = model["attend"](x)
         torch.manual_seed(2)
@@ -143,6 +144,47 @@ def test_layers_by_however_they_write_it(layer: type[Layer], grad: bool) -> None
     assert torch.equal(alone, together) and record.layers == ("attend",) and len(record.runs(0)) == 1
     near(record[0].weights(), model["attend"].expected)
     assert record[0].kind == "self"
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["deberta", "xlnet", "funnel", "fsmt"])
+def test_families_in_inference_mode(name: str) -> None:
+    make, give = RECORDED[name]
+    model, given = make(), give()
+    expected = attentions(model(**given, output_attentions=True))
+    alone = first(model(**given))
+    with capture(model) as record:
+        together = first(model(**given))
+    assert torch.equal(alone, together) and record.coverage.complete
+    shapes = sorted(tuple(each.shape) for each in expected)
+    assert sorted(record[layer].shape for layer in record.layers) == shapes
+    near(record[0].weights(), expected[0])
+
+
+@pytest.mark.parametrize("layer", [Einsum, Closure])
+def test_transforms_and_tracers_run_as_they_do_alone(layer: type[Layer]) -> None:
+    model, x = layer(), drawn(3, 5, 8)
+    runs = {
+        "trace": lambda: torch.jit.trace(Plain(model), x, check_trace=False)(x),
+        "make_fx": lambda: make_fx(Plain(model))(x)(x),
+        "vmap": lambda: torch.func.vmap(Plain(model))(x[None]),
+        "grad": lambda: torch.func.grad(lambda rows: Plain(model)(rows).sum())(x),
+    }
+    for name, call in runs.items():
+        alone = call()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with capture(model):
+                assert torch.equal(call(), alone), name
+
+
+class Plain(nn.Module):
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.attention = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention.attend(*self.attention.project(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4))
 
 
 def test_functions_outside_of_modules() -> None:

@@ -29,7 +29,7 @@ from torch.fx import GraphModule
 
 import regard
 from regard import Aux
-from regard._torch import fused_attention, fused_layer, in_backward, is_fake, uncompiled
+from regard._torch import fused_attention, fused_layer, in_backward, is_fake, is_jit_tracing, is_proxied, uncompiled
 from regard.inspect import arguments
 from regard.inspect.calls import Attended, Change, Projected
 from regard.inspect.coverage import UNKNOWN, looks_like_attention
@@ -224,8 +224,8 @@ def _wrapped(
             return function(*args, **kwargs)
         with _watching(_SILENT):
             answer = function(*args, **kwargs)
-        if record is not None and _is_empty(answer):
-            record.ledger.leave_out(_WITHOUT_VALUES)
+        if record is not None and (is_proxied() or _is_empty(answer)):
+            record.ledger.leave_out(_TRACED if is_proxied() else _WITHOUT_VALUES)
             record, thread.recorded = None, thread.recorded + 1
             if not watch.interventions:
                 return answer
@@ -251,6 +251,7 @@ def _wrapped(
     return call
 
 
+_TRACED = "ran while make_fx traced it, and could not be recorded"
 _WITHOUT_VALUES = "had tensors without values, as those on the meta device are, and could not be recorded"
 
 
@@ -302,7 +303,9 @@ def _windows(outer: Running, B: int) -> int:
 def _heard() -> Record | None:
     """Return the record that the operators of this thread are for now."""
     watch = _active.get()
-    return None if watch.record is None or torch.compiler.is_compiling() or in_backward() else watch.record
+    if watch.record is None or torch.compiler.is_compiling() or in_backward() or is_jit_tracing() or is_proxied():
+        return None
+    return watch.record
 
 
 def _read(read: Read) -> None:

@@ -159,7 +159,7 @@ class ProductObserver(Observer):
     Parameters
     ----------
     wanted : callable
-        Whether anybody listens now.
+        Whether operators are to be followed now.
     read : callable
         Gets each :class:`Read`.
     kernel : callable
@@ -183,6 +183,11 @@ class ProductObserver(Observer):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and isinstance(func, torch._ops.OpOverload):
+            with self:  # where functions come whole that are made of others: what they are made of is what runs
+                answer = func.decompose(*args, **kwargs)
+            if answer is not NotImplemented:
+                return answer
         answer = func(*args, **kwargs)
         if self._wanted():
             self._look(func, args, kwargs, answer)

@@ -9,6 +9,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._torch import Observer, in_backward, is_compiled_frame
+from regard._torch import Observer, in_backward, is_compiled_frame, is_jit_tracing
 
 #: What models call the arguments that hold another sequence.
 _OTHERS = ("encoder_hidden_states", "key_value_states", "cross_attention_states")
@@ -119,6 +120,18 @@ class Observing:
             thread.products = None
 
 
+@contextmanager
+def _unobserved() -> Iterator[None]:
+    """Take the observer of this thread away for a while."""
+    observer, thread.observer = thread.observer, None
+    if observer is not None:
+        observer.__exit__(None, None, None)
+    try:
+        yield
+    finally:
+        thread.observer = None if observer is None else observer.__enter__()
+
+
 def in_compiled_code() -> bool:
     """Whether compiled code runs here, and no module that is followed within it."""
     frame: FrameType | None = sys._getframe(1)
@@ -158,6 +171,9 @@ class ModuleCalls:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or in_backward() or not self._follows(module):
                 return original(module, *args, **kwargs)
+            if is_jit_tracing() or isinstance(module, torch.jit.ScriptModule):  # which hand numbers on as tensors
+                with _unobserved():
+                    return original(module, *args, **kwargs)
             inputs = {str(i): each for i, each in enumerate(args)} | kwargs
             running = Running(module, inputs, thread.recorded, thread.missed)
             thread.stack.append(running)

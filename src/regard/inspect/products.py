@@ -183,7 +183,7 @@ class ProductObserver(Observer):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.is_inference_mode_enabled() and isinstance(func, torch._ops.OpOverload):
+        if torch.is_inference_mode_enabled() and hasattr(func, "decompose"):
             with self:  # where functions come whole that are made of others: what they are made of is what runs
                 answer = func.decompose(*args, **kwargs)
             if answer is not NotImplemented:

@@ -188,7 +188,9 @@ def test_the_plainest_call_is_torchs_own() -> None:
         ((2, 3, 0, 8), "plain"),
     ):
         query = normal(*shape) if layout == "plain" else normal(*shape, 2)[..., 0]
-        assert _is_torch_call(query, query, query, None) == (len(shape) == 4 and 0 not in shape and layout == "plain")
+        assert _is_torch_call(query, query, query, None, True) == (
+            len(shape) == 4 and 0 not in shape and layout == "plain"
+        )
 
 
 CALLS: list[dict[str, Any]] = [

@@ -57,6 +57,26 @@ def test_transforms_forward_mode_and_modes_are_noticed() -> None:
         assert _torch.is_fake(torch.zeros(2))
 
 
+def test_an_observer_sees_operators_and_changes_nothing() -> None:
+    seen: list[str] = []
+
+    class Names(_torch.Observer):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    query = torch.randn(1, 2, 5, 8, generator=torch.Generator().manual_seed(0))
+    compiled = torch.compile(lambda x: (x @ x.mT).softmax(-1) @ x, backend="eager")
+    alone, ours = compiled(query), regard.attention(query, query, query, softcap=2.0)
+    with Names():
+        assert answers() == set() and _torch.is_eager()
+        assert torch.equal(compiled(query), alone)
+        assert torch.equal(regard.attention(query, query, query, softcap=2.0), ours)
+        with FlopCounterMode(display=False):
+            assert _torch.is_dispatched()
+    assert "aten::_softmax" in seen and answers() == set()
+
+
 def test_cells_run_in_bfloat16_where_it_says_so() -> None:
     cell, rows = nn.LSTM(4, 4), torch.zeros(2, 1, 4)
     with torch.autocast("cpu", torch.bfloat16), ExitStack() as stack:

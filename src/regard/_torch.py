@@ -6,13 +6,15 @@ Nowhere else in the package is a private name of torch's used; tests/test_torch_
 from __future__ import annotations
 
 import sys
-from types import FunctionType
+import threading
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as OutProjection  # what torch's module has
+from torch.utils._python_dispatch import TorchDispatchMode  # as torch's FLOP counter is made
 from torch.utils._pytree import tree_map_only
 
 #: The kernel behind ``F.scaled_dot_product_attention`` on the CPU, which alone tells the log-sum-exp, and its backward
@@ -25,6 +27,9 @@ flash_attention_backward: Any = torch.ops.aten._scaled_dot_product_flash_attenti
 fused_attention: Any = torch._native_multi_head_attention
 fused_layer: Any = torch._transformer_encoder_layer_fwd
 
+#: The operators that ``softmax`` and the conversions of tensors are made of, as a mode sees them.
+softmaxes: Any = frozenset({torch.ops.aten._softmax.default, torch.ops.aten._safe_softmax.default})
+to_copy: Any = torch.ops.aten._to_copy.default
 
 # Bound once, as every call asks them.
 _is_compiling = torch.compiler.is_compiling
@@ -33,10 +38,39 @@ _forward_mode = torch.autograd.forward_ad
 _modes = torch._C._len_torch_dispatch_stack
 _jit_tracing = torch._C._get_tracing_state
 _keys = torch._C.DispatchKey
+
+
+class _Observers(threading.local):
+    count = 0
+
+
+_observers = _Observers()
 _DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 
 #: Whether autocast is on for any type of device: the public function must be asked for one.
 is_autocast_enabled: Any = torch._C._is_any_autocast_enabled
+
+
+class Observer(TorchDispatchMode):
+    """A mode that sees the operators that run in a thread and changes none, so that code need not avoid it.
+
+    What is compiled runs as it does without it: Dynamo leaves frames alone under any other mode.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __enter__(self) -> Observer:
+        _observers.count += 1
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        _observers.count -= 1
+        super().__exit__(*raised)
 
 
 def in_functorch() -> bool:
@@ -61,8 +95,8 @@ def in_forward_mode() -> bool:
 
 
 def is_dispatched() -> bool:
-    """Whether a ``TorchDispatchMode``, such as the FLOP counter, follows the operators that run."""
-    return _modes() > 0
+    """Whether a ``TorchDispatchMode``, such as the FLOP counter, follows the operators; :class:`Observer` aside."""
+    return _modes() > _observers.count
 
 
 def is_proxied() -> bool:
@@ -89,7 +123,7 @@ def is_eager() -> bool:
         _is_compiling()
         or _interpreter() is not None
         or _forward_mode._current_level >= 0
-        or _modes()
+        or (_modes() and is_dispatched())
         or is_jit_tracing()
     )
 
@@ -132,6 +166,13 @@ def is_forced_eager() -> bool:
 def _is_optimized(value: Any) -> bool:
     dynamo = sys.modules.get("torch._dynamo.eval_frame")  # whose import takes a second; before it nothing is compiled
     return dynamo is not None and type(value) is dynamo.OptimizedModule
+
+
+def is_compiled_frame(frame: FrameType) -> bool:
+    """Whether a frame is the one in which ``torch.compile`` calls what it has compiled."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    code = frame.f_code
+    return dynamo is not None and code.co_filename == dynamo.__file__ and "DisableContext" not in code.co_qualname
 
 
 def is_fake(tensor: Tensor) -> bool:
@@ -182,6 +223,7 @@ def block_linear(rows: Tensor, blocks: Tensor, bias: Tensor | None) -> Tensor:
 
 
 __all__ = [
+    "Observer",
     "OutProjection",
     "as_plain_tensors",
     "assert_when_it_runs",
@@ -199,6 +241,7 @@ __all__ = [
     "in_functorch",
     "is_autocast_enabled",
     "is_compiled",
+    "is_compiled_frame",
     "is_dispatched",
     "is_eager",
     "is_fake",
@@ -209,6 +252,8 @@ __all__ = [
     "linear_blocks",
     "recording",
     "replaced",
+    "softmaxes",
+    "to_copy",
     "uncompiled",
     "without_storage",
 ]

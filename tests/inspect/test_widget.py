@@ -17,7 +17,7 @@ def record() -> Record:
     query = torch.randn(2, 2, 6, 8, generator=torch.Generator().manual_seed(0))
     with capture() as found:
         F.scaled_dot_product_attention(query, query, query)
-    return found.describe(list("abcdef"), title="six")
+    return found.describe(list("abcdef"), title="six", sequence=1)
 
 
 def test_blocks_come_when_they_are_asked_for(record: Record, monkeypatch) -> None:

@@ -1,8 +1,13 @@
 // Tokens as they are written on a page: data, whose control characters become signs.
 
+/** Letters of a token that a label shows, at most: a token may be as long as a page, and labels are drawn in each frame. */
+const LONGEST = 100;
+
 /** Return a token by itself, as labels and lists show it: without blanks around it. */
 export function label(token: string): string {
-  return shown(token).trim() || "␣";
+  const found = shown(token.trim().slice(0, 4 * LONGEST)).trim() || "␣";
+  const letters = [...found];
+  return letters.length > LONGEST ? letters.slice(0, LONGEST - 1).join("") + "…" : found;
 }
 
 /** Return a token with visible signs for what would not be seen, or would change what is. */

@@ -361,9 +361,15 @@ function nice(least: number): number {
   return [1, 2, 5, 10].map((each) => each * power).find((each) => each >= least && each >= 1) ?? 10 * power;
 }
 
+/** Return a text as far as it has room, found by halving: measuring it letter by letter is quadratic. */
 function clip(context: CanvasRenderingContext2D, text: string, room: number): string {
   if (context.measureText(text).width <= room) return text;
   const letters = [...text];
-  while (letters.length && context.measureText(letters.join("") + "…").width > room) letters.pop();
-  return letters.join("") + "…";
+  let [fits, exceeds] = [0, letters.length];
+  while (exceeds - fits > 1) {
+    const middle = (fits + exceeds) >> 1;
+    if (context.measureText(letters.slice(0, middle).join("") + "…").width <= room) fits = middle;
+    else exceeds = middle;
+  }
+  return letters.slice(0, fits).join("") + "…";
 }

@@ -2,6 +2,7 @@
 
 from regard.inspect.alignment import Alignment, draw, legend
 from regard.inspect.capture import capture
+from regard.inspect.coverage import Coverage, Unrecorded
 from regard.inspect.difference import difference
 from regard.inspect.figures import plot_heads, plot_image
 from regard.inspect.flow import flow
@@ -19,10 +20,12 @@ __all__ = [
     "Alignment",
     "AttentionRecord",
     "AttentionSummary",
+    "Coverage",
     "LayerRecord",
     "Patches",
     "Record",
     "Text",
+    "Unrecorded",
     "ablate",
     "average",
     "capture",

@@ -6,13 +6,14 @@ Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E wi
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.inspect.calls import Attended, Projected
+from regard.inspect.calls import Attended, Projected, lengths_of, visible_pairs
 from regard.masks import Extent, Submatrix, as_mask
 from regard.scores import ScoreMod, ScoreModFunction
 
@@ -26,6 +27,15 @@ def of_sdpa(
 ) -> Attended:  # fmt: skip
     """``scaled_dot_product_attention``."""
     return Attended(query, key, attn_mask, is_causal=is_causal, scale=scale, value=value)
+
+
+def of_kernel(given: Mapping[str, Any]) -> Attended:
+    """One of torch's operators that ``scaled_dot_product_attention`` chooses from, with its arguments by name."""
+    mask = given.get("attn_mask", given.get("attn_bias"))
+    return Attended(
+        given["query"], given["key"], mask, is_causal=bool(given.get("is_causal", False)), scale=given.get("scale"),
+        value=given["value"],
+    )  # fmt: skip
 
 
 def of_regard(signature: inspect.Signature, *args: Any, **kwargs: Any) -> Attended:
@@ -51,6 +61,8 @@ def of_fused_attention(query: Tensor, key: Tensor, *others: Any) -> Projected:
     """Torch's fused attention: (value, width, heads, weight, bias, out, out, mask, needs weights, average, kind)."""
     width, heads, weight, bias = others[1:5]
     mask, kind = others[7], others[10]
+    if query.is_nested:
+        key = query
     return _projected(query, key, width, heads, weight, bias, mask, kind)
 
 
@@ -65,7 +77,11 @@ def of_fused_layer(source: Tensor, width: int, heads: int, weight: Tensor, bias:
 def _projected(
     query: Tensor, key: Tensor, width: int, heads: int, weight: Tensor, bias: Tensor, mask: Tensor | None, kind: Any
 ) -> Projected:
-    if mask is not None:  # True hides; kind 0 is of pairs, 1 of keys
+    if query.is_nested:  # whose padding was taken out
+        lengths = lengths_of(query)
+        query = key = torch.nested.to_padded_tensor(query, 0.0)
+        mask = visible_pairs(lengths, lengths)
+    elif mask is not None:  # True hides; kind 0 is of pairs, 1 of keys
         mask = ~mask if mask.dtype == torch.bool else mask
         mask = mask[:, None, None] if kind == 1 and mask.dim() == 2 else mask
     return Projected(query, key, weight[: 2 * width], bias[: 2 * width], heads, mask)
@@ -80,11 +96,16 @@ def of_transformers(
     attention_mask: Any,
     *_: Any,
     **kwargs: Any,
-) -> Attended:
-    """Any attention function of transformers; first comes which: a model's own ("eager"), ours, or another."""
-    from regard.integrations.transformers.attention_function import layer_inputs
+) -> Attended | None:
+    """Any attention function of transformers; first comes which: a model's own ("eager"), ours, or another.
+
+    None where a keyword may change what is attended to in a way that is not known.
+    """
+    from regard.integrations.transformers.attention_function import layer_inputs, unknown_keyword
     from regard.integrations.transformers.configuration import parts_of
 
+    if unknown_keyword(kwargs) is not None:
+        return None
     causal = kwargs.get("is_causal")
     if kind == "eager":
         causal = False
@@ -102,8 +123,19 @@ def of_transformers(
     parts, scale = parts_of(module), kwargs.get("scaling")
     return Attended(
         query, key, mask, scale=scale, softcap=kwargs.get("softcap"), score=parts.score, normalizer=parts.normalizer,
-        sinks=inputs.sink, value=value[:, :, : key.shape[2]],
+        sinks=inputs.sink, value=value[:, :, : key.shape[2]], difference=_difference(module),
     )  # fmt: skip
+
+
+@torch.no_grad()
+def _difference(module: nn.Module) -> float | None:
+    """Return λ of a differential layer (Ye et al. 2024, arXiv 2410.05258); None of any other."""
+    names = [f"lambda_{name}" for name in ("q1", "k1", "q2", "k2", "init")]
+    if not all(hasattr(module, name) for name in names):
+        return None
+    *pairs, start = (getattr(module, name) for name in names)
+    first, second = (torch.exp((one * other).sum(dtype=torch.float32)) for one, other in zip(pairs[::2], pairs[1::2]))
+    return float(first - second + start)
 
 
 def _seen(query: Tensor, key: Tensor, mask: Any) -> tuple[Tensor, Any]:

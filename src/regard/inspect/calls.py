@@ -43,6 +43,11 @@ class Attended:
         Where the first of the keys stands among those of the run.
     changes : tuple of Change
         Weights that interventions put in the place of the layer's own, in turn.
+    given : Tensor (B, H, L, S), optional
+        The weights themselves, where queries and keys are not known: these are of width 0 then, and ``value`` tells
+        one key from another.
+    difference : float, optional
+        λ of a differential layer, which uses the weights of its first half of heads, less λ times those of the second.
     """
 
     query: Tensor
@@ -58,10 +63,26 @@ class Attended:
     changes: tuple[Change, ...] = ()
     output: OutputGradient | None = None
     first: int = 0
+    given: Tensor | None = None
+    difference: float | None = None
+
+    @classmethod
+    def of_weights(cls, weights: Tensor, value: Tensor | None = None) -> Attended:
+        """Return a call of which only the weights (B, H, L, S) are known, and values (B, G, S, V) if they are."""
+        B, H, L, S = weights.shape
+        return cls(weights.new_empty(B, H, L, 0), weights.new_empty(B, H, S, 0), given=weights, value=value)
+
+    @property
+    def marks(self) -> Tensor | None:
+        """Two numbers (B, G, S, 2) of each key, by which it is known again; None where keys cannot be told apart."""
+        rows = self.value if self.given is not None else self.key
+        return None if rows is None or not rows.shape[-1] else rows[..., [0, rows.shape[-1] // 2]]
 
     @torch.no_grad()
     def flat(self) -> Attended:
         """Return the call in four dimensions, without its values where nothing will be read of them; no copy."""
+        if self.given is not None:
+            return self
         values = () if self.value is None or self.output is None else (self.value,)
         given = [each.detach()[(None,) * (4 - each.dim())] for each in (self.query, self.key, *values)]
         lead = torch.broadcast_shapes(*(each.shape[:-3] for each in given))
@@ -72,8 +93,31 @@ class Attended:
         return replace(self, query=query, key=key, mask=mask, value=read[0] if read else None)
 
     @torch.no_grad()
+    def combined(self) -> Attended:
+        """Return the weights that a differential layer uses: ``softmax(first) − λ · softmax(second)`` of its heads."""
+        assert self.difference is not None
+        call = self.flat()
+        weights = call.rows(0, call.query.shape[2], AuxRequest(weights=True)).weights
+        assert weights is not None
+        first, second = weights.chunk(2, 1)
+        return Attended.of_weights(first - self.difference * second, call.key.detach().clone())
+
+    @torch.no_grad()
+    def padded(self) -> Attended:
+        """Return a call on nested tensors as one on tensors, whose mask leaves out what was added to sequences."""
+        lengths, others = (lengths_of(each) for each in (self.query, self.key))
+        query, key, value = (
+            None if each is None else torch.nested.to_padded_tensor(each.detach(), 0.0)
+            for each in (self.query, self.key, self.value)
+        )
+        assert query is not None and key is not None
+        return replace(self, query=query, key=key, value=value, mask=visible_pairs(lengths, others))
+
+    @torch.no_grad()
     def kept(self, dtype: torch.dtype) -> Attended:
         """Return a copy that later changes of its tensors do not reach, in four dimensions."""
+        if self.given is not None:
+            return replace(self, given=self.given.to(dtype, copy=True), value=None)
         call = self.flat()
         query, key = (each.to(dtype, copy=True) for each in (call.query, call.key))
         value = None if call.value is None else _ungrouped(query, call.value.to(dtype, copy=True))
@@ -84,6 +128,11 @@ class Attended:
     @torch.no_grad()
     def rows(self, first: int, last: int, request: AuxRequest) -> Aux:
         """Return what is asked for of the queries from ``first`` to before ``last``, learned sinks counted in."""
+        if self.given is not None:
+            aux = _told(self.given[:, :, first:last].float(), request)
+            for change in self.changes:
+                aux = change.over(aux, first, last)
+            return aux
         B, H, L, _ = self.query.shape
         S, device = self.key.shape[2], self.query.device
         score = as_score(self.score, self.query, self.key).at(first, 0)
@@ -111,6 +160,8 @@ class Attended:
 
         None where that does not say all: where a mask has gaps or a bias, or heads see other keys.
         """
+        if self.given is not None:
+            return None
         (B, H, L, _), S, device = self.query.shape, self.key.shape[2], self.query.device
         if isinstance(self.mask, Tensor) and not self.is_causal:
             seen = _runs_of(self.mask)
@@ -240,6 +291,35 @@ class Projected:
         return Attended(query, key, self.mask).kept(self.dtype)
 
 
+def lengths_of(nested: Tensor) -> Tensor:
+    """Return the lengths (B,) of the sequences (..., L, C) in a nested tensor."""
+    return torch.tensor([each.shape[-2] for each in nested.unbind()], device=nested.device)
+
+
+def visible_pairs(lengths: Tensor, others: Tensor) -> Tensor:
+    """Return which pairs (B, 1, L, S) are of queries and keys within sequences of these lengths."""
+    rows, cols = (torch.arange(int(each.max()), device=each.device) < each[:, None] for each in (lengths, others))
+    return rows[:, None, :, None] & cols[:, None, None, :]
+
+
+@torch.no_grad()
+def dense_mask(call: Attended) -> Tensor | None:
+    """Return a call's mask, without its causal one, as a tensor that broadcasts to (B, H, L, S)."""
+    if call.mask is None or isinstance(call.mask, Tensor):
+        return call.mask if call.mask is None else call.mask[(None,) * (4 - call.mask.dim())]
+    (B, H, L, _), S, device = call.query.shape, call.key.shape[2], call.query.device
+    bound = as_mask(call.mask).bind(Extent(B, H, L, S), device)
+    b, h = torch.arange(B, device=device)[:, None, None, None], torch.arange(H, device=device)[:, None, None]
+    rows, cols = torch.arange(L, device=device)[:, None], torch.arange(S, device=device)
+    if bound.has_bias:
+        return bound.matrix(b, h, rows, cols, torch.float32)
+    seen = bound.visible(b, h, rows, cols)
+    if seen is None:
+        return None
+    seen = seen[(None,) * (4 - seen.dim())]
+    return seen.expand(*seen.shape[:2], L, S)
+
+
 def _runs_of(mask: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the first key that a tensor shows each query and the one behind its last, if it hides all others alone."""
     mask = mask[(None,) * (4 - mask.dim())]
@@ -260,7 +340,9 @@ def _runs_of(mask: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def entropy_of(weights: Tensor) -> Tensor:
-    """Return the entropy (B, H, L) in nats of weights (B, H, L, S)."""
+    """Return the entropy (B, H, L) in nats of weights (B, H, L, S); of their share of all where some are negative."""
+    if bool((weights < 0).any()):
+        weights = weights.abs() / weights.abs().sum(-1, keepdim=True)
     return torch.special.entr(weights).sum(-1)
 
 
@@ -269,6 +351,16 @@ def topk_of(weights: Tensor, k: int) -> TopK:
     top = weights.topk(min(k, weights.shape[-1]), -1)
     room = (0, k - top.values.shape[-1])
     return TopK(F.pad(top.values, room), F.pad(top.indices.where(top.values > 0, -1), room, value=-1))
+
+
+def _told(weights: Tensor, request: AuxRequest) -> Aux:
+    """Return what is asked for of weights (B, H, L, S) that are known."""
+    return Aux(
+        weights=weights if request.weights else None,
+        entropy=entropy_of(weights) if request.entropy else None,
+        received=weights.sum(2) if request.received else None,
+        topk=topk_of(weights, request.topk) if request.topk else None,
+    )
 
 
 def _beside_sinks(aux: Aux, sinks: Tensor) -> Aux:

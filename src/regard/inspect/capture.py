@@ -13,6 +13,8 @@ from regard._torch import is_compiled, is_forced_eager, uncompiled
 from regard.inspect.interception import telling
 from regard.inspect.record import PRECISIONS, Record
 
+#: How compiled code is recorded.
+_EAGER = 'torch.compiler.set_stance("force_eager") around the capture runs it as it was written'
 #: What is kept of a call.
 KEPT = ("rows", "summaries")
 
@@ -24,11 +26,16 @@ def capture(
 ) -> Iterator[Record]:  # fmt: skip
     """Record the attention of a model, or of everything that runs in a ``with`` block.
 
-    Seen are :func:`regard.attention`, all layers of :mod:`regard.nn` that call it, torch's
-    ``scaled_dot_product_attention``, ``flex_attention`` (also where somebody has compiled that function) and modules
-    with their fast paths, whoever calls them, and every attention of Hugging Face's transformers, "eager" included.
-    Queries and keys are kept, as they are after rotary positions; weights are computed when they are read. The model's
-    outputs do not change by one bit.
+    It sees :func:`regard.attention`, all layers of :mod:`regard.nn` that call it, torch's
+    ``scaled_dot_product_attention``, ``flex_attention`` (also a compiled one) and modules with their fast paths, every
+    attention of Hugging Face's transformers, "eager" included, and any softmax that a module multiplies with values.
+    Queries and keys are kept, as they are after rotary positions; weights are computed when they are read. Of a softmax
+    that no function of attention computes, the weights themselves are kept, B · H · L · S numbers. The model's outputs
+    do not change by one bit.
+
+    The model is followed into every thread that runs it; without a model, calls of the block's own thread are recorded.
+    Of a beam search of transformers, each sequence has the rows of the beams that it came by. When the block ends,
+    ``record.coverage`` says what was recorded and what was not, and a warning says so where something is missing.
 
     Parameters
     ----------
@@ -57,7 +64,12 @@ def capture(
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these. A model that ``torch.compile`` has compiled is warned of.
+        If an argument is none of these.
+
+    Warns
+    -----
+    RegardWarning
+        If something ran unrecorded, once, when the block ends: see :class:`regard.inspect.coverage.Coverage`.
 
     Examples
     --------
@@ -79,16 +91,35 @@ def capture(
         raise rejected("capture", "gradients", "be False where summaries are kept", gradients)
     if isinstance(topk, bool) or not isinstance(topk, int) or topk < 1:
         raise rejected("capture", "topk", "be an int of at least 1", repr(topk))
-    if model is not None and any(map(is_compiled, model.modules())) and not is_forced_eager():
-        warnings.warn(
-            "capture: what torch.compile has compiled runs where no call is seen; "
-            'torch.compiler.set_stance("force_eager") around the capture lets it run as it was written.',
-            RegardWarning,
-            stacklevel=3,
-        )
     names = {} if model is None else {id(module): name for name, module in uncompiled(model).named_modules()}
     record = Record(
         names, PRECISIONS[precision], layers, topk=topk if keep == "summaries" else None, gradients=gradients
     )
-    with telling(record, model):
-        yield record
+    try:
+        with telling(record, model):
+            yield record
+    finally:
+        record.coverage = record.ledger.coverage(record.layers, _notes(record, model))
+    if not record.coverage.complete:
+        warnings.warn(f"capture: {record.coverage}", RegardWarning, stacklevel=3)
+
+
+def _notes(record: Record, model: nn.Module | None) -> Iterator[str]:
+    """Yield what else is to be said of a record."""
+    if model is not None and any(map(is_compiled, model.modules())) and not is_forced_eager():
+        yield f"What torch.compile has compiled runs where no call is seen: {_EAGER}."
+    elif not len(record) and record.tracker.layers:
+        yield f"None of the layers that ran is among layers={record.wanted!r}: {', '.join(record.tracker.layers[:4])}."
+    elif not len(record) and model is not None and not record.ledger.modules:
+        yield (
+            "The model did not run in the block, or not where its modules are called: "
+            f"in a compiled function, {_EAGER}; in another process, capture there."
+        )
+    elif not len(record):
+        yield "Nothing that ran in the block attends in a way that is seen."
+    if record.tracker.ambiguous:
+        names = ", ".join(sorted(record.tracker.ambiguous)[:4])
+        yield (
+            f"Steps of {names} are runs of their own: several sequences read the same keys, as the beams of a search "
+            "do, and which row goes on with which is not known."
+        )

@@ -70,6 +70,8 @@ def gradients_of(call: Attended, first: int, last: int) -> Tensor:
     ValueError
         If values were not kept, or no gradient reached the call.
     """
+    if call.given is not None:
+        raise rejected("gradients", "record", "hold queries, keys and values of the layer", "its weights alone")
     if call.value is None or call.output is None:
         raise rejected("gradients", "record", "be captured with gradients=True, of a model that runs with them", "none")
     if call.output.value is None:

@@ -1,37 +1,43 @@
 """Calls of attention, noticed wherever they are made, without changing what they compute.
 
 While something is captured, the functions that compute attention are replaced, in every module that holds them by
-name, by wrappers that call them and then tell of the call. No hook and no mode is set, so that torch's fast paths stay
-as they are. A wrapper knows of the capture and the interventions of its own thread or task alone.
+name, by wrappers that call them and then report the call. What reaches torch without these functions is seen operator
+by operator: torch's kernels of attention, and softmaxes that are multiplied with values (products.py). Which modules
+run, in every thread, is known by their calls (running.py). An intervention is of its own thread or task alone; a
+capture also follows its model into other threads.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import math
 import sys
 import threading
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 import regard
 from regard import Aux
-from regard._errors import RegardWarning
-from regard._torch import fused_attention, fused_layer, in_backward, uncompiled
+from regard._torch import fused_attention, fused_layer, in_backward, is_fake, is_jit_tracing, is_proxied, uncompiled
 from regard.inspect import arguments
 from regard.inspect.calls import Attended, Change, Projected
+from regard.inspect.coverage import UNKNOWN, looks_like_attention
 from regard.inspect.gradients import OutputGradient, before_projection, heads_first
-from regard.inspect.layer_tracker import caller_of
+from regard.inspect.layer_tracker import Caller, caller_of
+from regard.inspect.products import FEATURES, PARTS, ProductObserver, Read, kernels, matrices
 from regard.inspect.record import Record
+from regard.inspect.running import ModuleCalls, Observing, Running, in_compiled_code, thread
 
 if TYPE_CHECKING:
     from regard.inspect.intervention import Intervention
@@ -47,8 +53,13 @@ class _Watch:
     output: OutputGradient | None = None
 
 
-_NOBODY = _Watch()
+#: Of a thread or task that knows of no capture, and of a call within another that is seen as a whole.
+_NOBODY, _SILENT = _Watch(), _Watch()
 _active: ContextVar[_Watch] = ContextVar("watch", default=_NOBODY)
+#: The records that are filled now, with their models.
+_captures: dict[int, tuple[Record, nn.Module | None]] = {}
+#: The code of :func:`regard.attention`, by whatever name it is called.
+_OURS = regard.attention.__code__
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, staticmethod)
 #: Modules that compute what the call of another tells of, or what somebody reads of a record.
 _INNER = ("regard._attention", "regard.engines", "regard.inspect")
@@ -74,6 +85,7 @@ class _Replacement:
                 for held, key in _holders(self._makers):
                     self._put(vars(held), key, functools.partial(setattr, held, key))
                 _replace_fused(self._undo)
+                self._undo.append(_module_calls.replace())
             for owner, key in () if model is None else _attributes(model):
                 self._put(vars(owner), key, functools.partial(setattr, owner, key))
             self._watches += 1
@@ -112,10 +124,12 @@ def _watching(watch: _Watch) -> Iterator[None]:
 @contextmanager
 def telling(record: Record, model: nn.Module | None) -> Iterator[None]:
     """Let calls of attention tell a record of themselves."""
+    _captures[id(record)] = (record, model)
     try:
-        with _replacement.around(model), _watching(replace(_active.get(), record=record)):
+        with _replacement.around(model), _watching(replace(_active.get(), record=record)), _observing():
             yield
     finally:
+        del _captures[id(record)]
         record.tracker.forget()
 
 
@@ -149,6 +163,11 @@ def _replace_fused(undo: list[Callable[[], None]]) -> None:
     ]
     if (modeling := sys.modules.get("transformers.modeling_utils")) is not None:
         wrappers.append((modeling.AttentionInterface, "get_interface", _interface))
+    if (generation := sys.modules.get("transformers.generation.utils")) is not None:
+        from regard.integrations.transformers.generation import beam_search_name
+
+        if (name := beam_search_name(generation.GenerationMixin)) is not None:
+            wrappers.append((generation.GenerationMixin, name, _beam_search))
     for owner, name, make in wrappers:
         original = vars(owner)[name]
         undo.append(functools.partial(setattr, owner, name, original))
@@ -184,7 +203,7 @@ def _attributes(model: nn.Module) -> Iterator[tuple[Any, str]]:
 
 def _wrapped(
     function: Callable[..., Any],
-    tell: Callable[..., Attended | Projected],
+    tell: Callable[..., Attended | Projected | None],
     *,
     part: str = "",
     rows_first: bool = False,
@@ -200,28 +219,249 @@ def _wrapped(
         # Layers that are checkpointed compute again, in a backward pass, what was recorded.
         record = None if watch is _NOBODY or in_backward() else watch.record
         if record is None and not watch.interventions:
+            if watch is _NOBODY and not torch.compiler.is_compiling():
+                _elsewhere()
             return function(*args, **kwargs)
-        with _watching(_NOBODY):
+        with _watching(_SILENT):
             answer = function(*args, **kwargs)
+        if record is not None and (is_proxied() or _is_empty(answer)):
+            record.ledger.leave_out(_TRACED if is_proxied() else _WITHOUT_VALUES)
+            record, thread.recorded = None, thread.recorded + 1
+            if not watch.interventions:
+                return answer
         attended = tell(*args, **kwargs)
+        if attended is None:
+            if record is not None:
+                record.ledger.leave_out(_UNKNOWN)
+                thread.recorded += 1
+            if watch.interventions:
+                raise ValueError(f"a call of attention {_UNKNOWN}, nor changed.")
+            return answer
         for each in watch.interventions:
             assert isinstance(attended, Attended)  # fused layers do not run while somebody intervenes
             if each.concerns(caller_of(each.names, part), attended):
                 answer, attended = _changed(each, answer, attended, rows_first)
         if record is None:
             return answer
-        if attended.query.is_nested:
-            message = (
-                "capture: a call of attention on nested tensors is left out, whose sequences have no common length."
-            )
-            warnings.warn(message, RegardWarning, stacklevel=2)
-        else:
-            if record.gradients and isinstance(attended, Attended):
-                attended = replace(attended, output=watch.output or _output_gradient(answer, rows_first))
-            record.add(caller_of(record.names, part), attended)
+        if isinstance(attended, Attended) and attended.query.is_nested:
+            attended = attended.padded()
+        elif isinstance(attended, Attended) and attended.difference is not None and thread.stack:
+            if thread.stack[-1].combined:  # it reads the other half of the values with the same weights
+                return answer
+            thread.stack[-1].combined = True
+            attended = attended.combined()
+        elif record.gradients and isinstance(attended, Attended):
+            attended = replace(attended, output=watch.output or _output_gradient(answer, rows_first))
+        _tell(record, attended, part)
         return answer
 
     return call
+
+
+_TRACED = "ran while make_fx traced it, and could not be recorded"
+_UNKNOWN = "got keywords of its model whose meaning is not known, and could not be recorded"
+_WITHOUT_VALUES = "had tensors without values, as those on the meta device are, and could not be recorded"
+
+
+def _is_empty(answer: Any) -> bool:
+    """Whether an output has a shape and no values."""
+    output = answer[0] if isinstance(answer, tuple) else answer
+    return isinstance(output, Tensor) and (output.is_meta or is_fake(output))
+
+
+def _elsewhere() -> None:
+    """Count a call of a thread that no capture follows, for those that were given no model to follow."""
+    for record, model in tuple(_captures.values()):
+        if model is None:
+            record.ledger.leave_out("ran in other threads; capture(model) follows its model into any thread")
+
+
+def _tell(
+    record: Record, attended: Attended | Projected, part: str = "", running: Sequence[Running] | None = None
+) -> None:
+    """Add a call to a record, with what the modules that run say of it."""
+    running = thread.stack if running is None else running
+    caller = caller_of(record.names, part)
+    if running is not thread.stack:
+        named = (record.names[id(each.module)] for each in reversed(running) if id(each.module) in record.names)
+        caller = replace(caller, name=next(named, caller.name))
+    thread.recorded += 1
+    record.add(_described(caller, attended, running), attended)
+
+
+def _described(caller: Caller, attended: Attended | Projected, running: Sequence[Running]) -> Caller:
+    if not running:
+        return caller
+    query, key = attended.query, attended.key
+    L, S = (each.shape[1] if isinstance(attended, Projected) else each.shape[-2] for each in (query, key))
+    B = math.prod(query.shape[:1] if isinstance(attended, Projected) else query.shape[:-3])
+    return replace(caller, reads=running[-1].reads(L, S), windows=_windows(running[0], B))
+
+
+def _windows(outer: Running, B: int) -> int:
+    """Return into how many windows each sequence of a batch is cut, of which B are attended to."""
+    given = next((each for each in outer.inputs.values() if isinstance(each, Tensor) and each.dim() > 1), None)
+    if given is None or not given.shape[0] or B % given.shape[0]:
+        return 1
+    if given.dim() < 4 and B in given.shape[:2]:  # (L, B, C) too; of an image, the second are channels
+        return 1
+    return B // given.shape[0]
+
+
+def _heard() -> Record | None:
+    """Return the record that the operators of this thread are for now."""
+    watch = _active.get()
+    if watch.record is None or torch.compiler.is_compiling() or in_backward() or is_jit_tracing() or is_proxied():
+        return None
+    return watch.record
+
+
+def _read(read: Read) -> None:
+    """Record a softmax that was multiplied with values, once its module has run whole."""
+    record = _heard()
+    assert record is not None
+    if _is_left_out(record):
+        return
+    found = matrices(read)
+    if found is None:
+        if read.running:
+            read.running[-1].reasons.append(PARTS)
+        return
+    weights, value = found
+    owner = read.running[-1] if read.running else None
+    positions = owner.positions() if owner is not None else set()
+    if owner is not None and positions and not positions & set(weights.shape[2:]):
+        owner.reasons.append(FEATURES)
+        return
+    attended = Attended.of_weights(weights.detach().clone(), None if value is None else value.detach().clone())
+    if owner is None:
+        _tell(record, attended, running=())
+    else:
+        caller = caller_of(record.names)
+        named = (record.names[id(each.module)] for each in reversed(read.running) if id(each.module) in record.names)
+        caller = _described(replace(caller, name=next(named, caller.name)), attended, read.running)
+        owner.pending.append(functools.partial(record.add, caller, attended))
+
+
+def _kernel(func: Any, args: Sequence[Any], kwargs: dict[str, Any], answer: Any) -> bool:
+    """Record a call of one of torch's kernels, made by a function that holds no name that could be replaced."""
+    if func not in _kernels():
+        return False
+    record = _heard()
+    assert record is not None
+    if _is_left_out(record):
+        return True
+    if _is_empty(answer):
+        record.ledger.leave_out(_WITHOUT_VALUES)
+        return True
+    names = [each.name for each in func._schema.arguments]
+    given = dict(zip(names, args)) | kwargs
+    _tell(record, arguments.of_kernel(given))
+    return True
+
+
+@functools.cache
+def _kernels() -> frozenset[Any]:
+    return frozenset(kernels())
+
+
+def _is_left_out(record: Record) -> bool:
+    """Whether the call that is under way cannot be recorded where it is seen; count it if so."""
+    if in_compiled_code():
+        record.ledger.leave_out("ran in compiled code, where no module is known")
+        return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _OURS:
+        frame = frame.f_back
+    if frame is None:
+        return False
+    record.ledger.leave_out(
+        "ran in regard.attention by a reference that is not replaced, as a partial or a closure holds one"
+    )
+    return True
+
+
+def _observing() -> Observing:
+    return Observing(lambda: ProductObserver(lambda: _heard() is not None, _read, _kernel))
+
+
+def _begins(module: nn.Module) -> bool:
+    """Whether to follow a module that begins to run: where something is captured, or its model runs elsewhere."""
+    watch = _active.get()
+    known = _record_of(module) if watch.record is None else watch.record
+    if known is None or (isinstance(module, GraphModule) and id(module) not in known.names):  # what is compiled
+        return False
+    return watch.record is not None or watch is _NOBODY
+
+
+def _record_of(module: nn.Module) -> Record | None:
+    """Return the record of the model that a module belongs to."""
+    return next((record for record, _ in tuple(_captures.values()) if id(module) in record.names), None)
+
+
+def _begun(running: Running) -> None:
+    watch = _active.get()
+    if watch is _NOBODY:  # in a thread or task that the capture was not begun in
+        record = _record_of(running.module)
+        _active.set(replace(watch, record=record))
+        running.leave.append(_leave_record)
+    record = _active.get().record
+    assert record is not None
+    if id(running.module) in record.names or not record.names:
+        record.ledger.modules += 1
+    if thread.observers == 0:
+        observing = _observing()
+        observing.__enter__()
+        running.leave.append(lambda: observing.__exit__(None, None, None))
+
+
+def _leave_record() -> None:
+    _active.set(_NOBODY)
+
+
+def _ended(running: Running) -> None:
+    """Record what was seen of a module that has run, or note that nothing was."""
+    record = _active.get().record
+    leave = running.leave
+    for each in reversed(leave):
+        each()
+    if record is None:
+        return
+    if not running.reasons:
+        for add in running.pending:
+            thread.recorded += 1
+            add()
+    name = record.names.get(id(running.module), "")
+    if thread.recorded > running.recorded or thread.missed > running.missed:
+        return
+    if looks_like_attention(running.module, name):
+        thread.missed += 1
+        record.ledger.miss(name, type(running.module).__name__, next(iter((*running.reasons, *running.hints)), UNKNOWN))
+
+
+_module_calls = ModuleCalls(_begins, _begun, _ended)
+
+
+def _beam_search(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return transformers' beam search, of which a record learns by which beams sequences came."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def search(*args: Any, **kwargs: Any) -> Any:
+        watch = _active.get()
+        bound = signature.bind(*args, **kwargs)
+        record = _record_of(bound.arguments["self"]) if watch is _NOBODY else watch.record
+        if record is None:
+            return original(*args, **kwargs)
+        wanted = bound.arguments["generation_config"]
+        bound.arguments["generation_config"] = told = copy.copy(wanted)
+        told.return_dict_in_generate = True
+        with record.beam_search() as found:
+            answer = original(*bound.args, **bound.kwargs)
+            found.indices = answer.beam_indices
+        return answer if wanted.return_dict_in_generate else answer.sequences
+
+    return search
 
 
 def _output_gradient(answer: Any, rows_first: bool) -> OutputGradient | None:
@@ -272,7 +512,7 @@ def _weighing(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         watch = _NOBODY if torch.compiler.is_compiling() else _active.get()
-        if watch is _NOBODY:
+        if watch is _NOBODY or watch is _SILENT:
             return original(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -285,7 +525,7 @@ def _weighing(original: Callable[..., Any]) -> Callable[..., Any]:
         with torch.random.fork_rng():  # for the case that nobody intervenes here
             output, _ = original(**given | {"need_weights": False})
         interventions = [each for each, before in zip(watch.interventions, latest) if each.latest is not before]
-        with _watching(_NOBODY):
+        with _watching(_SILENT):
             if not interventions:
                 return original(*args, **kwargs)
             _, weights = original(**given | {"average_attn_weights": False})
@@ -300,7 +540,7 @@ def _weighing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _weighed(original: Callable[..., Any], watch: _Watch, given: dict[str, Any]) -> Any:
     """Return what torch's multi-head attention gives with its weights, and let a call without them tell of it."""
-    with _watching(_NOBODY):
+    with _watching(_SILENT):
         answer = original(**given)
     output = None
     if watch.record is not None and watch.record.gradients and answer[0].requires_grad:
@@ -327,7 +567,7 @@ def _interface(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function = original(self, attn_implementation, default)
-        if _active.get() is _NOBODY:
+        if _active.get() is _NOBODY and not _captures:
             return function
         ours = getattr(function, "__module__", "").startswith("regard.")
         kind: Any = "eager" if function is default else "regard" if ours else "other"

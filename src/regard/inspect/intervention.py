@@ -55,7 +55,7 @@ class Intervention:
             run, _ = self._tracker.run_of(caller, None, None)
         else:
             call = attended.flat()
-            run, _ = self._tracker.run_of(caller, call.query, call.key)
+            run, _ = self._tracker.run_of(caller, call.query, call.marks)
         return chosen(run.layer, self._tracker.layers, self._layer)
 
     def change(self, attended: Attended) -> Change:

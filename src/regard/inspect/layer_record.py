@@ -33,10 +33,14 @@ class LayerRecord(ABC):
     ----------
     name : str
         The layer's name in the model.
+    windows : int
+        Into how many windows each sequence is cut, which stand in the batch one after the other; 1 where it is whole.
+    reads : str, optional
+        Whether it reads its own sequence, "self", or another, "cross", where what its module was called with says so.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, reads: str | None = None, windows: int = 1) -> None:
+        self.name, self.reads, self.windows = name, reads, windows
 
     @property
     @abstractmethod
@@ -94,9 +98,14 @@ class LayerRecord(ABC):
 
     @property
     def kind(self) -> str:
-        """Whether it reads its own sequence, "self", or another, "cross": by its name, or as L and S differ."""
+        """Whether it reads its own sequence, "self", or another, "cross".
+
+        By its name, by what its module was called with, or where neither says it, as L and S differ.
+        """
         _, _, L, S = self.shape
-        return "cross" if L != S or any(each in self.name.lower() for each in _CROSS) else "self"
+        if any(each in self.name.lower() for each in _CROSS):
+            return "cross"
+        return self.reads or ("cross" if L != S else "self")
 
 
 class AttentionRecord(LayerRecord):
@@ -110,8 +119,8 @@ class AttentionRecord(LayerRecord):
         B, H, L and S.
     """
 
-    def __init__(self, name: str, attended: Attended | Projected) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, attended: Attended | Projected, reads: str | None = None, windows: int = 1) -> None:
+        super().__init__(name, reads, windows)
         self._calls = [attended]
         self._key: Tensor | None = None
         self._value: Tensor | None = None
@@ -149,13 +158,14 @@ class AttentionRecord(LayerRecord):
 
     @property
     def heads_per_group(self) -> int:
-        return self.shape[1] // self.calls[0].key.shape[1]
+        return self.shape[1] // max(self.calls[0].key.shape[1], 1)
 
     @property
     def nbytes(self) -> int:
         outputs = sum(each.output.nbytes for each in self.calls if each.output)
         values = 0 if self.value is None else self.value.nbytes
-        return sum(each.query.nbytes for each in self.calls) + self.key.nbytes + values + outputs
+        given = sum(each.given.nbytes for each in self.calls if each.given is not None)
+        return sum(each.query.nbytes for each in self.calls) + self.key.nbytes + values + outputs + given
 
     def weights(
         self, *, batch: int | slice | None = None, head: int | slice | None = None, rows: int | slice | None = None,
@@ -215,7 +225,15 @@ class AttentionRecord(LayerRecord):
         return whole
 
     def lse(self) -> Tensor:
-        """Return the log-sum-exp (B, H, L) of each query's scores: a weight is exp(score − lse)."""
+        """Return the log-sum-exp (B, H, L) of each query's scores: a weight is exp(score − lse).
+
+        Raises
+        ------
+        ValueError
+            If the weights alone were recorded.
+        """
+        if any(each.given is not None for each in self.calls):
+            raise rejected("lse", "record", "hold queries and keys", f"weights alone in {self.name!r}")
         return torch.cat([_whole(each, AuxRequest(lse=True)).lse for each in self.calls], 2)
 
     def entropy(self) -> Tensor:

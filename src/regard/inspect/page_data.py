@@ -29,7 +29,7 @@ from regard.inspect.overview import (
 )
 from regard.inspect.record import Record
 from regard.inspect.summary import AttentionSummary
-from regard.inspect.texts import Text, texts_of
+from regard.inspect.texts import Text
 
 #: Bytes of queries and keys up to which float32 is sent, and pairs of a matrix that is sent as it is.
 _EXACT, _LARGEST = 8 << 20, 1 << 24
@@ -83,17 +83,19 @@ def page_data(shown: Sequence[Record | Alignment], *, title: str, note: str, bat
         else:
             records.append(each.title or f"record {len(records) + 1}")
             for number, run in enumerate(each):
-                _add_layer(data, run, each.texts, {"record": len(records) - 1, "number": number}, batch)
+                _add_layer(data, run, each.texts_of(run, batch), {"record": len(records) - 1, "number": number}, batch)
     if not data.described["heads"]:
         raise rejected("page", "record", "hold attention", "none")
     return data
 
 
-def _add_layer(data: PageData, run: LayerRecord, texts: Sequence[Text], place: dict[str, int], batch: int) -> None:
+def _add_layer(data: PageData, run: LayerRecord, texts: tuple[Text, Text], place: dict[str, int], batch: int) -> None:
     B, H, L, S = run.shape
     if not 0 <= batch < B:
         raise rejected("page", "batch", f"be below {B}, as many sequences as there are", batch)
-    queries, keys = texts_of(texts, run)
+    if min(L, S) == 0:
+        raise rejected("page", run.name or "the layer", "have queries and keys", f"{L} queries and {S} keys")
+    queries, keys = texts
 
     def sinks() -> list[int | None]:
         largest, at = (run.received()[batch] / L).max(-1)
@@ -193,7 +195,12 @@ def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str
     E, H, G = first.query.shape[-1], run.shape[1], first.key.shape[1]
     for each in calls:
         plain = each.score in (None, "scaled_dot") and each.normalizer == "softmax"
-        if each.changes or not plain or (each.scale, each.softcap) != (first.scale, first.softcap):
+        if (
+            each.changes
+            or each.given is not None
+            or not (plain and E)
+            or (each.scale, each.softcap) != (first.scale, first.softcap)
+        ):
             return None
     spans = [_span(each, batch) for each in calls]
     starts, stops = ([each[i] + call.first for each, call in zip(spans, calls) if each] for i in (0, 1))
@@ -250,7 +257,10 @@ def _table(data: PageData, weights: Callable[[], Tensor], run: LayerRecord | Non
     if run is not None and run.shape[2] * run.shape[3] > _LARGEST:
         expected = f"be a softmax of dot products with one run of keys for each query beyond {_LARGEST:,} pairs"
         raise rejected("page", run.name or "the layer", expected, f"{run.shape[2]} × {run.shape[3]}")
-    return {"kind": "table", "signed": False, "block": data.block(lambda: _bytes(weights(), torch.float16))}
+    signed = isinstance(run, AttentionRecord) and any(
+        each.given is not None and bool((each.given < 0).any()) for each in run.calls
+    )
+    return {"kind": "table", "signed": signed, "block": data.block(lambda: _bytes(weights(), torch.float16))}
 
 
 def _bytes(values: Tensor, dtype: torch.dtype | None = None) -> bytes:

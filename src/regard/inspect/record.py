@@ -5,7 +5,9 @@ Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E wi
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -13,7 +15,9 @@ from typing import Self
 import torch
 
 from regard._errors import rejected, unknown_name
+from regard.inspect.beam_search import UNFOLLOWED, BeamSearch
 from regard.inspect.calls import Attended, Projected
+from regard.inspect.coverage import Coverage, Ledger
 from regard.inspect.layer_record import AttentionRecord, LayerRecord
 from regard.inspect.layer_tracker import Caller, LayerTracker, chosen, runs_of_module
 from regard.inspect.summary import AttentionSummary
@@ -35,10 +39,16 @@ class Record:
     ----------
     names : dict of int to str
         The model's modules that are recorded, by their identities.
+    wanted : sequence of int or str, optional
+        Which layers are kept; None is all.
     title : str
         What pictures and pages are headed with.
     texts : tuple of Text
         What was read, or what was read and what was written; see :meth:`describe`.
+    sequence : int
+        Which sequence of the batch the texts are of; others are shown with numbers in the place of tokens.
+    coverage : Coverage
+        What was recorded and what was not, once the block of the capture has ended.
     """
 
     def __init__(
@@ -46,37 +56,90 @@ class Record:
         *, topk: int | None = None, gradients: bool = False,
     ) -> None:  # fmt: skip
         self.names, self.gradients = names, gradients
-        self._dtype, self._wanted, self._topk = dtype, layers, topk
+        self._dtype, self.wanted, self._topk = dtype, layers, topk
         self.title = ""
         self.texts: tuple[Text, ...] = ()
+        self.sequence = 0
         self._runs: dict[str, list[LayerRecord]] = {}
-        self.tracker = LayerTracker()
+        self.tracker, self.ledger, self.coverage = LayerTracker(), Ledger(), Coverage()
+        self._lock = threading.RLock()
+        #: Of each thread that writes with several beams.
+        self._searches: dict[int, BeamSearch] = {}
 
     def add(self, caller: Caller, attended: Attended | Projected) -> None:
         """Keep a call of a layer, if it is wanted: as rows of a run that it goes on with, or as a new run."""
-        call = attended.flat() if isinstance(attended, Attended) else None
-        of, first = self.tracker.run_of(caller, *(None, None) if call is None else (call.query, call.key))
-        if of.layer.endswith("#2") and first is None:  # which makes of the module's name that of its first layer
-            self._rename(caller.name, f"{caller.name}#1")
-        if not self._wants(of.layer):
-            return
-        runs = self._runs.setdefault(of.layer, [])
-        if first is not None and call is not None:
-            call = replace(call, first=first)
-            runs[of.number].grow(call if self._topk else call.kept(self._dtype))
-        elif self._topk:
-            runs.append(AttentionSummary(of.layer, call or attended, self._topk))
+        with self._lock:
+            search = self._searches.get(threading.get_ident())
+            if search is not None and isinstance(attended, Attended):
+                layer = self._named(caller, self.tracker.layer_of(caller))
+                if self._wants(layer):
+                    search.add(layer, caller, attended.kept(self._dtype))
+                return
+            call = attended.flat() if isinstance(attended, Attended) else None
+            of, first = self.tracker.run_of(caller, *(None, None) if call is None else (call.query, call.marks))
+            if first is None:
+                self._named(caller, of.layer)
+            if not self._wants(of.layer):
+                return
+            if first is not None and call is not None:
+                call = replace(call, first=first)
+                self._runs[of.layer][of.number].grow(call if self._topk else call.kept(self._dtype))
+            else:
+                self._begin(of.layer, caller, call or attended)
+
+    def _begin(self, layer: str, caller: Caller, call: Attended | Projected) -> LayerRecord:
+        """Begin a run of a layer."""
+        if self._topk:
+            run: LayerRecord = AttentionSummary(layer, call, self._topk, caller.reads, caller.windows)
         else:
-            runs.append(AttentionRecord(of.layer, (call or attended).kept(self._dtype)))
+            run = AttentionRecord(layer, call.kept(self._dtype), caller.reads, caller.windows)
+        self._runs.setdefault(layer, []).append(run)
+        return run
+
+    @contextmanager
+    def beam_search(self) -> Iterator[BeamSearch]:
+        """Collect the calls of this thread, whose rows are of beams, until it is known which beams sequences are of."""
+        search = self._searches[threading.get_ident()] = BeamSearch()
+        try:
+            yield search
+        finally:
+            del self._searches[threading.get_ident()]
+            with self._lock:
+                self._add_beams(search)
+
+    def _add_beams(self, search: BeamSearch) -> None:
+        followed = search.followed()
+        if followed is None and search.calls:
+            self.ledger.note(UNFOLLOWED)
+        for layer, calls in search.calls.items():
+            caller = calls[0][0]
+            if followed is None:
+                for each, call in calls:
+                    self.tracker.begin(each.name, layer)
+                    self._begin(layer, each, call)
+                continue
+            self.tracker.begin(caller.name, layer)
+            first, *others = followed[layer]
+            run = self._begin(layer, caller, first)
+            for call in others:
+                run.grow(call)
+
+    def _named(self, caller: Caller, layer: str) -> str:
+        """Return a layer's name; where it is the second of its module, the first one gets a number, too."""
+        if layer == f"{caller.name}#2":
+            self._rename(caller.name, f"{caller.name}#1")
+        return layer
 
     def _rename(self, layer: str, name: str) -> None:
         self._runs = {name if each == layer else each: runs for each, runs in self._runs.items()}
         for run in self._runs.get(name, ()):
             run.name = name
+        for search in self._searches.values():
+            search.rename(layer, name)
 
     def _wants(self, layer: str) -> bool:
         layers = self.tracker.layers
-        return self._wanted is None or any(chosen(layer, layers, each) for each in self._wanted)
+        return self.wanted is None or any(chosen(layer, layers, each) for each in self.wanted)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -130,7 +193,7 @@ class Record:
     def __repr__(self) -> str:
         return f"Record({len(self)} layers, {self.nbytes / 2**20:.1f} MiB)"
 
-    def describe(self, *texts: Text | Sequence[str], title: str = "") -> Self:
+    def describe(self, *texts: Text | Sequence[str], title: str = "", sequence: int = 0) -> Self:
         """Name the tokens that were read, for pictures and pages, and return the record.
 
         Parameters
@@ -138,17 +201,31 @@ class Record:
         *texts : Text or sequence of str
             The text; or what an encoder read, and what a decoder wrote.
         title : str
+        sequence : int
+            Which sequence of the batch they are of.
 
         Raises
         ------
         ValueError
-            If a layer has another number of rows or columns than texts have tokens.
+            If a layer has another number of rows or columns than texts have tokens, or fewer sequences.
         """
         given = as_texts(texts)
         for run in self:
             texts_of(given, run)
-        self.texts, self.title = given, title
+            if not 0 <= sequence < run.shape[0]:
+                raise rejected("record", "sequence", f"be below {run.shape[0]}, as many as there are", sequence)
+        self.texts, self.title, self.sequence = given, title, sequence
         return self
+
+    def texts_of(self, run: LayerRecord, sequence: int) -> tuple[Text, Text]:
+        """Return what the queries and the keys of a layer are in one sequence: tokens, or numbers where none are known.
+
+        Raises
+        ------
+        ValueError
+            If the texts do not fit.
+        """
+        return texts_of(self.texts if sequence == self.sequence else (), run)
 
     def save(self, path: str | Path) -> Path:
         """Write the record to a file, which :meth:`load` and ``regard view`` read."""
@@ -180,5 +257,5 @@ class Record:
         from regard.inspect.record_file import load_record
 
         made = cls({}, torch.float32)
-        made._runs, made.texts, made.title = load_record(path)
+        made._runs, made.texts, made.title, made.sequence = load_record(path)
         return made

@@ -21,12 +21,11 @@ from regard._errors import rejected
 from regard._memory import available_memory
 from regard._part import Part
 from regard._writing import write_together
-from regard.inspect.calls import Attended, Change
+from regard.inspect.calls import Attended, Change, dense_mask
 from regard.inspect.gradients import OutputGradient
 from regard.inspect.layer_record import AttentionRecord, LayerRecord
 from regard.inspect.summary import AttentionSummary
 from regard.inspect.texts import Patches, Text
-from regard.masks import Extent, as_mask
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.scores.base import TABLE as SCORES
 
@@ -34,6 +33,10 @@ if TYPE_CHECKING:
     from regard.inspect.record import Record
 
 FORMAT, VERSION = "regard-record", 1
+#: What the tensors of a record are of.
+_DTYPES = (
+    torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.bool, torch.uint8, torch.int32, torch.int64
+)  # fmt: skip
 #: Pairs of a mask that has to be written out, at most.
 _LARGEST = 1 << 30
 _FIELDS = {"is_causal": bool, "scale": float, "softcap": float, "mask": str}
@@ -51,10 +54,11 @@ def save_record(path: str | Path, record: Record) -> Path:
         at = str(len(described))
         if isinstance(run, AttentionSummary):
             tensors |= {f"{at}.{part}": tensor.contiguous() for part, tensor in run.tensors().items()}
-            described.append({"name": name, "summary": run.numbers()})
+            described.append({"name": name, "summary": run.numbers(), "reads": run.reads, "windows": run.windows})
         else:
             assert isinstance(run, AttentionRecord)
-            described.append({"name": name, "calls": _described_calls(run, at, tensors)})
+            calls = _described_calls(run, at, tensors)
+            described.append({"name": name, "calls": calls, "reads": run.reads, "windows": run.windows})
     texts = []
     for number, text in enumerate(record.texts):
         texts.append({"tokens": text.tokens, "special": text.special, "patches": None})
@@ -62,6 +66,7 @@ def save_record(path: str | Path, record: Record) -> Path:
             tensors[f"image.{number}"] = torch.frombuffer(bytearray(patches.image), dtype=torch.uint8)
             texts[-1]["patches"] = (patches.rows, patches.cols, patches.first)
     about = {"format": FORMAT, "version": VERSION, "title": record.title, "texts": texts, "runs": described}
+    about["sequence"] = record.sequence
     target = Path(path)
     write_together({target: save(tensors, {"regard": json.dumps(about)})})
     return target
@@ -74,6 +79,8 @@ def _described_calls(run: AttentionRecord, at: str, tensors: dict[str, Tensor]) 
         tensors[f"{at}.value"] = value.contiguous()
     for i, call in enumerate(run.calls):
         tensors[f"{at}.{i}.query"] = call.query.contiguous()
+        if call.given is not None:
+            tensors[f"{at}.{i}.weights"] = call.given.contiguous()
         if call.sinks is not None:
             tensors[f"{at}.{i}.sinks"] = call.sinks.contiguous()
         if call.output is not None and call.output.value is not None:
@@ -91,8 +98,8 @@ def _described_calls(run: AttentionRecord, at: str, tensors: dict[str, Tensor]) 
     return calls
 
 
-def load_record(path: str | Path) -> tuple[dict[str, list[LayerRecord]], tuple[Text, ...], str]:
-    """Return the runs in a file, layer by layer, its texts and its title.
+def load_record(path: str | Path) -> tuple[dict[str, list[LayerRecord]], tuple[Text, ...], str, int]:
+    """Return the runs in a file, layer by layer, its texts, its title, and which sequence the texts are of.
 
     Raises
     ------
@@ -121,11 +128,26 @@ def load_record(path: str | Path) -> tuple[dict[str, list[LayerRecord]], tuple[T
         raise _wrong(path, "be a whole record of attention", f"a damaged one ({error})") from None
 
 
-def _read(about: Any, tensors: dict[str, Tensor]) -> tuple[dict[str, list[LayerRecord]], tuple[Text, ...], str]:
+def _read(about: Any, tensors: dict[str, Tensor]) -> tuple[dict[str, list[LayerRecord]], tuple[Text, ...], str, int]:
     try:
-        return _runs(about["runs"], tensors), _texts(about["texts"], tensors), str(about["title"])
+        _require_plain(tensors)
+        texts = _texts(about["texts"], tensors)
+        return _runs(about["runs"], tensors), texts, str(about["title"]), _count(about.get("sequence", 0), 0)
     except ValueError as error:  # parts and texts check what they are given
         raise TypeError(str(error)) from None
+
+
+def _require_plain(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse types that no record holds, such as floats of 8 bits, with which torch computes nothing."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _DTYPES:
+            raise TypeError(f"{name} is of {tensor.dtype}")
+
+
+def _count(given: Any, least: int) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or given < least:
+        raise TypeError(f"{given!r} is no number of sequences or windows")
+    return given
 
 
 def _runs(described: Any, tensors: dict[str, Tensor]) -> dict[str, list[LayerRecord]]:
@@ -143,6 +165,9 @@ def _runs(described: Any, tensors: dict[str, Tensor]) -> dict[str, list[LayerRec
                 if not _goes_on(call, calls[0], made.key):
                     raise TypeError(f"calls of {name} have other sizes")
                 made.grow(call)
+        made.reads, made.windows = run.get("reads"), _count(run.get("windows", 1), 1)
+        if made.reads not in (None, "self", "cross"):
+            raise TypeError(f"{name} reads {made.reads!r}")
         found.setdefault(name, []).append(made)
     return found
 
@@ -177,12 +202,28 @@ def _call(call: Any, name: str, at: str, i: int, tensors: dict[str, Tensor]) -> 
         raise TypeError(f"{name} has queries {tuple(query.shape)} and keys {tuple(whole.shape)}")
     given = {field: call[field] for field in ("is_causal", "scale", "softcap")}
     given |= {part: _made(part, call[part], f"{at}.{i}.{part}", tensors) for part in _PARTS}
-    attended = Attended(query, key, sinks=sinks, first=first, **given)
+    weights = tensors.get(f"{at}.{i}.weights")
+    attended = Attended(query, key, sinks=sinks, first=first, given=weights, **given)
+    _require_whole(attended, name)
     changes = _changes(call["changes"], f"{at}.{i}", tensors, attended)
     value, output = _with_gradient(tensors, at, i, attended)
     return replace(
         attended, mask=_mask(call["mask"], f"{at}.{i}", tensors, attended), changes=changes, value=value, output=output
     )
+
+
+def _require_whole(call: Attended, name: str) -> None:
+    """Refuse a call whose extents no model has, or whose weights do not fit it."""
+    (B, H, L, E), S = call.query.shape, call.key.shape[2]
+    if min(B, H) == 0:
+        raise TypeError(f"{name} has {B} sequences and {H} heads")
+    if call.given is not None:
+        if call.given.shape != (B, H, L, S) or not call.given.is_floating_point():
+            raise TypeError(f"{name} has weights {tuple(call.given.shape)} for {L} queries and {S} keys")
+    elif E == 0:
+        raise TypeError(f"{name} has heads of width 0")
+    if S == 0:
+        raise TypeError(f"{name} has no keys")
 
 
 def _with_gradient(
@@ -254,25 +295,12 @@ def _mask_tensors(call: Attended) -> tuple[str | None, dict[str, Tensor]]:
     if (span := replace(call, is_causal=False).intervals()) is not None:
         return "intervals", {"start": span[0], "stop": span[1]}
     (B, H, L, _), S = call.query.shape, call.key.shape[2]
-    extent, device = Extent(B, H, L, S), call.query.device
-    bound = as_mask(call.mask).bind(extent, device)
-    b, h = torch.arange(B, device=device)[:, None, None, None], torch.arange(H, device=device)[:, None, None]
     if B * H * L * S > _LARGEST:
-        raise rejected(
-            "save", "mask", f"be a tensor, or one run of keys for each query, beyond {_LARGEST:,} pairs", bound
-        )
-    rows, cols = torch.arange(L, device=device)[:, None], torch.arange(S, device=device)
-    return "tensor", {
-        "mask": bound.matrix(b, h, rows, cols, torch.float32)
-        if bound.has_bias
-        else _marks(bound.visible(b, h, rows, cols), L, S)
-    }
-
-
-def _marks(seen: Tensor | None, L: int, S: int) -> Tensor:
-    assert seen is not None  # what hides nothing is an interval
-    seen = seen[(None,) * (4 - seen.dim())]
-    return seen.expand(*seen.shape[:2], L, S)
+        expected = f"be a tensor, or one run of keys for each query, beyond {_LARGEST:,} pairs"
+        raise rejected("save", "mask", expected, type(call.mask).__name__)
+    mask = dense_mask(call)
+    assert mask is not None  # what hides nothing is an interval
+    return "tensor", {"mask": mask}
 
 
 def _mask(kind: str | None, at: str, tensors: Mapping[str, Tensor], attended: Attended) -> Any:

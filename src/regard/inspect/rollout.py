@@ -64,7 +64,7 @@ def rollout(
     Raises
     ------
     ValueError
-        If an argument is out of range, or the layers are not all of one sequence.
+        If an argument is out of range, the layers are not all of one sequence, or they cut it into windows.
 
     Examples
     --------
@@ -153,6 +153,9 @@ def fused_weights(
     if head_fusion not in HEAD_FUSIONS:
         raise unknown_name(function, "head_fusion", head_fusion, HEAD_FUSIONS)
     runs = _chosen(function, record, layers)
+    if cut := next((run for run in runs if run.windows > 1), None):
+        got = f"{cut.windows} windows of each in {cut.name!r}, which do not correspond from layer to layer"
+        raise rejected(function, "layers", "attend over whole sequences", got)
     shapes = sorted({run.shape[2:] for run in runs})
     if len(shapes) > 1:
         raise rejected(function, "layers", "be of one shape (L, S)", ", ".join(map(str, shapes)))

@@ -115,8 +115,10 @@ class AttentionSummary(LayerRecord):
         How many of each query's weights are kept.
     """
 
-    def __init__(self, name: str, attended: Attended | Projected, k: int) -> None:
-        super().__init__(name)
+    def __init__(
+        self, name: str, attended: Attended | Projected, k: int, reads: str | None = None, windows: int = 1
+    ) -> None:
+        super().__init__(name, reads, windows)
         call = attended.attended() if isinstance(attended, Projected) else attended.flat()
         B, H = call.query.shape[:2]
         self.k = k
@@ -157,7 +159,7 @@ class AttentionSummary(LayerRecord):
         fit = made._received.shape[:2] == (B, H) == made._pyramid.largest.shape[:2]
         whole = made._top.weights.shape == made._top.indices.shape == (B, H, L, made.k)
         fit = fit and all(each.is_floating_point() != (part == "topk.indices") for part, each in tensors.items())
-        if not (fit and whole and 0 < made._groups <= H and (made._top.indices < S).all()):
+        if not (fit and whole and min(B, S, made.k) > 0 and 0 < made._groups <= H and (made._top.indices < S).all()):
             raise TypeError(f"a summary of {made.shape} has parts of other sizes")
         return made
 
@@ -198,7 +200,11 @@ class AttentionSummary(LayerRecord):
         kept = (self._entropy, self._received, self._top.weights, self._top.indices)
         return sum(each.nbytes for each in kept) + self._pyramid.nbytes
 
-    def weights(self, **_: int | slice | None) -> NoReturn:
+    def weights(
+        self, *, batch: int | slice | None = None, head: int | slice | None = None, rows: int | slice | None = None,
+        cols: int | slice | None = None,
+    ) -> NoReturn:  # fmt: skip
+        del batch, head, rows, cols
         raise rejected("weights", "record", "be captured with its queries and keys", f"{self!r}")
 
     def entropy(self) -> Tensor:

@@ -16,6 +16,9 @@ try:
 except ImportError:  # a version without it tells its layers
     _active_collector: Any = None  # type: ignore[no-redef]
 
+#: The method of a model that runs its beam search, whose public caller does not say which beams its answers came by.
+BEAM_SEARCH = "_beam_search"
+
 
 def collects_weights() -> bool:
     """Whether the call that runs was asked for ``output_attentions``."""

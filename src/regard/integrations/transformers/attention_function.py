@@ -6,6 +6,7 @@ Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E an
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,10 +216,10 @@ def layer_inputs(
     **others
         Must be in :data:`HARMLESS`, or None.
     """
-    unknown = [name for name, value in others.items() if value is not None and name not in HARMLESS]
-    if unknown:
+    unknown = unknown_keyword(others)
+    if unknown is not None:
         raise ValueError(
-            f"regard: {_name(module)} passes the keyword {unknown[0]!r} to its attention, "
+            f"regard: {_name(module)} passes the keyword {unknown!r} to its attention, "
             "whose meaning is not known here; use attn_implementation='eager'."
         )
     L, S, parts = query.shape[2], key.shape[2], parts_of(module)
@@ -248,6 +249,12 @@ def layer_inputs(
     if s_aux is not None:
         return LayerInputs(mask, s_aux.view(1, -1, 1))
     return LayerInputs(mask, None if sinks is None else sinks.squeeze(-1))
+
+
+def unknown_keyword(keywords: Mapping[str, Any]) -> str | None:
+    """Return the first of a layer's keywords that may change its attention in a way that is not known."""
+    known = inspect.signature(layer_inputs).parameters.keys() | inspect.signature(attention_function).parameters.keys()
+    return next((n for n, each in keywords.items() if each is not None and n not in HARMLESS | known), None)
 
 
 def _of_tensor(mask: Tensor | None) -> Structure:

@@ -68,7 +68,8 @@ class KernelMask:
         if isinstance(mask, masks.Dense):
             return GIVEN
         if is_causal(problem):
-            keys = slice(extent.L) if extent.L < extent.S else None  # later keys are seen by no query
+            # Later keys are seen by no query; a seed drops the same weights only where as many numbers are drawn.
+            keys = slice(extent.L) if extent.L < extent.S and not problem.dropout_p else None
             return cls(hides=True, causal=True, keys=keys)
         kept = mask.is_fixed
         keys = _shared_keys(problem) if kept and not mask.has_bias else None

@@ -6,7 +6,8 @@ A class is built from a tiny configuration with random weights. Compared are its
 padding on either side, its gradients, greedy generation from a batch padded on the left with dynamic and static caches,
 and sequences that are packed into one row, which must be what each is alone, or what transformers makes of them. Each
 class runs in a process of its own. Results go to benchmarks/results/transformers-families.json and, a line for each
-family, to docs/hugging-face-families.md. The exit status is 1 if one class is silently different.
+family, to docs/hugging-face-families.md; with --only, those of other families stay. The exit status is 1 if one class
+is silently different.
 """
 
 from __future__ import annotations
@@ -183,12 +184,13 @@ def main(arguments: list[str] | None = None) -> int:
             if i % 20 == 19:
                 print(f"{i + 1} of {len(tasks)} classes", flush=True)
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}, {datetime.now(UTC):%Y-%m-%d}"
-    if given.only:
-        for family, of_it in found.items():
-            print(f"{family}: {judgement(of_it)}")
-    else:
-        RESULTS.write_text(json.dumps({"facts": facts(), "found": found}, indent=1) + "\n", encoding="utf-8")
-        TABLE.write_text(table(found, versions), encoding="utf-8")
+    for family, of_it in found.items() if given.only else ():
+        print(f"{family}: {judgement(of_it)}")
+    if not given.only or RESULTS.exists():
+        before = json.loads(RESULTS.read_text(encoding="utf-8"))["found"] if given.only else {}
+        every = before | found
+        RESULTS.write_text(json.dumps({"facts": facts(), "found": every}, indent=1) + "\n", encoding="utf-8")
+        TABLE.write_text(table(every, versions), encoding="utf-8")
     return int(any(r["verdict"] == "different" for of_it in found.values() for rs in of_it.values() for r in rs))
 
 

@@ -106,6 +106,10 @@ def candidates(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
                 else 8,
             )
         }
+        frames_each = getattr(config, "num_frames", getattr(config, "frames_per_clip", 2))
+        yield {"pixel_values": normal(B, frames_each, channels, size, size)} | text
+    if "pixel_values_videos" in names:
+        yield {"pixel_values_videos": normal(B, getattr(config, "frames_per_clip", 2), channels, size, size)}
     if "input_features" in names:
         yield {"input_features": normal(B, bins, frames)} | paired
         yield {"input_features": normal(B, frames, bins)} | paired
@@ -113,6 +117,7 @@ def candidates(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
     if "input_values" in names:
         yield {"input_values": normal(B, 1600)} | paired
         yield {"input_values": normal(B, 1, 1600)} | paired
+        yield {"input_values": normal(B, getattr(config, "max_length", None) or 64, bins)}
     if "past_values" in names:
         yield {
             "past_values": normal(B, getattr(config, "context_length", 32), getattr(config, "num_input_channels", 1))

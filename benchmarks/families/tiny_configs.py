@@ -12,6 +12,7 @@ VOCABULARY, WIDTH, HEADS, GROUPS, HEAD, LAYERS, IMAGE, PATCH = 99, 32, 4, 2, 8, 
 #: What fields are set to, by the first pattern that a name matches; None leaves it.
 RULES: tuple[tuple[str, Any], ...] = (
     (r"(^|_)vocab_size$|^vocab_size_per_layer_input$|num_embeddings$", VOCABULARY),
+    (r"^rotary_dim$", 4),
     (r"^(type_vocab_size|num_codebooks|num_quantizers|codebook_dim|spatial_merge_size|temporal_patch_size)$", None),
     (r"^codebook_size$", 32),
     (r"^(sliding_window|attention_window|attention_chunk_size|window_size|local_attention|max_window_layers)$", 4),
@@ -56,7 +57,6 @@ RULES: tuple[tuple[str, Any], ...] = (
     (r"^(state_size|mamba_d_state|ssm_state_size)$", 8),
     (r"^(num_classes|num_labels)$", 3),
     (r"^prediction_length$", 8),
-    (r"^rotary_dim$", 4),
 )
 #: Fields without a default that a model needs.
 UNSET = re.compile(

@@ -188,6 +188,13 @@ def _add_heads(
         )
 
 
+def _sinks(call: Attended, batch: int) -> Tensor:
+    """Return the scores (H, L) of the keys without values that each query of a sequence sees."""
+    B, H, L, _ = call.query.shape
+    assert call.sinks is not None
+    return call.sinks.float().expand(B, H, L)[batch]
+
+
 def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str, Any]] | None:
     """Describe each head by its queries and keys; None where weights are not exp(score − lse) of dot products."""
     calls = run.calls
@@ -214,7 +221,9 @@ def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str
     @cache
     def lse() -> Tensor:
         found = run.lse()[batch]
-        return found if first.sinks is None else torch.logaddexp(found, first.sinks.float()[:, None])
+        if first.sinks is None:
+            return found
+        return torch.logaddexp(found, torch.cat([_sinks(each, batch) for each in calls], 1))
 
     span = [data.block(partial(_bytes, torch.cat(each).int())) for each in (starts, stops)]
     groups = [data.block(partial(_bytes, run.key[batch, group], dtype)) for group in range(G)]

@@ -140,6 +140,11 @@ def candidates(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
             yield {"hidden_states": normal(3 * side * side, patch), "grid_thw": grid}
 
 
+def fresh(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return copies of inputs: some models change theirs."""
+    return {name: t.clone() if isinstance(t, Tensor) else t for name, t in inputs.items()}
+
+
 def cast(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Return inputs with real numbers of a dtype."""
     return {name: t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for name, t in inputs.items()}
@@ -221,7 +226,7 @@ class Family:
         with torch.no_grad():
             self.use(implementation)
             torch.manual_seed(3)
-            return numbers(self.model(**inputs))
+            return numbers(self.model(**fresh(inputs)))
 
     def use(self, implementation: str) -> None:
         """Let the model run on an implementation."""
@@ -289,7 +294,7 @@ class Family:
         self.use(OURS)
         torch.compiler.reset()
         with torch.no_grad():
-            return numbers(torch.compile(self.model, backend="aot_eager")(**self.inputs))
+            return numbers(torch.compile(self.model, backend="aot_eager")(**fresh(self.inputs)))
 
     def packed(self, implementation: str, positions: Tensor, half: int) -> dict[str, Tensor]:
         """Return the outputs (B, L, ...) of two sequences packed into one row; by theirs, of each alone."""
@@ -323,7 +328,7 @@ class Family:
         self.model.zero_grad()
         torch.manual_seed(3)
         with torch.enable_grad():
-            outputs = numbers(self.model(**self.inputs))
+            outputs = numbers(self.model(**fresh(self.inputs)))
             draw = torch.Generator().manual_seed(4)
             wanted = [t for t in outputs.values() if t.requires_grad]
             total = sum(

@@ -63,6 +63,8 @@ UNSET = re.compile(
     r"^vocab_size$|^head_dim$|key_value_heads$|num_experts|top_k_experts|routed_experts$|shared_experts$|moe_intermediate_size$"
     r"|^prediction_length$|num_experts_per_tok$"
 )
+#: Configurations of models whose positions have three parts, which may have no field for them.
+SECTIONS = re.compile(r"VL|OCR|Omni|GlmImage|Glm4v")
 COMPILED = [(re.compile(pattern), value) for pattern, value in RULES]
 
 
@@ -139,9 +141,14 @@ def _agree(config: PretrainedConfig) -> None:
     for name in ("rope_parameters", "rope_scaling"):
         found = getattr(config, name, None)
         for each in [found, *found.values()] if isinstance(found, dict) else []:
-            if isinstance(each, dict) and "mrope_section" in each:
+            if isinstance(each, dict) and ("mrope_section" in each or SECTIONS.search(type(config).__name__)):
                 each["mrope_section"] = [2, 1, 1]
     if hasattr(config, "vocab_size"):
         config.pad_token_id = 0
     if getattr(config, "is_encoder_decoder", False):
         config.decoder_start_token_id = 0
+    for name, value in (("attn_layer_indices", [1]), ("attn_layer_period", 2), ("attn_layer_offset", 1)):
+        if hasattr(config, name):
+            setattr(config, name, value)
+    if getattr(config, "context_length", 0) is None:
+        config.context_length = 16

@@ -343,6 +343,9 @@ class TestMasks:
         assert torch.equal(mask < 0, right < 0) and torch.equal(mask.expand(2, 3, 4, 6)[:, 2:], right)
         assert torch.equal(mask.double(), right.double()) and mask.to(torch.bool).any() and len(mask) == 2
         assert mask.structure.from_model  # nothing of that changed it
+        alias = mask.clone()
+        alias[:, :, :, :6].detach()[:, :, 0] = right[0, 0, -1]  # of the same memory, as every view
+        assert not alias.structure.from_model and torch.equal(alias[:, :, 0], right[:, :, -1])
         for change in (
             lambda mask: mask.masked_fill_(mask == right[0, 0, 0, -1], True),
             lambda mask: mask[:, :, 0].fill_(True),
@@ -583,6 +586,12 @@ class TestPacking:
         model.set_attn_implementation("sdpa")
         close(together, model(given, position_ids=self.POSITIONS).logits)
         assert float((apart - together).abs().max()) > 0.1
+        model.set_attn_implementation("regard")
+        with configure(model, packed=False, layers=[0]):  # each layer has its own word
+            mixed = model(given, position_ids=self.POSITIONS).logits
+        assert float((mixed - apart).abs().max()) > 0.1 and float((mixed - together).abs().max()) > 0.1
+        with configure(model, packed=True, layers=[1]):
+            close(model(given, position_ids=self.POSITIONS).logits, apart)
         with pytest.raises(TypeError, match="configure: packed must be a bool or None, got 1"):
             configure(model, packed=1)
 

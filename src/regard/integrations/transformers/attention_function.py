@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -216,7 +217,7 @@ def layer_inputs(
     **others
         Must be in :data:`HARMLESS`, or None.
     """
-    unknown = unknown_keyword(others)
+    unknown = next((name for name, value in others.items() if value is not None and name not in HARMLESS), None)
     if unknown is not None:
         raise ValueError(
             f"regard: {_name(module)} passes the keyword {unknown!r} to its attention, "
@@ -253,8 +254,14 @@ def layer_inputs(
 
 def unknown_keyword(keywords: Mapping[str, Any]) -> str | None:
     """Return the first of a layer's keywords that may change its attention in a way that is not known."""
-    known = inspect.signature(layer_inputs).parameters.keys() | inspect.signature(attention_function).parameters.keys()
-    return next((n for n, each in keywords.items() if each is not None and n not in HARMLESS | known), None)
+    known = _understood() | HARMLESS
+    return next((name for name, value in keywords.items() if value is not None and name not in known), None)
+
+
+@cache
+def _understood() -> frozenset[str]:
+    functions = attention_function, layer_inputs
+    return frozenset(name for function in functions for name in inspect.signature(function).parameters)
 
 
 def _of_tensor(mask: Tensor | None) -> Structure:

@@ -48,8 +48,8 @@ class Structure:
     causal: bool = False
     packed: bool = False
     from_model: bool = True
-    #: Masks of packed sequences, which are the same for all layers.
-    kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+    #: The masks that keep packed sequences apart, by ``packed``: they are the same for all layers.
+    kept: dict[bool | None, Mask | None] = field(default_factory=dict, repr=False)
 
 
 #: What can be known without the numbers.
@@ -61,8 +61,8 @@ _FACTS = frozenset(
     + [Tensor.is_complex, Tensor.element_size, Tensor.get_device, Tensor.is_contiguous, Tensor.is_inference]
     + [Tensor.__len__, Tensor.__hash__, torch.is_tensor, torch.is_floating_point, torch.is_complex]
 )
-#: What gives the same mask again.
-_SAME = frozenset((Tensor.contiguous, Tensor.detach, Tensor.clone, torch.clone, torch.detach))
+#: What gives a tensor of the same memory, and a copy of it.
+_ALIASES, _COPIES = frozenset((Tensor.contiguous, Tensor.detach, torch.detach)), frozenset((Tensor.clone, torch.clone))
 
 
 class ModelMask(Tensor):
@@ -110,12 +110,12 @@ class ModelMask(Tensor):
                 return func(*args, **kwargs)
         mask = args[0] if args else None
         if isinstance(mask, ModelMask) and mask._is_intact():
-            if func in _SAME and not kwargs:
+            if func in _COPIES and not kwargs:
                 return mask._again()
+            if (func in _ALIASES and not kwargs) or (func is Tensor.__getitem__ and mask._is_all(args[1])):
+                return mask
             if func is Tensor.to and _moves_nothing(mask, args[1:], kwargs):
                 return mask
-            if func is Tensor.__getitem__ and mask._is_all(args[1]):
-                return mask._again()
         args, kwargs = replaced(ModelMask, ModelMask.matrix, (args, kwargs))
         return func(*args, **kwargs)
 

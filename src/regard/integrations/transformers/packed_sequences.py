@@ -60,11 +60,10 @@ def packed_mask(
         return None
     if packed is None and not given.from_model:
         return None  # who writes a mask of pairs says what may meet
-    if "packed" not in given.kept:
+    if packed not in given.kept:
         begins = _begins(given, positions, L, S, bool(packed))
-        given.kept["packed"] = None if begins is None else masks.document(begins.cumsum(1).expand(B, -1))
-    kept: Mask | None = given.kept["packed"]
-    return kept
+        given.kept[packed] = None if begins is None else masks.document(begins.cumsum(1).expand(B, -1))
+    return given.kept[packed]
 
 
 def _begins(given: Structure, positions: Tensor, L: int, S: int, certain: bool) -> Tensor | None:

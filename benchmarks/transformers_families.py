@@ -117,7 +117,8 @@ def judgement(found: dict[str, list[dict[str, str]]]) -> str:
             return f"{verdict}: {messages[0]} ({'; '.join(names[:2])}{more})"
     equal = sorted({result["check"] for _, result in every if result["verdict"] == "equal"})
     if equal:
-        return f"equal to 1e-5: {', '.join(equal)}"
+        ended = [f"{name} {result['detail']}" for name, result in every if result["check"] == "run"]
+        return f"equal to 1e-5: {', '.join(equal)}" + "".join(f"; not compared: {each}" for each in ended)
     name, result = next(((n, r) for n, r in every if r["verdict"] == "not built"), every[0] if every else ("", {}))
     return f"not built: {name}: {result.get('detail', 'no class')}" if result else "not built: no class"
 

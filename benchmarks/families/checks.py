@@ -245,21 +245,23 @@ class Family:
             return Found(check, "refused", reason(error))
         if worst <= NEAR:
             return Found(check, "equal", f"{worst:.1g}")
-        if self.model._supports_sdpa and apart(call("sdpa"), call(OURS), keep)[0] <= NEAR:
+        if self.model._supports_sdpa and self._distance(call, "sdpa", keep) <= NEAR:
             return Found(check, "equal", f"to sdpa, from which eager is {worst:.1g} apart")
         inputs = self.inputs
+        self.model.double()
+        self.inputs = cast(inputs, torch.float64)
+        exactly = self._distance(call, THEIRS, keep)
+        self.model.float()
+        self.inputs = inputs
+        verdict = "equal" if exactly <= NEAR else "different"
+        return Found(check, verdict, f"{worst:.2g} in {where}, in float64 {exactly:.2g}")
+
+    def _distance(self, call: Callable[[str], dict[str, Tensor]], other: str, keep: Tensor | None) -> float:
+        """Return how far ours is from another implementation; infinity where one of them does not run."""
         try:
-            self.model.double()
-            self.inputs = cast(inputs, torch.float64)
-            exactly = apart(call(THEIRS), call(OURS), keep)[0]
+            return apart(call(other), call(OURS), keep)[0]
         except Exception:
-            exactly = worst
-        finally:
-            self.model.float()
-            self.inputs = inputs
-        return Found(
-            check, "equal" if exactly <= NEAR else "different", f"{worst:.2g} in {where}, in float64 {exactly:.2g}"
-        )
+            return float("inf")
 
     def checks(self) -> Iterator[Found]:
         """Yield the result of each check that fits the class."""

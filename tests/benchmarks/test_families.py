@@ -68,6 +68,8 @@ def test_a_family_is_judged_by_its_worst_class() -> None:
 
     equal: dict[str, list[dict[str, str]]] = {"A": [result("equal"), result("equal", "gradients")]}
     assert transformers_families.judgement(equal) == "equal to 1e-5: forward, gradients"
+    ended = {"B": [{"check": "run", "verdict": "not run", "detail": "took more than 120 s"}]}
+    assert transformers_families.judgement(equal | ended).endswith("gradients; not compared: B took more than 120 s")
     assert transformers_families.judgement(equal | {"B": [result("refused")]}) == "refused: why (B, forward)"
     assert transformers_families.judgement(equal | {"B": [result("different"), result("refused")]}).startswith("differ")
     assert transformers_families.judgement({"B": [result("not built", "build")]}) == "not built: B: why"

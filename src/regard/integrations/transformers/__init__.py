@@ -8,6 +8,6 @@ transformers' interface, and :func:`configure` gives its layers other scores, no
 """
 
 from regard.integrations.transformers.attention_function import register
-from regard.integrations.transformers.configuration import Configured, configure
+from regard.integrations.transformers.configuration import Configured, attention_layers, configure
 
-__all__ = ["Configured", "configure", "register"]
+__all__ = ["Configured", "attention_layers", "configure", "register"]

@@ -171,7 +171,15 @@ def configure(
 
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return a model's attention layers by name: the modules whose code asks transformers' interface."""
+    """Return a model's attention layers by name: the modules whose code asks transformers' interface.
+
+    Examples
+    --------
+    >>> from transformers import BloomConfig, BloomModel, GPT2Config, GPT2Model
+    >>> sizes = {"vocab_size": 20, "hidden_size": 8, "n_head": 2, "n_layer": 2}
+    >>> list(attention_layers(GPT2Model(GPT2Config(**sizes)))), list(attention_layers(BloomModel(BloomConfig(**sizes))))
+    (['h.0.attn', 'h.1.attn'], [])
+    """
     return {name: module for name, module in model.named_modules() if _INTERFACE in _names_in(type(module).forward)}
 
 

@@ -27,9 +27,6 @@ from regard.models.hugging_face.reading import labels_of, problem_of
 
 #: What installs transformers.
 INSTALL = "pip install 'regard[hf]'"
-#: What classes of transformers say where other attention than their own may run in their layers; these names are
-#: private, and nothing public says it.
-_INTERFACES = ("_supports_attention_backend", "_supports_sdpa", "_supports_flex_attn")
 #: What caches are called in arguments and outputs of transformers' models.
 _CACHES = ("cache", "past_key_values", "cache_params")
 
@@ -323,7 +320,7 @@ def load_module(folder: Path, auto: str | None = None, dtype: torch.dtype | None
         raise file_error(path, f"be of a family that runs without transformers ({INSTALL} runs the others)", kind)
     import transformers
 
-    from regard.integrations.transformers import register
+    from regard.integrations.transformers import attention_layers, register
 
     register()
     transformers.utils.logging.disable_progress_bar()
@@ -338,8 +335,8 @@ def load_module(folder: Path, auto: str | None = None, dtype: torch.dtype | None
         except _errors() as error:
             refused.append(" ".join(str(error).split())[:200])
             continue
-        if attention == "regard" and not any(getattr(module, name, False) for name in _INTERFACES):
-            refused.append("its layers compute attention by themselves")  # and would misread our masks
+        if attention == "regard" and not attention_layers(module):
+            refused.append("its layers compute attention by themselves")  # whatever implementation is named
             continue
         if missing := sorted(found["missing_keys"]):
             raise file_error(folder, f"hold the tensors of {type(module).__name__}", f"no {brief(missing[0])}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from regard.nn import (
     TransformerEncoder,
     TransformerEncoderLayer,
 )
+from regard.testing.nested import MAKERS, Maker, jagged, narrowed, rows, sequences, strided, with_ends
 
 E, H = 8, 2
 PLACES = {"query": [(1, 3), (0, 2), (4, 0), (2, 4)], "key": [(3, 2), (0, 5), (1, 1), (0, 6)]}
@@ -32,65 +32,13 @@ def source(seed: int = 0) -> Tensor:
     return torch.randn(4, 7, E, generator=generator, dtype=torch.float64).requires_grad_()
 
 
-def rows(padded: Tensor, places: Sequence[tuple[int, int]]) -> list[Tensor]:
-    return [each[start : start + length] for each, (start, length) in zip(padded, places)]
-
-
-def narrowed(padded: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
-    """Return sequences where they are, with holes between them."""
-    starts, lengths = (torch.tensor(column) for column in zip(*places))
-    return torch.nested.narrow(padded, 1, starts, lengths, layout=torch.jagged)
-
-
-def with_exact_lengths(padded: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
-    """Return sequences without holes whose lengths are stated all the same."""
-    lengths = torch.tensor([length for _, length in places])
-    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
-    return nested_tensor_from_jagged(torch.cat(rows(padded, places)), offsets, lengths)
-
-
-def with_ends(padded: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
-    """Return sequences one after the other, with rows before the first and after the last."""
-    lengths = torch.tensor([length for _, length in places])
-    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0))) + 2
-    ends = padded[0, :2], padded[0, :3]
-    return nested_tensor_from_jagged(torch.cat((ends[0], *rows(padded, places), ends[1])), offsets)
-
-
-def turned(padded: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
-    """Return sequences as a transposed view of features by rows."""
-    lengths = torch.tensor([length for _, length in places])
-    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
-    return nested_tensor_from_jagged(torch.cat(rows(padded, places)).T, offsets, jagged_dim=2).transpose(1, 2)
-
-
-def strided(padded: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
-    return torch.nested.as_nested_tensor(rows(padded, places))
-
-
-def jagged(padded: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
-    return torch.nested.as_nested_tensor(rows(padded, places), layout=torch.jagged)
-
-
-MAKERS = [narrowed, with_exact_lengths, with_ends, turned, strided, jagged]
-
-
 def compared(found: Tensor, wanted: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Check values, and gradients to the padded sequences that the nested ones are views or copies of."""
-    outputs = found.unbind() if found.layout == torch.strided or found.lengths() is not None else jagged_rows(found)
+    outputs = sequences(found)
     for output, right in zip(outputs, wanted, strict=True):
         torch.testing.assert_close(output, right)
     losses = [sum(x.square().sum() for x in each) for each in (outputs, wanted)]
     torch.testing.assert_close(*[torch.autograd.grad(loss, sources, retain_graph=True) for loss in losses])
-
-
-def jagged_rows(nested: Any) -> list[Tensor]:
-    """Return sequences as their offsets say, which torch's ``unbind`` refuses for rows outside of all."""
-    offsets = nested.offsets().tolist()
-    return [nested.values()[start:stop] for start, stop in itertools.pairwise(offsets)]
-
-
-Maker = Callable[[Tensor, Sequence[tuple[int, int]]], Tensor]
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -149,6 +97,36 @@ def test_transformers(make: Maker, norm_first: bool) -> None:
         wanted = apart(lambda a, b, layer=layer: layer(a, b, tgt_is_causal=True))
         compared(layer(nested, other, tgt_is_causal=True), wanted, [x, memory])
     compared(model(other, nested), apart(lambda a, b: model(b, a)), [x, memory])
+
+
+ALIGNED = [
+    masks.causal(align="lower_right"),
+    ~(masks.window(1, 0, align="lower_right") | masks.sinks(1)),
+    masks.alibi(H, align="lower_right") & masks.dilated(2, align="lower_right"),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("mask", ALIGNED, ids=repr)
+def test_masks_are_aligned_in_each_sequence(make: Maker, mask: masks.Mask) -> None:
+    """By its own numbers of queries and keys, not by those of the longest."""
+    torch.manual_seed(0)
+    layer = MultiheadAttention(E, H, batch_first=True, dtype=torch.float64)
+    sources = [source(0), source(1)]
+    places = PLACES["query"], PLACES["key"]
+    query, key = (make(x, where) for x, where in zip(sources, places))
+    each = zip(*[rows(x, where) for x, where in zip(sources, places)])
+    wanted = [layer(q.unsqueeze(0), *[k.unsqueeze(0)] * 2, attn_mask=mask)[0].squeeze(0) for q, k in each]
+    compared(layer(query, key, key, attn_mask=mask)[0], wanted, sources)
+
+
+def test_an_alignment_must_be_stated_where_one_sequence_needs_it() -> None:
+    layer = MultiheadAttention(E, H, batch_first=True)
+    ends = jag(2, 3), jag(3, 2)
+    with pytest.raises(ValueError, match=r"align must be stated .* \(2 queries, 3 keys in sequence 0\)"):
+        layer(ends[0], ends[1], ends[1], attn_mask=masks.causal())
+    same = [jag(0, 3), jag(4, 3)]  # a sequence without queries is aligned in any way
+    assert layer(same[0], same[1], same[1], attn_mask=masks.causal(), need_weights=False)[0].is_nested
 
 
 def test_gradients_to_a_leaf_with_holes() -> None:

@@ -69,6 +69,9 @@ class _Node(Mask):
     def fit(self, extent: Extent, device: torch.device) -> Mask:
         return type(self)(tuple([mask.fit(extent, device) for mask in self.masks]))
 
+    def for_lengths(self, queries: Tensor, keys: Tensor) -> Mask:
+        return type(self)(tuple([mask.for_lengths(queries, keys) for mask in self.masks]))
+
     @property
     def is_structural(self) -> bool:
         return all(mask.is_structural for mask in self.masks)
@@ -208,6 +211,10 @@ class NotMask(Mask):
     def fit(self, extent: Extent, device: torch.device) -> Mask:
         """Fit the mask inside."""
         return NotMask(self.mask.fit(extent, device))
+
+    def for_lengths(self, queries: Tensor, keys: Tensor) -> Mask:
+        """Return the mask inside for these lengths, negated."""
+        return NotMask(self.mask.for_lengths(queries, keys))
 
     def sizes(self) -> Sizes:
         """Return the sizes of the mask inside."""

@@ -62,6 +62,22 @@ class Aligned(Mask):
         twin._shift = S - L if self.align == "lower_right" else 0
         return twin
 
+    def for_lengths(self, queries: Tensor, keys: Tensor) -> Mask:
+        """Return the mask with an offset for each sequence, where its alignment speaks of the numbers of both."""
+        if self.offset is not None or self.align == "upper_left":
+            return self
+        twin = self._twin()
+        if self.align == "lower_right":
+            twin.align, twin.offset = None, keys - queries
+            return twin
+        unclear = (queries != keys) & (queries != 0) & (keys != 0)
+        if bool(unclear.any()):
+            i = int(unclear.int().argmax())
+            got = f"None ({int(queries[i])} queries, {int(keys[i])} keys in sequence {i})"
+            raise rejected(f"masks.{self.name}", "align", _UNSTATED, got)
+        twin.align = "upper_left"
+        return twin
+
     def positions(self, b: Tensor, q_idx: Tensor) -> Tensor:
         """Return the key positions of queries; with an offset per sequence they depend on b."""
         if isinstance(self.offset, Tensor):

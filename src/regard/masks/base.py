@@ -146,6 +146,13 @@ class Mask(Part, ABC):
         """Return the mask for this extent, alignment resolved; raise ValueError if a tensor inside does not fit."""
         return self
 
+    def for_lengths(self, queries: Tensor, keys: Tensor) -> Mask:  # noqa: ARG002
+        """Return the mask for padded sequences whose own numbers of queries and keys (B,) these are.
+
+        Where queries are aligned with keys by both numbers, they then are in each sequence by its own.
+        """
+        return self
+
     def sizes(self) -> Sizes:
         """Return the sizes (B, H, L, S) that the tensors inside suggest, for drawing."""
         return None, None, None, None

@@ -12,10 +12,18 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from regard._errors import described, rejected, shape
+from regard.masks import MaskLike, as_mask
 
 
 def attend_nested(
-    layer: Any, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, *given: Any
+    layer: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None,
+    need_weights: bool,
+    attn_mask: MaskLike | None,
+    *given: Any,
 ) -> tuple[Tensor, Any]:
     """Return a multi-head layer's answer for nested tensors; ``given`` are the further arguments of its call."""
     name = type(layer).__name__
@@ -36,7 +44,10 @@ def attend_nested(
         raise rejected(name, "value", f"hold sequences as long as key's, {ours}", theirs)
     dense = {which: pad_sequence(each, batch_first=True) for which, each in rows.items()}
     ends = [dense[id(x)] for x in (query, key, value)]
-    output, extra = layer.forward(*ends, _padding(ours, key.device), *given)
+    if attn_mask is not None and not isinstance(attn_mask, Tensor):
+        counts = (torch.tensor(each, device=query.device) for each in (lengths, ours))
+        attn_mask = as_mask(attn_mask).for_lengths(*counts)
+    output, extra = layer.forward(*ends, _padding(ours, key.device), need_weights, attn_mask, *given)
     if isinstance(extra, Tensor):  # weights (B, L, S) or (B, H, L, S): padding has none
         none = _padding(lengths, key.device).unflatten(0, (-1,) + (1,) * (extra.dim() - 3)).unsqueeze(-1)
         extra = torch.where(none, 0.0, extra)

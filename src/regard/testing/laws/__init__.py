@@ -1,6 +1,6 @@
 """The laws of the contract, each a function that takes a case and an engine. The table of them, and nothing else."""
 
-from regard.testing.laws import accuracy, definition, masking, parts, planning, randomness, transforms, weighing
+from regard.testing.laws import accuracy, definition, masking, parts, planning, ragged, randomness, transforms, weighing
 from regard.testing.laws.base import LAWS, Law, law
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "masking",
     "parts",
     "planning",
+    "ragged",
     "randomness",
     "transforms",
     "weighing",

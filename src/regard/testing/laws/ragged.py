@@ -1,0 +1,107 @@
+"""Sequences of several lengths in one call: nested tensors, through the layer that takes them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.engines import Engine
+from regard.nn import MultiheadAttention
+from regard.testing import nested, recipes
+from regard.testing.case import Call, Case
+from regard.testing.case_generator import Dice
+from regard.testing.laws.accuracy import judged
+from regard.testing.laws.base import law
+from regard.testing.trial import Trial, keeps_lse
+
+#: Masks that speak of positions alone, so that they mean the same for each sequence by itself.
+_POSITIONS = {"causal", "window", "dilated", "alibi", "relative", "sinks", "everything", "prefix", "others"}
+
+
+def _ragged(case: Case) -> Case | None:
+    if 0 in (case.extent.B, case.extent.H, case.queries, case.keys, case.width) or case.dropout_p:
+        return None
+    if case.score in ("location", "score_mod/sequence"):  # which know how many keys there are, or which sequence it is
+        return None
+    return judged(
+        case.but(
+            lead=(case.extent.B,), layout="plain", learned=False, key_width=0, value_width=case.width,
+            scale=None, softcap=None, rows="random", mask=case.mask if _is_of_positions(case.mask) else None,
+        )
+    )  # fmt: skip
+
+
+def _is_of_positions(recipe: recipes.Recipe | None) -> bool:
+    if recipe is None:
+        return True
+    if recipe[0] in ("and", "or", "not"):
+        return all(map(_is_of_positions, recipe[1:]))
+    return recipe[0] in _POSITIONS and "each" not in recipe and recipe != ("others", True)
+
+
+@law(
+    "nested",
+    "Each sequence of a nested tensor gets what it gets by itself, with its gradients, however the tensor is laid out.",
+    _ragged,
+    share=0.3,
+)
+def ragged(case: Case, engine: Engine) -> None:
+    """Run a multi-head layer without projections on sequences that are cut from a case, some of them without rows."""
+    call, dice = Call.of(case), Dice(case.seed)
+    make = dice.pick(nested.MAKERS)
+    inputs = {name: getattr(call, name).detach() for name in ("query", "key", "value")}  # (B, H or G, N, E) each
+    places = {name: _places(dice, case.extent.B, inputs[name].shape[-2]) for name in ("query", "key")}
+    lengths = [length for _, length in places["key"]]
+    places["value"] = [(dice.pick(range(case.keys - length + 1)), length) for length in lengths]
+    sources = {name: x.transpose(1, 2).flatten(2).requires_grad_() for name, x in inputs.items()}
+    layer = _without_projections(call, engine)
+    ends = [make(x, places[name]) for name, x in sources.items()]
+    outputs = nested.sequences(layer(*ends, need_weights=False, attn_mask=call.mask)[0])
+    trials, upstreams = [], []
+    for i, output in enumerate(outputs):
+        own = {name: x[i : i + 1, :, slice(*_span(places[name][i]))] for name, x in inputs.items()}
+        trial = Trial(call.but(**own, enable_gqa=True), keeps_lse=keeps_lse(engine))
+        heads = output.unflatten(-1, (case.extent.H, -1)).transpose(0, 1).unsqueeze(0)
+        trial.check_output(heads, f"the output of sequence {i}")
+        trials.append(trial)
+        upstreams.append(trial.upstream(heads))
+    flat = [upstream[0].transpose(0, 1).flatten(1) for upstream in upstreams]
+    found = torch.autograd.grad(outputs, list(sources.values()), flat, allow_unused=True)
+    for i, trial in enumerate(trials):
+        if trial.undecided.any():
+            continue
+        grads = {
+            name: _of(torch.zeros_like(x) if gradient is None else gradient, i, places[name][i], inputs[name])
+            for (name, x), gradient in zip(sources.items(), found)
+        }
+        trial.check_gradients(grads, upstreams[i])
+
+
+def _places(dice: Dice, count: int, rows: int) -> list[tuple[int, int]]:
+    """Return where sequences begin, and how long they are: one at least has a row."""
+    lengths = [dice.pick(range(rows + 1)) for _ in range(count)]
+    lengths[-1] = max(lengths[-1], 1)
+    return [(dice.pick(range(rows - length + 1)), length) for length in lengths]
+
+
+def _span(place: tuple[int, int]) -> tuple[int, int]:
+    return place[0], place[0] + place[1]
+
+
+def _of(gradient: Tensor, i: int, place: tuple[int, int], like: Tensor) -> Tensor:
+    """Return a sequence's part of the gradient (B, N, H·E) to padded ones, as (1, H, N, E)."""
+    return gradient[i : i + 1, slice(*_span(place))].unflatten(-1, (like.shape[1], -1)).transpose(1, 2)
+
+
+def _without_projections(call: Call, engine: Engine) -> MultiheadAttention:
+    """Return a multi-head layer of a call's parts whose projections are identities."""
+    _, heads, _, width = call.query.shape
+    wide, narrow = heads * width, call.key.shape[1] * width
+    layer = MultiheadAttention(
+        wide, heads, bias=False, kdim=narrow, vdim=narrow, num_kv_heads=call.key.shape[1], batch_first=True,
+        score=call.score, normalizer=call.normalizer, engine=engine, dtype=call.query.dtype,
+    )  # fmt: skip
+    for parameter in layer.parameters():
+        rows, columns = parameter.shape
+        parameter.data = torch.eye(columns, dtype=parameter.dtype).repeat(rows // columns, 1)
+    return layer.requires_grad_(requires_grad=False)

@@ -106,6 +106,17 @@ class _Unpacking:
         return {"none": None, "true": True, "false": False}[word]
 
 
+def _parts(text: str, tensors: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]) -> list[Any]:
+    """Return mask, score, normalizer and engine."""
+    packed = _Unpacking(text, tensors, ints, floats)
+    return [packed.next() for _ in range(4)]
+
+
+@lru_cache(256)
+def _fixed_parts(text: str, ints: tuple[int, ...], floats: tuple[float, ...]) -> list[Any]:
+    return _parts(text, (), ints, floats)
+
+
 @lru_cache(1024)
 def _words(text: str) -> list[str]:
     return text.split(" ")[:-1]
@@ -224,8 +235,10 @@ def _unpacked(
     """Return the plan and the problem of an operator's arguments, and its tensors: ends first, then those of parts."""
     grads, _, rest = text.split(" ", 2)
     query, key, value = (end.detach().requires_grad_(grad == "1") for end, grad in zip((query, key, value), grads))
-    parts = _Unpacking(rest, tensors, ints, floats)
-    mask, score, normalizer, engine = (parts.next() for _ in range(4))
+    if tensors:
+        mask, score, normalizer, engine = _parts(rest, tensors, ints, floats)
+    else:
+        mask, score, normalizer, engine = _fixed_parts(rest, tuple(ints), tuple(floats))
     request = _LSE if "1" in grads or "grad" in rest.split(" ") else None
     plan, problem = _plan.planned(
         query, key, value, mask, 0.0, False, scale, True, score, normalizer, softcap, engine, request

@@ -15,9 +15,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import multiprocessing
-import os
-import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -29,14 +26,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.families.processes import alone
 from benchmarks.machine import ROOT, facts
 
 RESULTS = ROOT / "benchmarks/results/transformers-families.json"
 TABLE = ROOT / "docs/hugging-face-families.md"
 #: What the code of a model names that asks transformers for its attention.
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-#: Seconds after which a class is given up.
-PATIENCE = 120
 
 
 def families() -> dict[str, list[str]]:
@@ -76,33 +72,6 @@ def examined(module: str, name: str) -> list[dict[str, str]]:
     except Exception as error:
         return [asdict(Found("build", "not built", reason(error)))]
     return [asdict(found) for found in family.checks()]
-
-
-def _in_child(module: str, name: str, connection: Any) -> None:
-    torch.set_num_threads(1)
-    signal.alarm(PATIENCE)
-    with Path(os.devnull).open("w") as nowhere:
-        sys.stdout = sys.stderr = nowhere
-        connection.send(examined(module, name))
-
-
-def alone(module: str, name: str) -> list[dict[str, str]]:
-    """Return what the checks of one class found, in a process of its own."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_in_child, args=(module, name, sender))
-    child.start()
-    sender.close()
-    try:
-        found: list[dict[str, str]] = receiver.recv()
-    except EOFError:
-        found = []
-    child.join()
-    if found:
-        return found
-    code = child.exitcode
-    why = f"took more than {PATIENCE} s" if code == -signal.SIGALRM else f"its process ended with {code}"
-    return [{"check": "run", "verdict": "not run", "detail": why}]
 
 
 def judgement(found: dict[str, list[dict[str, str]]]) -> str:
@@ -176,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     found: dict[str, dict[str, list[dict[str, str]]]] = {family: {} for family, _, _ in tasks}
     with ThreadPoolExecutor(given.workers) as pool:
-        results = pool.map(lambda task: alone(*task[1:]), tasks)
+        results = pool.map(lambda task: alone(examined, *task[1:]), tasks)
         for i, ((family, _, name), result) in enumerate(zip(tasks, results)):
             found[family][name] = result
             worst = [r for r in result if r["verdict"] in ("different", "refused")]

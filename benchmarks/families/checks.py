@@ -33,7 +33,7 @@ class Found:
     Attributes
     ----------
     check : str
-    verdict : {"equal", "different", "refused", "not built", "not run"}
+    verdict : {"equal", "different", "refused", "not built", "not run", "recorded", "reported", "no attention"}
     detail : str
     """
 

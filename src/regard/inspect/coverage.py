@@ -23,7 +23,7 @@ UNKNOWN = "its attention is not a softmax whose product with values could be fol
 
 @dataclass(frozen=True)
 class Unrecorded:
-    """A module that looks like attention, ran, and is not in the record.
+    """A module that looks like attention, ran, and is not in the record, or not with all that it attended to.
 
     Attributes
     ----------

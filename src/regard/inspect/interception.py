@@ -432,7 +432,8 @@ def _ended(running: Running) -> None:
             thread.recorded += 1
             add()
     name = record.names.get(id(running.module), "")
-    if thread.recorded > running.recorded or thread.missed > running.missed:
+    whole = not running.reasons and PARTS not in running.hints
+    if whole and (thread.recorded > running.recorded or thread.missed > running.missed):
         return
     if looks_like_attention(running.module, name):
         thread.missed += 1

@@ -1,0 +1,160 @@
+"""What ``regard.inspect.capture`` records of other people's models, beside the weights that they make themselves.
+
+    python -m benchmarks.captured_families [--only llama bert timm ...] [--workers 2]
+
+Each model class of the installed transformers that can be built from a tiny configuration is recorded as it runs by
+itself, and on "regard" where it can. Its weights must be those that the model returns on its own attention, or the
+softmaxes that it computes there, within 1e-5; or a warning must say what was not seen. timm's models (`pip install
+--no-deps timm`; they need no torchvision) are compared with the softmaxes that they make without fused kernels.
+Results go to benchmarks/results/captured-families.json and, a line for each family, to docs/inspector-families.md;
+with --only, those of other families stay. The exit status is 1 if a record is wrong, or silently incomplete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from benchmarks.families.processes import alone
+from benchmarks.machine import ROOT, facts
+from benchmarks.transformers_families import classes
+
+RESULTS = ROOT / "benchmarks/results/captured-families.json"
+TABLE = ROOT / "docs/inspector-families.md"
+TIMM = "timm"
+#: The worst first.
+VERDICTS = ("different", "reported", "recorded", "no attention", "not run", "not built")
+
+
+def families() -> dict[str, list[str]]:
+    """Return the modules of each family of transformers."""
+    import transformers
+
+    found: dict[str, list[str]] = {}
+    for path in sorted((Path(transformers.__file__).parent / "models").glob("*/modeling_*.py")):
+        found.setdefault(path.parent.name, []).append(f"transformers.models.{path.parent.name}.{path.stem}")
+    return found
+
+
+def examined(module: str, name: str) -> list[dict[str, str]]:
+    """Return what was recorded of one class of transformers, or of one model of timm."""
+    warnings.simplefilter("ignore")
+    if module == TIMM:
+        from benchmarks.families import timm_models
+
+        return [asdict(found) for found in timm_models.checked(name)]
+    import transformers
+
+    from benchmarks.families import captured
+    from benchmarks.families.checks import Family, Found, reason
+    from regard.integrations.transformers import register
+
+    transformers.logging.set_verbosity_error()
+    register()
+    try:
+        family = Family(getattr(importlib.import_module(module), name))
+    except Exception as error:
+        return [asdict(Found("build", "not built", reason(error)))]
+    return [asdict(found) for found in captured.checked(family)]
+
+
+def tasks(only: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield family, module and class of what is to be recorded; of timm, a family for each model."""
+    for family, modules in families().items():
+        if not only or family in only:
+            for module in modules:
+                yield from ((family, module, cls.__name__) for cls in classes(module))
+    if importlib.util.find_spec(TIMM) is not None and (not only or TIMM in only):
+        from benchmarks.families.timm_models import MODELS
+
+        yield from ((f"timm: {name}", TIMM, name) for name in MODELS)
+
+
+def judgement(found: dict[str, list[dict[str, str]]]) -> str:
+    """Return a family's line: the worst verdict on its classes, with an example."""
+    every = [(name, result) for name, results in found.items() for result in results]
+    for verdict in VERDICTS:
+        of_it = [(name, result) for name, result in every if result["verdict"] == verdict]
+        if of_it:
+            if verdict == "recorded":
+                return "recorded"
+            name, result = of_it[0]
+            return f"{verdict}: {name}: {result['detail']}" if result["detail"] else verdict
+    return "not built: it has no class of its own that is a whole model"
+
+
+def table(found: dict[str, dict[str, list[dict[str, str]]]], versions: str) -> str:
+    """Return the page of docs."""
+    lines = {family: judgement(classes) for family, classes in found.items()}
+    count = {verdict: sum(line.startswith(verdict) for line in lines.values()) for verdict in VERDICTS}
+    head = [
+        "# What capture records of other people's models",
+        "",
+        "What `python -m benchmarks.captured_families` found: each model class of each family of transformers, tiny",
+        "and with random weights, and models of timm. *recorded*: every matrix is in the record, within 1e-5 of what",
+        "the model's own attention makes. *reported*: a warning says which modules are missing, and what is recorded",
+        "is right.",
+        "",
+        f"{len(lines)} families: {count['recorded']} recorded, {count['reported']} reported, "
+        f"{count['different']} wrong or silently incomplete, {count['no attention']} without attention, "
+        f"{count['not built'] + count['not run']} not built or not run. {versions}.",
+        "",
+        "| family | result |",
+        "| --- | --- |",
+    ]
+    rows = [f"| {family} | {line.replace('|', '/')} |" for family, line in sorted(lines.items())]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.captured_families", description=__doc__.split("\n")[0])
+    parser.add_argument("--only", nargs="+", default=[], help="families, by the names of their folders, or timm")
+    parser.add_argument("--workers", type=int, default=2, help="classes at one time (default 2)")
+    given = parser.parse_args(arguments)
+    unknown = [name for name in given.only if name not in families() and name != TIMM]
+    if unknown:
+        parser.error(f"--only must name families of transformers, or timm, got {unknown[0]!r}")
+    if importlib.util.find_spec(TIMM) is None and (not given.only or TIMM in given.only):
+        print("timm is not installed, so its models are left out: pip install --no-deps timm", file=sys.stderr)
+    every = list(tasks(given.only))
+    found: dict[str, dict[str, list[dict[str, str]]]] = {family: {} for family, _, _ in every}
+    with ThreadPoolExecutor(given.workers) as pool:
+        for i, (task, result) in enumerate(zip(every, pool.map(lambda task: alone(examined, *task[1:]), every))):
+            family, _, name = task
+            found[family][name] = result
+            for each in result:
+                if each["verdict"] == "different":
+                    print(f"{family} {name}: {each['check']}: {each['detail']}", flush=True)
+            if i % 20 == 19:
+                print(f"{i + 1} of {len(every)} classes", flush=True)
+    if given.only:
+        for family, of_it in found.items():
+            print(f"{family}: {judgement(of_it)}")
+        if RESULTS.exists():
+            found = json.loads(RESULTS.read_text(encoding="utf-8"))["found"] | found
+    versions = ", ".join(f"{name} {_version(name)}" for name in ("transformers", TIMM, "torch"))
+    RESULTS.write_text(json.dumps({"facts": facts(), "found": found}, indent=1) + "\n", encoding="utf-8")
+    TABLE.write_text(table(found, f"{versions}, {datetime.now(UTC):%Y-%m-%d}"), encoding="utf-8")
+    return int(any(r["verdict"] == "different" for of_it in found.values() for rs in of_it.values() for r in rs))
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

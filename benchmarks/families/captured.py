@@ -1,0 +1,183 @@
+"""What ``regard.inspect.capture`` records of a model, beside the weights that the model's own attention makes."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.families.checks import OURS, THEIRS, Family, Found, fresh, reason
+from regard.inspect import Record, capture
+
+#: How far weights may be apart.
+NEAR = 1e-5
+#: The softmaxes of torch, by which every eager attention makes its weights.
+_SOFTMAXES = frozenset((torch.ops.aten._softmax.default, torch.ops.aten._safe_softmax.default))
+
+
+class _Softmaxes(TorchDispatchMode):
+    """Keeps the result of every softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _SOFTMAXES:
+            self.found.append(result.detach().clone())
+        return result
+
+
+def softmaxes(call: Callable[[], Any]) -> list[Tensor]:
+    """Return the results of the softmaxes of a call."""
+    with _Softmaxes() as mode, torch.no_grad():
+        call()
+    return mode.found
+
+
+def returned(output: Any) -> list[Tensor]:
+    """Return the weights (B, H, L, S) that a model of transformers returned, of all its parts."""
+    found: list[Tensor] = []
+    items = output.items() if hasattr(output, "items") else ()
+    for name, value in items:
+        if name.endswith("attentions") and isinstance(value, (tuple, list)):
+            found += [t for t in _flat(value) if t.dim() == 4 and t.is_floating_point()]
+        elif hasattr(value, "items"):
+            found += returned(value)
+    return found
+
+
+def _flat(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _flat(each)
+
+
+def recorded(model: nn.Module, call: Callable[[], Any]) -> tuple[Record, list[Tensor], bool]:
+    """Return the record of a call, its matrices, and whether a warning said that something is missing."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with capture(model) as record, torch.no_grad():
+            call()
+    warned = any("unrecorded" in str(each.message) or "record" in str(each.message) for each in told)
+    matrices = [run.weights().detach() for layer in record.layers for run in record.runs(layer)]
+    return record, matrices, warned and not record.coverage.complete
+
+
+def is_among(matrix: Tensor, others: list[Tensor]) -> int | None:
+    """Return the place of the first of several matrices that is a matrix, whatever their leading dimensions."""
+    for i, other in enumerate(others):
+        if _is_near(matrix, other) or _is_near(matrix, other[..., :-1]):  # a softmax may have a sink as its last key
+            return i
+    return None
+
+
+def _is_near(a: Tensor, b: Tensor) -> bool:
+    if a.shape[-1] != b.shape[-1] or a.numel() != b.numel():
+        return False
+    same = a.reshape(b.shape).to(b.dtype) - b
+    return bool((same.abs().nan_to_num(0.0) <= NEAR).all())
+
+
+def judged(expected: list[Tensor], seen: list[Tensor], matrices: list[Tensor], told: bool, coverage: str) -> Found:
+    """Return a verdict: what was expected is recorded, or a warning says what is not; and no matrix is wrong.
+
+    Parameters
+    ----------
+    expected : list of Tensor (..., L, S)
+        Weights that must be in the record.
+    seen : list of Tensor (..., L, S)
+        Further weights that may be.
+    matrices : list of Tensor
+        The record's.
+    told : bool
+        Whether a warning said that something is missing.
+    coverage : str
+        What it said.
+    """
+    if not expected and not matrices and not told:
+        return Found("capture", "no attention")
+    among = [*expected, *seen]
+    wrong = [m for m in matrices if is_among(m, among) is None]
+    if wrong:
+        return Found("capture", "different", f"{len(wrong)} of {len(matrices)} recorded matrices are of no softmax")
+    left, missing = list(matrices), 0
+    for each in expected:
+        place = is_among(each, left)
+        if place is None:
+            missing += 1
+        else:
+            left.pop(place)
+    if missing and not told:
+        return Found("capture", "different", f"{missing} of {len(expected)} matrices are missing, and nothing is said")
+    if missing or told:
+        return Found("capture", "reported", f"{len(matrices)} matrices; {coverage}")
+    return Found("capture", "recorded", f"{len(matrices)} matrices")
+
+
+def checked(family: Family) -> list[Found]:
+    """Return what the record of a model holds, run as transformers does by itself and on our attention."""
+    model = family.model
+    try:
+        expected, seen = _truth(family)
+    except Exception as error:
+        return [Found("capture", "not run", reason(error))]
+    usual = "sdpa" if model._supports_sdpa else THEIRS
+    verdicts = []
+    for implementation in (usual, OURS):
+        try:
+            family.use(implementation)
+        except Exception:  # which the sweep over families tells about
+            continue
+        try:
+            record, matrices, told = recorded(model, lambda: _run(family))
+        except Exception as error:
+            verdicts.append(Found(f"capture on {implementation}", "different", reason(error)))
+            continue
+        found = judged(expected, seen, matrices, told, str(record.coverage))
+        verdicts.append(Found(f"capture on {implementation}", found.verdict, found.detail))
+    return verdicts
+
+
+def _run(family: Family, **given: Any) -> Any:
+    torch.manual_seed(3)
+    return family.model(**fresh(family.inputs), **given)
+
+
+def _truth(family: Family) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the weights that a model returns, on its own attention, and the softmaxes that it computes.
+
+    Where it returns none, those of four dimensions are expected.
+    """
+    family.use(THEIRS)
+    expected: list[Tensor] = []
+    names = inspect.signature(family.model.forward).parameters
+    if "output_attentions" in names or "kwargs" in names:
+        with torch.no_grad():
+            try:
+                expected = returned(_run(family, output_attentions=True))
+            except TypeError:  # a class without
+                expected = []
+    seen = softmaxes(lambda: _run(family))
+    expected = expected or [each for each in seen if each.dim() == 4]
+    layers = [module for module in family.model.modules() if hasattr(module, "lambda_init")]
+    if len(layers) == len(expected):
+        expected = [_difference(*pair) for pair in zip(layers, expected)]
+    return expected, seen
+
+
+def _difference(layer: Any, weights: Tensor) -> Tensor:
+    """Return what DiffLlama's layer multiplies values with: softmaxes of half of its heads less λ times the others."""
+    first, second = (
+        (q * k).sum().exp() for q, k in ((layer.lambda_q1, layer.lambda_k1), (layer.lambda_q2, layer.lambda_k2))
+    )
+    left, right = weights.chunk(2, 1)
+    return (left - (first - second + layer.lambda_init) * right).detach()

@@ -109,6 +109,8 @@ def of_transformers(
     causal = kwargs.get("is_causal")
     if kind == "eager":
         causal = False
+        if isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.bool:  # which is added like any other
+            attention_mask = attention_mask.to(query.dtype)
     elif kind == "other" and causal is None:  # as torch's kernel is called: no mask is a causal one
         causal = bool(getattr(module, "is_causal", True))
     if kind != "regard":  # their masks say what is seen, whatever positions are

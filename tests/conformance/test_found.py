@@ -47,6 +47,13 @@ FOUND = [
         mask=("and", ("and", ("sinks", 4), ("padding", False)), ("not", ("padding", True))), magnitude=0.001,
         learned=True, wide=True, tile=(8, 2), seed=25544,
     )),
+    # Autograd recorded a product with the width in the kernels' operator, which then led to no query and no key: a
+    # second derivative through ``torch.func.grad`` and autograd was silently none.
+    ("composed derivatives", "fused", Case(
+        score="gaussian/features", dtype="float64", key_heads=2, group=2, queries=3, keys=4, width=2, value_width=2,
+        mask=("not", ("and", ("causal", "lower_right"), ("causal", 2))), magnitude=0.5, learned=True, tile=(2, 3),
+        seed=40273,
+    )),
 ]  # fmt: skip
 
 # Cases of which a law says nothing.

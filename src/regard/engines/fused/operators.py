@@ -166,9 +166,13 @@ def _backward_batch(  # type: ignore[no-untyped-def]
 
 
 def _defined(name: str, function: Any, shapes: Any, batch: Any) -> Any:
-    """Define an operator. Not by ``custom_op``, whose autograd no transform of ``torch.func`` can pass."""
+    """Define an operator. Not by ``custom_op``, whose autograd no transform of ``torch.func`` can pass.
+
+    An operator without a gradient of its own gets a node that leads to all its inputs, so that a second derivative is
+    refused. Torch leaves it out where autograd has recorded anything within, of whichever input.
+    """
     torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
-    torch.library.impl(name, "cpu", function)
+    torch.library.impl(name, "cpu", torch.no_grad()(function))
     torch.library.register_fake(name, shapes)
     torch.library.register_vmap(name, batch)
     return getattr(torch.ops.regard, name.split("::")[1])

@@ -10,6 +10,7 @@ Dimensions: B batch, L tokens, E width, N vocabulary, C labels.
 from __future__ import annotations
 
 import inspect
+import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._errors import RegardWarning, rejected
+from regard._errors import RegardWarning, rejected, rejection
+from regard._memory import is_memory_error
 from regard.models.folders import CONFIG, ModelFileError, brief, file_error, read_json
 from regard.models.heads import Head
 from regard.models.hugging_face.reading import labels_of, problem_of
@@ -85,12 +87,38 @@ class Hosted(nn.Module):
 
     def run(self, tokens: Tensor, keep: Tensor | None = None, segments: Tensor | None = None) -> Any:
         """Return what the module makes of tokens (B, L), of which ``keep`` (B, L) are real."""
+        return self._run(self.module, tokens, keep, segments)
+
+    def rows(self, tokens: Tensor, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """Return the row (B, L, E) of each token that leaves the last layer; of an encoder–decoder, its encoder.
+
+        Parameters
+        ----------
+        tokens : Tensor (B, L) of int
+        keep : Tensor (B, L) of bool, optional
+            Which tokens are real; all by default.
+        segments : Tensor (B, L) of int, optional
+            The segment of each token; the first by default.
+
+        Raises
+        ------
+        ValueError
+            If the module returns none.
+        """
+        trunk = self.module.get_encoder() if self.module.config.is_encoder_decoder else self.module.base_model
+        found = getattr(self._run(trunk, tokens, keep, segments), "last_hidden_state", None)
+        if not isinstance(found, Tensor):
+            name = type(self.module).__name__
+            raise rejected("rows", "model", "return the rows of its last layer (last_hidden_state)", f"none of {name}")
+        return found
+
+    def _run(self, module: Any, tokens: Tensor, keep: Tensor | None, segments: Tensor | None) -> Any:
         given: dict[str, Any] = {} if keep is None else {"attention_mask": keep.long()}
         if keep is not None and (pad := self.pad) is not None:
             tokens = torch.where(keep, tokens, pad)  # some find padding by its number
         if segments is not None and self.config.segments > 1:
             given["token_type_ids"] = segments
-        return self.module(input_ids=tokens, **given)
+        return module(input_ids=tokens, **given)
 
     @property
     def pad(self) -> int | None:
@@ -116,7 +144,7 @@ class HostedEncoder(Hosted):
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """Return a row for each token, (B, L, E)."""
-        return self.run(tokens, keep, segments).last_hidden_state
+        return self.rows(tokens, keep, segments)
 
     def pool(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
         """Return the mean (B, E) of each sequence's real rows."""
@@ -328,11 +356,14 @@ def load_module(folder: Path, auto: str | None = None, dtype: torch.dtype | None
     stored: Any = "auto" if dtype is None else dtype
     options = {"local_files_only": True, "use_safetensors": True, "dtype": stored, "output_loading_info": True}
     options["ignore_mismatched_sizes"] = True  # they are refused below, in one sentence
+    options["trust_remote_code"] = False  # and nobody is asked to
     refused: list[str] = []
     for attention in ("regard", "sdpa", "eager"):
         try:
             module, found = made.from_pretrained(folder, attn_implementation=attention, **options)
-        except _errors() as error:
+        except Exception as error:
+            if not _refuses_folder(error):
+                raise
             refused.append(" ".join(str(error).split())[:200])
             continue
         if attention == "regard" and not attention_layers(module):
@@ -352,13 +383,26 @@ def load_module(folder: Path, auto: str | None = None, dtype: torch.dtype | None
     raise file_error(folder, "be a model that transformers loads", refused[-1])
 
 
-def _errors() -> tuple[type[Exception], ...]:
-    """Return what transformers raises for a folder, or an implementation of attention, that it does not take."""
+def _refuses_folder(error: Exception) -> bool:
+    """Return whether an error of transformers is about the folder, or the attention, that it was to load.
+
+    It raises such errors by intent for files that are missing or damaged, models that it does not know, packages that
+    it lacks and attention that a class does not take. The error of a config whose values do not go together may be of
+    any type: it comes from where transformers builds the model. What our own functions raise, what comes of a wrong
+    call, and memory that is full are other errors.
+    """
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
-    return (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, ImportError, RuntimeError,
-            SafetensorError, StrictDataclassError)  # fmt: skip
+    if is_memory_error(error):
+        return False
+    called = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
+    raising = [name for name in called if name.startswith(("regard.", "transformers."))][-1:]
+    if rejection(error) is None and any(name.startswith("regard.") for name in raising):
+        return False
+    if isinstance(error, OSError | ValueError | ImportError | RuntimeError | SafetensorError | StrictDataclassError):
+        return True
+    return any(name.startswith("transformers.models.") and ".auto." not in name for name in called)
 
 
 def _architecture(path: Path, transformers: Any) -> str:

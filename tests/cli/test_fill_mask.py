@@ -119,7 +119,7 @@ def test_what_has_no_mask_is_explained(regard, tokenizer: Tokenizer, tmp_path: P
         ),
         (["<|mask|>", "--model", bare], "have a head that names masked tokens: a folder of ...ForMaskedLM has one"),
         (["<|mask|>", "--model", labels], "names masked tokens, such as BERT, got SequenceClassifier"),
-        (["<|mask|>", "--model", discriminator], "has no head, got ElectraForPreTraining"),
+        (["<|mask|>", "--model", discriminator], "or is without a head, got ElectraForPreTraining"),
         (["<|mask|>", "--model", tmp_path / "none"], "must be a folder with config.json"),
     ):
         outcome = regard("fill-mask", *arguments)

@@ -17,6 +17,7 @@ from regard.cli.messages import echo, note, report_errors
 from regard.language.classifier import TextClassifier
 from regard.models import ImageClassifier, load
 from regard.models.folders import ModelFileError
+from regard.models.hugging_face.hosted import HostedImageClassifier
 from regard.vision.image_classifier import PictureClassifier
 
 #: What a line in is: its text, and the second one.
@@ -33,7 +34,7 @@ def run(
             got = f"a file, {model}" if model.exists() else f"no such folder, {model}"
             raise rejected("classify", "model", "be the folder of a classifier", got, ModelFileError)
         loaded = load(model, dtype=torch.float32)
-        if isinstance(loaded, ImageClassifier):
+        if isinstance(loaded, ImageClassifier | HostedImageClassifier):
             if pairs:
                 raise rejected("classify", "--pairs", "be left out for a classifier of images", True)
             pictures = PictureClassifier.load(model, "classify", loaded)

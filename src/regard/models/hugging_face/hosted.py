@@ -194,6 +194,58 @@ class HostedClassifier(Hosted):
         return torch.cat(rows)
 
 
+class HostedTokenClassifier(Hosted):
+    """A classifier of tokens.
+
+    Attributes
+    ----------
+    labels : tuple of C str
+    problem : {"single_label", "multi_label", "regression"}
+        What scores mean; see :meth:`~regard.models.heads.Head.predictions`.
+    """
+
+    def __init__(self, module: Any, labels: Sequence[str], problem: str) -> None:
+        super().__init__(module)
+        self.labels, self.problem = tuple(labels), problem
+
+    predictions = Head.predictions
+
+    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """Return the logits (B, L, C)."""
+        return self.run(tokens, keep, segments).logits
+
+
+class HostedImageClassifier(nn.Module):
+    """A classifier of images that transformers computes.
+
+    Parameters
+    ----------
+    module : transformers.PreTrainedModel
+    labels : sequence of K str
+    problem : {"single_label", "multi_label", "regression"}
+        What scores mean; see :meth:`~regard.models.heads.Head.predictions`.
+
+    Examples
+    --------
+    >>> from transformers import SwinConfig, SwinForImageClassification
+    >>> sizes = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4}
+    >>> module = SwinForImageClassification(SwinConfig(**sizes, num_labels=3))
+    >>> model = HostedImageClassifier(module, ["cat", "dog", "fox"], "single_label").eval()
+    >>> model(torch.zeros(2, 3, 16, 16)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, module: Any, labels: Sequence[str], problem: str) -> None:
+        super().__init__()
+        self.module, self.labels, self.problem = module, tuple(labels), problem
+
+    predictions = Head.predictions
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits (B, K) of images (B, C, H, W)."""
+        return self.module(pixel_values=images).logits
+
+
 class HostedWriter(Hosted):
     """A model that writes: a decoder, or an encoder–decoder, which reads the prompt and writes what answers it."""
 
@@ -291,7 +343,7 @@ def _last_rows(model: HostedWriter, out: Any) -> tuple[Tensor, ...]:
     return rows
 
 
-def host(folder: Path, dtype: torch.dtype | None = None) -> Hosted:
+def host(folder: Path, dtype: torch.dtype | None = None) -> Hosted | HostedImageClassifier:
     """Return the model in a folder that transformers knows, in evaluation mode.
 
     Parameters
@@ -303,20 +355,28 @@ def host(folder: Path, dtype: torch.dtype | None = None) -> Hosted:
     Raises
     ------
     ModelFileError
-        If transformers has no such class or cannot load it, or it reads no text.
+        If transformers has no such class or cannot load it, or it neither reads text nor labels images.
     """
     described = read_json(folder / CONFIG)
     module = load_module(folder, dtype=dtype)
     name, path = type(module).__name__, folder / CONFIG
     kinds = _names()
-    if name in kinds["sequence classification"]:
-        labels = labels_of(path, described)
-        return HostedClassifier(module, labels, problem_of(path, described, len(labels))).eval()
+    made: Any
+    for kind, made in (
+        ("sequence classification", HostedClassifier),
+        ("token classification", HostedTokenClassifier),
+        ("image classification", HostedImageClassifier),
+    ):
+        if name in kinds[kind]:
+            labels = labels_of(path, described)
+            return made(module, labels, problem_of(path, described, len(labels))).eval()
     for kind, made in (("pair", HostedWriter), ("causal", HostedWriter), ("masked", HostedMaskedLM)):
         if name in kinds[kind]:
             return made(module).eval()
     if module.main_input_name != "input_ids" or not name.endswith(("Model", "Encoder")):
-        expected = "be a model of text: one that writes, names masked tokens, labels texts, or has no head"
+        expected = (
+            "be of a model that writes, names masked tokens, labels texts, tokens or images, or is without a head"
+        )
         raise file_error(path, expected, name)
     return HostedEncoder(module).eval()
 
@@ -362,7 +422,7 @@ def load_module(folder: Path, auto: str | None = None, dtype: torch.dtype | None
         try:
             module, found = made.from_pretrained(folder, attn_implementation=attention, **options)
         except Exception as error:
-            if not _refuses_folder(error):
+            if not refuses_folder(error):
                 raise
             refused.append(" ".join(str(error).split())[:200])
             continue
@@ -383,7 +443,7 @@ def load_module(folder: Path, auto: str | None = None, dtype: torch.dtype | None
     raise file_error(folder, "be a model that transformers loads", refused[-1])
 
 
-def _refuses_folder(error: Exception) -> bool:
+def refuses_folder(error: Exception) -> bool:
     """Return whether an error of transformers is about the folder, or the attention, that it was to load.
 
     It raises such errors by intent for files that are missing or damaged, models that it does not know, packages that
@@ -427,6 +487,8 @@ def _names() -> dict[str, set[str]]:
         "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "masked": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         "sequence classification": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        "token classification": auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+        "image classification": auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
     }
     found: dict[str, set[str]] = {}
     for kind, table in tables.items():

@@ -247,7 +247,7 @@ def classify(
     batch: Annotated[int, typer.Option(help="Texts or images at once; lower it where memory is short.", min=1)] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each, with all labels.")] = False,
 ) -> None:
-    """Name the label of each text or image, with its probability."""
+    """Name the label of each text or image, or of each token of a text, with its probability."""
     from regard.cli.classify import run
 
     run(texts or [], model=model, data=data, pairs=pairs, top=top, batch=batch, as_json=as_json)

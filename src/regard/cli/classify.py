@@ -11,13 +11,14 @@ import torch
 
 from regard._errors import rejected
 from regard._memory import fitting
-from regard.cli import classify_images
+from regard.cli import classify_images, classify_tokens
 from regard.cli.lines import Lines, one_source
 from regard.cli.messages import echo, note, report_errors
 from regard.language.classifier import TextClassifier
-from regard.models import ImageClassifier, load
+from regard.language.token_labeller import TokenLabeller
+from regard.models import ImageClassifier, TokenClassifier, load
 from regard.models.folders import ModelFileError
-from regard.models.hugging_face.hosted import HostedImageClassifier
+from regard.models.hugging_face.hosted import HostedImageClassifier, HostedTokenClassifier
 from regard.vision.image_classifier import PictureClassifier
 
 #: What a line in is: its text, and the second one.
@@ -27,7 +28,7 @@ _Line = tuple[str, str | None]
 def run(
     texts: Sequence[str], *, model: Path, data: str | None, pairs: bool, top: int | None, batch: int, as_json: bool
 ) -> None:
-    """Name the label of each text, of each line of a file or of standard input, or of each image."""
+    """Name the label of each text, of each line of a file or of standard input, of their tokens, or of each image."""
     with report_errors("translate"):
         one_source("classify", texts, data)
         if not model.is_dir():
@@ -39,6 +40,13 @@ def run(
                 raise rejected("classify", "--pairs", "be left out for a classifier of images", True)
             pictures = PictureClassifier.load(model, "classify", loaded)
             classify_images.classify(texts, pictures, data=data, top=top, batch=batch, as_json=as_json)
+            return
+        if isinstance(loaded, TokenClassifier | HostedTokenClassifier):
+            if pairs:
+                raise rejected("classify", "--pairs", "be left out for a classifier of tokens", True)
+            labeller = TokenLabeller.load(model, "classify", loaded)
+            lines = Lines.of("classify", texts, data)
+            classify_tokens.classify(lines, labeller, top=top, batch=batch, as_json=as_json)
             return
         classifier = TextClassifier.load(model, "classify", loaded)
         lines = Lines.of("classify", texts, data)

@@ -18,9 +18,9 @@ import numpy as np
 from regard._errors import rejected, rejection
 from regard._memory import available_memory
 from regard.data.files import read_bytes
+from regard.data.image_processor import ImageProcessor
 from regard.data.images import ImageFileError, open_images
 from regard.data.labelled import Labelled
-from regard.data.image_processor import ImageProcessor
 from regard.data.preprocessing import Preprocessing
 from regard.models.folders import brief
 

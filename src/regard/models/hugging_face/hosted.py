@@ -195,20 +195,16 @@ class HostedClassifier(Hosted):
 
 
 class HostedTokenClassifier(Hosted):
-    """A classifier of tokens.
+    """A classifier of tokens, of which each has one label, whatever ``problem_type`` its config states.
 
     Attributes
     ----------
     labels : tuple of C str
-    problem : {"single_label", "multi_label", "regression"}
-        What scores mean; see :meth:`~regard.models.heads.Head.predictions`.
     """
 
-    def __init__(self, module: Any, labels: Sequence[str], problem: str) -> None:
+    def __init__(self, module: Any, labels: Sequence[str]) -> None:
         super().__init__(module)
-        self.labels, self.problem = tuple(labels), problem
-
-    predictions = Head.predictions
+        self.labels = tuple(labels)
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """Return the logits (B, L, C)."""
@@ -361,15 +357,14 @@ def host(folder: Path, dtype: torch.dtype | None = None) -> Hosted | HostedImage
     module = load_module(folder, dtype=dtype)
     name, path = type(module).__name__, folder / CONFIG
     kinds = _names()
-    made: Any
-    for kind, made in (
-        ("sequence classification", HostedClassifier),
-        ("token classification", HostedTokenClassifier),
-        ("image classification", HostedImageClassifier),
-    ):
+    if name in kinds["token classification"]:
+        return HostedTokenClassifier(module, labels_of(path, described)).eval()
+    labelling: tuple[tuple[str, type[HostedClassifier | HostedImageClassifier]], ...]
+    labelling = (("sequence classification", HostedClassifier), ("image classification", HostedImageClassifier))
+    for kind, classifier in labelling:
         if name in kinds[kind]:
             labels = labels_of(path, described)
-            return made(module, labels, problem_of(path, described, len(labels))).eval()
+            return classifier(module, labels, problem_of(path, described, len(labels))).eval()
     for kind, made in (("pair", HostedWriter), ("causal", HostedWriter), ("masked", HostedMaskedLM)):
         if name in kinds[kind]:
             return made(module).eval()
@@ -424,7 +419,8 @@ def load_module(folder: Path, auto: str | None = None, dtype: torch.dtype | None
         except Exception as error:
             if not refuses_folder(error):
                 raise
-            refused.append(" ".join(str(error).split())[:200])
+            kind = "KeyError: " if isinstance(error, KeyError) else ""  # which says no more than the key
+            refused.append(kind + " ".join(str(error).split())[:200])
             continue
         if attention == "regard" and not attention_layers(module):
             refused.append("its layers compute attention by themselves")  # whatever implementation is named

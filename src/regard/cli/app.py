@@ -262,7 +262,7 @@ def fill_mask(
     ] = None,
     data: Annotated[str | None, typer.Option(help="A file of lines in place of them.")] = None,
     top: Annotated[int, typer.Option(help="Tokens for each mask, the likeliest first.", min=1)] = 5,
-    batch: Annotated[int, typer.Option(help="Texts at once; lower it where memory is short.", min=1)] = 128,
+    batch: Annotated[int, typer.Option(help="Texts at once; lower it where memory is short.", min=1)] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line for each text.")] = False,
 ) -> None:
     """Name the likeliest tokens for each mask in a text, as in "to be or not to [MASK]", with their probabilities.

@@ -131,7 +131,7 @@ class Hosted(nn.Module):
 
 
 class HostedEncoder(Hosted):
-    """A model without a head: rows of tokens.
+    """A model without a head: rows of tokens, of an encoder–decoder those of its encoder.
 
     Examples
     --------
@@ -411,7 +411,7 @@ def load_module(folder: Path, auto: str | None = None, dtype: torch.dtype | None
     stored: Any = "auto" if dtype is None else dtype
     options = {"local_files_only": True, "use_safetensors": True, "dtype": stored, "output_loading_info": True}
     options["ignore_mismatched_sizes"] = True  # they are refused below, in one sentence
-    options["trust_remote_code"] = False  # and nobody is asked to
+    options["trust_remote_code"] = False  # without asking on standard input
     refused: list[str] = []
     for attention in ("regard", "sdpa", "eager"):
         try:
@@ -478,7 +478,7 @@ def _names() -> dict[str, set[str]]:
     """Return the classes of transformers by what they do."""
     from transformers.models.auto import modeling_auto as auto
 
-    tables = {
+    tables: dict[str, Mapping[str, Any]] = {
         "pair": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "masked": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,

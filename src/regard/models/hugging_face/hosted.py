@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._errors import RegardWarning, rejected, rejection
+from regard._errors import RegardWarning, rejected
 from regard._memory import is_memory_error
 from regard.models.folders import CONFIG, ModelFileError, brief, file_error, read_json
 from regard.models.heads import Head
@@ -444,8 +444,8 @@ def refuses_folder(error: Exception) -> bool:
 
     It raises such errors by intent for files that are missing or damaged, models that it does not know, packages that
     it lacks and attention that a class does not take. The error of a config whose values do not go together may be of
-    any type: it comes from where transformers builds the model. What our own functions raise, what comes of a wrong
-    call, and memory that is full are other errors.
+    any type: it comes from where transformers builds the model. What fails in our own functions, what comes of a
+    wrong call, and memory that is full are other errors.
     """
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
@@ -454,8 +454,8 @@ def refuses_folder(error: Exception) -> bool:
         return False
     called = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
     raising = [name for name in called if name.startswith(("regard.", "transformers."))][-1:]
-    if rejection(error) is None and any(name.startswith("regard.") for name in raising):
-        return False
+    if any(name.startswith("regard.") for name in raising):
+        return isinstance(error, ValueError)  # layers that do not take our attention are refused by one
     if isinstance(error, OSError | ValueError | ImportError | RuntimeError | SafetensorError | StrictDataclassError):
         return True
     return any(name.startswith("transformers.models.") and ".auto." not in name for name in called)

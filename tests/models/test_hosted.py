@@ -252,9 +252,55 @@ def test_folders_that_transformers_does_not_load(tokenizer: Tokenizer, tmp_path:
     refused(
         {"intermediate_size": 20}, r"hold model\.layers\.0\.mlp\.down_proj\.weight of shape \(16, 20\), got \(16, 24\)"
     )
+    refused({"hidden_size": None}, "be a model that transformers loads, got .*hidden_size")
+    refused({"head_dim": 0}, "be a model that transformers loads, got 0.0 cannot be raised to a negative power")
+    refused({"rope_parameters": {"rope_type": "later"}}, "be a model that transformers loads, got KeyError: 'later'")
+    refused({"architectures": None, "model_type": "future"}, "does not recognize this architecture")
+    mapped = {"auto_map": {"AutoConfig": "c.Config", "AutoModel": "m.Model"}}
+    refused({"architectures": None, "model_type": "future"} | mapped, "contains custom code")
     refused({"vocab_size": 7}, "be a model that transformers loads, got Padding_idx must be within num_embeddings")
     path.write_text(json.dumps({"architecture": "resnet18", "num_classes": 10, "pretrained_cfg": {}}))
     with pytest.raises(ModelFileError, match=r"got one of timm, 'resnet18': timm\.create_model\('local-dir:"):
+        load(tmp_path)
+
+
+def test_files_that_are_missing_or_damaged(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    stored("qwen3", "Qwen3ForCausalLM", tokenizer, tmp_path)
+    weights = tmp_path / "model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[: len(data) // 2])
+    with pytest.raises(ModelFileError, match="be a model that transformers loads, got"):
+        load(tmp_path)
+    weights.unlink()
+    with pytest.raises(ModelFileError, match=r"be a model that transformers loads, got .*model\.safetensors"):
+        load(tmp_path)
+
+
+def test_errors_of_ours_are_not_disguised(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong call, an error in a function of ours that transformers calls, and full memory are not the folder's."""
+    stored("qwen3", "Qwen3ForCausalLM", tokenizer, tmp_path)
+    made = transformers.Qwen3ForCausalLM
+    plain = made.from_pretrained.__func__
+    monkeypatch.setattr(made, "from_pretrained", classmethod(lambda cls, *a, **k: plain(cls, *a, nonsense=1, **k)))
+    with pytest.raises(TypeError, match="nonsense"):
+        load(tmp_path)
+    monkeypatch.undo()
+
+    def wrong(*_: Any, **__: Any) -> None:
+        hosted.read_json(None)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(made, "_init_weights", wrong)
+    monkeypatch.setattr(made, "post_init", wrong)
+    with pytest.raises(AttributeError):
+        load(tmp_path)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr(made, "post_init", full)
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
         load(tmp_path)
 
 

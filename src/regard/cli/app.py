@@ -247,10 +247,58 @@ def classify(
     batch: Annotated[int, typer.Option(help="Texts or images at once; lower it where memory is short.", min=1)] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each, with all labels.")] = False,
 ) -> None:
-    """Name the label of each text or image, with its probability."""
+    """Name the label of each text or image, or of each token of a text, with its probability."""
     from regard.cli.classify import run
 
     run(texts or [], model=model, data=data, pairs=pairs, top=top, batch=batch, as_json=as_json)
+
+
+@_command()
+def fill_mask(
+    model: Annotated[Path, typer.Option(help="Folder of a model of masked tokens, such as BERT.")],
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TEXT]...", help="Texts with the model's mask; without any, or -, lines of stdin."),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="A file of lines in place of them.")] = None,
+    top: Annotated[int, typer.Option(help="Tokens for each mask, the likeliest first.", min=1)] = 5,
+    batch: Annotated[int, typer.Option(help="Texts at once; lower it where memory is short.", min=1)] = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line for each text.")] = False,
+) -> None:
+    """Name the likeliest tokens for each mask in a text, as in "to be or not to [MASK]", with their probabilities.
+
+    A line for each mask; a space before a token is shown as ▁.
+    """
+    from regard.cli.fill_mask import run
+
+    run(texts or [], model=model, data=data, top=top, batch=batch, as_json=as_json)
+
+
+@_command()
+def embed(
+    model: Annotated[Path, typer.Option(help="Folder of any model of text, or of Sentence Transformers.")],
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; without any, or -, lines of stdin.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="A file of lines in place of them.")] = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option(help="mean, first, last or max of a text's tokens; as the folder says, or mean."),
+    ] = None,
+    normalize: Annotated[
+        bool | None,
+        typer.Option("--normalize/--no-normalize", help="Scale vectors to length 1; as the folder says, or not."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write to this file: .npy, .tsv or .jsonl.")] = None,
+    batch: Annotated[int, typer.Option(help="Texts at once; lower it where memory is short.", min=1)] = 128,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line for each text.")] = False,
+) -> None:
+    """Make a vector of each text from the rows that leave a model's last layer; a line of numbers for each."""
+    from regard.cli.embed import run
+
+    run(
+        texts or [], model=model, data=data, pooling=pooling, normalize=normalize, out=out, batch=batch, as_json=as_json
+    )
 
 
 @_command(

@@ -59,8 +59,7 @@ def _images(
     files: Sequence[str], data: str | None, left_out: list[tuple[str, str]], classifier: PictureClassifier
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield each image's name and pixels; what cannot be read goes to ``left_out``."""
-    size = classifier.preprocessing.size
-    how = {"side": size if isinstance(size, int) else max(size), "function": "classify"}
+    how = {"side": classifier.preprocessing.side, "function": "classify"}
     with ExitStack() as stack:
         read: Callable[..., np.ndarray] = read_image
         if data is not None:

@@ -20,7 +20,7 @@ from regard.language.classifier import TextClassifier
 from regard.language.evaluation import score_text
 from regard.language.folders import check_tokenizer
 from regard.models import DecoderLM, EncoderLM, ImageClassifier, SequenceClassifier, load
-from regard.models.hugging_face.hosted import HostedClassifier, HostedMaskedLM, HostedWriter
+from regard.models.hugging_face.hosted import HostedClassifier, HostedImageClassifier, HostedMaskedLM, HostedWriter
 from regard.text.tokenizer import Tokenizer
 from regard.training.classification_metrics import classification_metrics
 from regard.vision.image_classifier import PictureClassifier
@@ -48,17 +48,17 @@ def evaluate(
     """Return the measures of the model in a folder on a file, by name; a classifier's labels are written to ``out``."""
     began = time.monotonic()
     model = load(folder, dtype=torch.float32)
-    if isinstance(model, SequenceClassifier | ImageClassifier | HostedClassifier):
+    if isinstance(model, SequenceClassifier | ImageClassifier | HostedClassifier | HostedImageClassifier):
         reading.leave_out("a classifier", "per", "length", "stride")
-        if isinstance(model, ImageClassifier):
+        if model.problem != "single_label":
+            expected = "be a classifier that names one label of each text or image"
+            raise rejected("evaluate", "model", expected, f"one of problem_type {model.problem}")
+        if isinstance(model, ImageClassifier | HostedImageClassifier):
             reading.leave_out("a classifier of images", "pairs")
             pictures = PictureClassifier.load(folder, "evaluate", model)
             found = classify_images.evaluate(data, pictures, batch=batch, precision=precision)
             report = {"images": len(found[1])} | _named(*found, out)
         else:
-            if model.problem != "single_label":
-                expected = "be a classifier that names one label of each text"
-                raise rejected("evaluate", "model", expected, f"one of problem_type {model.problem}")
             found = _labels(data, TextClassifier.load(folder, "evaluate", model), reading.pairs, batch, precision)
             report = {"texts": len(found[1])} | _named(*found, out)
     elif isinstance(model, DecoderLM | EncoderLM | HostedWriter | HostedMaskedLM):

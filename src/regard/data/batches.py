@@ -21,18 +21,24 @@ _PLACES = 8192
 _MIXED = (16, 8, 4, 2)
 
 
-def length_batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+def length_batches(lengths: Sequence[int], most: int, *, alike: bool = False) -> Iterator[list[int]]:
     """Yield which sequences to read go together, at most so many, from the longest to the shortest, without the empty.
+
+    With ``alike``, only sequences of one length go together, so that none is padded: some models of transformers, such
+    as those with convolutions, make other rows of a sequence where padding follows it.
 
     Examples
     --------
-    >>> list(length_batches([3, 0, 7, 4], 2))
-    [[2, 3], [0]]
+    >>> list(length_batches([3, 0, 7, 4], 2)), list(length_batches([3, 0, 7, 3], 2, alike=True))
+    ([[2, 3], [0]], [[2], [0, 3]])
     """
     order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
     begin = 0
     while begin < len(order):
-        count = min(most, max(1, _PLACES // lengths[order[begin]]))
+        longest = lengths[order[begin]]
+        count = min(most, max(1, _PLACES // longest))
+        if alike:
+            count = [lengths[i] for i in order[begin : begin + count]].count(longest)
         yield order[begin : begin + count]
         begin += count
 

@@ -18,6 +18,7 @@ import numpy as np
 from regard._errors import rejected, rejection
 from regard._memory import available_memory
 from regard.data.files import read_bytes
+from regard.data.image_processor import ImageProcessor
 from regard.data.images import ImageFileError, open_images
 from regard.data.labelled import Labelled
 from regard.data.preprocessing import Preprocessing
@@ -113,7 +114,10 @@ def reason(error: ImageFileError) -> str:
 
 
 def read_labelled_images(
-    path: str | Path, preprocessing: Preprocessing | None = None, *, function: str = "read_labelled_images"
+    path: str | Path,
+    preprocessing: Preprocessing | ImageProcessor | None = None,
+    *,
+    function: str = "read_labelled_images",
 ) -> LabelledImages:
     """Read images and their labels.
 
@@ -125,7 +129,7 @@ def read_labelled_images(
         file of the same name with ``labels`` in place of ``images`` (and ``idx1`` of ``idx3``); or an ``.npz`` of
         arrays ``images`` and ``labels``. Arrays are (N, H, W) or (N, H, W, C) with C of 1 or 3, of uint8, or of floats
         from 0 to 1.
-    preprocessing : Preprocessing, optional
+    preprocessing : Preprocessing or ImageProcessor, optional
         The size and the channels that images are made; by default the middle of 64 × 64 pixels of files, in colour,
         and arrays as they are.
     function : str
@@ -156,8 +160,8 @@ def read_labelled_images(
     return LabelledImages(pixels, names, str(path))
 
 
-def _read_folder(path: Path, preprocessing: Preprocessing | None, function: str) -> LabelledImages:
-    how = preprocessing or Preprocessing(SIDE, (SIDE, SIDE))
+def _read_folder(path: Path, preprocessing: Preprocessing | ImageProcessor | None, function: str) -> LabelledImages:
+    how: Preprocessing | ImageProcessor = preprocessing or Preprocessing(SIDE, (SIDE, SIDE))
     with open_images(path, function) as images:
         found = [name for name in images.names if "/" in name and not name.split("/")[0].startswith(".")]
         if not found:
@@ -166,10 +170,9 @@ def _read_folder(path: Path, preprocessing: Preprocessing | None, function: str)
         pixels = _room(len(found), how, str(path), function)
         kept: list[str] = []
         left_out: list[tuple[str, str]] = []
-        side = how.size if isinstance(how.size, int) else max(how.size)
         for name in found:
             try:
-                pixels[len(kept)] = how.fit(images.read(name, side=side, function=function))
+                pixels[len(kept)] = how.fit(images.read(name, side=how.side, function=function))
             except ImageFileError as error:
                 left_out.append((name, reason(error)))
             else:
@@ -184,14 +187,14 @@ def _read_folder(path: Path, preprocessing: Preprocessing | None, function: str)
     return LabelledImages(pixels[: len(kept)], labels, str(path), kept, tuple(left_out), tuple(empty))
 
 
-def _room(count: int, how: Preprocessing, name: str, function: str) -> np.ndarray:
+def _room(count: int, how: Preprocessing | ImageProcessor, name: str, function: str) -> np.ndarray:
     """Return an array for so many images, or raise where the memory that is free does not hold it."""
     shape = (count, *how.shape, how.channels)
-    free, needed = available_memory(), math.prod(shape)
+    free, needed = available_memory(), math.prod(shape) * np.dtype(how.dtype).itemsize
     if free is not None and needed > _SHARE * free:
         expected = f"fit into the {free / 1e9:.1f} GB of memory that are free; lower data.size"
         raise rejected(function, name, expected, f"{count:,} images of {needed / 1e9:.1f} GB")
-    return np.empty(shape, np.uint8)
+    return np.empty(shape, how.dtype)
 
 
 def _labels_path(path: Path, function: str) -> Path:

@@ -63,6 +63,16 @@ class Preprocessing:
         return len(self.mean)
 
     @property
+    def dtype(self) -> type:
+        """Of the arrays that :meth:`fit` returns."""
+        return np.uint8
+
+    @property
+    def side(self) -> int:
+        """Pixels that each side of an image must have at least where it is read smaller than it is."""
+        return self.size if isinstance(self.size, int) else max(self.size)
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Height h and width w of what a model reads."""
         if self.crop is not None:

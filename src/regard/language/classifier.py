@@ -116,7 +116,7 @@ class TextClassifier:
         device = next(self.model.parameters()).device
         made, labels = torch.empty(len(inputs), len(self.labels)), np.zeros(len(inputs), np.int64)
         narrow = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
-        for rows in length_batches(inputs.tokens.lengths.tolist(), batch):
+        for rows in length_batches(inputs.tokens.lengths.tolist(), batch, alike=isinstance(self.model, Hosted)):
             read = label_batch(inputs, labels, np.array(rows)).to(device)
             with narrow:
                 logits = read.logits(self.model)

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from regard._errors import rejected
-from regard.models import DecoderLM, EncoderLM, SequenceClassifier, load
+from regard.models import DecoderLM, EncoderLM, load
+from regard.models.heads import Head
 from regard.models.hugging_face.hosted import Hosted
 from regard.text.tokenizer import Tokenizer
 
-_M = TypeVar("_M", bound=EncoderLM | DecoderLM | SequenceClassifier | Hosted)
+_M = TypeVar("_M", bound=EncoderLM | DecoderLM | Head | Hosted)
 
 
 def load_with_tokenizer(
@@ -49,7 +50,7 @@ def load_with_tokenizer(
     if not isinstance(model, kind):
         raise rejected(function, "model", f"be the folder of {what}", f"{type(model).__name__} in {folder}")
     tokenizer = Tokenizer.load(folder)
-    trunk = model.model if isinstance(model, SequenceClassifier) else model
+    trunk = model.model if isinstance(model, Head) else model
     check_tokenizer(trunk, tokenizer, function, str(folder))
     return model, tokenizer
 

@@ -42,6 +42,9 @@ class ImageClassifier(nn.Module):
     torch.Size([2, 2])
     """
 
+    #: What scores mean, as :class:`~regard.models.heads.Head` has it.
+    problem = "single_label"
+
     def __init__(
         self, model: VisionModel, labels: Sequence[str], dropout: float = 0.0, *, teacher: bool = False
     ) -> None:
@@ -76,6 +79,10 @@ class ImageClassifier(nn.Module):
         found = self.model(images)
         logits: Tensor = self.output(self.dropout(self.model.pool(found)))
         return logits if self.taught is None else (logits + self.taught(found[:, 1])) / 2
+
+    def predictions(self, logits: Tensor) -> Tensor:
+        """Return the probabilities (B, K) that logits (B, K) are of."""
+        return logits.softmax(-1)
 
     def extra_repr(self) -> str:
         """Return the labels, or how many there are."""

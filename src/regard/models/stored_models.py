@@ -31,7 +31,7 @@ from regard.models.folders import (
     save_model,
 )
 from regard.models.heads import Head, LanguageModel, PairClassifier, SequenceClassifier, TokenClassifier
-from regard.models.hugging_face.hosted import INSTALL, Hosted, host
+from regard.models.hugging_face.hosted import INSTALL, Hosted, HostedImageClassifier, host
 from regard.models.hugging_face.keys import Described
 from regard.models.hugging_face.reading import FAMILIES, head_of, head_rules, read_folder, theirs_of, whole_name
 from regard.models.hugging_face.rules import Family
@@ -40,7 +40,7 @@ from regard.models.resnet import ResNet, ResNetConfig
 from regard.models.vision_transformer import VisionTransformer, VisionTransformerConfig
 
 #: What a folder may hold.
-Stored = LanguageModel | Head | VisionModel | ImageClassifier | Hosted
+Stored = LanguageModel | Head | VisionModel | ImageClassifier | Hosted | HostedImageClassifier
 
 VERSION = 1
 
@@ -80,8 +80,9 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = None, hosted: bool =
 
     Folders of Hugging Face of GPT-2, Llama, Mistral, Qwen2, BERT, RoBERTa, ALBERT, ViT and DeiT are read as they are:
     config.json and model.safetensors, or its shards; classifiers of sequences, of tokens and of images on them, too.
-    What config.json claims is compared with the files' headers before memory is taken. Text models of any other family,
-    and of a config that these do not have, are computed by transformers, if it is installed, with our attention. No
+    What config.json claims is compared with the files' headers before memory is taken. Text models and
+    classifiers of images of any other family, and of a config that these do not have, are computed by transformers, if
+    it is installed, with our attention. No
     pickle is ever loaded.
 
     Parameters
@@ -95,7 +96,8 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = None, hosted: bool =
     Returns
     -------
     DecoderLM, EncoderLM, SequenceClassifier, TokenClassifier, PairClassifier, VisionTransformer, ResNet,
-    ImageClassifier; HostedWriter, HostedMaskedLM, HostedClassifier or HostedEncoder, which transformers computes
+    ImageClassifier; HostedWriter, HostedMaskedLM, HostedClassifier, HostedTokenClassifier, HostedImageClassifier or
+    HostedEncoder, which transformers computes
 
     Raises
     ------
@@ -120,7 +122,7 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = None, hosted: bool =
             of_images = any(
                 described["model_type"] in each.types and each.model is VisionTransformer for each in FAMILIES
             )
-            if not hosted or of_images:
+            if not hosted or (of_images and "ForImageClassification" not in brief(described.get("architectures"))):
                 raise
             if find_spec("transformers") is None:
                 raise _needs_transformers(error) from None

@@ -210,6 +210,18 @@ class Tokenizer:
         with spelling("encode", [("text", text)]):
             return engine.encode(text, add_special_tokens=specials).ids
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return which characters of a text each number of :meth:`encode` stands for: the first, and where it ends.
+
+        Examples
+        --------
+        >>> Tokenizer.learn([], kind="bytes").spans("né")
+        [(0, 1), (1, 2), (1, 2)]
+        """
+        with spelling("spans", [("text", text)]):
+            found: list[tuple[int, int]] = self._plain.encode(text, add_special_tokens=False).offsets
+        return found
+
     def encode_pair(self, first: str, second: str, *, parse_specials: bool = False) -> tuple[list[int], list[int]]:
         """Return the numbers of two texts with special tokens around them, and the segment, 0 or 1, of each number."""
         engine = self._engine if parse_specials else self._plain

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from regard._errors import rejected
 from regard._writing import write_atomically
+from regard.data.image_processor import ImageProcessor
 from regard.data.preprocessing import PREPROCESSOR, Preprocessing
 from regard.models import ImageClassifier, load, save
 from regard.models.folders import json_bytes
+from regard.models.hugging_face.hosted import HostedImageClassifier
 
 
 class PictureClassifier:
@@ -25,8 +27,8 @@ class PictureClassifier:
 
     Parameters
     ----------
-    model : ImageClassifier
-    preprocessing : Preprocessing
+    model : ImageClassifier or HostedImageClassifier
+    preprocessing : Preprocessing or ImageProcessor
 
     Raises
     ------
@@ -43,8 +45,12 @@ class PictureClassifier:
     torch.Size([2, 2])
     """
 
-    def __init__(self, model: ImageClassifier, preprocessing: Preprocessing) -> None:
+    def __init__(
+        self, model: ImageClassifier | HostedImageClassifier, preprocessing: Preprocessing | ImageProcessor
+    ) -> None:
         self.model, self.preprocessing = model, preprocessing
+        if isinstance(model, HostedImageClassifier):
+            return
         channels = model.model.config.channels
         if channels != preprocessing.channels:
             expected = f"read images of {channels} channels, as its model"
@@ -68,6 +74,8 @@ class PictureClassifier:
             If there is none, or it is damaged, in one sentence.
         """
         model = load(folder, dtype=torch.float32) if model is None else model
+        if isinstance(model, HostedImageClassifier):
+            return cls(model, ImageProcessor.load(folder))
         if not isinstance(model, ImageClassifier):
             got = f"{type(model).__name__} in {folder}"
             raise rejected(function, "model", "be the folder of a classifier of images", got)
@@ -75,6 +83,9 @@ class PictureClassifier:
 
     def save(self, folder: str | Path) -> None:
         """Write the model and how it reads images to a folder, which :meth:`load` and maybe transformers read."""
+        if isinstance(self.model, HostedImageClassifier) or isinstance(self.preprocessing, ImageProcessor):
+            got = type(self.model).__name__
+            raise rejected("save", "model", "be one of ours, not one that transformers computes", got)
         Path(folder).mkdir(parents=True, exist_ok=True)
         write_atomically(Path(folder) / PREPROCESSOR, json_bytes(self.preprocessing.described(), 1))
         save(self.model, folder)
@@ -85,18 +96,18 @@ class PictureClassifier:
         return self.model.labels
 
     def fit(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        """Return images (H, W, 3) of uint8, each of any size, as pixels (N, h, w, C) of the model's."""
+        """Return images (H, W, 3) of uint8, each of any size, as arrays (N, h, w, C) of the model's."""
         return np.stack([self.preprocessing.fit(each) for each in images])
 
     @torch.no_grad()
     def probabilities(self, pixels: np.ndarray, *, batch: int = 128, precision: str = "float32") -> Tensor:
-        """Return the probability of each label, (N, K), on the CPU.
+        """Return the probability of each label, (N, K), on the CPU; of a regression, the value of each.
 
         Where the preprocessing says so, it is the mean of those of an image and of its mirror image.
 
         Parameters
         ----------
-        pixels : ndarray (N, h, w, C) of uint8
+        pixels : ndarray (N, h, w, C)
             What :meth:`fit` returned.
         batch : int, default 128
             Images at once.
@@ -110,6 +121,6 @@ class PictureClassifier:
             images = self.preprocessing.normalized(part).to(device)
             sides = [images, images.flip(-1)] if self.preprocessing.flip_test else [images]
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-                shares = [self.model(side).float().softmax(1) for side in sides]
+                shares = [self.model.predictions(self.model(side).float()) for side in sides]
             made[begin : begin + batch] = torch.stack(shares).mean(0).cpu()
         return made

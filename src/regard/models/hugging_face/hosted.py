@@ -10,6 +10,7 @@ Dimensions: B batch, L tokens, E width, N vocabulary, C labels.
 from __future__ import annotations
 
 import inspect
+import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._errors import RegardWarning, rejected
+from regard._memory import is_memory_error
 from regard.models.folders import CONFIG, ModelFileError, brief, file_error, read_json
 from regard.models.heads import Head
 from regard.models.hugging_face.reading import labels_of, problem_of
@@ -85,12 +87,38 @@ class Hosted(nn.Module):
 
     def run(self, tokens: Tensor, keep: Tensor | None = None, segments: Tensor | None = None) -> Any:
         """Return what the module makes of tokens (B, L), of which ``keep`` (B, L) are real."""
+        return self._run(self.module, tokens, keep, segments)
+
+    def rows(self, tokens: Tensor, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """Return the row (B, L, E) of each token that leaves the last layer; of an encoder–decoder, its encoder.
+
+        Parameters
+        ----------
+        tokens : Tensor (B, L) of int
+        keep : Tensor (B, L) of bool, optional
+            Which tokens are real; all by default.
+        segments : Tensor (B, L) of int, optional
+            The segment of each token; the first by default.
+
+        Raises
+        ------
+        ValueError
+            If the module returns none.
+        """
+        trunk = self.module.get_encoder() if self.module.config.is_encoder_decoder else self.module.base_model
+        found = getattr(self._run(trunk, tokens, keep, segments), "last_hidden_state", None)
+        if not isinstance(found, Tensor):
+            name = type(self.module).__name__
+            raise rejected("rows", "model", "return the rows of its last layer (last_hidden_state)", f"none of {name}")
+        return found
+
+    def _run(self, module: Any, tokens: Tensor, keep: Tensor | None, segments: Tensor | None) -> Any:
         given: dict[str, Any] = {} if keep is None else {"attention_mask": keep.long()}
         if keep is not None and (pad := self.pad) is not None:
             tokens = torch.where(keep, tokens, pad)  # some find padding by its number
         if segments is not None and self.config.segments > 1:
             given["token_type_ids"] = segments
-        return self.module(input_ids=tokens, **given)
+        return module(input_ids=tokens, **given)
 
     @property
     def pad(self) -> int | None:
@@ -103,7 +131,7 @@ class Hosted(nn.Module):
 
 
 class HostedEncoder(Hosted):
-    """A model without a head: rows of tokens.
+    """A model without a head: rows of tokens, of an encoder–decoder those of its encoder.
 
     Examples
     --------
@@ -116,7 +144,7 @@ class HostedEncoder(Hosted):
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """Return a row for each token, (B, L, E)."""
-        return self.run(tokens, keep, segments).last_hidden_state
+        return self.rows(tokens, keep, segments)
 
     def pool(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
         """Return the mean (B, E) of each sequence's real rows."""
@@ -164,6 +192,54 @@ class HostedClassifier(Hosted):
             kinds = None if segments is None else segments[row][real][None]
             rows.append(self.run(tokens[row][real][None], None, kinds).logits)
         return torch.cat(rows)
+
+
+class HostedTokenClassifier(Hosted):
+    """A classifier of tokens, of which each has one label, whatever ``problem_type`` its config states.
+
+    Attributes
+    ----------
+    labels : tuple of C str
+    """
+
+    def __init__(self, module: Any, labels: Sequence[str]) -> None:
+        super().__init__(module)
+        self.labels = tuple(labels)
+
+    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """Return the logits (B, L, C)."""
+        return self.run(tokens, keep, segments).logits
+
+
+class HostedImageClassifier(nn.Module):
+    """A classifier of images that transformers computes.
+
+    Parameters
+    ----------
+    module : transformers.PreTrainedModel
+    labels : sequence of K str
+    problem : {"single_label", "multi_label", "regression"}
+        What scores mean; see :meth:`~regard.models.heads.Head.predictions`.
+
+    Examples
+    --------
+    >>> from transformers import SwinConfig, SwinForImageClassification
+    >>> sizes = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4}
+    >>> module = SwinForImageClassification(SwinConfig(**sizes, num_labels=3))
+    >>> model = HostedImageClassifier(module, ["cat", "dog", "fox"], "single_label").eval()
+    >>> model(torch.zeros(2, 3, 16, 16)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, module: Any, labels: Sequence[str], problem: str) -> None:
+        super().__init__()
+        self.module, self.labels, self.problem = module, tuple(labels), problem
+
+    predictions = Head.predictions
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits (B, K) of images (B, C, H, W)."""
+        return self.module(pixel_values=images).logits
 
 
 class HostedWriter(Hosted):
@@ -263,7 +339,7 @@ def _last_rows(model: HostedWriter, out: Any) -> tuple[Tensor, ...]:
     return rows
 
 
-def host(folder: Path, dtype: torch.dtype | None = None) -> Hosted:
+def host(folder: Path, dtype: torch.dtype | None = None) -> Hosted | HostedImageClassifier:
     """Return the model in a folder that transformers knows, in evaluation mode.
 
     Parameters
@@ -275,20 +351,27 @@ def host(folder: Path, dtype: torch.dtype | None = None) -> Hosted:
     Raises
     ------
     ModelFileError
-        If transformers has no such class or cannot load it, or it reads no text.
+        If transformers has no such class or cannot load it, or it neither reads text nor labels images.
     """
     described = read_json(folder / CONFIG)
     module = load_module(folder, dtype=dtype)
     name, path = type(module).__name__, folder / CONFIG
     kinds = _names()
-    if name in kinds["sequence classification"]:
-        labels = labels_of(path, described)
-        return HostedClassifier(module, labels, problem_of(path, described, len(labels))).eval()
+    if name in kinds["token classification"]:
+        return HostedTokenClassifier(module, labels_of(path, described)).eval()
+    labelling: tuple[tuple[str, type[HostedClassifier | HostedImageClassifier]], ...]
+    labelling = (("sequence classification", HostedClassifier), ("image classification", HostedImageClassifier))
+    for kind, classifier in labelling:
+        if name in kinds[kind]:
+            labels = labels_of(path, described)
+            return classifier(module, labels, problem_of(path, described, len(labels))).eval()
     for kind, made in (("pair", HostedWriter), ("causal", HostedWriter), ("masked", HostedMaskedLM)):
         if name in kinds[kind]:
             return made(module).eval()
     if module.main_input_name != "input_ids" or not name.endswith(("Model", "Encoder")):
-        expected = "be a model of text: one that writes, names masked tokens, labels texts, or has no head"
+        expected = (
+            "be of a model that writes, names masked tokens, labels texts, tokens or images, or is without a head"
+        )
         raise file_error(path, expected, name)
     return HostedEncoder(module).eval()
 
@@ -328,12 +411,16 @@ def load_module(folder: Path, auto: str | None = None, dtype: torch.dtype | None
     stored: Any = "auto" if dtype is None else dtype
     options = {"local_files_only": True, "use_safetensors": True, "dtype": stored, "output_loading_info": True}
     options["ignore_mismatched_sizes"] = True  # they are refused below, in one sentence
+    options["trust_remote_code"] = False  # without asking on standard input
     refused: list[str] = []
     for attention in ("regard", "sdpa", "eager"):
         try:
             module, found = made.from_pretrained(folder, attn_implementation=attention, **options)
-        except _errors() as error:
-            refused.append(" ".join(str(error).split())[:200])
+        except Exception as error:
+            if not refuses_folder(error):
+                raise
+            kind = "KeyError: " if isinstance(error, KeyError) else ""  # which says no more than the key
+            refused.append(kind + " ".join(str(error).split())[:200])
             continue
         if attention == "regard" and not attention_layers(module):
             refused.append("its layers compute attention by themselves")  # whatever implementation is named
@@ -352,13 +439,26 @@ def load_module(folder: Path, auto: str | None = None, dtype: torch.dtype | None
     raise file_error(folder, "be a model that transformers loads", refused[-1])
 
 
-def _errors() -> tuple[type[Exception], ...]:
-    """Return what transformers raises for a folder, or an implementation of attention, that it does not take."""
+def refuses_folder(error: Exception) -> bool:
+    """Return whether an error of transformers is about the folder, or the attention, that it was to load.
+
+    It raises such errors by intent for files that are missing or damaged, models that it does not know, packages that
+    it lacks and attention that a class does not take. The error of a config whose values do not go together may be of
+    any type: it comes from where transformers builds the model. What fails in our own functions, what comes of a
+    wrong call, and memory that is full are other errors.
+    """
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
-    return (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, ImportError, RuntimeError,
-            SafetensorError, StrictDataclassError)  # fmt: skip
+    if is_memory_error(error):
+        return False
+    called = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
+    raising = [name for name in called if name.startswith(("regard.", "transformers."))][-1:]
+    if any(name.startswith("regard.") for name in raising):
+        return isinstance(error, ValueError)  # layers that do not take our attention are refused by one
+    if isinstance(error, OSError | ValueError | ImportError | RuntimeError | SafetensorError | StrictDataclassError):
+        return True
+    return any(name.startswith("transformers.models.") and ".auto." not in name for name in called)
 
 
 def _architecture(path: Path, transformers: Any) -> str:
@@ -378,11 +478,13 @@ def _names() -> dict[str, set[str]]:
     """Return the classes of transformers by what they do."""
     from transformers.models.auto import modeling_auto as auto
 
-    tables = {
+    tables: dict[str, Mapping[str, Any]] = {
         "pair": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "masked": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         "sequence classification": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        "token classification": auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+        "image classification": auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
     }
     found: dict[str, set[str]] = {}
     for kind, table in tables.items():

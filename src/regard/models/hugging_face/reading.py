@@ -93,6 +93,10 @@ def read_folder(
     config = _config(path, family, described, names)
     if architecture in HEADS and family.model is DecoderLM:
         config = replace(config, tied=True)  # nothing scores the vocabulary
+    if architecture == "Model" and family.model is DecoderLM and not config.tied and "lm_head.weight" not in places:
+        raise not_mapped(
+            path, "name an architecture with a head that scores tokens", brief(described.get("architectures"))
+        )
     if config.layers > len(places):
         expected = f"have at most as many layers as there are tensors, {len(places)}"
         raise file_error(path, expected, config.layers)

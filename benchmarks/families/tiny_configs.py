@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from typing import Any
 
 from transformers import PretrainedConfig
+
+from benchmarks.families.settings import SETTINGS
 
 VOCABULARY, WIDTH, HEADS, GROUPS, HEAD, LAYERS, IMAGE, PATCH = 99, 32, 4, 2, 8, 2, 32, 8
 
@@ -76,28 +79,46 @@ def tiny(cls: type[PretrainedConfig]) -> PretrainedConfig:
 def shrunk(config: PretrainedConfig) -> PretrainedConfig:
     """Make a configuration tiny, and those inside."""
     counter = iter(range(1, 60))
+    derived = type(config).__name__ in SETTINGS
+    if derived:
+        config = _from_settings(type(config))
     equal_heads = _heads_are_equal(config)
     for name, value in sorted(vars(config).items()):
         if isinstance(value, PretrainedConfig):
-            shrunk(value)
-        elif name.startswith("_") or isinstance(value, bool):
+            setattr(config, name, shrunk(value))
+        elif name.startswith("_"):
             continue
-        elif re.search(r"(token_id|token_index|_token)$", name) and isinstance(value, int):
+        elif re.search(r"(token_id|token_index|_token)$", name) and isinstance(value, int) and not isinstance(value, bool):
             setattr(config, name, next(counter))
-        elif isinstance(value, int):
-            found = _by_name(name)
-            if found is not None and value > found:
-                setattr(config, name, HEADS if equal_heads and found == GROUPS else found)
-        elif value is None and UNSET.search(name):
-            setattr(config, name, _by_name(name))
-    _lists(config)
+        elif not derived:
+            unset = value is None and UNSET.search(name)
+            setattr(config, name, _by_name(name) if unset else _small(name, value, equal_heads))
+    if not derived:
+        _lists(config)
     _agree(config)
     return config
 
 
+def _from_settings(cls: type[PretrainedConfig]) -> PretrainedConfig:
+    """Return a configuration from its settings and small values of its other fields, from which it derives the rest."""
+    defaults = {field.name: field.default for field in fields(cls) if field.init}
+    heads = [defaults.get(name) for name in ("num_attention_heads", "num_key_value_heads")]
+    equal_heads = heads[0] is not None and heads[0] == heads[1]
+    small = {name: _small(name, value, equal_heads) for name, value in defaults.items()}
+    return cls(**{name: value for name, value in small.items() if value is not defaults[name]} | SETTINGS[cls.__name__])
+
+
+def _small(name: str, value: Any, equal_heads: bool) -> Any:
+    """Return the value of a field, or a smaller one of its rule."""
+    found = _by_name(name)
+    if found is None or isinstance(value, bool) or not isinstance(value, int) or value <= found:
+        return value
+    return HEADS if equal_heads and found == GROUPS else found
+
+
 def _heads_are_equal(config: PretrainedConfig) -> bool:
     """Whether queries and keys have as many heads as each other, as where keys are compressed."""
-    heads, groups = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    heads, groups = (vars(config).get(name) for name in ("num_attention_heads", "num_key_value_heads"))
     return heads is not None and heads == groups
 
 

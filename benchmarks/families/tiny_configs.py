@@ -6,7 +6,8 @@ import re
 from dataclasses import fields
 from typing import Any
 
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, ResNetConfig, TimmBackboneConfig, TimmWrapperConfig, ViTConfig
+from transformers.backbone_utils import BackboneConfigMixin
 
 from benchmarks.families.settings import SETTINGS
 
@@ -81,11 +82,11 @@ def shrunk(config: PretrainedConfig) -> PretrainedConfig:
     counter = iter(range(1, 60))
     derived = type(config).__name__ in SETTINGS
     if derived:
-        config = _from_settings(type(config))
+        config = _from_settings(config)
     equal_heads = _heads_are_equal(config)
     for name, value in sorted(vars(config).items()):
         if isinstance(value, PretrainedConfig):
-            setattr(config, name, shrunk(value))
+            setattr(config, name, shrunk(_without_timm(value)))
         elif name.startswith("_"):
             continue
         elif re.search(r"(token_id|token_index|_token)$", name) and isinstance(value, int) and not isinstance(value, bool):
@@ -95,17 +96,29 @@ def shrunk(config: PretrainedConfig) -> PretrainedConfig:
             setattr(config, name, _by_name(name) if unset else _small(name, value, equal_heads))
     if not derived:
         _lists(config)
+        _set_sections(config)
     _agree(config)
     return config
 
 
-def _from_settings(cls: type[PretrainedConfig]) -> PretrainedConfig:
+def _from_settings(config: PretrainedConfig) -> PretrainedConfig:
     """Return a configuration from its settings and small values of its other fields, from which it derives the rest."""
+    cls = type(config)
     defaults = {field.name: field.default for field in fields(cls) if field.init}
     heads = [defaults.get(name) for name in ("num_attention_heads", "num_key_value_heads")]
     equal_heads = heads[0] is not None and heads[0] == heads[1]
     small = {name: _small(name, value, equal_heads) for name, value in defaults.items()}
-    return cls(**{name: value for name, value in small.items() if value is not defaults[name]} | SETTINGS[cls.__name__])
+    given = {name: value for name, value in small.items() if value is not defaults[name]} | SETTINGS[cls.__name__]
+    if isinstance(config, BackboneConfigMixin) and hasattr(config, "depths"):  # of stages, whose number stays
+        given["out_indices"] = config.out_indices
+    return cls(**given)
+
+
+def _without_timm(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the configuration of a vision model that needs no timm, which need not be installed."""
+    if isinstance(config, TimmBackboneConfig):
+        return ResNetConfig(out_indices=config.out_indices)
+    return ViTConfig() if isinstance(config, TimmWrapperConfig) else config
 
 
 def _small(name: str, value: Any, equal_heads: bool) -> Any:
@@ -153,17 +166,25 @@ def _lists(config: PretrainedConfig) -> None:
             setattr(config, name, [2] * len(value))
         elif name == "attn_layer_indices":
             setattr(config, name, [1])
+        elif name == "encoder_in_channels" and len(value) == 3:
+            setattr(config, name, [32, 64, 64])  # the last of a backbone's hidden sizes
+        elif name == "decoder_in_channels":
+            setattr(config, name, [WIDTH] * len(value))
         elif name in ("conv_dim",):
             setattr(config, name, [16] * len(value))
 
 
-def _agree(config: PretrainedConfig) -> None:
-    """Set what must fit other fields."""
+def _set_sections(config: PretrainedConfig) -> None:
+    """Divide the angles of positions that have three parts."""
     for name in ("rope_parameters", "rope_scaling"):
         found = getattr(config, name, None)
         for each in [found, *found.values()] if isinstance(found, dict) else []:
             if isinstance(each, dict) and ("mrope_section" in each or SECTIONS.search(type(config).__name__)):
                 each["mrope_section"] = [2, 1, 1]
+
+
+def _agree(config: PretrainedConfig) -> None:
+    """Set what must fit other fields."""
     if hasattr(config, "vocab_size"):
         config.pad_token_id = 0
     if getattr(config, "is_encoder_decoder", False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from copy import deepcopy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +65,7 @@ def build(cls: type[PreTrainedModel]) -> PreTrainedModel:
 
 def fresh(inputs: dict[str, Any]) -> dict[str, Any]:
     """Return copies of inputs: some models change theirs."""
-    return {name: _each(Tensor.clone, value) for name, value in inputs.items()}
+    return deepcopy(inputs)
 
 
 def cast(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

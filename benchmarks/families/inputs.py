@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -105,6 +106,8 @@ def _by_names(model: PreTrainedModel, draw: Draw) -> Iterator[Inputs]:
         yield {"hidden_states": normal(B, L, width)}
     if "grid_thw" in names:
         yield from _of_a_grid(config, names, draw)
+    if "inference_session" in names:
+        yield _tracked_video(model, draw)
 
 
 def _width(config: PretrainedConfig) -> int:
@@ -124,6 +127,22 @@ def _of_a_grid(config: PretrainedConfig, names: Any, draw: Draw) -> Iterator[Inp
     for name in ("hidden_states", "pixel_values"):
         for depth in (getattr(config, "temporal_patch_size", 2), 1) if name in names else ():
             yield {name: draw.normal(3 * side * side, channels * depth * config.patch_size**2)} | given
+
+
+def _tracked_video(model: PreTrainedModel, draw: Draw) -> Inputs:
+    """Return the second frame of a video, and the session that remembers an object of the first one."""
+    names = vars(sys.modules[type(model).__module__])
+    session_type = next(value for name, value in names.items() if name.endswith("VideoInferenceSession"))
+    size = model.config.prompt_encoder_config.image_size
+    video = draw.normal(2, 3, size, size)
+    session = session_type(video=video, video_height=size, video_width=size, dtype=torch.float32)
+    points, labels = draw.uniform(1, 1, 2, 2) * size, torch.tensor([[[1, 0]]])
+    prompt = {"point_coords": points, "point_labels": labels}
+    session.add_point_inputs(session.obj_id_to_idx(1), 0, prompt)
+    session.obj_with_new_inputs = [1]
+    with torch.no_grad():
+        model(inference_session=session, frame_idx=0)
+    return {"inference_session": session, "frame_idx": 1}
 
 
 def _time_series(config: Any, draw: Draw) -> Inputs:
@@ -247,6 +266,37 @@ def _audio_video(config: Any, draw: Draw) -> Inputs:
     return _speech(config.audio_config, draw) | {"pixel_values_videos": draw.normal(B, frames, 3, size, size)}
 
 
+def _protein(config: Any, draw: Draw) -> Inputs:
+    from transformers.models.esmfold2.modeling_esmfold2 import EsmFold2AtomInputs
+
+    def whole(below: int, *shape: int) -> Tensor:
+        return torch.randint(0, below, shape, generator=draw.generator)
+
+    tokens, atoms = 6, 18
+    zeros, of_token = torch.zeros(B, tokens, dtype=torch.long), (torch.arange(atoms) // 3).expand(B, atoms)
+    return {
+        "token_index": torch.arange(tokens).expand(B, -1),
+        "residue_index": torch.arange(tokens).expand(B, -1),
+        "asym_id": zeros,
+        "sym_id": zeros,
+        "entity_id": zeros,
+        "mol_type": zeros,
+        "res_type": whole(20, B, tokens),
+        "token_bonds": torch.zeros(B, tokens, tokens, 1),
+        "attention_mask": torch.ones(B, tokens, dtype=torch.bool),
+        "atom_inputs": EsmFold2AtomInputs(
+            ref_pos=draw.normal(B, atoms, 3),
+            ref_charge=torch.zeros(B, atoms),
+            atom_attention_mask=torch.ones(B, atoms, dtype=torch.bool),
+            ref_element=whole(20, B, atoms),
+            ref_atom_name_chars=whole(20, B, atoms, 4),
+            ref_space_uid=of_token,
+            atom_to_token=of_token,
+        ),
+        "lm_hidden_states": draw.normal(B, tokens, config.esmc_config.num_hidden_layers + 1, config.esmc_config.hidden_size),
+    }
+
+
 def _page(config: Any, draw: Draw) -> Inputs:
     corner = torch.randint(0, 400, (B, L, 2), generator=draw.generator)
     images = draw.normal(B, 3, config.input_size, config.input_size)
@@ -312,4 +362,5 @@ OWN: tuple[tuple[str, Callable[[Any, Draw], Inputs]], ...] = (
         lambda config, draw: _audio_video(config.audio_video_config, draw) | {"input_ids": draw.tokens()},
     ),
     (r"LayoutLMv3.*", _page),
+    (r"EsmFold2Model", _protein),
 )

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+#: The memory of models that follow objects in videos; the width of its keys is fixed.
+MEMORY: dict[str, Any] = {
+    "memory_attention_hidden_size": 128,
+    "memory_encoder_hidden_size": 128,
+    "memory_encoder_output_channels": 64,
+    "memory_fuser_embed_dim": 128,
+    "mask_downsampler_embed_dim": 128,
+}
 #: A class that is named here is made by its constructor, which then derives the fields that depend on others.
 SETTINGS: dict[str, dict[str, Any]] = {
     # Attention in some layers, and state spaces in others or beside it.
@@ -40,6 +48,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "global_head_dim": 16,
         "num_global_key_value_heads": 1,
     },
+    "EsmFold2AtomEncoderConfig": {"num_spatial_rope_pairs_per_axis": 1, "num_uid_rope_pairs": 1},
+    "EsmFold2Config": {"single_inputs_size": 99},
     "Gemma3nTextConfig": {
         "num_hidden_layers": 4,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -96,6 +106,31 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "encoder_in_channels": [32, 64, 64],
         "decoder_in_channels": [32, 32, 32],
     },
+    "Sam2VideoMaskDecoderConfig": {"hidden_size": 128},
+    "Sam2VideoPromptEncoderConfig": {"hidden_size": 128, "image_size": 64, "patch_size": 16},
+    "Sam2VideoConfig": {"image_size": 64, "memory_attention_rope_feat_sizes": [4, 4]} | MEMORY,
+    "Sam3TrackerVideoMaskDecoderConfig": {"hidden_size": 128},
+    "Sam3TrackerVideoPromptEncoderConfig": {"hidden_size": 128},
+    "Sam3TrackerVideoConfig": {
+        "image_size": 32,
+        "vision_config": {
+            "model_type": "sam3_vision_model",
+            "fpn_hidden_size": 128,
+            "backbone_config": {
+                "model_type": "sam3_vit_model",
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_attention_heads": 4,
+                "num_hidden_layers": 2,
+                "image_size": 32,
+                "pretrain_image_size": 32,
+                "patch_size": 8,
+                "window_size": 2,
+                "global_attn_indexes": [1],
+            },
+        },
+    }
+    | MEMORY,
     "Sam3VisionConfig": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
     "Sam2HieraDetConfig": {
         "hidden_size": 16,
@@ -109,9 +144,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Sam2VisionConfig": {
         "backbone_channel_list": [128, 64, 32, 16],
         "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
-        "fpn_hidden_size": 32,
+        "fpn_hidden_size": 128,
     },
-    "Sam2PromptEncoderConfig": {"image_size": 64, "patch_size": 16},
+    "Sam2MaskDecoderConfig": {"hidden_size": 128},
+    "Sam2PromptEncoderConfig": {"hidden_size": 128, "image_size": 64, "patch_size": 16},
     "Sapiens2Config": {"num_key_value_heads_per_layer": [4, 2], "head_config": {
         "upsample_out_channels": [16, 16], "conv_out_channels": [16], "use_pixel_shuffle": False,
     }},

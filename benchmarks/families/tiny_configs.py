@@ -80,13 +80,15 @@ def tiny(cls: type[PretrainedConfig]) -> PretrainedConfig:
 def shrunk(config: PretrainedConfig) -> PretrainedConfig:
     """Make a configuration tiny, and those inside."""
     counter = iter(range(1, 60))
+    config = _without_timm(config)
     derived = type(config).__name__ in SETTINGS
     if derived:
         config = _from_settings(config)
     equal_heads = _heads_are_equal(config)
     for name, value in sorted(vars(config).items()):
         if isinstance(value, PretrainedConfig):
-            setattr(config, name, shrunk(_without_timm(value)))
+            if not derived:
+                setattr(config, name, shrunk(value))
         elif name.startswith("_"):
             continue
         elif re.search(r"(token_id|token_index|_token)$", name) and isinstance(value, int) and not isinstance(value, bool):
@@ -108,7 +110,9 @@ def _from_settings(config: PretrainedConfig) -> PretrainedConfig:
     heads = [defaults.get(name) for name in ("num_attention_heads", "num_key_value_heads")]
     equal_heads = heads[0] is not None and heads[0] == heads[1]
     small = {name: _small(name, value, equal_heads) for name, value in defaults.items()}
-    given = {name: value for name, value in small.items() if value is not defaults[name]} | SETTINGS[cls.__name__]
+    given = {name: value for name, value in small.items() if value is not defaults[name]}
+    given |= {name: shrunk(value) for name, value in vars(config).items() if isinstance(value, PretrainedConfig)}
+    given |= SETTINGS[cls.__name__]
     if isinstance(config, BackboneConfigMixin) and hasattr(config, "depths"):  # of stages, whose number stays
         given["out_indices"] = config.out_indices
     return cls(**given)

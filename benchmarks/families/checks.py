@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
 
+from benchmarks.families import stand_ins
 from benchmarks.families.inputs import B, L, candidates
 from benchmarks.families.tiny_configs import tiny
 
@@ -48,6 +49,7 @@ class Found:
 def build(cls: type[PreTrainedModel]) -> PreTrainedModel:
     """Return a tiny model whose attention matters: its weights are larger than those of a new model."""
     torch.manual_seed(0)
+    stand_ins.register()
     config = tiny(cls.config_class)
     model = cls._from_config(config, attn_implementation=THEIRS) if hasattr(cls, "_from_config") else cls(config)
     if sum(p.numel() for p in model.parameters()) > 3e7:

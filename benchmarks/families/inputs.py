@@ -50,7 +50,7 @@ def _by_names(model: PreTrainedModel, draw: Draw) -> Iterator[Inputs]:
     config, names = model.config, inspect.signature(model.forward).parameters
     tokens, normal = draw.tokens, draw.normal
     text: Inputs = {"input_ids": tokens()} if "input_ids" in names else {}
-    paired: Inputs = {"decoder_input_ids": tokens()} if "decoder_input_ids" in names else {}
+    paired: Inputs = {name: tokens() for name in ("decoder_input_ids", "qformer_input_ids") if name in names}
     vision = getattr(config, "vision_config", config)
     size = getattr(vision, "image_size", 32)
     size = size if isinstance(size, int) else (size[0] if isinstance(size, (list, tuple)) else 32)
@@ -59,15 +59,20 @@ def _by_names(model: PreTrainedModel, draw: Draw) -> Iterator[Inputs]:
     bins = getattr(config, "num_mel_bins", getattr(config, "feature_size", 16)) or 16
     frames = 2 * (getattr(config, "max_source_positions", None) or 32)
     width = _width(config)
+    width_of_sound = next(
+        (getattr(config, n) for n in ("feature_projection_input_dim", "input_feat_per_channel") if hasattr(config, n)), 160
+    )
     if text:
         yield text | paired
-        yield {name: t[:, None].expand(B, 2, L) for name, t in text.items()}  # two choices
+        yield {name: t[:, None].repeat(1, 2, 1) for name, t in text.items()}  # two choices
+        yield {name: torch.cat([t[:, 1:], torch.full((B, 1), _end(config))], 1) for name, t in text.items()}
         if "use_cache" in names:
             yield text | {"use_cache": False}
         if "bbox" in names:
             yield text | paired | {"bbox": torch.zeros(B, L, 4, dtype=torch.long)}
         if "pixel_values" in names:
             yield text | paired | image
+            yield from (_with_image_tokens(text, config, n) | paired | image for n in (4, 1))
     if "pixel_values" in names:
         yield image | paired
         yield {"pixel_values": normal(B, 4, channels, size, size)} | paired
@@ -88,7 +93,7 @@ def _by_names(model: PreTrainedModel, draw: Draw) -> Iterator[Inputs]:
     if "input_features" in names:
         yield {"input_features": normal(B, bins, frames)} | paired
         yield {"input_features": normal(B, frames, bins)} | paired
-        yield {"input_features": normal(B, frames, getattr(config, "feature_projection_input_dim", 160))} | paired
+        yield {"input_features": normal(B, frames, width_of_sound)} | paired
     if "input_values" in names:
         yield {"input_values": normal(B, 1600)} | paired
         yield {"input_values": normal(B, 1, 1600)} | paired
@@ -113,6 +118,21 @@ def _by_names(model: PreTrainedModel, draw: Draw) -> Iterator[Inputs]:
 def _width(config: PretrainedConfig) -> int:
     widths = (getattr(config, name, None) for name in ("hidden_size", "d_model", "embed_dim", "n_embd", "dim"))
     return next((width for width in widths if isinstance(width, int)), 32)
+
+
+def _end(config: PretrainedConfig) -> int:
+    """Return the token that ends a sequence."""
+    end = getattr(config, "eos_token_id", None)
+    return end if isinstance(end, int) else 2
+
+
+def _with_image_tokens(text: Inputs, config: PretrainedConfig, number: int) -> Inputs:
+    """Return text with tokens that stand for the parts of an image."""
+    tokens = text["input_ids"].clone()
+    tokens[:, 1 : 1 + number] = next(
+        (getattr(config, n) for n in ("image_token_id", "image_token_index") if getattr(config, n, None) is not None), 0
+    )
+    return {"input_ids": tokens}
 
 
 def _of_a_grid(config: PretrainedConfig, names: Any, draw: Draw) -> Iterator[Inputs]:

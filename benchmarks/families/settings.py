@@ -22,8 +22,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "NemotronHConfig": {"n_groups": 2},
     "ZambaConfig": {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
     "Zamba2Config": {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
+    "Qwen4ExpTextConfig": {
+        "layer_types": ["linear_attention", "indexed_attention"],
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 4,
+        "indexer_compress_ratio": 2,
+    },
     # Layers of several kinds, shared or repeated layers, heads of several sizes.
+    "CohereCompassTextConfig": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]},
+            "full_attention": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]},
+        },
+    },
     "DbrxAttentionConfig": {"rope_theta": 10_000.0, "clip_qkv": 2.0, "kv_n_heads": 2},
+    "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2},
     "DoryConfig": {
         "num_hidden_layers": 4,
         "n_input_layers": 1,
@@ -63,6 +79,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "per_layer_config": {1: {"sliding_window": 6}, 2: {"sliding_window": None}},
     },
+    "Step3p7TextConfig": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse"],
+        "num_sliding_attention_heads": 2,
+        "sliding_window": 4,
+    },
     # Vision, sound, time series.
     "Ernie4_5_VLMoeTextConfig": {
         "moe_num_experts": 4,
@@ -71,6 +93,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "mlp_layer_types": ["dense", "sparse"],
         "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0, "mrope_section": [1, 1, 2]},
     },
+    "Blip2Config": {"image_token_index": 98},
     "ChameleonConfig": {"vocabulary_map": {"<image>": 98, "IMGIMGAZ": 60}},
     "ChameleonVQVAEConfig": {
         "base_channels": 32,
@@ -80,7 +103,28 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "ConditionalDetrConfig": {"encoder_attention_heads": 8, "decoder_attention_heads": 8},
     "DetrConfig": {"encoder_attention_heads": 8, "decoder_attention_heads": 8},
+    "EdgeTamVisionConfig": {
+        "backbone_config": {"model_type": "pyramid"},
+        "backbone_channel_list": [64, 32, 16, 16],
+        "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+        "fpn_hidden_size": 128,
+    },
+    "EdgeTamMaskDecoderConfig": {"hidden_size": 128},
+    "EdgeTamPromptEncoderConfig": {"hidden_size": 128, "image_size": 64, "patch_size": 16},
+    "EdgeTamVideoMaskDecoderConfig": {"hidden_size": 128},
+    "EdgeTamVideoPromptEncoderConfig": {"hidden_size": 128, "image_size": 64, "patch_size": 16},
+    "EdgeTamVideoConfig": {
+        "image_size": 64,
+        "memory_attention_rope_feat_sizes": [4, 4],
+        "memory_attention_rope_k_sizes": [2, 2],
+        "perceiver_resampler_num_latents": 4,
+        "perceiver_resampler_num_latents_2d": 4,
+        "perceiver_resampler_hidden_size": 64,
+        "perceiver_resampler_attention_head_dim": 64,
+    }
+    | MEMORY,
     "EfficientLoFTRConfig": {"fine_matching_slice_dim": 4, "num_attention_heads": 8, "out_features": [8, 8, 16, 32], "stage_num_blocks": [1, 1, 1, 1]},
+    "Emu3Config": {"vocabulary_map": {"<image>": 98}},
     "HGNetV2Config": {
         "stem_channels": [3, 16, 16],
         "stage_in_channels": [16, 16, 32, 64],
@@ -89,6 +133,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "hidden_sizes": [16, 32, 64, 64],
         "stage_numb_of_layers": [1, 1, 1, 1],
     },
+    "InstructBlipConfig": {"image_token_index": 98},
+    "InstructBlipVideoConfig": {"video_token_index": 98},
     "LayoutLMv3Config": {"coordinate_size": 6, "shape_size": 4, "input_size": 32},
     "LightGlueConfig": {},
     "MuseGlimmerAssistantConfig": {"target_layer_ids": [1, 2], "layer_types": ["sliding_attention", "full_attention"]},
@@ -156,6 +202,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "SuperPointConfig": {"keypoint_decoder_dim": 65},
     "Xcodec2Config": {"quantization_dim": 64},
     # Fields that have no default, or one that is smaller than what the rules go by.
+    "Qwen3OmniMoeTalkerTextConfig": {"shared_expert_intermediate_size": 48},
     "EsmcConfig": {"vocab_size": 99},
     "MobileBertConfig": {"embedding_size": 16, "intra_bottleneck_size": 32},
     "XmodConfig": {"default_language": "en_XX"},

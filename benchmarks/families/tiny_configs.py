@@ -6,10 +6,11 @@ import re
 from dataclasses import fields
 from typing import Any
 
-from transformers import PretrainedConfig, ResNetConfig, TimmBackboneConfig, TimmWrapperConfig, ViTConfig
+from transformers import PretrainedConfig
 from transformers.backbone_utils import BackboneConfigMixin
 
 from benchmarks.families.settings import SETTINGS
+from benchmarks.families.stand_ins import without_timm
 
 VOCABULARY, WIDTH, HEADS, GROUPS, HEAD, LAYERS, IMAGE, PATCH = 99, 32, 4, 2, 8, 2, 32, 8
 
@@ -18,7 +19,8 @@ RULES: tuple[tuple[str, Any], ...] = (
     (r"(^|_)vocab_size$|^vocab_size_per_layer_input$|num_embeddings$", VOCABULARY),
     (r"^rotary_dim$", 4),
     (r"^(type_vocab_size|num_codebooks|num_quantizers|codebook_dim|spatial_merge_size|temporal_patch_size)$", None),
-    (r"^codebook_size$", 32),
+    (r"^(codebook_size|base_channels|latent_channels|upsample_groups)$", 32),
+    (r"^encoder_hash_byte_group_vocab$", 64),
     (r"^(sliding_window|attention_window|attention_chunk_size|window_size|local_attention|max_window_layers)$", 4),
     (r"^(index_topk)$", 4),
     (r"^(index_head_dim)$", 16),
@@ -68,7 +70,7 @@ UNSET = re.compile(
     r"|^prediction_length$|num_experts_per_tok$"
 )
 #: Configurations of models whose positions have three parts, which may have no field for them.
-SECTIONS = re.compile(r"VL|OCR|Omni|GlmImage|Glm4v")
+SECTIONS = re.compile(r"VL|O[Cc][Rr]|Omni|GlmImage|Glm4v")
 COMPILED = [(re.compile(pattern), value) for pattern, value in RULES]
 
 
@@ -80,7 +82,7 @@ def tiny(cls: type[PretrainedConfig]) -> PretrainedConfig:
 def shrunk(config: PretrainedConfig) -> PretrainedConfig:
     """Make a configuration tiny, and those inside."""
     counter = iter(range(1, 60))
-    config = _without_timm(config)
+    config = without_timm(config)
     derived = type(config).__name__ in SETTINGS
     if derived:
         config = _from_settings(config)
@@ -116,13 +118,6 @@ def _from_settings(config: PretrainedConfig) -> PretrainedConfig:
     if isinstance(config, BackboneConfigMixin) and hasattr(config, "depths"):  # of stages, whose number stays
         given["out_indices"] = config.out_indices
     return cls(**given)
-
-
-def _without_timm(config: PretrainedConfig) -> PretrainedConfig:
-    """Return the configuration of a vision model that needs no timm, which need not be installed."""
-    if isinstance(config, TimmBackboneConfig):
-        return ResNetConfig(out_indices=config.out_indices)
-    return ViTConfig() if isinstance(config, TimmWrapperConfig) else config
 
 
 def _small(name: str, value: Any, equal_heads: bool) -> Any:
@@ -172,6 +167,8 @@ def _lists(config: PretrainedConfig) -> None:
             setattr(config, name, [1])
         elif name == "encoder_in_channels" and len(value) == 3:
             setattr(config, name, [32, 64, 64])  # the last of a backbone's hidden sizes
+        elif name in ("channel_multiplier", "encoder_block_out_channels"):
+            setattr(config, name, [1] * len(value))
         elif name == "decoder_in_channels":
             setattr(config, name, [WIDTH] * len(value))
         elif name in ("conv_dim",):
@@ -184,7 +181,8 @@ def _set_sections(config: PretrainedConfig) -> None:
         found = getattr(config, name, None)
         for each in [found, *found.values()] if isinstance(found, dict) else []:
             if isinstance(each, dict) and ("mrope_section" in each or SECTIONS.search(type(config).__name__)):
-                each["mrope_section"] = [2, 1, 1]
+                half = int(HEAD * each.get("partial_rotary_factor", 1.0)) // 2
+                each["mrope_section"] = [2, 1, 1] if half == 4 else [half - half // 2, half // 2, 0]
 
 
 def _agree(config: PretrainedConfig) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from copy import deepcopy
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
 
 from benchmarks.families import stand_ins
-from benchmarks.families.inputs import B, L, candidates
+from benchmarks.families.inputs import B, Draw, L, candidates, text_and_images
 from benchmarks.families.tiny_configs import tiny
 
 #: How far numbers may be apart, relative to the largest of them where that is above 1.
@@ -72,9 +72,7 @@ def fresh(inputs: dict[str, Any]) -> dict[str, Any]:
 
 def cast(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Return inputs with real numbers of a dtype."""
-    return {
-        name: _each(lambda t: t.to(dtype) if t.is_floating_point() else t, value) for name, value in inputs.items()
-    }
+    return {name: _each(lambda t: t.to(dtype) if t.is_floating_point() else t, value) for name, value in inputs.items()}
 
 
 def _each(function: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -145,15 +143,22 @@ class Family:
         self.inputs = self._inputs()
 
     def _inputs(self) -> dict[str, Any]:
+        found, error = self._first_that_runs(candidates(self.model))
+        if found is None:
+            raise error or ValueError("no inputs are known for this class")
+        return found
+
+    def _first_that_runs(self, many: Iterator[dict[str, Any]]) -> tuple[dict[str, Any] | None, BaseException | None]:
+        """Return the first inputs that the model takes on its own attention, or why it does not take the first."""
         first: BaseException | None = None
-        for inputs in candidates(self.model):
+        for inputs in many:
             try:
                 self.run(THEIRS, inputs)
             except Exception as error:
                 first = first or error
             else:
-                return inputs
-        raise first or ValueError("no inputs are known for this class")
+                return inputs, None
+        return None, first
 
     def run(self, implementation: str, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return a model's outputs."""
@@ -212,6 +217,10 @@ class Family:
                     lambda how, keep=keep: self.run(how, self.inputs | {"attention_mask": keep}),
                     keep.bool(),
                 )
+        if with_tokens and "pixel_values" in names and "pixel_values" not in self.inputs:
+            pictured, _ = self._first_that_runs(text_and_images(model, Draw()))
+            if pictured is not None:
+                yield self.compared("images", lambda how: self.run(how, pictured))
         yield self.compared("gradients", self.gradients)
         if type(model).__name__ in COMPILED:
             yield self.compared("compiled", self.compiled)
@@ -247,7 +256,9 @@ class Family:
                 return {name: t for name, t in other.items() if t.shape[:2] == (B, L)}
         parts = []
         for place in (slice(half), slice(half, L)):
-            cut = {n: t[:, place] if isinstance(t, Tensor) and t.shape[:2] == (B, L) else t for n, t in self.inputs.items()}
+            cut = {
+                n: t[:, place] if isinstance(t, Tensor) and t.shape[:2] == (B, L) else t for n, t in self.inputs.items()
+            }
             parts.append(self.run(THEIRS, cut | {"position_ids": given["position_ids"][:, place]}))
         return {n: torch.cat([p[n] for p in parts], 1) for n, t in whole.items() if t.shape[:2] == (B, L)}
 

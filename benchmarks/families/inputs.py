@@ -52,15 +52,14 @@ def _by_names(model: PreTrainedModel, draw: Draw) -> Iterator[Inputs]:
     text: Inputs = {"input_ids": tokens()} if "input_ids" in names else {}
     paired: Inputs = {name: tokens() for name in ("decoder_input_ids", "qformer_input_ids") if name in names}
     vision = getattr(config, "vision_config", config)
-    size = getattr(vision, "image_size", 32)
-    size = size if isinstance(size, int) else (size[0] if isinstance(size, (list, tuple)) else 32)
-    channels = getattr(vision, "num_channels", getattr(vision, "in_channels", 3)) or 3
+    channels, size = _image(vision)
     image = {"pixel_values": normal(B, channels, size, size)}
     bins = getattr(config, "num_mel_bins", getattr(config, "feature_size", 16)) or 16
     frames = 2 * (getattr(config, "max_source_positions", None) or 32)
     width = _width(config)
     width_of_sound = next(
-        (getattr(config, n) for n in ("feature_projection_input_dim", "input_feat_per_channel") if hasattr(config, n)), 160
+        (getattr(config, n) for n in ("feature_projection_input_dim", "input_feat_per_channel") if hasattr(config, n)),
+        160,
     )
     if text:
         yield text | paired
@@ -72,7 +71,7 @@ def _by_names(model: PreTrainedModel, draw: Draw) -> Iterator[Inputs]:
             yield text | paired | {"bbox": torch.zeros(B, L, 4, dtype=torch.long)}
         if "pixel_values" in names:
             yield text | paired | image
-            yield from (_with_image_tokens(text, config, n) | paired | image for n in (4, 1))
+            yield from (paired | given for given in text_and_images(model, draw))
     if "pixel_values" in names:
         yield image | paired
         yield {"pixel_values": normal(B, 4, channels, size, size)} | paired
@@ -126,13 +125,32 @@ def _end(config: PretrainedConfig) -> int:
     return end if isinstance(end, int) else 2
 
 
-def _with_image_tokens(text: Inputs, config: PretrainedConfig, number: int) -> Inputs:
-    """Return text with tokens that stand for the parts of an image."""
-    tokens = text["input_ids"].clone()
-    tokens[:, 1 : 1 + number] = next(
-        (getattr(config, n) for n in ("image_token_id", "image_token_index") if getattr(config, n, None) is not None), 0
-    )
-    return {"input_ids": tokens}
+def text_and_images(model: PreTrainedModel, draw: Draw) -> Iterator[Inputs]:
+    """Yield texts in which tokens stand for the parts of an image, and the images."""
+    config, names = model.config, inspect.signature(model.forward).parameters
+    vision = getattr(config, "vision_config", config)
+    channels, size = _image(vision)
+    places = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
+    place = next((token for token in places if token is not None), 0)
+    for parts in (4, 1, 16):
+        tokens = torch.randint(62, 98, (B, max(L, parts + 8)), generator=draw.generator)
+        tokens[:, 1 : 1 + parts] = place
+        text: Inputs = {"input_ids": tokens}
+        kinds = ("token_type_ids", "mm_token_type_ids")
+        text |= {name: (tokens == place).long() for name in kinds if name in names}
+        if "image_grid_thw" in names:
+            side, depth = 2 * getattr(vision, "spatial_merge_size", 2), getattr(vision, "temporal_patch_size", 1)
+            patches = draw.normal(B * side * side, channels * depth * getattr(vision, "patch_size", 8) ** 2)
+            yield text | {"pixel_values": patches, "image_grid_thw": torch.tensor([[1, side, side]] * B)}
+        for images in ((B, channels, size, size), (B, 1, channels, size, size)):
+            yield text | {"pixel_values": draw.normal(*images)}
+
+
+def _image(vision: PretrainedConfig) -> tuple[int, int]:
+    """Return the channels and the side of an image."""
+    size = getattr(vision, "image_size", 32)
+    size = size if isinstance(size, int) else (size[0] if isinstance(size, (list, tuple)) else 32)
+    return getattr(vision, "num_channels", getattr(vision, "in_channels", 3)) or 3, size
 
 
 def _of_a_grid(config: PretrainedConfig, names: Any, draw: Draw) -> Iterator[Inputs]:
@@ -193,7 +211,7 @@ def _times_fm(config: Any, draw: Draw) -> Inputs:
     return given | ({"freq": torch.zeros(B, 1, dtype=torch.long)} if hasattr(config, "freq_size") else {})
 
 
-def _forecast(config: Any, draw: Draw) -> Inputs:
+def _forecast(_: Any, draw: Draw) -> Inputs:
     return {"past_values": [draw.normal(40), draw.normal(64)]}
 
 
@@ -252,7 +270,7 @@ def _deformable_encoder(config: Any, draw: Draw) -> Inputs:
     return {"inputs_embeds": rows, "spatial_position_embeddings": places} | {name: given[name] for name in names}
 
 
-def _reading_order(config: Any, draw: Draw) -> Inputs:
+def _reading_order(_: Any, draw: Draw) -> Inputs:
     corner = draw.uniform(B, L, 2) * 400
     boxes = torch.cat([corner, corner + 100], -1).long()
     return {"boxes": boxes, "labels": torch.zeros(B, L, dtype=torch.long), "mask": torch.ones(B, L, dtype=torch.bool)}
@@ -268,7 +286,7 @@ def _prompted_image(config: Any, draw: Draw) -> Inputs:
     }
 
 
-def _text_line(config: Any, draw: Draw) -> Inputs:
+def _text_line(_: Any, draw: Draw) -> Inputs:
     return {"pixel_values": draw.normal(B, 3, 96, 160)}
 
 
@@ -313,7 +331,9 @@ def _protein(config: Any, draw: Draw) -> Inputs:
             ref_space_uid=of_token,
             atom_to_token=of_token,
         ),
-        "lm_hidden_states": draw.normal(B, tokens, config.esmc_config.num_hidden_layers + 1, config.esmc_config.hidden_size),
+        "lm_hidden_states": draw.normal(
+            B, tokens, config.esmc_config.num_hidden_layers + 1, config.esmc_config.hidden_size
+        ),
     }
 
 
@@ -323,7 +343,7 @@ def _page(config: Any, draw: Draw) -> Inputs:
     return {"input_ids": draw.tokens(), "bbox": torch.cat([corner, corner + 100], -1), "pixel_values": images}
 
 
-def _two_images(config: Any, draw: Draw) -> Inputs:
+def _two_images(_: Any, draw: Draw) -> Inputs:
     return {"pixel_values": draw.uniform(B, 2, 3, 64, 64)}
 
 
@@ -364,7 +384,10 @@ OWN: tuple[tuple[str, Callable[[Any, Draw], Inputs]], ...] = (
     (r"Idefics(Model|ForVisionText2Text)", _idefics),
     (r"UdopEncoderModel", _udop),
     (r"UdopStack", lambda config, draw: _udop(config, draw) | {"use_cache": False}),
-    (r"Udop(Model|ForConditionalGeneration)", lambda config, draw: _udop(config, draw) | {"decoder_input_ids": draw.tokens()}),
+    (
+        r"Udop(Model|ForConditionalGeneration)",
+        lambda config, draw: _udop(config, draw) | {"decoder_input_ids": draw.tokens()},
+    ),
     (r"MuseGlimmerAssistantModel", _draft),
     (r"(RTDetr|RTDetrV2|DFine|Deimv2|PPDocLayoutV\d)HybridEncoder", _detection),
     (r"Deimv2LiteEncoder", _detection_without_a_mixer),

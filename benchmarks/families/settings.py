@@ -123,7 +123,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "perceiver_resampler_attention_head_dim": 64,
     }
     | MEMORY,
-    "EfficientLoFTRConfig": {"fine_matching_slice_dim": 4, "num_attention_heads": 8, "out_features": [8, 8, 16, 32], "stage_num_blocks": [1, 1, 1, 1]},
+    "EfficientLoFTRConfig": {
+        "fine_matching_slice_dim": 4,
+        "num_attention_heads": 8,
+        "out_features": [8, 8, 16, 32],
+        "stage_num_blocks": [1, 1, 1, 1],
+    },
     "Emu3Config": {"vocabulary_map": {"<image>": 98}},
     "HGNetV2Config": {
         "stem_channels": [3, 16, 16],
@@ -194,9 +199,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "Sam2MaskDecoderConfig": {"hidden_size": 128},
     "Sam2PromptEncoderConfig": {"hidden_size": 128, "image_size": 64, "patch_size": 16},
-    "Sapiens2Config": {"num_key_value_heads_per_layer": [4, 2], "head_config": {
-        "upsample_out_channels": [16, 16], "conv_out_channels": [16], "use_pixel_shuffle": False,
-    }},
+    "Sapiens2Config": {
+        "num_key_value_heads_per_layer": [4, 2],
+        "head_config": {
+            "upsample_out_channels": [16, 16],
+            "conv_out_channels": [16],
+            "use_pixel_shuffle": False,
+        },
+    },
     "TimesFmConfig": {"context_length": 64, "horizon_length": 16},
     "TimesFm2_5Config": {"context_length": 64, "horizon_length": 16, "output_quantile_len": 16},
     "SuperPointConfig": {"keypoint_decoder_dim": 65},

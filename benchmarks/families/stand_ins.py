@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel, ResNetConfig, ViTConfig
-from transformers import TimmBackboneConfig, TimmWrapperConfig
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    PretrainedConfig,
+    PreTrainedModel,
+    ResNetConfig,
+    TimmBackboneConfig,
+    TimmWrapperConfig,
+    ViTConfig,
+)
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.gemma3n import Gemma3nVisionConfig
 

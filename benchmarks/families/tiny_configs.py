@@ -93,7 +93,11 @@ def shrunk(config: PretrainedConfig) -> PretrainedConfig:
                 setattr(config, name, shrunk(value))
         elif name.startswith("_"):
             continue
-        elif re.search(r"(token_id|token_index|_token)$", name) and isinstance(value, int) and not isinstance(value, bool):
+        elif (
+            re.search(r"(token_id|token_index|_token)$", name)
+            and isinstance(value, int)
+            and not isinstance(value, bool)
+        ):
             setattr(config, name, next(counter))
         elif not derived:
             unset = value is None and UNSET.search(name)

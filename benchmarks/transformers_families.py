@@ -2,10 +2,10 @@
 
     python -m benchmarks.transformers_families [--only llama bert ...] [--workers 2]
 
-A class is built from a tiny configuration with random weights. Compared are its outputs, without padding and with
-padding on either side, its gradients, greedy generation from a batch padded on the left with dynamic and static caches,
-and sequences that are packed into one row, which must be what each is alone, or what transformers makes of them. Each
-class runs in a process of its own. Results go to benchmarks/results/transformers-families.json and, a line for each
+A class is built from a tiny configuration with random weights. Compared are its outputs, without padding, with padding
+on either side and with images in a text, its gradients, greedy generation from a batch padded on the left with dynamic
+and static caches, both of which keep a window of the past where a layer slides, and sequences that are packed into one
+row, which must be what each is alone, or what transformers makes of them. Each class runs in a process of its own. Results go to benchmarks/results/transformers-families.json and, a line for each
 family, to docs/hugging-face-families.md; with --only, those of other families stay. The exit status is 1 if one class
 is silently different.
 """

@@ -337,6 +337,14 @@ def _protein(config: Any, draw: Draw) -> Inputs:
     }
 
 
+def _tiles(config: Any, draw: Draw) -> Inputs:
+    seen = torch.ones(B, 1, config.max_num_tiles, dtype=torch.long)
+    seen[1, :, 1:] = 0
+    images = draw.normal(B, 1, config.max_num_tiles, config.num_channels, config.image_size, config.image_size)
+    ratios = torch.tensor([[len(config.supported_aspect_ratios)], [1]])
+    return {"pixel_values": images, "aspect_ratio_ids": ratios, "aspect_ratio_mask": seen}
+
+
 def _page(config: Any, draw: Draw) -> Inputs:
     corner = torch.randint(0, 400, (B, L, 2), generator=draw.generator)
     images = draw.normal(B, 3, config.input_size, config.input_size)
@@ -406,4 +414,5 @@ OWN: tuple[tuple[str, Callable[[Any, Draw], Inputs]], ...] = (
     ),
     (r"LayoutLMv3.*", _page),
     (r"EsmFold2Model", _protein),
+    (r"MllamaVisionModel", _tiles),
 )

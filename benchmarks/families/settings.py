@@ -142,6 +142,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "InstructBlipVideoConfig": {"video_token_index": 98},
     "LayoutLMv3Config": {"coordinate_size": 6, "shape_size": 4, "input_size": 32},
     "LightGlueConfig": {},
+    "Llama4VisionConfig": {"intermediate_size": 128},
+    "MllamaVisionConfig": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 96},
     "MuseGlimmerAssistantConfig": {"target_layer_ids": [1, 2], "layer_types": ["sliding_attention", "full_attention"]},
     "NeuCodecConfig": {"quantization_dim": 64},
     "Pix2StructTextConfig": {"initializer_range": 0.05},

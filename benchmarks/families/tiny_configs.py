@@ -198,5 +198,7 @@ def _agree(config: PretrainedConfig) -> None:
     for name, value in (("attn_layer_indices", [1]), ("attn_layer_period", 2), ("attn_layer_offset", 1)):
         if hasattr(config, name):
             setattr(config, name, value)
+    if hasattr(config, "fullatt_block_indexes"):  # windows in pixels, in all other layers
+        config.window_size, config.fullatt_block_indexes = 4 * PATCH, [1]
     if getattr(config, "context_length", 0) is None:
         config.context_length = 16

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
 
 from benchmarks.families import stand_ins
 from benchmarks.families.inputs import B, Draw, L, candidates, text_and_images
 from benchmarks.families.tiny_configs import tiny
+from regard.integrations.transformers.attention_function import attention_function
 
 #: How far numbers may be apart, relative to the largest of them where that is above 1.
 NEAR = 1e-5
@@ -37,7 +38,7 @@ class Found:
     Attributes
     ----------
     check : str
-    verdict : {"equal", "different", "refused", "not built", "not run"}
+    verdict : {"equal", "different", "refused", "no attention", "not built", "not run"}
     detail : str
     """
 
@@ -205,7 +206,12 @@ class Family:
     def checks(self) -> Iterator[Found]:
         """Yield the result of each check that fits the class."""
         names, model = inspect.signature(self.model.forward).parameters, self.model
-        yield self.compared("forward", lambda how: self.run(how, self.inputs))
+        forward = self.compared("forward", lambda how: self.run(how, self.inputs))
+        if forward.verdict == "equal" and not self.calls():
+            yield Found("forward", "no attention", "no layer that runs asks transformers for its attention")
+            yield from self._images()
+            return
+        yield forward
         with_tokens = "input_ids" in self.inputs
         main = next(iter(self.inputs.values()))
         if "attention_mask" in names and isinstance(main, Tensor) and main.shape[:2] == (B, L):
@@ -217,10 +223,7 @@ class Family:
                     lambda how, keep=keep: self.run(how, self.inputs | {"attention_mask": keep}),
                     keep.bool(),
                 )
-        if with_tokens and "pixel_values" in names and "pixel_values" not in self.inputs:
-            pictured, _ = self._first_that_runs(text_and_images(model, Draw()))
-            if pictured is not None:
-                yield self.compared("images", lambda how: self.run(how, pictured))
+        yield from self._images()
         yield self.compared("gradients", self.gradients)
         if type(model).__name__ in COMPILED:
             yield self.compared("compiled", self.compiled)
@@ -231,6 +234,29 @@ class Family:
             half = L // 2 - 1
             positions = torch.tensor([[*range(half), *range(L - half)]])
             yield self.compared("packed", lambda how: self.packed(how, positions.expand(B, -1), half))
+
+    def _images(self) -> Iterator[Found]:
+        """Yield the result of a text with images in it, where the class takes both and was not given them."""
+        names = inspect.signature(self.model.forward).parameters
+        if "input_ids" in self.inputs and "pixel_values" in names and "pixel_values" not in self.inputs:
+            found, _ = self._first_that_runs(text_and_images(self.model, Draw()))
+            if found is not None:
+                yield self.compared("images", lambda how: self.run(how, found))
+
+    def calls(self) -> int:
+        """Return how often the model calls our attention."""
+        calls: list[nn.Module] = []
+
+        def counted(module: nn.Module, *args: Any, **keywords: Any) -> Any:
+            calls.append(module)
+            return attention_function(module, *args, **keywords)
+
+        AttentionInterface.register(OURS, counted)
+        try:
+            self.run(OURS, self.inputs)
+        finally:
+            AttentionInterface.register(OURS, attention_function)
+        return len(calls)
 
     def compiled(self, implementation: str) -> dict[str, Tensor]:
         """Return the outputs of a compiled model; by theirs, of one that is not."""

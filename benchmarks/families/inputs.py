@@ -286,10 +286,6 @@ def _prompted_image(config: Any, draw: Draw) -> Inputs:
     }
 
 
-def _text_line(_: Any, draw: Draw) -> Inputs:
-    return {"pixel_values": draw.normal(B, 3, 96, 160)}
-
-
 def _speech_and_text(config: Any, draw: Draw) -> Inputs:
     return _speech(config.audio_config, draw) | {"input_ids": draw.tokens()}
 
@@ -403,8 +399,9 @@ OWN: tuple[tuple[str, Callable[[Any, Draw], Inputs]], ...] = (
     (r"DeformableDetrEncoder", _deformable_encoder),
     (r"DeformableDetrDecoder", _deformable_decoder),
     (r"PPDocLayoutV2ReadingOrder", _reading_order),
-    (r"(Sam2|Sam3Tracker|EdgeTam)Model", _prompted_image),
-    (r"PPOCRV.*(Model|ForTextRecognition)", _text_line),
+    (r"(Sam|SamHQ|Sam2|Sam3Tracker|EdgeTam)Model", _prompted_image),
+    (r"PPOCRV5.*(Model|ForTextRecognition)", lambda _, draw: {"pixel_values": draw.normal(B, 3, 96, 160)}),
+    (r"PPOCRV6.*(Model|ForTextRecognition)", lambda _, draw: {"pixel_values": draw.normal(B, 3, 48, 160)}),
     (r"PeAudioEncoder", _speech),
     (r"PeAudio(FrameLevel)?Model", _speech_and_text),
     (r"PeAudioVideoEncoder", _audio_video),

@@ -146,6 +146,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "MllamaVisionConfig": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 96},
     "MuseGlimmerAssistantConfig": {"target_layer_ids": [1, 2], "layer_types": ["sliding_attention", "full_attention"]},
     "NeuCodecConfig": {"quantization_dim": 64},
+    "PatchTSMixerConfig": {"self_attn": True, "self_attn_heads": 2},
     "Pix2StructTextConfig": {"initializer_range": 0.05},
     "PPDocLayoutV2ReadingOrderConfig": {"vocab_size": 8},
     "PPDocLayoutV2Config": {
@@ -185,6 +186,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     }
     | MEMORY,
     "Sam3VisionConfig": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
+    "SamPromptEncoderConfig": {},
+    "SamVisionConfig": {"output_channels": 32, "num_pos_feats": 16, "window_size": 2, "global_attn_indexes": [1]},
+    "SamHQPromptEncoderConfig": {},
+    "SamHQVisionConfig": {"output_channels": 32, "num_pos_feats": 16, "window_size": 2, "global_attn_indexes": [1]},
     "Sam2HieraDetConfig": {
         "hidden_size": 16,
         "image_size": [64, 64],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -86,7 +87,7 @@ def shrunk(config: PretrainedConfig) -> PretrainedConfig:
     derived = type(config).__name__ in SETTINGS
     if derived:
         config = _from_settings(config)
-    equal_heads = _heads_are_equal(config)
+    equal_heads = _heads_are_equal(config, vars(config))
     for name, value in sorted(vars(config).items()):
         if isinstance(value, PretrainedConfig):
             if not derived:
@@ -113,8 +114,7 @@ def _from_settings(config: PretrainedConfig) -> PretrainedConfig:
     """Return a configuration from its settings and small values of its other fields, from which it derives the rest."""
     cls = type(config)
     defaults = {field.name: field.default for field in fields(cls) if field.init}
-    heads = [defaults.get(name) for name in ("num_attention_heads", "num_key_value_heads")]
-    equal_heads = heads[0] is not None and heads[0] == heads[1]
+    equal_heads = _heads_are_equal(config, defaults)
     small = {name: _small(name, value, equal_heads) for name, value in defaults.items()}
     given = {name: value for name, value in small.items() if value is not defaults[name]}
     given |= {name: shrunk(value) for name, value in vars(config).items() if isinstance(value, PretrainedConfig)}
@@ -132,9 +132,10 @@ def _small(name: str, value: Any, equal_heads: bool) -> Any:
     return HEADS if equal_heads and found == GROUPS else found
 
 
-def _heads_are_equal(config: PretrainedConfig) -> bool:
+def _heads_are_equal(config: PretrainedConfig, values: Mapping[str, Any]) -> bool:
     """Whether queries and keys have as many heads as each other, as where keys are compressed."""
-    heads, groups = (vars(config).get(name) for name in ("num_attention_heads", "num_key_value_heads"))
+    names = (config.attribute_map.get(name, name) for name in ("num_attention_heads", "num_key_value_heads"))
+    heads, groups = (values.get(name) for name in names)
     return heads is not None and heads == groups
 
 

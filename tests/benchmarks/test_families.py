@@ -48,6 +48,13 @@ def test_a_class_that_cannot_be_built_or_ends_its_process_has_a_reason(monkeypat
     assert found == {"check": "run", "verdict": "not run", "detail": "its process ended with 3"}
 
 
+def test_a_class_that_calls_no_attention_of_ours_is_not_compared() -> None:
+    """The image encoder of SAM computes its own attention, and would be equal whatever ours does."""
+    found = transformers_families.alone("transformers.models.sam.modeling_sam", "SamVisionModel")
+    assert [(each["check"], each["verdict"]) for each in found] == [("forward", "no attention")]
+    assert transformers_families.judgement({"SamVisionModel": found}).startswith("not built: SamVisionModel: no layer")
+
+
 def test_what_makes_outputs_differ() -> None:
     right = {"logits": torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))}
     assert apart(right, {"logits": right["logits"].clone()}) == (0.0, "")

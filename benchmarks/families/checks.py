@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
 
+from benchmarks.families import stand_ins
+from benchmarks.families.inputs import B, Draw, L, candidates, text_and_images
 from benchmarks.families.tiny_configs import tiny
+from regard.integrations.transformers.attention_function import attention_function
 
 #: How far numbers may be apart, relative to the largest of them where that is above 1.
 NEAR = 1e-5
-B, L, PADDED = 2, 12, 4
+#: How much of the second sequence of a batch is padding.
+PADDED = 4
 #: Classes that are compiled, too.
 COMPILED = frozenset((
     "LlamaForCausalLM", "MistralForCausalLM", "Gemma2ForCausalLM", "GPT2LMHeadModel", "Qwen3ForCausalLM", "BertModel",
@@ -33,7 +38,7 @@ class Found:
     Attributes
     ----------
     check : str
-    verdict : {"equal", "different", "refused", "not built", "not run", "recorded", "reported", "no attention"}
+    verdict : {"equal", "different", "refused", "no attention", "not built", "not run", "recorded", "reported"}
     detail : str
     """
 
@@ -45,6 +50,7 @@ class Found:
 def build(cls: type[PreTrainedModel]) -> PreTrainedModel:
     """Return a tiny model whose attention matters: its weights are larger than those of a new model."""
     torch.manual_seed(0)
+    stand_ins.register()
     config = tiny(cls.config_class)
     model = cls._from_config(config, attn_implementation=THEIRS) if hasattr(cls, "_from_config") else cls(config)
     if sum(p.numel() for p in model.parameters()) > 3e7:
@@ -52,7 +58,7 @@ def build(cls: type[PreTrainedModel]) -> PreTrainedModel:
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1 and parameter.is_floating_point():
+            if parameter.dim() > 1 and parameter.numel() and parameter.is_floating_point():
                 fan = parameter[0].numel()
                 parameter.copy_(torch.randn(parameter.shape, generator=draw) * (1.5 / fan**0.5))
             elif parameter.is_floating_point():
@@ -60,94 +66,21 @@ def build(cls: type[PreTrainedModel]) -> PreTrainedModel:
     return model.eval()
 
 
-def candidates(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
-    """Yield inputs that the model may take, the likeliest first."""
-    draw = torch.Generator().manual_seed(2)
-    config, names = model.config, inspect.signature(model.forward).parameters
-
-    def tokens() -> Tensor:
-        return torch.randint(62, 98, (B, L), generator=draw)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=draw)
-
-    text: dict[str, Any] = {"input_ids": tokens()} if "input_ids" in names else {}
-    paired = {"decoder_input_ids": tokens()} if "decoder_input_ids" in names else {}
-    vision = getattr(config, "vision_config", config)
-    size = getattr(vision, "image_size", 32)
-    size = size if isinstance(size, int) else (size[0] if isinstance(size, (list, tuple)) else 32)
-    channels = getattr(vision, "num_channels", getattr(vision, "in_channels", 3)) or 3
-    image = {"pixel_values": normal(B, channels, size, size)}
-    bins = getattr(config, "num_mel_bins", getattr(config, "feature_size", 16)) or 16
-    frames = 2 * (getattr(config, "max_source_positions", None) or 32)
-    width = next(
-        (
-            getattr(config, n)
-            for n in ("hidden_size", "d_model", "embed_dim", "n_embd", "dim")
-            if isinstance(getattr(config, n, None), int)
-        ),
-        32,
-    )
-    if text:
-        yield text | paired
-        yield {name: t[:, None].expand(B, 2, L) for name, t in text.items()}  # two choices
-        if "bbox" in names:
-            yield text | paired | {"bbox": torch.zeros(B, L, 4, dtype=torch.long)}
-        if "pixel_values" in names:
-            yield text | paired | image
-    if "pixel_values" in names:
-        yield image | paired
-        yield {"pixel_values": normal(B, 4, channels, size, size)} | paired
-        yield {
-            "pixel_values": normal(
-                8,
-                channels * getattr(vision, "temporal_patch_size", 2) * vision.patch_size**2
-                if isinstance(getattr(vision, "patch_size", None), int)
-                else 8,
-            )
-        }
-        frames_each = getattr(config, "num_frames", getattr(config, "frames_per_clip", 2))
-        yield {"pixel_values": normal(B, frames_each, channels, size, size)} | text
-    if "pixel_values_videos" in names:
-        yield {"pixel_values_videos": normal(B, getattr(config, "frames_per_clip", 2), channels, size, size)}
-    if "input_features" in names:
-        yield {"input_features": normal(B, bins, frames)} | paired
-        yield {"input_features": normal(B, frames, bins)} | paired
-        yield {"input_features": normal(B, frames, 160)} | paired
-    if "input_values" in names:
-        yield {"input_values": normal(B, 1600)} | paired
-        yield {"input_values": normal(B, 1, 1600)} | paired
-        yield {"input_values": normal(B, getattr(config, "max_length", None) or 64, bins)}
-    if "past_values" in names:
-        yield {
-            "past_values": normal(B, getattr(config, "context_length", 32), getattr(config, "num_input_channels", 1))
-        }
-    if "inputs_embeds" in names:
-        yield {"inputs_embeds": normal(B, L, width)}
-        if "encoder_hidden_states" in names:
-            yield {"inputs_embeds": normal(B, L, width), "encoder_hidden_states": normal(B, L, width)}
-    if "hidden_states" in names:
-        yield {"hidden_states": normal(B, L, width)}
-        if "grid_thw" in names:
-            merge = getattr(config, "spatial_merge_size", 2)
-            side = 2 * merge
-            patch = (
-                getattr(config, "in_channels", getattr(config, "num_channels", 3))
-                * getattr(config, "temporal_patch_size", 2)
-                * config.patch_size**2
-            )
-            grid = torch.tensor([[1, side, side], [1, side, 2 * side]])
-            yield {"hidden_states": normal(3 * side * side, patch), "grid_thw": grid}
-
-
 def fresh(inputs: dict[str, Any]) -> dict[str, Any]:
     """Return copies of inputs: some models change theirs."""
-    return {name: t.clone() if isinstance(t, Tensor) else t for name, t in inputs.items()}
+    return deepcopy(inputs)
 
 
 def cast(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Return inputs with real numbers of a dtype."""
-    return {name: t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for name, t in inputs.items()}
+    return {name: _each(lambda t: t.to(dtype) if t.is_floating_point() else t, value) for name, value in inputs.items()}
+
+
+def _each(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Return a value with a function applied to each tensor in it."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_each(function, inner) for inner in value)
+    return function(value) if isinstance(value, Tensor) else value
 
 
 def numbers(output: Any) -> dict[str, Tensor]:
@@ -211,15 +144,22 @@ class Family:
         self.inputs = self._inputs()
 
     def _inputs(self) -> dict[str, Any]:
+        found, error = self._first_that_runs(candidates(self.model))
+        if found is None:
+            raise error or ValueError("no inputs are known for this class")
+        return found
+
+    def _first_that_runs(self, many: Iterator[dict[str, Any]]) -> tuple[dict[str, Any] | None, BaseException | None]:
+        """Return the first inputs that the model takes on its own attention, or why it does not take the first."""
         first: BaseException | None = None
-        for inputs in candidates(self.model):
+        for inputs in many:
             try:
                 self.run(THEIRS, inputs)
             except Exception as error:
                 first = first or error
             else:
-                return inputs
-        raise first or ValueError("no inputs are known for this class")
+                return inputs, None
+        return None, first
 
     def run(self, implementation: str, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return a model's outputs."""
@@ -266,10 +206,15 @@ class Family:
     def checks(self) -> Iterator[Found]:
         """Yield the result of each check that fits the class."""
         names, model = inspect.signature(self.model.forward).parameters, self.model
-        yield self.compared("forward", lambda how: self.run(how, self.inputs))
+        forward = self.compared("forward", lambda how: self.run(how, self.inputs))
+        if forward.verdict == "equal" and not self.calls():
+            yield Found("forward", "no attention", "no layer that runs asks transformers for its attention")
+            yield from self._images()
+            return
+        yield forward
         with_tokens = "input_ids" in self.inputs
         main = next(iter(self.inputs.values()))
-        if "attention_mask" in names and main.dim() >= 2 and main.shape[:2] == (B, L):
+        if "attention_mask" in names and isinstance(main, Tensor) and main.shape[:2] == (B, L):
             for side in ("left", "right"):
                 keep = torch.ones(B, L, dtype=torch.long)
                 keep[1, slice(PADDED) if side == "left" else slice(L - PADDED, L)] = 0
@@ -278,6 +223,7 @@ class Family:
                     lambda how, keep=keep: self.run(how, self.inputs | {"attention_mask": keep}),
                     keep.bool(),
                 )
+        yield from self._images()
         yield self.compared("gradients", self.gradients)
         if type(model).__name__ in COMPILED:
             yield self.compared("compiled", self.compiled)
@@ -288,6 +234,29 @@ class Family:
             half = L // 2 - 1
             positions = torch.tensor([[*range(half), *range(L - half)]])
             yield self.compared("packed", lambda how: self.packed(how, positions.expand(B, -1), half))
+
+    def _images(self) -> Iterator[Found]:
+        """Yield the result of a text with images in it, where the class takes both and was not given them."""
+        names = inspect.signature(self.model.forward).parameters
+        if "input_ids" in self.inputs and "pixel_values" in names and "pixel_values" not in self.inputs:
+            found, _ = self._first_that_runs(text_and_images(self.model, Draw()))
+            if found is not None:
+                yield self.compared("images", lambda how: self.run(how, found))
+
+    def calls(self) -> int:
+        """Return how often the model calls our attention."""
+        calls: list[nn.Module] = []
+
+        def counted(module: nn.Module, *args: Any, **keywords: Any) -> Any:
+            calls.append(module)
+            return attention_function(module, *args, **keywords)
+
+        AttentionInterface.register(OURS, counted)
+        try:
+            self.run(OURS, self.inputs)
+        finally:
+            AttentionInterface.register(OURS, attention_function)
+        return len(calls)
 
     def compiled(self, implementation: str) -> dict[str, Tensor]:
         """Return the outputs of a compiled model; by theirs, of one that is not."""
@@ -313,7 +282,9 @@ class Family:
                 return {name: t for name, t in other.items() if t.shape[:2] == (B, L)}
         parts = []
         for place in (slice(half), slice(half, L)):
-            cut = {n: t[:, place] if t.shape[:2] == (B, L) else t for n, t in self.inputs.items()}
+            cut = {
+                n: t[:, place] if isinstance(t, Tensor) and t.shape[:2] == (B, L) else t for n, t in self.inputs.items()
+            }
             parts.append(self.run(THEIRS, cut | {"position_ids": given["position_ids"][:, place]}))
         return {n: torch.cat([p[n] for p in parts], 1) for n, t in whole.items() if t.shape[:2] == (B, L)}
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from transformers import PretrainedConfig
+from transformers.backbone_utils import BackboneConfigMixin
+
+from benchmarks.families.settings import SETTINGS
+from benchmarks.families.stand_ins import without_timm
 
 VOCABULARY, WIDTH, HEADS, GROUPS, HEAD, LAYERS, IMAGE, PATCH = 99, 32, 4, 2, 8, 2, 32, 8
 
@@ -14,7 +20,8 @@ RULES: tuple[tuple[str, Any], ...] = (
     (r"(^|_)vocab_size$|^vocab_size_per_layer_input$|num_embeddings$", VOCABULARY),
     (r"^rotary_dim$", 4),
     (r"^(type_vocab_size|num_codebooks|num_quantizers|codebook_dim|spatial_merge_size|temporal_patch_size)$", None),
-    (r"^codebook_size$", 32),
+    (r"^(codebook_size|base_channels|latent_channels|upsample_groups)$", 32),
+    (r"^encoder_hash_byte_group_vocab$", 64),
     (r"^(sliding_window|attention_window|attention_chunk_size|window_size|local_attention|max_window_layers)$", 4),
     (r"^(index_topk)$", 4),
     (r"^(index_head_dim)$", 16),
@@ -64,7 +71,7 @@ UNSET = re.compile(
     r"|^prediction_length$|num_experts_per_tok$"
 )
 #: Configurations of models whose positions have three parts, which may have no field for them.
-SECTIONS = re.compile(r"VL|OCR|Omni|GlmImage|Glm4v")
+SECTIONS = re.compile(r"VL|O[Cc][Rr]|Omni|GlmImage|Glm4v")
 COMPILED = [(re.compile(pattern), value) for pattern, value in RULES]
 
 
@@ -76,28 +83,59 @@ def tiny(cls: type[PretrainedConfig]) -> PretrainedConfig:
 def shrunk(config: PretrainedConfig) -> PretrainedConfig:
     """Make a configuration tiny, and those inside."""
     counter = iter(range(1, 60))
-    equal_heads = _heads_are_equal(config)
+    config = without_timm(config)
+    derived = type(config).__name__ in SETTINGS
+    if derived:
+        config = _from_settings(config)
+    equal_heads = _heads_are_equal(config, vars(config))
     for name, value in sorted(vars(config).items()):
         if isinstance(value, PretrainedConfig):
-            shrunk(value)
-        elif name.startswith("_") or isinstance(value, bool):
+            if not derived:
+                setattr(config, name, shrunk(value))
+        elif name.startswith("_"):
             continue
-        elif re.search(r"(token_id|token_index|_token)$", name) and isinstance(value, int):
+        elif (
+            re.search(r"(token_id|token_index|_token)$", name)
+            and isinstance(value, int)
+            and not isinstance(value, bool)
+        ):
             setattr(config, name, next(counter))
-        elif isinstance(value, int):
-            found = _by_name(name)
-            if found is not None and value > found:
-                setattr(config, name, HEADS if equal_heads and found == GROUPS else found)
-        elif value is None and UNSET.search(name):
-            setattr(config, name, _by_name(name))
-    _lists(config)
+        elif not derived:
+            unset = value is None and UNSET.search(name)
+            setattr(config, name, _by_name(name) if unset else _small(name, value, equal_heads))
+    if not derived:
+        _lists(config)
+        _set_sections(config)
     _agree(config)
     return config
 
 
-def _heads_are_equal(config: PretrainedConfig) -> bool:
+def _from_settings(config: PretrainedConfig) -> PretrainedConfig:
+    """Return a configuration from its settings and small values of its other fields, from which it derives the rest."""
+    cls = type(config)
+    defaults = {field.name: field.default for field in fields(cls) if field.init}
+    equal_heads = _heads_are_equal(config, defaults)
+    small = {name: _small(name, value, equal_heads) for name, value in defaults.items()}
+    given = {name: value for name, value in small.items() if value is not defaults[name]}
+    given |= {name: shrunk(value) for name, value in vars(config).items() if isinstance(value, PretrainedConfig)}
+    given |= SETTINGS[cls.__name__]
+    if isinstance(config, BackboneConfigMixin) and hasattr(config, "depths"):  # of stages, whose number stays
+        given["out_indices"] = config.out_indices
+    return cls(**given)
+
+
+def _small(name: str, value: Any, equal_heads: bool) -> Any:
+    """Return the value of a field, or a smaller one of its rule."""
+    found = _by_name(name)
+    if found is None or isinstance(value, bool) or not isinstance(value, int) or value <= found:
+        return value
+    return HEADS if equal_heads and found == GROUPS else found
+
+
+def _heads_are_equal(config: PretrainedConfig, values: Mapping[str, Any]) -> bool:
     """Whether queries and keys have as many heads as each other, as where keys are compressed."""
-    heads, groups = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    names = (config.attribute_map.get(name, name) for name in ("num_attention_heads", "num_key_value_heads"))
+    heads, groups = (values.get(name) for name in names)
     return heads is not None and heads == groups
 
 
@@ -132,17 +170,28 @@ def _lists(config: PretrainedConfig) -> None:
             setattr(config, name, [2] * len(value))
         elif name == "attn_layer_indices":
             setattr(config, name, [1])
+        elif name == "encoder_in_channels" and len(value) == 3:
+            setattr(config, name, [32, 64, 64])  # the last of a backbone's hidden sizes
+        elif name in ("channel_multiplier", "encoder_block_out_channels"):
+            setattr(config, name, [1] * len(value))
+        elif name == "decoder_in_channels":
+            setattr(config, name, [WIDTH] * len(value))
         elif name in ("conv_dim",):
             setattr(config, name, [16] * len(value))
 
 
-def _agree(config: PretrainedConfig) -> None:
-    """Set what must fit other fields."""
+def _set_sections(config: PretrainedConfig) -> None:
+    """Divide the angles of positions that have three parts."""
     for name in ("rope_parameters", "rope_scaling"):
         found = getattr(config, name, None)
         for each in [found, *found.values()] if isinstance(found, dict) else []:
             if isinstance(each, dict) and ("mrope_section" in each or SECTIONS.search(type(config).__name__)):
-                each["mrope_section"] = [2, 1, 1]
+                half = int(HEAD * each.get("partial_rotary_factor", 1.0)) // 2
+                each["mrope_section"] = [2, 1, 1] if half == 4 else [half - half // 2, half // 2, 0]
+
+
+def _agree(config: PretrainedConfig) -> None:
+    """Set what must fit other fields."""
     if hasattr(config, "vocab_size"):
         config.pad_token_id = 0
     if getattr(config, "is_encoder_decoder", False):
@@ -150,5 +199,7 @@ def _agree(config: PretrainedConfig) -> None:
     for name, value in (("attn_layer_indices", [1]), ("attn_layer_period", 2), ("attn_layer_offset", 1)):
         if hasattr(config, name):
             setattr(config, name, value)
+    if hasattr(config, "fullatt_block_indexes"):  # windows in pixels, in all other layers
+        config.window_size, config.fullatt_block_indexes = 4 * PATCH, [1]
     if getattr(config, "context_length", 0) is None:
         config.context_length = 16

@@ -484,6 +484,13 @@ class TestKeywords:
         same, _ = attention_function.attention_function(layer, *given, None, novelty=None, use_cache=True)
         assert torch.equal(plain, same)
 
+    def test_what_is_for_other_layers_changes_nothing(self) -> None:
+        """The layers of LFM 3 VL hand on the sizes of images, which its convolutions need."""
+        given = rows()
+        plain, _ = attention_function.attention_function(unit(), *given, None)
+        same, _ = attention_function.attention_function(unit(), *given, None, grid_thw=[[1, 2, 3]])
+        assert torch.equal(plain, same)
+
     def test_every_keyword_of_the_installed_models_is_known(self) -> None:
         """A sweep of their code: a new one is to be looked at before it is ignored or refused."""
         understood = {*inspect.signature(attention_function.attention_function).parameters}

@@ -35,6 +35,8 @@ HARMLESS = frozenset(
         # of the model as a whole
         "input_ids", "inputs_embeds", "labels", "logits_to_keep", "cache_position",
         "use_cache", "return_dict", "output_hidden_states", "output_router_logits", "num_items_in_batch",
+        # of other layers between those of attention: the sizes of images, which attention gets one at a time
+        "grid_thw",
     )
 )  # fmt: skip
 

@@ -93,23 +93,26 @@ def built(name: str, fused: bool) -> tuple[nn.Module, Tensor]:
     return model, torch.randn(1, *size, generator=draw)
 
 
-def _weights(model: nn.Module, images: Tensor) -> list[Tensor]:
-    """Return what a model's layers give to the dropout of their weights; its softmaxes, where they have none."""
+def _weights(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Return what a model's layers give to the dropout of their weights, or its softmaxes where they have none; both.
+
+    A layer may mix its softmaxes before the dropout.
+    """
     given: list[Tensor] = []
     for name, module in model.named_modules():
         if name.endswith("attn_drop"):
             module.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0].detach().clone()))
     made = softmaxes(lambda: model(images))
-    return given or made
+    return given or made, [*given, *made]
 
 
 def checked(name: str) -> list[Found]:
     """Return what the record of a model holds, beside the softmaxes that the model makes on its own attention."""
     try:
         own, images = built(name, fused=False)
-        expected = _weights(own, images)
+        expected, seen = _weights(own, images)
         model, images = built(name, fused=True)
         record, matrices, told = recorded(model, lambda: model(images))
     except Exception as error:
         return [Found("capture", "not run", reason(error))]
-    return [judged(expected, [], matrices, told, str(record.coverage))]
+    return [judged(expected, seen, matrices, told, str(record.coverage))]

@@ -93,7 +93,7 @@ pretrained: $(BENCH_READY)
 	$(BIN)/regard train translation --options recipes/english-french-typed.toml --out build/english-french \
 		--start build/english-french-whole --data build/english-french.tsv --valid $(TATOEBA)/en-fr.valid.tsv.gz
 	$(BIN)/python -m recipes.pack build/english-french-whole build/english-french $(TATOEBA) \
-		src/regard/pretrained/english-french
+		lab/src/regard_lab/pretrained/english-french
 
 # Trained models beside published scores: DATA holds multi30k, cmudict and tatoeba.
 DATA ?= ../shared/data

@@ -27,14 +27,19 @@ from typing import Any
 import torch
 
 from benchmarks.machine import ROOT, facts
-from regard.alignment.aligners import eflomal, lexical, lowercase
-from regard.alignment.attention import predicted_attention, strongest_links, symmetrize_attention, word_attention
-from regard.alignment.links import Agreement, Gold, Links, merge_pieces, symmetrize
-from regard.cli.translate import load
-from regard.data.pairs import Pairs, read_pairs
-from regard.decoding.predictions import PredictionOptions
-from regard.decoding.sequence_model import SequenceModel
-from regard.text.words import find_words, split_elisions
+from regard_lab.cli.translate import load
+from regard_lab.data.pairs import Pairs, read_pairs
+from regard_lab.generation.predictions import PredictionOptions
+from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.tasks.translation.alignment.aligners import eflomal, lexical, lowercase
+from regard_lab.tasks.translation.alignment.attention import (
+    predicted_attention,
+    strongest_links,
+    symmetrize_attention,
+    word_attention,
+)
+from regard_lab.tasks.translation.alignment.links import Agreement, Gold, Links, merge_pieces, symmetrize
+from regard_lab.text.words import find_words, split_elisions
 
 SEED, LENGTHS = 5, (6, 14)
 SETS = ("everyday", "longer")

@@ -28,13 +28,13 @@ from torch import Tensor, nn
 
 from benchmarks.decoding import interleaved
 from benchmarks.machine import ROOT, facts
-from regard.decoding.beam_search import SearchOptions, search
-from regard.decoding.forced import pad_to_device, score_targets
-from regard.decoding.quantization import pack_weights, quantize
-from regard.decoding.sequence_model import SequenceModel
-from regard.models import TransformerEncoderDecoder
-from regard.models.base import END
-from regard.text.vocabulary import UNKNOWN
+from regard_lab.generation.beam_search import SearchOptions, search
+from regard_lab.generation.forced import pad_to_device, score_targets
+from regard_lab.generation.quantization import pack_weights, quantize
+from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.models import TransformerEncoderDecoder
+from regard_lab.models.base import END
+from regard_lab.text.vocabulary import UNKNOWN
 
 RESULTS = ROOT / "benchmarks/results/beam-search.json"
 #: Log-probabilities of a sentence, in nats, differ by less.

@@ -31,17 +31,17 @@ import torch
 from benchmarks.machine import ROOT, facts
 from benchmarks.show_attend_tell import ShowAttendTell, step
 from benchmarks.where_looked import Look, looks_of
-from regard.data.captions import CaptionBatches, FeatureGrids, read_captions
-from regard.data.images import open_images, resize_image
-from regard.decoding.beam_search import SearchOptions
-from regard.decoding.predictions import PredictionOptions
-from regard.models.captioner import RecurrentCaptioner, RecurrentCaptionerConfig
-from regard.training.objectives import WriteTargets
-from regard.vision.caption_metrics import caption_scores, caption_words
-from regard.vision.caption_pictures import LookedAt, save_captions, word_weights
-from regard.vision.captioner import Captioner
-from regard.vision.encoders import EFFICIENTNETS, efficientnet_file, open_encoder
-from regard.vision.features import Features, write_features
+from regard_lab.data.captions import CaptionBatches, FeatureGrids, read_captions
+from regard_lab.data.images import open_images, resize_image
+from regard_lab.generation.beam_search import SearchOptions
+from regard_lab.generation.predictions import PredictionOptions
+from regard_lab.models.captioner import RecurrentCaptioner, RecurrentCaptionerConfig
+from regard_lab.tasks.captioning.caption_metrics import caption_scores, caption_words
+from regard_lab.tasks.captioning.caption_pictures import LookedAt, save_captions, word_weights
+from regard_lab.tasks.captioning.captioner import Captioner
+from regard_lab.tasks.captioning.encoders import EFFICIENTNETS, efficientnet_file, open_encoder
+from regard_lab.tasks.captioning.features import Features, write_features
+from regard_lab.training.objectives import WriteTargets
 
 RESULTS = ROOT / "benchmarks" / "results" / "captioning.json"
 

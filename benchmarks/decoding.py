@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.machine import ROOT, facts
-from regard.decoding.generation import GenerationOptions, generate
-from regard.decoding.quantization import pack_weights, quantize
-from regard.models import DecoderLM, DecoderLMConfig
+from regard_lab.generation.generation import GenerationOptions, generate
+from regard_lab.generation.quantization import pack_weights, quantize
+from regard_lab.models import DecoderLM, DecoderLMConfig
 
 RESULTS = ROOT / "benchmarks/results/decoding.json"
 LAYERS, WIDTH, HEADS, PROMPT, NEW, VOCABULARY = 6, 512, 8, 128, 128, 32000

@@ -35,14 +35,14 @@ from typing import Any
 import torch
 
 from benchmarks.machine import ROOT, facts
-from regard.data.labelled import read_labelled
-from regard.data.toml import read_toml
-from regard.language.classification_options import ClassificationOptions
-from regard.language.fine_tuning import FineTuning
-from regard.language.options import LanguageOptions
-from regard.language.pretraining import Pretraining
-from regard.models import DecoderLM, EncoderLM, load
-from regard.training.learner import is_bfloat16
+from regard_lab.data.labelled import read_labelled
+from regard_lab.data.toml import read_toml
+from regard_lab.models import DecoderLM, EncoderLM, load
+from regard_lab.tasks.classification.text_options import ClassificationOptions
+from regard_lab.tasks.classification.text_run import FineTuning
+from regard_lab.tasks.language.options import LanguageOptions
+from regard_lab.tasks.language.pretraining import Pretraining
+from regard_lab.training.learner import is_bfloat16
 
 RECIPES = {
     "imdb-encoder": "masked tokens",

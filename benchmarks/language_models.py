@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from benchmarks.machine import ROOT, facts
-from regard.data.packing import StreamBatches
-from regard.data.shards import TokenShards
-from regard.language.objectives import NextTokens
-from regard.language.options import LanguageOptions
-from regard.language.pretraining import VALID, Pretraining
-from regard.models import DecoderLM, load
+from regard_lab.data.packing import StreamBatches
+from regard_lab.data.shards import TokenShards
+from regard_lab.models import DecoderLM, load
+from regard_lab.tasks.language.objectives import NextTokens
+from regard_lab.tasks.language.options import LanguageOptions
+from regard_lab.tasks.language.pretraining import VALID, Pretraining
 
 #: What nanoGPT's own settings reach, as its README tells: nats of a character on the same split, and parameters.
 NANOGPT = {"nanoGPT, its setting for a CPU": (1.88, "0.80 M"), "nanoGPT, its setting for a GPU": (1.4697, "10.65 M")}
@@ -46,7 +46,7 @@ def windowed(folder: Path, length: int) -> float:
 
 def learn(recipe: Path, data: Path, folder: Path) -> dict[str, Any]:
     """Train by a recipe, or go on; return what came of it."""
-    from regard.data.toml import read_toml
+    from regard_lab.data.toml import read_toml
 
     text = folder.with_suffix(".txt")
     if not text.exists():

@@ -33,8 +33,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import memory
 from benchmarks.machine import ROOT, facts
-from regard.models.decoder_lm import DecoderLM, DecoderLMConfig
-from regard.planner import (
+from regard_lab.models.decoder_lm import DecoderLM, DecoderLMConfig
+from regard_lab.planner import (
     Layout,
     Recipe,
     activation_memory,
@@ -44,7 +44,7 @@ from regard.planner import (
     training_memory,
     visible_pairs,
 )
-from regard.planner.shapes import Shape
+from regard_lab.planner.shapes import Shape
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -206,7 +206,7 @@ def summary(numbers: dict[str, Any]) -> str:
 
 def published() -> str:
     """Return the table of published models as Markdown."""
-    from regard.cli.plan_report import markdown
+    from regard_lab.cli.plan_report import markdown
 
     return markdown(published_rows())
 

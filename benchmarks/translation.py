@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import ROOT, facts
-from regard import pretrained
-from regard.data.pairs import read_pairs
-from regard.decoding.sequence_model import SequenceModel
-from regard.translation.metrics import bleu, chrf, tokenized_bleu
-from regard.translation.tasks import get_task
+from regard_lab import pretrained
+from regard_lab.data.pairs import read_pairs
+from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.tasks.translation.metrics import bleu, chrf, tokenized_bleu
+from regard_lab.tasks.translation.tasks import get_task
 
 RESULTS = ROOT / "benchmarks" / "results"
 GERMAN = "--data {0}/train.de.gz --targets {0}/train.en.gz --valid {0}/val.de.gz --valid-targets {0}/val.en.gz"

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.captions import plain_caption
-from regard.decoding.forced import pad_to_device
-from regard.decoding.predictions import Prediction
-from regard.models.base import END
-from regard.training.losses import cross_entropy
-from regard.vision.caption_pictures import word_weights
-from regard.vision.captioner import Captioner
+from regard_lab.data.captions import plain_caption
+from regard_lab.generation.forced import pad_to_device
+from regard_lab.generation.predictions import Prediction
+from regard_lab.models.base import END
+from regard_lab.tasks.captioning.caption_pictures import word_weights
+from regard_lab.tasks.captioning.captioner import Captioner
+from regard_lab.training.losses import cross_entropy
 
 #: Hues in degrees, from and to; and the least saturation and brightness.
 HUES = {

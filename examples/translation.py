@@ -8,9 +8,9 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from regard import pretrained
-from regard.alignment.maps import alignment
-from regard.decoding.predictions import PredictionOptions
+from regard_lab import pretrained
+from regard_lab.generation.predictions import PredictionOptions
+from regard_lab.tasks.translation.alignment.maps import alignment
 
 SENTENCES = ("the zone of international control", "My sister has never seen the sea.", "I love you")
 

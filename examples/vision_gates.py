@@ -20,11 +20,11 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from examples.vision_rollout import scattered
-from regard.models import ResNet
-from regard.models.resnet import ResidualBlock
-from regard.vision.classification import ImageTraining
-from regard.vision.classification_options import ImageClassificationOptions
-from regard.vision.image_classifier import PictureClassifier
+from regard_lab.models import ResNet
+from regard_lab.models.resnet import ResidualBlock
+from regard_lab.tasks.classification.image_classifier import PictureClassifier
+from regard_lab.tasks.classification.image_options import ImageClassificationOptions
+from regard_lab.tasks.classification.image_run import ImageTraining
 
 TESTED, EPOCHS = 400, 8.0
 _Maps = list[tuple[Tensor, Tensor]]

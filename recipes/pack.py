@@ -15,10 +15,10 @@ from benchmarks import alignment
 from benchmarks.machine import ROOT, facts
 
 from regard._writing import write_atomically
-from regard.data.pairs import read_pairs
-from regard.decoding.sequence_model import SequenceModel
-from regard.pretrained import CARD
-from regard.translation.metrics import bleu, chrf
+from regard_lab.data.pairs import read_pairs
+from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.pretrained import CARD
+from regard_lab.tasks.translation.metrics import bleu, chrf
 
 _CARD = """# English to French
 

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import typer.main
 
 from benchmarks.fuzz import folders, texts
-from regard.cli import main
+from regard_cli import main
 
 KINDS = ("folder", "table", "pairs", "options")
 _SHARES = (10, 6, 2, 4)

@@ -14,15 +14,15 @@ from lightning.pytorch import Callback
 
 from benchmarks.joeynmt.shapes import BETAS, CLIP, DECAY, RATE, SHAPES, SMOOTHING
 from benchmarks.joeynmt.turns import Turns
-from regard.data.batches import Batch
-from regard.decoding.beam_search import SearchOptions, search
-from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
-from regard.models.base import END, EncoderDecoder
-from regard.training.learner import Learner, Stream
-from regard.training.loop import train
-from regard.training.losses import cross_entropy
-from regard.training.objectives import WriteTargets
-from regard.training.options import TrainingOptions
+from regard_lab.data.batches import Batch
+from regard_lab.generation.beam_search import SearchOptions, search
+from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
+from regard_lab.models.base import END, EncoderDecoder
+from regard_lab.training.learner import Learner, Stream
+from regard_lab.training.loop import train
+from regard_lab.training.losses import cross_entropy
+from regard_lab.training.objectives import WriteTargets
+from regard_lab.training.options import TrainingOptions
 
 
 def built(shape: str, symbols: int, *, copied: bool) -> EncoderDecoder:

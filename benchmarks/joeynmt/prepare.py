@@ -15,13 +15,13 @@ import torch
 from benchmarks.joeynmt import weights
 from benchmarks.joeynmt.ours import built, options
 from benchmarks.joeynmt.shapes import END, PAD, SHAPES, START, numbers
-from regard.data.batches import Batch, Batches
-from regard.text.normalization import normalize
-from regard.text.ragged import Ragged
-from regard.text.subwords import SubwordVocabulary
-from regard.training.learner import Learner, Stream
-from regard.training.loop import train
-from regard.training.objectives import WriteTargets
+from regard_lab.data.batches import Batch, Batches
+from regard_lab.text.normalization import normalize
+from regard_lab.text.ragged import Ragged
+from regard_lab.text.subwords import SubwordVocabulary
+from regard_lab.training.learner import Learner, Stream
+from regard_lab.training.loop import train
+from regard_lab.training.objectives import WriteTargets
 
 #: Numbers of the joint vocabulary, and tokens of a batch, both sides and padding included.
 SYMBOLS, TOKENS = 8000, 4096

@@ -4,7 +4,7 @@
 from importlib import import_module
 from types import ModuleType
 
-from regard import _startup
+from regard_cli import startup as _startup
 
 _startup.prepare()  # where this is the command, torch is imported with care
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from benchmarks import image_classification
 
-from regard.models import ResNet, ResNetConfig
+from regard_lab.models import ResNet, ResNetConfig
 
 
 @pytest.mark.parametrize("attention", ["se", "eca", "cbam"])

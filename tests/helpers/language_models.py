@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from regard.models import DecoderLM, DecoderLMConfig
+from regard_lab.models import DecoderLM, DecoderLMConfig
 
 #: Ways to tell positions, with and without a window.
 KINDS: list[dict[str, Any]] = [

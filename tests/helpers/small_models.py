@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from regard.decoding.sequence_model import SequenceModel
-from regard.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
-from regard.text.subwords import SubwordVocabulary
+from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
+from regard_lab.text.subwords import SubwordVocabulary
 
 ENGLISH = ["the zone of international control", "I love you", "a cat and a dog", "the dog loves the cat", "you and I"]
 FRENCH = [

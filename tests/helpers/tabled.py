@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.decoding.beam_search import SearchOptions
-from regard.models.base import END, PAD, EncoderDecoder
+from regard_lab.generation.beam_search import SearchOptions
+from regard_lab.models.base import END, PAD, EncoderDecoder
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from regard.nn.grouped_projections import GroupedProjections
 
 
 class Divisible(Protocol):
-    """What a model must have to be parallelized; language models of :mod:`regard.models` do."""
+    """What a model must have to be parallelized; language models of :mod:`regard_lab.models` do."""
 
     #: Its blocks, each of which is gathered when it is needed, and then given up.
     blocks: Any
@@ -60,7 +60,7 @@ def parallelize(
     Parameters
     ----------
     model : Module
-        A language model of :mod:`regard.models`. On the meta device it takes no memory; :func:`materialize` then draws
+        A language model of :mod:`regard_lab.models`. On the meta device it takes no memory; :func:`materialize` then draws
         its numbers. Otherwise it has the same numbers on all ranks.
     mesh : DeviceMesh
         Of :func:`make_mesh`.
@@ -88,7 +88,7 @@ def parallelize(
     In a script that ``torchrun --nproc-per-node 4`` starts:
 
     >>> def build(config):
-    ...     from regard.models import DecoderLM
+    ...     from regard_lab.models import DecoderLM
     ...     with torch.device("meta"):
     ...         model = DecoderLM(config)
     ...     return materialize(parallelize(model, make_mesh(shard=2, tensor=2)), seed=0)

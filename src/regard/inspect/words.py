@@ -133,7 +133,7 @@ def _byte_level(token: str) -> tuple[bool, bytes, bool]:
 
 @functools.cache
 def _letters() -> dict[str, int]:
-    from regard.text.tokenizer_training import byte_letters
+    from regard_lab.text.tokenizer_training import byte_letters
 
     return {letter: byte for byte, letter in enumerate(byte_letters())}
 

@@ -1,0 +1,94 @@
+"""``regard align``: pairs of lines in, the links between their words out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from regard._errors import rejected, unknown_name
+from regard._writing import write_out
+from regard_cli.messages import echo, note, report_errors, require_writable
+from regard_lab.cli.translate import load
+from regard_lab.data.pairs import Pairs, read_pairs
+from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.tasks.translation.alignment.aligners import align_words, require_aligner
+from regard_lab.tasks.translation.alignment.attention import attention_links
+from regard_lab.tasks.translation.alignment.links import METHODS, Links, format_links, merge_pieces
+from regard_lab.text.subwords import SubwordVocabulary
+from regard_lab.text.words import find_words, split_at_spaces, split_elisions
+
+
+def run(
+    data: str,
+    targets: str | None,
+    *,
+    model: Path | None,
+    back: Path | None,
+    aligner: str | None,
+    method: str,
+    tokenized: bool,
+    out: Path | None,
+) -> None:
+    """Write a line of links for each line of the pairs."""
+    with report_errors("translate"):
+        if model is None and back is not None:
+            raise rejected("align", "--back", "come with --model", "it alone")
+        if model is not None and aligner is not None:
+            raise rejected("align", "--aligner", "be left out with --model", repr(aligner))
+        if method not in METHODS:
+            raise unknown_name("align", "method", method, METHODS)
+        if model is None:
+            require_aligner(aligner or "lexical")
+        if out is not None and any(given not in (None, "-") and same_file(out, given) for given in (data, targets)):
+            raise rejected("align", "--out", "be another file than the pairs", str(out))
+        require_writable(out)
+        translator, other = (
+            None if folder is None else require_attention(load(folder), name)
+            for folder, name in ((model, "--model"), (back, "--back"))
+        )
+        pairs = read_pairs(data, targets, longest=None, words=None, duplicates=True)
+        for line in pairs.report():
+            note(line)
+        if translator is None:
+            links = learn_links(pairs, aligner or "lexical", method, tokenized)
+        else:
+            cut = split_at_spaces if tokenized else find_words
+            links = attention_links(translator, pairs.sources, pairs.targets, back=other, method=method, cut=cut)
+        without = sum(not each for each in links)
+        if without:
+            note(f"without links: {without:,} pairs (very long, or no words that go together)")
+        lines = [""] * pairs.lines
+        assert pairs.places is not None
+        for place, each in zip(pairs.places, links):
+            lines[place] = format_links(each)
+        text = "".join(f"{line}\n" for line in lines)
+        if out is None:
+            echo(text, end="")
+            return
+        write_out(out, text.encode())
+
+
+def require_attention(model: SequenceModel, option: str) -> SequenceModel:
+    """Return a model whose attention aligns words, or raise in the name of the option that named it."""
+    if (
+        not model.model.maps
+        or not isinstance(model.source, SubwordVocabulary)
+        or not isinstance(model.target, SubwordVocabulary)
+    ):
+        raise rejected("align", option, "be a translator that attends", "another model")
+    return model
+
+
+def same_file(one: Path, other: str) -> bool:
+    """Return whether two names are of one file that there is."""
+    return one.exists() and Path(other).exists() and one.samefile(other)
+
+
+def learn_links(pairs: Pairs, aligner: str, method: str, tokenized: bool) -> list[Links]:
+    """Return the links of words that an aligner finds, which learns from the pairs alone."""
+    sides, owners = [], []
+    for texts in (pairs.sources, pairs.targets):
+        cuts = [split_elisions(text, split_at_spaces(text) if tokenized else find_words(text)) for text in texts]
+        sides.append([[text[start:stop] for start, stop in places] for text, (places, _) in zip(texts, cuts)])
+        owners.append([each for _, each in cuts])
+    links_of_pieces = align_words(sides[0], sides[1], aligner, method)
+    return [merge_pieces(links, *each) for links, *each in zip(links_of_pieces, *owners)]

@@ -1,0 +1,108 @@
+"""``regard caption``: images in, a sentence for each out, and where each of its words looked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from regard._errors import rejected
+from regard.inspect.page import save_html
+from regard_cli.messages import echo, fail, note, report_errors, require, require_writable, sentence
+from regard_lab.data.images import ImageFileError, read_image, resize_image
+from regard_lab.generation.predictions import Prediction, PredictionOptions
+from regard_lab.models.folders import ModelFileError
+from regard_lab.tasks.captioning.caption_pictures import LookedAt, save_captions, word_weights
+from regard_lab.tasks.captioning.captioner import Captioner
+
+#: Pixels of an image's side in pictures.
+_SHOWN = 448
+
+
+def run(
+    files: Sequence[str],
+    *,
+    models: Sequence[Path],
+    options: PredictionOptions,
+    attention: Path | None,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Write what each model makes of each image; images that cannot be used are told, and the others are described."""
+    with report_errors("vision"):
+        require("PIL")
+        require_writable(html, picture=attention)
+        captioners = [_load(folder) for folder in models]
+        pictured = attention is not None or html is not None
+        options = replace(options, alignment=pictured or as_json)
+        drawn: list[LookedAt] = []
+        done = 0
+        for file in files:
+            try:
+                pixels = read_image(file, side=_SHOWN, function="caption")
+            except ImageFileError as error:
+                note(f"regard: {sentence(error)}")
+                continue
+            done += 1
+            for folder, captioner in zip(models, captioners):
+                grids = captioner.features([captioner.read(pixels)])
+                (prediction,) = captioner.caption(grids, [file], options)
+                _show(prediction, captioner, file if len(files) > 1 else "", as_json=as_json, options=options)
+                if pictured and prediction.words and prediction.alignment is not None:
+                    drawn.append(_looked_at(prediction, captioner, pixels, folder.name if len(models) > 1 else ""))
+        if pictured and not drawn and done:
+            note("regard: nothing was written, or no model attends, so there is no picture")
+        elif drawn:
+            _draw(drawn, attention, html)
+    if not done:
+        raise fail(f"caption: IMAGE must be an image that can be used, got none of {len(files):,}.")
+    if done < len(files):
+        note(f"regard: {len(files) - done:,} of {len(files):,} images could not be used")
+
+
+def _load(folder: Path) -> Captioner:
+    if not folder.is_dir():
+        got = f"a file, {folder}" if folder.exists() else f"no such folder, {folder}"
+        raise rejected("caption", "model", "be the folder of a captioner", got, ModelFileError)
+    return Captioner.load(folder)
+
+
+def _show(
+    prediction: Prediction, captioner: Captioner, file: str, *, as_json: bool, options: PredictionOptions
+) -> None:
+    if as_json:
+        record = {"image": prediction.source, "caption": prediction.text, "score": round(prediction.score, 4)}
+        record |= {"alternatives": [each.text for each in prediction.alternatives]}
+        if prediction.alignment is not None:
+            shares = word_weights(prediction)
+            record |= {"grid": [captioner.encoder.rows, captioner.encoder.cols]}
+            record |= {"words": [each.text for each in prediction.words]}
+            record |= {"attention": [[round(each, 5) for each in row] for row in shares.tolist()]}
+        echo(json.dumps(record, ensure_ascii=False))
+        return
+    for each in (prediction, *prediction.alternatives):
+        cells = [file] * bool(file) + [f"{each.normalized:.4f}"] * (options.search.n_best > 1) + [each.text]
+        echo("\t".join(cells))
+
+
+def _looked_at(prediction: Prediction, captioner: Captioner, pixels: np.ndarray, name: str) -> LookedAt:
+    sharp = getattr(captioner.model.config, "hard", "none") != "none"
+    return LookedAt(
+        resize_image(pixels, _SHOWN),
+        tuple(each.text for each in prediction.words),
+        word_weights(prediction),
+        (captioner.encoder.rows, captioner.encoder.cols),
+        f"{name}: {prediction.text}" if name else prediction.text,
+        sharp,
+    )
+
+
+def _draw(drawn: Sequence[LookedAt], attention: Path | None, html: Path | None) -> None:
+    if attention is not None:
+        save_captions(drawn, attention)
+    if html is not None:
+        told = "Rows are words, columns places of the image, row by row: the stronger, the more attention went there."
+        save_html([each.alignment() for each in drawn], html, heading="Where each word looked", note=told)

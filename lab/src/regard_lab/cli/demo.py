@@ -1,0 +1,97 @@
+"""``regard demo``: translate with the model that comes along, and show what each word looked at."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.inspect import draw, legend, save_html, save_plot
+from regard_cli.messages import Console, ascii_only, report_errors, require
+from regard_lab import pretrained
+from regard_lab.generation.predictions import Prediction, PredictionOptions
+from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.tasks.translation.alignment.maps import alignment as aligned
+
+#: Drawn, word by word.
+DRAWN = ("the zone of international control", "I love you", "My sister has never seen the sea.")
+#: Only translated.
+MORE = (
+    "Where is the nearest station?",
+    "It is too late to change your mind.",
+    "I would like a cup of tea without sugar.",
+    "He speaks English better than I do.",
+)
+#: Words that a picture in the terminal has at most.
+_WIDEST = 40
+_OPTIONS = PredictionOptions(alignment=True)
+_HEADING, _NOTE = (
+    "What each French word looked at",
+    "English across, French down. The stronger a cell, the more attention.",
+)
+
+
+def run(sentences: Sequence[str], *, out: Path) -> None:
+    """Translate the examples and the user's sentences, and draw the alignments."""
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    with report_errors("translate"):
+        require("tokenizers")
+        require("matplotlib")
+        out.mkdir(parents=True, exist_ok=True)
+        translator = pretrained.load()
+    _introduce(console, translator.about)
+    drawn = translator.predict([*DRAWN, *sentences], _OPTIONS)
+    for each in drawn:
+        _show(console, each)
+    console.print(f"{legend(ascii_only=ascii_only())}\n")
+    with report_errors("translate"):
+        pictures = [aligned(each) for each in drawn if each.tokens]
+        save_plot(pictures, out / "alignments.png")
+        save_html(pictures, out / "alignments.html", heading=_HEADING, note=_NOTE)
+    if not sentences:
+        for each in translator.predict(MORE):
+            _say(console, each)
+        console.print()
+    for path, what in (("alignments.png", "a picture"), ("alignments.html", "a page")):
+        console.print(f"  {out / path}  {what} of these alignments")
+    console.print("\nNow try:")
+    console.print('  regard translate "I have lost my keys." --alignment')
+    console.print("  regard demo --train    a model learns to pronounce on this machine, in three minutes")
+    console.print("  regard train translation --data pairs.tsv --out DIR    a translator of your own")
+    if not sentences:
+        _ask(console, translator)
+
+
+def _introduce(console: Console, about: dict[str, Any]) -> None:
+    scores = about.get("scores", {})
+    console.print("English to French, by a recurrent model with additive attention (Bahdanau 2014).", style="bold")
+    console.print(
+        f"It learned from {about['pairs']:,} pairs of sentences of tatoeba.org; on {scores['sources']:,} others its "
+        f"BLEU is {scores['bleu']:.1f}.\n"
+    )
+
+
+def _show(console: Console, prediction: Prediction) -> None:
+    _say(console, prediction)
+    if prediction.tokens and max(len(prediction.source_words), len(prediction.words)) <= _WIDEST:
+        console.print(f"\n{draw(aligned(prediction), ascii_only=ascii_only())}\n")
+
+
+def _say(console: Console, prediction: Prediction) -> None:
+    console.print(prediction.source)
+    console.print(f"  {prediction.text or '(nothing)'}", style="bold")
+    if prediction.note:
+        console.print(f"  ({prediction.note})")
+
+
+def _ask(console: Console, translator: SequenceModel) -> None:
+    """Translate what a person types, until an empty line."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return
+    while True:
+        console.print("\nAn English sentence of yours (Return ends):", end=" ")
+        line = sys.stdin.readline().strip()
+        if not line:
+            return
+        _show(console, *translator.predict([line], _OPTIONS))

@@ -1,0 +1,38 @@
+"""The command that describes images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from regard_cli.flags import with_flags
+from regard_cli.messages import Command, report_errors
+from regard_lab.generation.predictions import PredictionOptions
+
+describe = typer.Typer()
+
+
+@describe.command(cls=Command)
+@with_flags(
+    PredictionOptions, "search.beams", "search.n_best", "search.length_penalty", "search.no_repeat", "search.sample",
+    "search.temperature", "search.top_k", "search.top_p", "search.seed",
+    short={"search.n_best": "Show so many captions, each after its score."},
+)  # fmt: skip
+def caption(
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Files of images; - reads one from stdin.")],
+    model: Annotated[list[Path], typer.Option(help="Folder of a captioner; may be repeated: a row for each.")],
+    given: dict[str, Any],
+    attention: Annotated[
+        Path | None, typer.Option(help="Draw where each word looked to this picture: .png, .svg, .pdf.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write that to this self-contained HTML file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each, attention included.")] = False,
+) -> None:
+    """Write a sentence about each image, and show where each word looked."""
+    from regard_lab.cli.caption import run
+
+    with report_errors("vision"):
+        options = PredictionOptions.from_places(given)
+    run(images, models=model, options=options, attention=attention, html=html, as_json=as_json)

@@ -1,0 +1,86 @@
+"""``regard embed``: a vector for each text."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from regard._errors import rejected
+from regard._memory import fitting
+from regard._writing import write_out
+from regard_cli.messages import echo, note, report_errors, require_writable
+from regard_lab.cli.lines import Lines
+from regard_lab.tasks.language.embedder import Embedder
+
+#: What files may be called: an array of NumPy, numbers between tabs, or JSON for each text.
+_SUFFIXES = (".npy", ".tsv", ".jsonl")
+
+
+def run(
+    texts: Sequence[str],
+    *,
+    model: Path,
+    data: str | None,
+    pooling: str | None,
+    normalize: bool | None,
+    out: Path | None,
+    batch: int,
+    as_json: bool,
+) -> None:
+    """Print the vector of each text, or write all to a file."""
+    with report_errors("translate"):
+        require_writable(out)
+        if out is not None and out.suffix not in _SUFFIXES:
+            raise rejected("embed", "--out", f"end in {', '.join(_SUFFIXES)}", repr(out.name))
+        if out is not None and as_json:
+            raise rejected("embed", "--json", "be left out with --out, whose name says the format", "both")
+        lines = Lines.of("embed", texts, data)
+        embedder = Embedder.load(model, pooling=pooling, normalize=normalize, function="embed")
+        note(f"regard: each vector is {embedder.how}")
+        found = _embedded(lines, embedder, batch)
+        if out is None:
+            for text, vector in found:
+                echo(_line(text, vector, as_json))
+        else:
+            written = list(found)
+            write_out(out, _file(written, out.suffix))
+            note(f"regard: {out} is written: {len(written):,} vectors of {len(written[0][1]):,} numbers")
+
+
+def _embedded(lines: Lines, embedder: Embedder, batch: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield each text with its vector (E,); say how many were cut."""
+    full = f"embed: texts must fit in memory, got an allocation that failed; lower --batch (now {batch})."
+    count = cut = 0
+    for block in lines.blocks():
+        for number, text in block:
+            if not text:
+                raise rejected("embed", lines.where(number), "have a text, so that each line has its vector", "none")
+        with fitting(full, MemoryError):
+            inputs = embedder.read([text for _, text in block])
+            vectors = embedder.vectors(inputs, batch=batch).numpy()
+        count, cut = count + len(block), cut + int(inputs.cut.sum())
+        yield from zip((text for _, text in block), vectors)
+    if not count:
+        raise rejected("embed", lines.name or "TEXT", "hold a text", "none")
+    if cut:
+        note(f"regard: {cut:,} of {count:,} texts were cut to {embedder.length:,} tokens")
+
+
+def _line(text: str, vector: np.ndarray, as_json: bool) -> str:
+    """Return a vector in the digits that float32 has."""
+    if as_json:
+        numbers = [float(f"{value:.9g}") for value in vector.tolist()]
+        return json.dumps({"text": text, "vector": numbers}, ensure_ascii=False)
+    return "\t".join(f"{value:.9g}" for value in vector.tolist())
+
+
+def _file(found: Sequence[tuple[str, np.ndarray]], suffix: str) -> bytes:
+    if suffix == ".npy":
+        written = io.BytesIO()
+        np.save(written, np.stack([vector for _, vector in found]))
+        return written.getvalue()
+    return "".join(f"{_line(text, vector, suffix == '.jsonl')}\n" for text, vector in found).encode()

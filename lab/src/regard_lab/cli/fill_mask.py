@@ -1,0 +1,47 @@
+"""``regard fill-mask``: the words that a model puts where texts have a mask."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from regard._errors import rejected
+from regard._memory import fitting
+from regard_cli.messages import echo, report_errors
+from regard_lab.cli.lines import Lines
+from regard_lab.tasks.language.mask_filler import FilledText, MaskFiller
+
+
+def run(texts: Sequence[str], *, model: Path, data: str | None, top: int, batch: int, as_json: bool) -> None:
+    """Print the likeliest tokens for each mask of each text: a line for each mask, or JSON for each text."""
+    with report_errors("translate"):
+        lines = Lines.of("fill-mask", texts, data)
+        filler = MaskFiller.load(model, "fill-mask")
+        full = f"fill-mask: texts must fit in memory, got an allocation that failed; lower --batch (now {batch})."
+        count = 0
+        for block in lines.blocks():
+            given = [(lines.where(number), text) for number, text in block if text]
+            with fitting(full, MemoryError):
+                filled = iter(
+                    filler.fill([text for _, text in given], top=top, batch=batch, names=[name for name, _ in given])
+                )
+            for _, text in block:
+                _show(next(filled) if text else FilledText("", (), ""), as_json)
+            count += len(given)
+        if not count:
+            expected = f"hold a text with the model's mask, {filler.mask}"
+            raise rejected("fill-mask", lines.name or "TEXT", expected, "none")
+
+
+def _show(filled: FilledText, as_json: bool) -> None:
+    """Print the tokens for each mask of a text; an empty line for an empty one."""
+    if as_json:
+        masks = [
+            [{"token": each.token, "number": each.number, "probability": round(each.probability, 6)} for each in mask]
+            for mask in filled.masks
+        ]
+        echo(json.dumps({"text": filled.text, "filled": filled.filled, "masks": masks}, ensure_ascii=False))
+        return
+    for mask in filled.masks or ((),):
+        echo("\t".join(f"{each.token}\t{each.probability:.4f}" for each in mask))

@@ -1,0 +1,129 @@
+"""``regard generate``: a language model goes on with a text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from regard._errors import rejected
+from regard.inspect import draw, legend, save_html, save_plot
+from regard_cli.messages import ascii_only, echo, note, report_errors, require_writable
+from regard_lab.generation.continuous_batching import AttentionRequest
+from regard_lab.generation.requests import GenerationOptions
+from regard_lab.generation.speculative import Drafter, NGramDrafter
+from regard_lab.models import DecoderLM
+from regard_lab.models.hugging_face.hosted import HostedWriter
+from regard_lab.tasks.language.text_generator import GeneratedText, TextGenerator, earlier_tokens
+
+#: What stands for bytes that are no character.
+_BROKEN = "\ufffd"
+#: What ``--draft`` says for tokens that are looked up in the text so far.
+LOOKUP = "lookup"
+
+
+def run(
+    prompts: Sequence[str],
+    *,
+    model: Path,
+    given: dict[str, Any],
+    stop: Sequence[str],
+    beams: int,
+    draft: str | None,
+    int8: bool,
+    alignment: bool,
+    plot: Path | None,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Write on from each prompt, or from standard input where one is ``-``; from nothing where there is none."""
+    drawn = alignment or plot is not None or html is not None
+    with report_errors("train"):
+        require_writable(html, picture=plot)
+        options = GenerationOptions.from_places(given)
+        _check(options, beams, stop, draft, drawn)
+        texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts or [""]]
+        generator = TextGenerator.load(model, int8=int8)
+        drafter = _drafter(draft)
+        alone = len(texts) * options.samples == 1 and not as_json and beams == 1
+        begun = False
+
+        def say(_: int, text: str) -> None:
+            nonlocal begun
+            echo(text if begun or generator.answers else f"{texts[0]}{text}", end="")
+            begun = True
+            sys.stdout.flush()
+
+        if beams > 1:
+            written = generator.search(texts, beams, options)
+        else:
+            written = generator.generate(
+                texts, options, stop=stop, attention=AttentionRequest() if drawn else None, drafter=drafter,
+                say=say if alone else None,
+            )  # fmt: skip
+        if alone:
+            echo("" if begun or generator.answers else texts[0])
+        for each in () if alone else written:
+            shown = each.text if generator.answers else f"{each.prompt}{each.text}"
+            echo(json.dumps(_record(each), ensure_ascii=False) if as_json else shown)
+        _explain_broken(written)
+        if drawn:
+            _draw(written, generator, alignment and not as_json, plot, html)
+
+
+def _explain_broken(written: Sequence[GeneratedText]) -> None:
+    """Say what � stands for, where texts have it that prompts have not."""
+    broken = [each for each in written if _BROKEN in each.text and _BROKEN not in each.prompt]
+    if not broken:
+        return
+    if all(each.end == "length" and each.text.find(_BROKEN) == len(each.text) - 1 for each in broken):
+        note(f"regard: {_BROKEN} is the beginning of a character, cut by --max-new-tokens: a larger one finishes it")
+    else:
+        note(f"regard: {_BROKEN} stands for bytes that the model wrote and that are no character of UTF-8")
+
+
+def _check(options: GenerationOptions, beams: int, stop: Sequence[str], draft: str | None, drawn: bool) -> None:
+    """Raise where options contradict each other."""
+    if beams > 1:
+        unused = {"--stop": bool(stop), "--draft": draft is not None, "--alignment, --plot and --html": drawn}
+        unused |= {"--samples": options.samples > 1, "--temperature": not options.sampling.is_greedy}
+        unused |= {"--repetition-penalty": options.sampling.repetition_penalty != 1}
+        for name, used in unused.items():
+            if used:
+                raise rejected("generate", name, "be left out with --beams", "both")
+    if draft is not None and drawn:
+        raise rejected("generate", "--draft", "be left out where attention is drawn", draft)
+
+
+def _drafter(draft: str | None) -> Drafter | DecoderLM | HostedWriter | None:
+    if draft is None:
+        return None
+    return NGramDrafter() if draft == LOOKUP else TextGenerator.load(draft).model
+
+
+def _record(written: GeneratedText) -> dict[str, Any]:
+    record: dict[str, Any] = {"prompt": written.prompt, "text": written.text, "end": written.end}
+    record |= {"tokens": len(written.numbers), "log_probability": written.log_probability}
+    if written.attended:
+        record["attention"] = [[round(float(w), 4) for w in each.weights] for each in written.attended]
+    return record
+
+
+def _draw(
+    written: Sequence[GeneratedText], generator: TextGenerator, shown: bool, plot: Path | None, html: Path | None
+) -> None:
+    pictures = [earlier_tokens(each, generator.tokenizer) for each in written if each.attended]
+    if not pictures:
+        note("regard: nothing was written, so there is no picture")
+        return
+    for each in pictures if shown else ():
+        echo(f"\n{draw(each, ascii_only=ascii_only())}\n")
+    if shown:
+        echo(legend(ascii_only=ascii_only()))
+    if plot is not None:
+        save_plot(pictures, plot)
+    if html is not None:
+        caption = "Columns are earlier tokens, rows what was written, attention the mean over layers and heads."
+        save_html(pictures, html, heading="What each token looked at", note=caption)

@@ -1,0 +1,75 @@
+"""``regard pronounce``: words in, phonemes out, by a model trained before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from regard._errors import rejected
+from regard.inspect import Alignment, draw, legend, save_html, save_plot
+from regard_cli.messages import ascii_only, echo, fail, report_errors, require_writable
+from regard_lab.generation.predictions import Prediction
+from regard_lab.tasks.pronunciation.pronouncer import Pronouncer
+from regard_lab.tasks.translation.alignment.maps import alignment as drawn
+from regard_lab.tasks.translation.alignment.maps import select_map
+
+
+def run(
+    words: Sequence[str], *, model: Path, alignment: bool, plot: Path | None, html: Path | None, as_json: bool
+) -> None:
+    """Pronounce the words and show them as asked. A bad word or model ends it before anything is shown."""
+    if not words:
+        raise fail("pronounce: words must not be empty, got none.")
+    with report_errors():
+        require_writable(html, picture=plot)
+        pronouncer = load(model)
+        for word in words:
+            pronouncer.read(word)
+        if (alignment or plot is not None or html is not None) and not pronouncer.model.model.maps:
+            raise rejected("pronounce", str(model), "hold a model with attention to draw an alignment", "one without")
+    spoken = pronouncer.pronounce(words)
+    write_pictures(spoken, plot=plot, html=html)
+    if as_json:
+        echo(json.dumps([_record(each) for each in spoken], ensure_ascii=False))
+        return
+    width = max(len(each.source) for each in spoken)
+    for each in spoken:
+        echo(f"{each.source:<{width}}  {' '.join(each.tokens)}")
+        if alignment:
+            echo(f"\n{draw(aligned(each), ascii_only=ascii_only())}\n")
+    if alignment:
+        echo(legend(ascii_only=ascii_only()))
+
+
+def load(folder: Path) -> Pronouncer:
+    """Load a model, and say where models come from if there is none."""
+    if not folder.is_dir():
+        raise ValueError(
+            f"there is no model at {folder}: train one with `regard demo --train`, or name its folder with --model."
+        )
+    return Pronouncer.load(folder)
+
+
+def aligned(spoken: Prediction) -> Alignment:
+    """Return what the pictures need of a pronunciation: the mean of all attention maps."""
+    return drawn(spoken, words=False, title=f"{spoken.source}: {' '.join(spoken.tokens)}")
+
+
+def write_pictures(spoken: Sequence[Prediction], *, plot: Path | None, html: Path | None) -> None:
+    """Write the alignments of words to the files asked for."""
+    if plot is None and html is None:
+        return
+    alignments = [aligned(each) for each in spoken]
+    note = "Letters across, phonemes down. The stronger a cell, the more of the phoneme's attention went to the letter."
+    with report_errors():
+        if plot is not None:
+            save_plot(alignments, plot)
+        if html is not None:
+            save_html(alignments, html, heading="How each phoneme looks at the letters", note=note)
+
+
+def _record(spoken: Prediction) -> dict[str, object]:
+    weights = None if spoken.alignment is None else select_map(spoken).tolist()
+    rounded = None if weights is None else [[round(weight, 6) for weight in row] for row in weights]
+    return {"word": spoken.source, "phonemes": list(spoken.tokens), "weights": rounded}

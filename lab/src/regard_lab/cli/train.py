@@ -1,0 +1,159 @@
+"""``regard train``: pairs of lines in, a folder with a model out."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from regard._errors import described, rejected, unknown_name
+from regard_cli.messages import Console, echo, report_errors
+from regard_lab.cli.runs import (
+    carry_out,
+    change_options,
+    gather_changes,
+    read_options,
+    shown_options,
+    training_changes,
+)
+from regard_lab.cli.translate import folder_of
+from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.models.attending import SCORES
+from regard_lab.tasks.translation.experiment import Experiment
+from regard_lab.tasks.translation.options import ExperimentOptions
+from regard_lab.tasks.translation.tasks import get_task
+from regard_lab.tasks.translation.warm_start import inherit_options
+
+#: What ``--attention`` may say beside a score, and the settings of the recurrent model it stands for.
+SHORT: dict[str, dict[str, Any]] = {
+    "local": {"attention": "general", "scope": "local-p"},
+    "hard": {"attention": "additive", "hard": "gumbel", "scope": "global"},
+    # A preset may have what there is none of.
+    "none": {"attention": "none", "hard": "none", "scope": "global", "wiring": "after", "input_feeding": False},
+}
+#: The learning rate of a kind and preset that learn faster at another one than the option's default.
+RATES = {("recurrent", "small"): 4e-3}
+MODEL_NAMES = {"rnn": "recurrent", "recurrent": "recurrent", "transformer": "transformer"}
+
+
+def run(
+    task: str,
+    *,
+    out: Path,
+    resume: bool,
+    options: Path | None,
+    given: dict[str, Any],
+    settings: list[str],
+    show_options: bool,
+) -> None:
+    """Train, or go on with a run.
+
+    ``given`` are the flags that were used, by the place in the table of options that each stands for, such as
+    ``"training.steps"``; they go before what the options file says, and ``settings`` before them.
+    """
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    with report_errors("train"):
+        get_task(task)
+        changes = gather_changes(given, settings, out=out, resume=resume, show_options=show_options)
+        if resume:
+            experiment = Experiment.resumed(out, training_changes(changes, options), console.print)
+            if experiment.options.task != task:
+                raise rejected(
+                    "train", "task", f"be {experiment.options.task!r}, as the run in {out} began", repr(task)
+                )
+        else:
+            chosen = ExperimentOptions.from_table(with_tuned_rate(options_table(task, options, changes)))
+            if show_options:
+                echo(shown_options(chosen, Experiment(chosen, out).options.unset_model_fields()), end="")
+                return
+            experiment = Experiment(chosen, out, console.print)
+            chosen.check_model()
+        _train(console, experiment, resume)
+
+
+def _train(console: Console, experiment: Experiment, resume: bool) -> None:
+    task, out = experiment.options.task, experiment.folder
+    piped = " < the same pairs" if experiment.options.data.data == "-" else ""
+    translator, ended = carry_out(console, experiment, task, resume, piped=piped)
+    if ended.best == 0 and not ended.guesses and experiment.options.training.metric == "bleu":
+        experiment.say(
+            "BLEU is 0 where no four words in a row are right: --set training.metric=chrf ranks short texts."
+        )
+    if experiment.task.hides:
+        start = shlex.quote(str(out))
+        experiment.say(f"The model is in {out}. Now try:  regard train translation --data pairs.tsv --start {start}")
+        return
+    word, example = ("translate", '"some text"') if task == "translation" else ("pronounce", "someword")
+    shown = "--alignment " * bool(translator.model.maps)
+    experiment.say(f"The model is in {out}. Now try:  regard {word} --model {shlex.quote(str(out))} {shown}{example}")
+
+
+def options_table(task: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the table of options: what the file says, with the changes."""
+    table = read_options(task, options)
+    own = table.get("model")
+    _one_attention(f"in {options}", "attention" in table, own if isinstance(own, dict) else {}, "model.")
+    _one_attention("with --attention", "attention" in changes, changes, "")
+    if changes.keys() & {"model.attention", "model.score"}:
+        table.pop("attention", None)  # what the file says
+    if "attention" in changes and isinstance(own, dict):
+        for name in ("attention", "score", "scope", "hard"):  # what a short name in the file stood for
+            own.pop(name, None)
+    change_options(table, changes, options)
+    for name in ("kind", "preset", "attention", "start"):
+        if not isinstance(table.get(name, ""), str):
+            raise rejected("train", name, "be of type str", described(table[name]), TypeError)
+    start = table.get("start")
+    folder = folder_of(Path(start)) if start else None
+    model = None if folder is None else SequenceModel.load(folder)
+    table["kind"] = _kind(table.get("kind", get_task(task).kind if model is None else model.kind))
+    _attention(table)
+    if model is not None:
+        table = inherit_options(table, model) | {"start": str(folder)}
+    training = table.setdefault("training", {})
+    if not isinstance(training, dict):
+        raise rejected("train", "training", "be a table of options", repr(training))
+    training.setdefault("metric", get_task(task).metric)
+    return table
+
+
+def with_tuned_rate(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a table of options with the learning rate of its preset, if that has one and nothing else is asked."""
+    rate = RATES.get((table["kind"], str(table.get("preset", ExperimentOptions.preset))))
+    own = {} if rate is None or table.get("start") else {"learning_rate": rate}
+    return table | {"training": own | table["training"]}
+
+
+def _kind(name: str) -> str:
+    if name not in MODEL_NAMES:
+        raise unknown_name("train", "model", str(name), MODEL_NAMES)
+    return MODEL_NAMES[name]
+
+
+def _one_attention(where: str, given: bool, others: dict[str, Any], prefix: str) -> None:
+    """Raise where both ``attention`` and the field that it stands for are given: one would have no effect."""
+    for name in ("model.attention", "model.score"):
+        if given and name.removeprefix(prefix) in others:
+            raise rejected("train", name, f"be left out {where}", repr(others[name.removeprefix(prefix)]))
+
+
+def _attention(table: dict[str, Any]) -> None:
+    """Put what ``--attention`` says where the model's config has it."""
+    name = table.pop("attention", None)
+    if name is None:
+        return
+    model = table.setdefault("model", {})
+    if not isinstance(model, dict):
+        raise rejected("train", "model", "be a table of options", repr(model))
+    transformer = table["kind"] == "transformer"
+    if name in SHORT and transformer:
+        raise rejected("train", "attention", "be a score for a Transformer", repr(name))
+    if name in MODEL_NAMES:
+        raise rejected("train", "attention", "be a score; --model says what kind of model it is in", repr(name))
+    if name not in (known := {*SCORES, *(() if transformer else SHORT)}):
+        raise unknown_name("train", "attention", name, known)
+    if transformer:
+        model["score"] = name
+    else:
+        for field, value in SHORT.get(name, {"attention": name}).items():
+            model.setdefault(field, value)

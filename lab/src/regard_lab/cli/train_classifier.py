@@ -1,0 +1,95 @@
+"""``regard train classifier``: texts or images with labels in, a folder with a model out."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regard._errors import rejected
+from regard_cli.messages import Console, report_errors
+from regard_lab.cli.runs import carry_out, gather_changes, read_model_options, show_model_options, training_changes
+from regard_lab.data.toml import read_toml
+from regard_lab.models.folders import OPTIONS
+from regard_lab.tasks.classification.image_options import TASK as IMAGES
+from regard_lab.tasks.classification.image_run import ImageTraining
+from regard_lab.tasks.classification.run import ClassificationRun
+from regard_lab.tasks.classification.text_options import ClassificationOptions
+from regard_lab.tasks.classification.text_run import FineTuning
+
+TASK = "classifier"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of examples that classifiers learn from.
+
+    Attributes
+    ----------
+    run : type of ClassificationRun
+    config : callable
+        Returns the config of the model that options describe.
+    fixed : set of str
+        Its fields that the data decides.
+    try_out : callable
+        Returns the rest of a command that tries the model out, of the options.
+    """
+
+    run: type[ClassificationRun[Any, Any, Any]]
+    config: Callable[[Any], Any]
+    fixed: frozenset[str]
+    try_out: Callable[[Any], str]
+
+
+def _texts(options: ClassificationOptions) -> str:
+    return '--pairs "a text<TAB>and another"' if options.data.pairs else '"some text"'
+
+
+#: By the task that options name.
+KINDS = {
+    TASK: Kind(
+        FineTuning, lambda options: options.model_config(1000), frozenset({"vocabulary", "masked_head"}), _texts
+    ),
+    IMAGES: Kind(
+        ImageTraining, lambda options: options.model_config(), frozenset({"channels", "image"}), lambda _: "photo.jpg"
+    ),
+}
+
+
+def run(
+    *, out: Path, resume: bool, options: Path | None, given: dict[str, Any], settings: list[str], show_options: bool
+) -> None:
+    """Train, or go on with a run; arguments as those of :func:`regard_lab.cli.train.run`."""
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    with report_errors("train"):
+        changes = gather_changes(given, settings, out=out, resume=resume, show_options=show_options)
+        task = _task(out if resume else None, options, changes)
+        kind = KINDS[task]
+        if resume:
+            run = kind.run.resumed(out, training_changes(changes, options), console.print)
+        else:
+            chosen = kind.run.kind.from_table(read_model_options(task, options, changes))
+            if show_options:
+                show_model_options(chosen, lambda: kind.config(chosen), fixed=kind.fixed)
+                return
+            run = kind.run(chosen, out, console.print)
+        piped = " < the same lines" if "-" in run.sources() else ""
+        carry_out(console, run, TASK, resume, piped=piped)
+        where = shlex.quote(str(out))
+        run.say(f"The model is in {out}. Now try:  regard classify --model {where} {kind.try_out(run.options)}")
+
+
+def _task(folder: Path | None, options: Path | None, changes: dict[str, Any]) -> str:
+    """Return which of :data:`KINDS` is meant: by a run's folder, by a file of options, or by ``--images``."""
+    path = options if folder is None else folder / OPTIONS
+    table = read_toml(path) if path is not None and path.is_file() else {}
+    named = table.get("task")
+    if named in KINDS:
+        task: str = named
+        if folder is None and task == TASK and "data.images" in changes:
+            raise rejected("train", f"task in {options}", f"be {IMAGES!r} with --images", repr(task))
+        return task
+    data = table.get("data")
+    return IMAGES if "data.images" in changes or (isinstance(data, dict) and "images" in data) else TASK

@@ -1,0 +1,40 @@
+"""``regard train language-model``: text in, a folder with a model out."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from regard_cli.messages import Console, report_errors
+from regard_lab.cli.runs import carry_out, gather_changes, read_model_options, show_model_options, training_changes
+from regard_lab.tasks.language.options import LanguageOptions
+from regard_lab.tasks.language.pretraining import Pretraining
+
+TASK = "language-model"
+
+
+def run(
+    *, out: Path, resume: bool, options: Path | None, given: dict[str, Any], settings: list[str], show_options: bool
+) -> None:
+    """Train, or go on with a run; arguments as those of :func:`regard_lab.cli.train.run`."""
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    with report_errors("train"):
+        changes = gather_changes(given, settings, out=out, resume=resume, show_options=show_options)
+        if resume:
+            pretraining = Pretraining.resumed(out, training_changes(changes, options), console.print)
+        else:
+            chosen = LanguageOptions.from_table(read_model_options(TASK, options, changes))
+            if show_options:
+                show_model_options(chosen, lambda: chosen.model_config(1000), fixed={"vocabulary"})
+                return
+            pretraining = Pretraining(chosen, out, console.print)
+        piped = " < the same text" if "-" in pretraining.options.data.data else ""
+        carry_out(console, pretraining, TASK, resume, piped=piped)
+        where = shlex.quote(str(out))
+        if pretraining.options.masked:
+            pretraining.say(
+                f"The model is in {out}. Now try:  regard train classifier --data labelled.tsv --start {where}"
+            )
+        else:
+            pretraining.say(f'The model is in {out}. Now try:  regard generate --model {where} "Once upon"')

@@ -1,0 +1,144 @@
+"""``regard translate``: lines in, lines out, by a model trained before; with the alignment as a picture or as data."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from regard._errors import rejected
+from regard.inspect import draw, legend, save_html, save_plot
+from regard_cli.messages import ascii_only, echo, fail, note, report_errors, require_writable
+from regard_lab import pretrained
+from regard_lab.data.pairs import read_lines
+from regard_lab.generation.beam_search import SearchOptions
+from regard_lab.generation.predictions import Prediction, PredictionOptions
+from regard_lab.generation.quantization import pack_weights, quantize
+from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.models.folders import CONFIG
+from regard_lab.models.transformer_decoder import TransformerSequenceDecoder
+from regard_lab.tasks.translation.alignment.maps import alignment as aligned
+from regard_lab.tasks.translation.alignment.maps import record
+from regard_lab.tasks.translation.tasks import SpanCorruption
+
+#: Lines that are read before the first is answered, where standard input is no terminal.
+_AHEAD = 1024
+
+
+def run(
+    texts: Sequence[str],
+    *,
+    references: Sequence[str],
+    model: Path,
+    options: PredictionOptions,
+    int8: bool,
+    alignment: bool,
+    words: bool,
+    plot: Path | None,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Write what the model makes of each text, or of each line of standard input where there is none.
+
+    References are shown in place of what the model would write.
+    """
+    pictures = plot is not None or html is not None
+    piped = not texts or list(texts) == ["-"]
+    if piped and (pictures or references):
+        raise fail("translate: texts must be given as arguments for --plot, --html and --given.")
+    if references and len(references) != len(texts):
+        raise fail(f"translate: --given must be there for each text, {len(texts)}, got {len(references)}.")
+    searched = options.search != SearchOptions(length_penalty=options.search.length_penalty)
+    if references and (searched or options.precision != PredictionOptions.precision or not options.replace_unknown):
+        unused = "--beams, --n-best, --no-repeat, --sample, --precision and --keep-unknown"
+        raise fail(f"translate: --given must come without {unused}: nothing is written.")
+    if len(texts) > 1 and not any(" " in text for text in texts):
+        note("regard: each argument is a text of its own; a sentence is one in quotes")
+    with report_errors("translate"):
+        require_writable(html, picture=plot)
+        translator = for_decoding(load(model), options.precision, int8=int8)
+        lines: Iterable[str] = read_lines("-", "translate") if piped else texts
+        if piped and sys.stdin.isatty():
+            note("regard: type a line, and Return; Ctrl-D ends")
+        ahead = 1 if piped and sys.stdin.isatty() else _AHEAD
+        kept = []
+        predictions = (
+            translator.align(texts, references, options)
+            if references
+            else translator.stream(lines, options, ahead=ahead)
+        )
+        for prediction in predictions:
+            _show(prediction, alignment=alignment, words=words, as_json=as_json, n_best=options.search.n_best)
+            if pictures:
+                kept.append(prediction)
+        if alignment and not as_json and not piped:
+            echo(legend(ascii_only=ascii_only()))
+        _draw([each for each in kept if each.tokens], words=words, plot=plot, html=html)
+
+
+def load(folder: Path) -> SequenceModel:
+    """Load a model from its folder or, where there is none, by the name of one that comes along."""
+    model = SequenceModel.load(folder_of(folder))
+    if model.about.get("task") == SpanCorruption.name:
+        got = "one that restores spans: train it on pairs with `regard train translation --start`"
+        raise rejected("regard", "model", "be a model that translates", got)
+    return model
+
+
+def for_decoding(translator: SequenceModel, precision: str, *, int8: bool) -> SequenceModel:
+    """Return a translator with its matrices laid out for the processor, or in int8; it may be changed itself."""
+    if int8:
+        if precision != PredictionOptions.precision:
+            raise rejected("translate", "--precision", "be left out with --int8", precision)
+        if not isinstance(translator.model, TransformerSequenceDecoder):
+            raise rejected("translate", "--int8", "be left out where the model is no Transformer", translator.kind)
+        return SequenceModel(quantize(translator.model), translator.source, translator.target, translator.about)
+    if precision == PredictionOptions.precision:
+        pack_weights(translator.model)
+    return translator
+
+
+def folder_of(folder: Path) -> Path:
+    """Return the folder of a model, or of the one that comes along by this name."""
+    if str(folder) in pretrained.names() and not (folder / CONFIG).exists():
+        return pretrained.path(str(folder))
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise rejected("translate", "model", "be the folder of a model", f"a file, {folder}")
+    known = ", ".join(pretrained.names())
+    raise ValueError(
+        f"there is no model at {folder}: train one with `regard train translation --data pairs.tsv --out {folder}`, or "
+        f"take one that comes along: {known}."
+    )
+
+
+def _show(prediction: Prediction, *, alignment: bool, words: bool, as_json: bool, n_best: int) -> None:
+    if as_json:
+        echo(json.dumps(record(prediction), ensure_ascii=False))
+        return
+    if prediction.note:
+        note(f"regard: {prediction.note}: {prediction.source[:60]!r}")
+    if not prediction.tokens and prediction.source.strip():
+        note(f"regard: the model wrote nothing for {prediction.source[:60]!r}")
+    for each in (prediction, *prediction.alternatives):
+        echo(f"{each.normalized:.4f}\t{each.text}" if n_best > 1 else each.text)
+    if alignment and prediction.tokens:
+        echo(f"\n{draw(aligned(prediction, words=words), ascii_only=ascii_only())}\n")
+
+
+def _draw(predictions: Sequence[Prediction], *, words: bool, plot: Path | None, html: Path | None) -> None:
+    if not predictions:
+        for path in (plot, html):
+            if path is not None:
+                note(f"regard: nothing was written, so there is no picture: {path}")
+        return
+    drawn = [aligned(each, words=words) for each in predictions]
+    if plot is not None:
+        save_plot(drawn, plot)
+    if html is not None:
+        caption = (
+            "Columns are what was read, rows what was written. The stronger a cell, the more attention went there."
+        )
+        save_html(drawn, html, heading="What each word looked at", note=caption)

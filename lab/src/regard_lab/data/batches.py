@@ -1,0 +1,282 @@
+"""Examples of unequal lengths as padded batches, with little padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard._errors import rejected
+from regard_lab.models.base import END, PAD
+from regard_lab.text.ragged import Ragged
+
+#: The most padding, as a share of real symbols, and the most pairs fewer in a batch, for which batches are mixed.
+_WASTE = 0.05
+#: The most places of tokens of a side that are read at once, padding included.
+_PLACES = 8192
+#: How many batches may be filled from one stretch of similar lengths, tried in this order.
+_MIXED = (16, 8, 4, 2)
+
+
+def length_batches(lengths: Sequence[int], most: int, *, alike: bool = False) -> Iterator[list[int]]:
+    """Yield which sequences to read go together, at most so many, from the longest to the shortest, without the empty.
+
+    With ``alike``, only sequences of one length go together, so that none is padded: some models of transformers, such
+    as those with convolutions, make other rows of a sequence where padding follows it.
+
+    Examples
+    --------
+    >>> list(length_batches([3, 0, 7, 4], 2)), list(length_batches([3, 0, 7, 3], 2, alike=True))
+    ([[2, 3], [0]], [[2], [0, 3]])
+    """
+    order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
+    begin = 0
+    while begin < len(order):
+        longest = lengths[order[begin]]
+        count = min(most, max(1, _PLACES // longest))
+        if alike:
+            count = [lengths[i] for i in order[begin : begin + count]].count(longest)
+        yield order[begin : begin + count]
+        begin += count
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences to read and the sequences to write for them, padded with 0.
+
+    Attributes
+    ----------
+    source : Tensor (B, S)
+        Numbers of the symbols to read.
+    lengths : Tensor (B,)
+        How many of them are real.
+    target : Tensor (B, T)
+        Numbers of the symbols to write, each sequence closed by the end mark.
+    rows : Tensor (B,), optional
+        Which pairs of the data these are.
+    links : Tensor (M, 3), optional
+        Tokens that belong together: a row of the batch, a step of its target, a step of its source.
+    """
+
+    source: Tensor
+    lengths: Tensor
+    target: Tensor
+    rows: Tensor | None = None
+    links: Tensor | None = None
+
+    @property
+    def examples(self) -> int:
+        """How many pairs there are."""
+        return len(self.source)
+
+    @property
+    def count(self) -> int:
+        """How many symbols are read and written, without padding."""
+        return int(self.lengths.sum()) + int((self.target != PAD).sum())
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """Return the batch on another device."""
+        return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        """Return the batch in memory that is copied to a GPU without waiting."""
+        return self._with(Tensor.pin_memory)
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        rows, links = (None if each is None else change(each) for each in (self.rows, self.links))
+        return Batch(change(self.source), change(self.lengths), change(self.target), rows, links)
+
+
+class Batches:
+    """Shuffled batches, epoch after epoch without end; sequences of similar lengths go together.
+
+    Batch number k depends on the data, the seed and k alone, so that a run that stopped goes on exactly where it was.
+    In every epoch each pair comes once. All epochs have equally many batches of the same sizes: pairs are sorted by
+    their lengths once, and cut into stretches of similar lengths that fill some batches; in each epoch pairs of equal
+    lengths are drawn into their places anew, stretches are shuffled, and so are the batches.
+
+    Parameters
+    ----------
+    sources, targets : Ragged or sequence of sequence of int
+        N sequences to read, none empty, and the N to write for them (without the end mark).
+    tokens : int, optional
+        The most places, padding and end marks included, in source and target of a batch together; a longer pair has a
+        batch of its own. 4096 if ``size`` is not given either.
+    size : int, optional
+        Pairs in a batch, instead; some batches may have fewer.
+    seed : int, default 0
+    rank, world : int, default 0 and 1
+        Of ``world`` processes that train one model, each takes other batches, and equally many.
+    links : callable, optional
+        ``links(row)`` returns the pairs (target step, source step) of tokens of a pair that belong together.
+
+    Raises
+    ------
+    ValueError
+        If there are no pairs, or fewer than processes, or an argument is out of its range.
+
+    Examples
+    --------
+    >>> batches = Batches([[2, 3], [4]], [[5], []], size=1)
+    >>> batches.per_epoch, sorted(batches.batch(k).target.tolist() for k in range(2))
+    (2, [[[1]], [[5, 1]]])
+    """
+
+    def __init__(
+        self,
+        sources: Ragged | Sequence[Sequence[int]],
+        targets: Ragged | Sequence[Sequence[int]],
+        *,
+        tokens: int | None = None,
+        size: int | None = None,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        links: Callable[[int], Iterable[tuple[int, int]]] | None = None,
+    ) -> None:
+        if len(sources) != len(targets) or not len(sources):
+            got = f"{len(targets)} for {len(sources)} sources"
+            raise rejected("Batches", "targets", "be as many as sources, and at least one", got)
+        if tokens is not None and size is not None:
+            raise rejected("Batches", "tokens or size", "be given, not both", f"{tokens} and {size}")
+        for name, value, least in (("tokens", tokens, 1), ("size", size, 1), ("seed", seed, 0), ("world", world, 1)):
+            if value is not None and value < least:
+                raise rejected("Batches", name, f"be at least {least}", value)
+        if not 0 <= rank < world:
+            raise rejected("Batches", "rank", f"be from 0 to {world - 1}, below world", rank)
+        if world > len(sources):
+            raise rejected("Batches", "world", f"be at most the number of pairs, {len(sources)}", world)
+        self._sources = sources if isinstance(sources, Ragged) else Ragged.of(sources)
+        self._targets = targets if isinstance(targets, Ragged) else Ragged.of(targets)
+        self._seed, self._rank, self._world, self._links = seed, rank, world, links
+        s, t = self._sources.lengths, self._targets.lengths + 1
+        if not s.min():
+            raise rejected("Batches", "sources", "not be empty", f"an empty one at {int(s.argmin())}")
+        self._order = _by_length(s, t)
+        s, t = s[self._order], t[self._order]
+        tied = (np.diff(s, prepend=0) != 0) | (np.diff(t, prepend=0) != 0)
+        self._tie = np.cumsum(tied, dtype=np.float64)
+        stretches, self._cuts = _layout(s, t, tokens or 4096, size)
+        self._stretch = np.repeat(np.arange(len(stretches), dtype=np.float64), stretches)
+        self._cuts = _divisible(self._cuts, world)
+        self._epoch: tuple[int, np.ndarray, np.ndarray] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self._order)
+
+    @property
+    def per_epoch(self) -> int:
+        """How many batches an epoch has (for each process)."""
+        return (len(self._cuts) - 1) // self._world
+
+    def batch(self, number: int) -> Batch:
+        """Return the batch of this number, counted from 0 through all epochs; any one at any time.
+
+        Raises
+        ------
+        ValueError
+            If the number is negative.
+        """
+        if number < 0:
+            raise rejected("batch", "number", "be at least 0", number)
+        epoch, step = divmod(number, self.per_epoch)
+        if self._epoch is None or self._epoch[0] != epoch:
+            self._epoch = (epoch, *self._drawn(epoch))
+        _, order, chosen = self._epoch
+        cut = chosen[step]
+        return self._made(order[self._cuts[cut] : self._cuts[cut + 1]])
+
+    def starting(self, number: int = 0) -> Iterator[Batch]:
+        """Yield batches from this number on, for ever."""
+        while True:
+            yield self.batch(number)
+            number += 1
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield batches from the first on, for ever."""
+        return self.starting()
+
+    def once(self) -> Iterator[Batch]:
+        """Yield every pair once, from short to long, in the same batches every time: to evaluate.
+
+        With several processes, each yields as many batches as the others, and its own share of the pairs.
+        """
+        for cut in range(self._rank, len(self._cuts) - 1, self._world):
+            yield self._made(self._order[self._cuts[cut] : self._cuts[cut + 1]])
+
+    def _drawn(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the pairs in an epoch's order, and this process's batches in theirs."""
+        random = np.random.default_rng([self._seed, epoch])
+        order = self._order[np.argsort(self._tie + random.random(len(self)))]
+        order = order[np.argsort(self._stretch + random.random(len(self)))]
+        # The processes' batches of one step have similar lengths, so that none waits long for another.
+        steps = random.permutation(self.per_epoch)
+        whose = random.random((self.per_epoch, self._world)).argsort(1)[:, self._rank]
+        return order, steps * self._world + whose
+
+    def _made(self, rows: np.ndarray) -> Batch:
+        source, lengths = self._sources.padded(rows)
+        target, _ = self._targets.padded(rows, ending=END)
+        batch = Batch(source, lengths, target, torch.from_numpy(rows.astype(np.int64)))
+        if self._links is None:
+            return batch
+        links = [(place, *link) for place, row in enumerate(rows.tolist()) for link in self._links(row)]
+        return replace(batch, links=torch.tensor(links, dtype=torch.int64).view(-1, 3))
+
+
+def _by_length(s: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """Return the pairs from short to long sources; target lengths rise and fall by turns, so that none jumps."""
+    rising = np.where(s % 2, t, -t)
+    return np.lexsort((rising, s))
+
+
+def _layout(s: np.ndarray, t: np.ndarray, tokens: int, size: int | None) -> tuple[list[int], np.ndarray]:
+    """Return the sizes of stretches, and where batches begin and end, for pairs in order of their lengths."""
+    N, at = len(s), 0
+    stretches: list[int] = []
+    cuts = [0]
+    area = np.concatenate([[0], np.cumsum(s + t)])
+    while at < N:
+        alone = _rows(s[at:], t[at:], tokens, 1) if size is None else size
+        for batches in (*_MIXED, 1):
+            rows = _rows(s[at:], t[at:], tokens, batches) if size is None else size
+            end = min(N, at + batches * rows)
+            places = int(s[at:end].max() + t[at:end].max()) * (end - at)
+            if rows >= (1 - _WASTE) * alone and places <= (1 + _WASTE) * (area[end] - area[at]):
+                break
+        stretches.append(end - at)
+        cuts += [*range(at + rows, end, rows), end]
+        at = end
+    return stretches, np.array(cuts)
+
+
+def _rows(s: np.ndarray, t: np.ndarray, tokens: int, batches: int) -> int:
+    """Return how many of the first pairs fit a batch if so many batches are filled from them in any order."""
+    rows = max(1, tokens // int(s[0] + t[0]))
+    if batches == 1:
+        widths = np.maximum.accumulate(s[:rows]) + np.maximum.accumulate(t[:rows])
+        return max(1, int((widths * np.arange(1, len(widths) + 1) <= tokens).sum()))
+    while True:
+        reach = rows * batches
+        fit = max(1, tokens // int(s[:reach].max() + t[:reach].max()))
+        if fit >= rows:
+            return rows
+        rows = fit
+
+
+def _divisible(cuts: np.ndarray, world: int) -> np.ndarray:
+    """Return cuts into a number of batches that ``world`` divides: the largest batches are halved.
+
+    Where the pairs do not suffice for that, each batch has one; then some of the shortest pairs share a batch.
+    """
+    while over := (len(cuts) - 1) % world:
+        sizes = np.diff(cuts)
+        largest = np.argsort(-sizes, kind="stable")[: min(world - over, int((sizes > 1).sum()))]
+        if not len(largest):
+            return np.delete(cuts, np.arange(1, 2 * over, 2))
+        cuts = np.sort(np.concatenate([cuts, cuts[largest] + sizes[largest] // 2]))
+    return cuts

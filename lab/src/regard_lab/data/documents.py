@@ -1,0 +1,207 @@
+"""Documents to learn language from: files and folders of text, one document held at a time."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from regard._errors import rejected, unknown_name
+from regard._files import display_name, not_text, open_file
+
+#: What a document is in a file of text.
+UNITS = ("file", "line", "paragraph")
+#: Characters of a document; what goes beyond is cut.
+LONGEST = 1 << 24
+#: Bytes that are read of a line at once; of a line of JSON, which cannot be cut.
+_PIECE, _LONGEST_JSON = 1 << 16, 1 << 26
+#: What the names of files end in whose lines are JSON.
+_JSON = (".jsonl", ".ndjson", ".json")
+
+
+def read_documents(
+    paths: str | Path | Iterable[str | Path],
+    *,
+    per: str = "file",
+    field: str = "text",
+    longest: int = LONGEST,
+    function: str = "read_documents",
+) -> Iterator[str]:
+    r"""Yield the documents of files, in order, one held at a time.
+
+    Files are text in UTF-8, or lines of JSON where their name says so (``.jsonl``, ``.ndjson`` or ``.json``); either
+    may be compressed by gzip. Documents of white space alone are left out. Halves of surrogate pairs, which JSON can
+    spell, become U+FFFD.
+
+    Parameters
+    ----------
+    paths : str, Path, or iterable of them
+        ``"-"`` is standard input, which is text. Of a folder, all files in it and in the folders below it are read, in
+        the order of their names, but for hidden ones.
+    per : {"file", "line", "paragraph"}, default "file"
+        What a document is in a file of text. Paragraphs have empty lines between them. A line of JSON is a document.
+    field : str, default "text"
+        Where the text stands in a line of JSON.
+    longest : int, default 2 ** 24
+        The most characters that are held: a longer document comes in pieces, which end with a line if lines do.
+    function : str
+        What error messages begin with.
+
+    Yields
+    ------
+    str
+
+    Raises
+    ------
+    ValueError
+        If a file is missing, unreadable, binary, cut short or not in UTF-8, a line is not JSON or has no such field, or
+        there is no document at all. The message names file and line.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "a.txt").write_text("One.\n\nTwo\nlines.\n")
+    ...     _ = Path(folder, "b.jsonl").write_text('{"text": "Three."}\n')
+    ...     print(list(read_documents(folder, per="paragraph")))
+    ['One.', 'Two\nlines.', 'Three.']
+    """
+    if per not in UNITS:
+        raise unknown_name(function, "per", per, UNITS)
+    if longest < 1:
+        raise rejected(function, "longest", "be at least 1", longest)
+    named = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not named:
+        raise rejected(function, "paths", "name a file or folder", "none")
+    for path in named:
+        if str(path) != "-" and not os.path.lexists(path):
+            raise rejected(function, str(path), "exist", "no such file or folder")
+    return _documents(named, per, field, longest, function)
+
+
+def _documents(paths: list[str | Path], per: str, field: str, longest: int, function: str) -> Iterator[str]:
+    some = False
+    for path in (file for named in paths for file in _files(named)):
+        if _is_json(path):
+            documents = _of_json(path, field, longest, function)
+        else:
+            documents = _assembled(_pieces(path, function), per, longest)
+        for document in documents:
+            if document and not document.isspace():
+                some = True
+                yield document
+    if not some:
+        names = ", ".join(display_name(path) for path in paths)
+        raise rejected(function, names, "have a document that is not empty", "none")
+
+
+def _files(path: str | Path) -> Iterator[str | Path]:
+    if str(path) == "-" or not Path(path).is_dir():
+        yield path
+        return
+    for folder, below, names in os.walk(path):
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
+
+
+def _is_json(path: str | Path) -> bool:
+    return str(path).lower().removesuffix(".gz").endswith(_JSON)
+
+
+def _pieces(path: str | Path, function: str) -> Iterator[str]:
+    """Yield the text of a file by lines, and the parts of lines that are long."""
+    name = display_name(path)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    number, before, held = 1, 0, 0  # the line, the bytes of it that were read, and those of them not decoded yet
+    with open_file(path, function) as file:
+        while True:
+            raw = file.readline(_PIECE)
+            if number == 1 and not before:
+                raw, head = raw.removeprefix(codecs.BOM_UTF8), raw
+            else:
+                head = raw
+            try:
+                text = decoder.decode(raw, final=not head)
+            except UnicodeDecodeError as error:
+                raise not_text(function, name, number, error.object, error, before - held) from None
+            if "\0" in text:
+                raise not_text(function, name, number, raw)
+            if not head:
+                return
+            if text:
+                yield text
+            before, held = before + len(head), len(decoder.getstate()[0])
+            if raw.endswith(b"\n"):
+                number, before = number + 1, 0
+
+
+def _assembled(pieces: Iterator[str], per: str, longest: int) -> Iterator[str]:
+    """Yield documents made of lines and parts of lines."""
+    held: list[str] = []
+    size, fresh = 0, True
+    for piece in pieces:
+        ends = piece.endswith("\n")
+        if per == "paragraph" and fresh and ends and piece.isspace():
+            yield "".join(held).rstrip("\r\n")
+            held, size = [], 0
+            continue
+        if size + len(piece) > longest:
+            yield "".join(held)
+            held, size = [], 0
+        fresh = ends
+        *whole, rest = _cut(piece, longest)
+        yield from whole
+        held.append(rest)
+        size += len(rest)
+        if per == "line" and ends:
+            yield "".join(held).rstrip("\r\n")
+            held, size = [], 0
+    yield "".join(held) if per == "file" else "".join(held).rstrip("\r\n")
+
+
+def _cut(text: str, longest: int) -> Iterator[str]:
+    for begin in range(0, len(text), longest):
+        yield text[begin : begin + longest]
+
+
+def _of_json(path: str | Path, field: str, longest: int, function: str) -> Iterator[str]:
+    name = display_name(path)
+    with open_file(path, function) as file:
+        number = 0
+        while raw := file.readline(_LONGEST_JSON):
+            number += 1
+            if number == 1:
+                raw = raw.removeprefix(codecs.BOM_UTF8)
+            where = f"{name}, line {number}"
+            if len(raw) == _LONGEST_JSON and not raw.endswith(b"\n"):
+                raise rejected(function, where, f"have fewer than {_LONGEST_JSON:,} bytes", "more")
+            if not raw.isspace() and raw:
+                yield from _cut(_field(raw, field, function, name, number), longest)
+
+
+def _field(raw: bytes, field: str, function: str, name: str, number: int) -> str:
+    """Return the text of a line of JSON."""
+    if b"\0" in raw:
+        raise not_text(function, name, number, raw)
+    where, expected = f"{name}, line {number}", f"be a JSON object with a text field {field!r}"
+    try:
+        said: Any = json.loads(raw.decode())
+    except UnicodeDecodeError as error:
+        raise not_text(function, name, number, raw, error) from None
+    except (ValueError, RecursionError) as error:
+        raise rejected(function, where, expected, f"no JSON ({error})") from None
+    if not isinstance(said, dict):
+        raise rejected(function, where, expected, f"JSON of type {type(said).__name__}")
+    text = said.get(field, ...)
+    if not isinstance(text, str):
+        got = f"no such field, but {', '.join(map(repr, list(said)[:8])) or 'none'}" if text is ... else repr(text)
+        raise rejected(function, where, expected, got)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

@@ -1,0 +1,363 @@
+"""Pairs of lines to learn from: read, cleaned with an account of what was left out, and split by source."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, zip_longest
+from pathlib import Path
+
+from regard._errors import rejected
+from regard._files import DAMAGED, display_name, not_text, open_file
+from regard_lab.data.documents import read_documents
+from regard_lab.text.normalization import normalize
+
+#: Bytes of a line; a file of gigabytes without a line feed is no text.
+_LONGEST_LINE = 1 << 20
+_EMPTY = "left out, a side is empty"
+_DUPLICATE = "left out, identical to an earlier pair"
+_REPEATED = "left out, identical to an earlier text"
+_COPY = "left out, both sides are the same"
+_FURTHER = "further columns ignored"
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many lines were special in one way.
+
+    Attributes
+    ----------
+    what : str
+        Such as ``"left out, a side is empty"``.
+    count : int
+    line : int
+        The first of them, counted from 1.
+    """
+
+    what: str
+    count: int
+    line: int
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Texts to read, and the text to write for each.
+
+    Attributes
+    ----------
+    sources, targets : list of str
+        Of equal length; a source with several right answers stands there several times.
+    name : str
+        Where they came from.
+    lines : int
+        How many lines were read.
+    counts : tuple of Count
+        What was left out or ignored.
+    places : list of int, optional
+        The line that each pair stood in, counted from 0.
+
+    Examples
+    --------
+    >>> pairs = Pairs(["Run!", "Run!"], ["Cours !", "Courez !"])
+    >>> pairs.references()
+    {'Run!': ['Cours !', 'Courez !']}
+    """
+
+    sources: list[str]
+    targets: list[str]
+    name: str = "pairs"
+    lines: int = 0
+    counts: tuple[Count, ...] = field(default=())
+    places: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.sources) != len(self.targets):
+            got = f"{len(self.targets)} for {len(self.sources)} sources"
+            raise rejected("Pairs", "targets", "be as many as sources", got)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return zip(self.sources, self.targets)
+
+    def references(self) -> dict[str, list[str]]:
+        """Return every source once, in order, with all its different targets."""
+        references: dict[str, dict[str, None]] = {}
+        for source, target in self:
+            references.setdefault(source, {})[target] = None
+        return {source: list(targets) for source, targets in references.items()}
+
+    def checksum(self) -> str:
+        """Return a checksum of the pairs in their order."""
+        return hashlib.blake2b("\n".join(f"{s}\t{t}" for s, t in self).encode(), digest_size=16).hexdigest()
+
+    def take(self, rows: Sequence[int], what: str) -> Pairs:
+        """Return some of the pairs."""
+        sources, targets = [self.sources[row] for row in rows], [self.targets[row] for row in rows]
+        places = None if self.places is None else [self.places[row] for row in rows]
+        return Pairs(sources, targets, f"{self.name} ({what})", self.lines, places=places)
+
+    def report(self) -> list[str]:
+        """Return what was read, and a line for each kind of line that was left out or ignored."""
+        what = "texts" if self.sources is self.targets else "pairs"
+        read = f"{self.name}: {len(self):,} {what}" + (f" of {self.lines:,} lines" if self.lines else "")
+        return [read, *(f"{each.what}: {each.count:,} (first in line {each.line:,})" for each in self.counts)]
+
+
+def read_pairs(
+    source: str | Path,
+    target: str | Path | None = None,
+    *,
+    longest: int | None = 1000,
+    words: int | None = 200,
+    lowercase: bool = False,
+    duplicates: bool = False,
+    copies: bool = True,
+) -> Pairs:
+    """Read pairs from a file with two columns separated by a tab, or from two files with a line for each other.
+
+    Text is UTF-8, with a byte order mark or not, and is brought into the form of :func:`normalize`. Files may be
+    compressed by gzip, whatever they are called. Columns behind the second are ignored. Pairs that are left out are
+    counted in the result, none without a trace.
+
+    Parameters
+    ----------
+    source : str or Path
+        ``"-"`` is standard input.
+    target : str or Path, optional
+        The second of two files.
+    longest, words : int or None
+        The most characters and the most words (between spaces) that a side may have; None: no limit.
+    lowercase : bool, default False
+    duplicates : bool, default False
+        Keep pairs that are identical to an earlier one.
+    copies : bool, default True
+        Keep pairs whose sides are identical.
+
+    Returns
+    -------
+    Pairs
+
+    Raises
+    ------
+    ValueError
+        If a file is missing, a folder, unreadable, empty, binary, cut short or not in UTF-8, has a line of one column,
+        if two files have unequal numbers of lines, or no pair is left. The message names file and line.
+    """
+    for limit, value in (("longest", longest), ("words", words)):
+        if value is not None and value < 1:
+            raise rejected("read_pairs", limit, "be at least 1 or None", value)
+    if target is not None and str(source) == str(target) == "-":
+        raise rejected("read_pairs", "target", "be another file than source", "standard input for both")
+    name = display_name(source) if target is None else f"{display_name(source)}, {display_name(target)}"
+    seen: set[tuple[str, str]] = set()
+    tally = Tally(_EMPTY, _too_long(longest, words), _DUPLICATE, _COPY, _FURTHER)
+    sources: list[str] = []
+    targets: list[str] = []
+    places: list[int] = []
+    number = 0
+    rows = _columns(source, tally) if target is None else _side_by_side(source, target)
+    for number, (left, right) in enumerate(rows, start=1):
+        pair = ours, theirs = normalize(left, lowercase), normalize(right, lowercase)
+        if not (ours and theirs):
+            tally.add(_EMPTY, number)
+        elif _exceeds(ours, longest, words) or _exceeds(theirs, longest, words):
+            tally.add(_too_long(longest, words), number)
+        elif not copies and ours == theirs:
+            tally.add(_COPY, number)
+        elif not duplicates and pair in seen:
+            tally.add(_DUPLICATE, number)
+        else:
+            sources.append(ours)
+            targets.append(theirs)
+            places.append(number - 1)
+            if not duplicates:
+                seen.add(pair)
+    if not number:
+        raise rejected("read_pairs", name, "have lines", "an empty file")
+    pairs = Pairs(sources, targets, name, number, tally.counts(), places)
+    if not pairs:
+        raise rejected("read_pairs", name, "have a pair that can be used", f"none: {'; '.join(pairs.report()[1:])}")
+    return pairs
+
+
+def read_texts(path: str | Path, *, words: int = 200, lowercase: bool = False, duplicates: bool = False) -> Pairs:
+    """Read lines of text, each to be written as it stands: what spans are hidden in.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file or folder, as :func:`~regard_lab.data.documents.read_documents` takes it; ``"-"`` is standard input.
+    words : int, default 200
+        The most words of a text; a longer line comes in pieces.
+    lowercase : bool, default False
+    duplicates : bool, default False
+        Keep texts that are identical to an earlier one.
+
+    Raises
+    ------
+    ValueError
+        As :func:`~regard_lab.data.documents.read_documents`.
+    """
+    tally, seen, number = Tally(_REPEATED), set[str](), 0
+    found: list[str] = []
+    for number, line in enumerate(read_documents(path, per="line", function="train"), start=1):
+        parts = normalize(line, lowercase).split()
+        for first in range(0, len(parts), words):
+            text = " ".join(parts[first : first + words])
+            if text in seen:
+                tally.add(_REPEATED, number)
+                continue
+            found.append(text)
+            if not duplicates:
+                seen.add(text)
+    return Pairs(found, found, display_name(path), number, tally.counts())
+
+
+def split(pairs: Pairs, held_out: float | int, *, seed: int = 0) -> tuple[Pairs, Pairs]:
+    """Split pairs into those to learn from and those held out; no source stands in both.
+
+    Which sources are held out depends on their text and the seed alone (a checksum), not on the order of lines.
+
+    Parameters
+    ----------
+    pairs : Pairs
+    held_out : float or int
+        The share, in (0, 1), or the number of different sources to hold out with all their targets.
+    seed : int
+
+    Returns
+    -------
+    (Pairs, Pairs)
+        To learn from, held out; both in the order of ``pairs``.
+
+    Raises
+    ------
+    ValueError
+        If that would leave either part empty.
+
+    Examples
+    --------
+    >>> learn, held = split(Pairs(["a", "b", "a", "c"], ["A", "B", "Á", "C"]), 1)
+    >>> len(learn) + len(held), set(learn.sources) & set(held.sources)
+    (4, set())
+    """
+    unique = dict.fromkeys(pairs.sources)
+    if len(unique) < 2:
+        raise rejected("split", "pairs", "have two different sources or more", len(unique))
+    if isinstance(held_out, float):
+        if not 0 < held_out < 1:
+            raise rejected("split", "held_out", "be in (0, 1), or a whole number of sources", held_out)
+        held_out = min(max(round(held_out * len(unique)), 1), len(unique) - 1)
+    elif not 1 <= held_out < len(unique):
+        raise rejected("split", "held_out", f"be from 1 to {len(unique) - 1}, fewer than the sources", held_out)
+    salt = str(seed).encode()
+
+    def place(source: str) -> tuple[bytes, str]:
+        return hashlib.blake2b(source.encode(), digest_size=8, key=salt).digest(), source
+
+    held = set(sorted(unique, key=place)[:held_out])
+    rows: tuple[list[int], list[int]] = [], []
+    for row, source in enumerate(pairs.sources):
+        rows[source in held].append(row)
+    return pairs.take(rows[False], "to learn from"), pairs.take(rows[True], "held out")
+
+
+class Tally:
+    """Counts of lines that were special in some way, with the first of each."""
+
+    def __init__(self, *kinds: str) -> None:
+        self._found: dict[str, list[int]] = {kind: [0, 0] for kind in kinds}
+
+    def add(self, what: str, line: int) -> None:
+        entry = self._found[what]
+        entry[0] += 1
+        entry[1] = entry[1] or line
+
+    def counts(self) -> tuple[Count, ...]:
+        return tuple(Count(what, count, line) for what, (count, line) in self._found.items() if count)
+
+
+def _exceeds(text: str, longest: int | None, words: int | None) -> bool:
+    if longest is not None and len(text) > longest:
+        return True
+    return words is not None and len(text) > 2 * words - 1 and text.count(" ") >= words
+
+
+def _too_long(longest: int | None, words: int | None) -> str:
+    limits = ((longest, "characters"), (words, "words"))
+    return "left out, a side has more than " + " or ".join(f"{n} {what}" for n, what in limits if n is not None)
+
+
+def _columns(path: str | Path, tally: Tally) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(read_lines(path), start=1):
+        cells = line.split("\t", 2)
+        if len(cells) == 2:
+            yield cells[0], cells[1]
+        elif len(cells) == 3:
+            tally.add(_FURTHER, number)
+            yield cells[0], cells[1]
+        elif not line.strip():
+            yield "", ""
+        else:
+            where = f"{display_name(path)}, line {number}"
+            raise rejected("read_pairs", where, "have two columns with a tab between them", f"one: {_brief(line)}")
+
+
+def _side_by_side(source: str | Path, target: str | Path) -> Iterator[tuple[str, str]]:
+    lengths = [0, 0]
+    for left, right in zip_longest(read_lines(source), read_lines(target)):
+        lengths[0] += left is not None
+        lengths[1] += right is not None
+        if left is not None and right is not None:
+            yield left, right
+    if lengths[0] != lengths[1]:
+        expected = f"have as many lines as {display_name(source)} ({lengths[0]})"
+        raise rejected("read_pairs", display_name(target), expected, lengths[1])
+
+
+def read_lines(path: str | Path, function: str = "read_pairs") -> Iterator[str]:
+    """Yield the lines of a file; only a line feed ends one, so that two files stay side by side.
+
+    Parameters
+    ----------
+    path : str or Path
+        ``"-"`` is standard input.
+    function : str
+        What error messages begin with.
+
+    Raises
+    ------
+    ValueError
+        As :func:`read_pairs` for one file.
+    """
+    name = display_name(path)
+    with open_file(path, function) as file:
+        for number in count(1):
+            try:
+                raw = file.readline(_LONGEST_LINE)
+            except DAMAGED:
+                cut = f"one that is cut short or damaged behind line {number - 1}"
+                raise rejected(function, name, "be a whole gzip file", cut) from None
+            if not raw:
+                return
+            if len(raw) == _LONGEST_LINE and not raw.endswith(b"\n"):
+                where = f"{name}, line {number}"
+                raise rejected(function, where, f"have fewer than {_LONGEST_LINE:,} bytes", "more")
+            if number == 1:
+                raw = raw.removeprefix(codecs.BOM_UTF8)
+            try:
+                line = raw.decode()
+            except UnicodeDecodeError as error:
+                raise not_text(function, name, number, raw, error) from None
+            if "\0" in line:
+                raise not_text(function, name, number, raw)
+            yield line
+
+
+def _brief(text: str) -> str:
+    shown = repr(text.strip())
+    return shown if len(shown) <= 60 else shown[:57] + "..."

@@ -1,0 +1,211 @@
+"""Text written by a language model: token by token, or all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from regard_lab.generation import stepwise
+from regard_lab.generation.continuous_batching import AttentionRequest, Batcher
+from regard_lab.generation.requests import (
+    Attended,
+    GenerationOptions,
+    Request,
+    Stops,
+    Token,
+    checked_prompt,
+    checked_stops,
+    positions_left,
+)
+from regard_lab.models import DecoderLM
+from regard_lab.models.hugging_face.hosted import HostedWriter
+
+#: Tokens from which on a beginning that all prompts have in common is read once and kept once.
+SHARED = 64
+
+Prompts = Sequence[Sequence[int] | Tensor]
+
+
+@dataclass
+class Generated:
+    """What was written for a prompt.
+
+    Attributes
+    ----------
+    numbers : list of int
+        The tokens, without what ended them.
+    end : str
+        Why they end: ``"stop"`` or ``"length"``.
+    log_probabilities : list of float
+        What the model gave each token, where that was asked for; otherwise empty.
+    attended : list of Attended
+        What each was written from, where that was asked for; otherwise empty.
+    """
+
+    numbers: list[int] = field(default_factory=list)
+    end: str = ""
+    log_probabilities: list[float] = field(default_factory=list)
+    attended: list[Attended] = field(default_factory=list)
+
+    def take(self, token: Token) -> None:
+        """Append a token that was written."""
+        self.end = token.end or self.end
+        if token.token is None:
+            return
+        self.numbers.append(token.token)
+        if token.log_probability is not None:
+            self.log_probabilities.append(token.log_probability)
+        if token.attended is not None:
+            self.attended.append(token.attended)
+
+
+def stream(
+    model: DecoderLM | HostedWriter,
+    prompts: Prompts,
+    options: GenerationOptions | None = None,
+    stop: Stops = (),
+    *,
+    slots: int = 32,
+    chunk: int | None = None,
+    log_probabilities: bool = False,
+    attention: AttentionRequest | None = None,
+) -> Iterator[Token]:
+    """Yield tokens as they are written, each with the number of its request.
+
+    Request ``i · samples + k`` is sample k of prompt i. What is written for one does not depend on the others. Nothing
+    is left behind where the iterator is closed early.
+
+    Parameters
+    ----------
+    model : DecoderLM or HostedWriter
+        One that transformers computes writes for one request after another.
+    prompts : sequence of sequences of int
+    options : GenerationOptions, optional
+    stop : sequence of int or of sequences of int
+        Tokens, and runs of tokens, at which writing ends; they are not shown, nor what may become one.
+    slots : int, default 32
+        Requests that are written at a time.
+    chunk : int, optional
+        The most tokens of waiting prompts that are read between two steps; by default, prompts are read whole.
+    log_probabilities : bool, default False
+        Tell what the model itself gave each token.
+    attention : AttentionRequest, optional
+        Tell which earlier tokens each was written from.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If an argument is wrong, or a prompt is longer than the model's positions: before anything is written.
+
+    Examples
+    --------
+    >>> from regard_lab.models import DecoderLM, DecoderLMConfig
+    >>> model = DecoderLM(DecoderLMConfig(50, width=16, layers=2))
+    >>> steps = list(stream(model, [[3, 1], [4]], GenerationOptions(max_new_tokens=2)))
+    >>> [token.request for token in steps], steps[-1].end
+    ([0, 1, 0, 1], 'length')
+    """
+    options = GenerationOptions() if options is None else options
+    if isinstance(model, HostedWriter):
+        made = _requests(model, prompts, options, stop)
+        return stepwise.write(model, made, log_probabilities=log_probabilities, attention=attention)
+    batcher = Batcher(
+        model,
+        slots,
+        chunk=chunk,
+        prefix=_shared_prefix(model, [checked_prompt(prompt, model.config) for prompt in prompts], options),
+        log_probabilities=log_probabilities,
+        attention=attention,
+    )
+    for prompt in prompts:
+        for sample in range(options.samples):
+            batcher.add(prompt, options, stop, sample=sample)
+    return (token for step in batcher for token in step)
+
+
+def generate(
+    model: DecoderLM | HostedWriter,
+    prompts: Prompts,
+    options: GenerationOptions | None = None,
+    stop: Stops = (),
+    *,
+    slots: int = 32,
+    chunk: int | None = None,
+    log_probabilities: bool = False,
+    attention: AttentionRequest | None = None,
+) -> list[Generated]:
+    """Return what is written for each prompt; with several samples, those of a prompt follow each other.
+
+    Parameters
+    ----------
+    model, prompts, options, stop, slots, chunk, log_probabilities, attention : as in :func:`stream`
+
+    Examples
+    --------
+    >>> from regard_lab.models import DecoderLM, DecoderLMConfig
+    >>> model = DecoderLM(DecoderLMConfig(50, width=16, layers=2))
+    >>> both = generate(model, [[3, 1], [4]], GenerationOptions(max_new_tokens=3), log_probabilities=True)
+    >>> [len(each.numbers) for each in both], [len(each.log_probabilities) for each in both]
+    ([3, 3], [3, 3])
+    """
+    options = GenerationOptions() if options is None else options
+    written = [Generated() for _ in range(len(prompts) * options.samples)]
+    more = {"slots": slots, "chunk": chunk, "log_probabilities": log_probabilities, "attention": attention}
+    for token in stream(model, prompts, options, stop, **more):  # type: ignore[arg-type]
+        written[token.request].take(token)
+    return written
+
+
+class TextStream(Protocol):
+    """Text that appears token by token, such as ``Tokenizer.decode_stream()`` returns."""
+
+    def push(self, number: int) -> str:
+        """Return the further text that is certain with this token."""
+
+    def close(self) -> str:
+        """Return the text that was held back."""
+
+
+def stream_text(tokens: Iterable[Token], decoder: Callable[[], TextStream]) -> Iterator[tuple[Token, str]]:
+    """Yield tokens with the text that is certain with each.
+
+    Parameters
+    ----------
+    tokens : iterable of Token
+        Of one or several requests.
+    decoder : callable
+        Returns what makes text of the tokens of one request, such as ``tokenizer.decode_stream``.
+    """
+    texts: dict[int, TextStream] = {}
+    for token in tokens:
+        if token.request not in texts:
+            texts[token.request] = decoder()
+        text = texts[token.request]
+        shown = "" if token.token is None else text.push(token.token)
+        yield token, shown + text.close() if token.end else shown
+
+
+def _requests(model: HostedWriter, prompts: Prompts, options: GenerationOptions, stop: Stops) -> list[Request]:
+    """Return the requests of a model that is stepped through one by one."""
+    made, stops = [], checked_stops(stop)
+    for i, prompt in enumerate(prompts):
+        numbers = checked_prompt(prompt, model.config)
+        most = (
+            options.max_new_tokens if model.is_pair else positions_left(model.config, numbers, options.max_new_tokens)
+        )
+        for sample in range(options.samples):
+            made.append(Request(i * options.samples + sample, numbers, options, stops, sample, most))
+    return made
+
+
+def _shared_prefix(model: DecoderLM, prompts: list[list[int]], options: GenerationOptions) -> list[int]:
+    """Return the beginning that all requests have in common, where sharing it pays."""
+    if not model.keeps_all or model.config.positions == "alibi" or len(prompts) * options.samples < 2:
+        return []
+    first, last = min(prompts), max(prompts)  # what these two share, all between them do
+    most = min(map(len, prompts)) - 1
+    shared = next((i for i in range(most) if first[i] != last[i]), most)
+    return first[:shared] if shared >= SHARED else []

@@ -1,0 +1,377 @@
+"""A trained model with its vocabularies: saved, loaded, and put to lines of text.
+
+Dimensions: A attention maps, T target tokens, S source tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard._errors import described, rejected, unknown_name
+from regard._memory import fitting
+from regard_lab.data.batches import length_batches
+from regard_lab.generation.beam_search import Hypothesis, search
+from regard_lab.generation.detokenization import Line, detokenize
+from regard_lab.generation.forced import pad_to_device, score_targets
+from regard_lab.generation.predictions import Prediction, PredictionOptions, join_sentences
+from regard_lab.generation.unknown_words import restore_words
+from regard_lab.models import RecurrentConfig, TransformerConfig
+from regard_lab.models.base import EncoderDecoder
+from regard_lab.models.folders import (
+    CONFIG,
+    build_model,
+    file_error,
+    load_config,
+    load_json,
+    load_weights,
+    save_model,
+)
+from regard_lab.models.registry import MODELS
+from regard_lab.text.sentences import PARAGRAPHS, sentences
+from regard_lab.text.vocabulary import SymbolVocabulary, Vocabulary
+
+FORMAT, VERSION = "regard.sequences", 1
+SOURCE, TARGET = "source.json", "target.json"
+#: What parameters may be stored as. They are computed with in float32.
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class SequenceModel:
+    """A model with its vocabularies.
+
+    Parameters
+    ----------
+    model : EncoderDecoder
+        Put into evaluation mode.
+    source, target : Vocabulary
+        What turns texts into the numbers that it reads, and back those that it writes.
+    about : mapping, optional
+        What else is worth knowing of it, as JSON can hold it; saved with the model.
+
+    Raises
+    ------
+    ValueError
+        If a vocabulary does not have the size that the model has for it.
+
+    Examples
+    --------
+    >>> from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder
+    >>> from regard_lab.text.vocabulary import SymbolVocabulary
+    >>> letters, phonemes = SymbolVocabulary.train(["cat"]), SymbolVocabulary.train(["K AE T"], separator=" ")
+    >>> config = RecurrentConfig(len(letters), len(phonemes), encoder=8, decoder=8)
+    >>> model = SequenceModel(RecurrentEncoderDecoder(config), letters, phonemes)
+    >>> [prediction.source for prediction in model.predict(["cat", "", "act"])]
+    ['cat', '', 'act']
+    """
+
+    def __init__(
+        self, model: EncoderDecoder, source: Vocabulary, target: Vocabulary, about: Mapping[str, Any] | None = None
+    ) -> None:
+        for name, size, vocabulary in (
+            ("source", model.config.sources, source),
+            ("target", model.config.targets, target),
+        ):
+            if size != len(vocabulary):
+                raise rejected("SequenceModel", name, f"have the {size} symbols that the model knows", len(vocabulary))
+        self.model = model.eval()
+        self.source, self.target = source, target
+        self.about = dict(about or {})
+
+    def __repr__(self) -> str:
+        parameters = sum(each.numel() for each in self.model.parameters())
+        return f"SequenceModel({type(self.model).__name__}, {parameters:,} parameters, {self.source} → {self.target})"
+
+    @property
+    def kind(self) -> str:
+        """The model's name in :data:`MODELS`.
+
+        Raises
+        ------
+        TypeError
+            If it is none of them.
+        """
+        for name, (_, kind) in MODELS.items():
+            if type(self.model) is kind:
+                return name
+        names = " or ".join(kind.__name__ for _, kind in MODELS.values())
+        raise rejected("save", "model", f"be a {names}", type(self.model).__name__, TypeError)
+
+    @property
+    def aligning(self) -> str | None:
+        """The name of the attention map that aligns words: what training guided, or found to; None if it is unknown."""
+        maps, known = self.model.maps, self.about.get("aligning")
+        return maps[0] if len(maps) == 1 else known if known in maps else None
+
+    @property
+    def longest(self) -> tuple[int | None, int | None]:
+        """How many symbols of a source the model can read, and of a target it can write; None for no bound."""
+        config = self.model.config
+        if isinstance(config, TransformerConfig):
+            bounded = config.positions == "learned" or config.score == "location"
+            return (config.longest, max(1, config.longest - 1)) if bounded else (None, None)  # the start mark counts
+        bounded = isinstance(config, RecurrentConfig) and config.attention == "location"
+        return (config.longest if bounded else None, None)
+
+    def save(self, folder: str | Path, *, dtype: str = "float32") -> Path:
+        """Write everything to a folder; see :meth:`load`.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Made if missing. What it holds already is replaced, or left as it is if the disk is full.
+        dtype : {"float32", "float16", "bfloat16"}
+            What the parameters are stored as.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        ValueError
+            If a parameter is not finite.
+        """
+        if dtype not in DTYPES:
+            raise unknown_name("save", "dtype", dtype, DTYPES)
+        head = {"format": FORMAT, "version": VERSION, "kind": self.kind}
+        config = head | {"model": asdict(self.model.config), "dtype": dtype, "about": self.about}
+        others = {SOURCE: self.source.to_json(), TARGET: self.target.to_json()}
+        return save_model(folder, self.model, config, others=others, dtype=DTYPES[dtype])
+
+    @classmethod
+    def load(cls, folder: str | Path) -> SequenceModel:
+        """Read a model from the folder that :meth:`save` wrote.
+
+        Raises
+        ------
+        ModelFileError
+            If a file is missing, unreadable, cut short, changed, of another format or version, or does not fit the
+            others.
+        """
+        path = Path(folder) / CONFIG
+        config = load_config(folder, kind=FORMAT, version=VERSION)
+        for name, known in (("kind", sorted(MODELS)), ("dtype", sorted(DTYPES))):
+            if not isinstance(config.get(name), str) or config[name] not in known:
+                raise file_error(path, f"have a {name!r} among {', '.join(known)}", repr(config.get(name))[:60])
+        if not isinstance(config.get("about"), dict):
+            raise file_error(path, "have an object 'about'", repr(config.get("about"))[:60])
+        source, target = (
+            Vocabulary.from_json(load_json(folder, name, config), str(Path(folder) / name)) for name in (SOURCE, TARGET)
+        )
+        model = build_model(path, *MODELS[config["kind"]], config.get("model")).to(DTYPES[config["dtype"]])
+        sizes = (model.config.sources, model.config.targets)
+        if sizes != (len(source), len(target)):
+            expected = f"have sources {len(source)} and targets {len(target)}, as {SOURCE} and {TARGET} say"
+            raise file_error(path, expected, f"{sizes[0]} and {sizes[1]}")
+        load_weights(folder, model, config)
+        return cls(model.float(), source, target, config["about"])
+
+    def predict(
+        self, lines: Iterable[str], options: PredictionOptions | None = None, *, first: int = 1
+    ) -> list[Prediction]:
+        """Return what the model writes for each line, in the order given.
+
+        A line's sentences are written for one by one, if ``options.split`` says so. Lines of similar lengths go through
+        the model together; what is written for one does not depend on the others. For an empty line nothing is written.
+
+        Parameters
+        ----------
+        lines : iterable of str
+        options : PredictionOptions, optional
+        first : int
+            What error messages call the first line.
+
+        Raises
+        ------
+        ValueError
+            If a line is too long and is to be refused.
+        TypeError
+            If one str is given in place of lines, a line is no str, or the options are others.
+        """
+        if isinstance(lines, str):
+            raise rejected("predict", "lines", "be a list of lines", "a str", TypeError)
+        options, texts = PredictionOptions() if options is None else options, list(lines)
+        if not isinstance(options, PredictionOptions):
+            raise rejected("predict", "options", "be PredictionOptions", described(options), TypeError)
+        for i, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise rejected("predict", f"line {first + i}", "be a str", described(text), TypeError)
+        parts = [self._parts(text, options) for text in texts]
+        numbers = [first + i for i, each in enumerate(parts) for _ in each]
+        predictions = iter(self._written([part for each in parts for part in each], numbers, options))
+        count, ranked = options.search.n_best, not options.search.sample
+        return [
+            join_sentences(text, list(islice(predictions, len(each))), count, ranked=ranked)
+            for text, each in zip(texts, parts)
+        ]
+
+    def _written(self, texts: Sequence[str], places: Sequence[int], options: PredictionOptions) -> list[Prediction]:
+        """Return what the model writes for texts; errors say which line each stands in."""
+        numbers = self.source.encode_all(texts)
+        read = [self._read(text, numbers[i].tolist(), options, places[i]) for i, text in enumerate(texts)]
+        predictions = [Prediction(line.text, note=line.note) for line in read]
+        bounds = [bound for bound in (options.search.longest, self.longest[1]) if bound]
+        narrow = options.precision == "bfloat16"
+        unknown = options.search.unknown and options.replace_unknown and self._replaces()
+        searching = replace(options.search, longest=min(bounds, default=0), unknown=unknown)
+        with self._evaluating(options):
+            for rows in length_batches([len(line.numbers) for line in read], options.batch):
+                pool = searching.n_best
+                while rows:
+                    sources = pad_to_device(self.model, [read[i].numbers for i in rows])
+                    with torch.autocast(sources[0].device.type, torch.bfloat16, enabled=narrow):
+                        hypotheses = search(self.model, *sources, searching, pool=pool)
+                    batch = [replace(read[i], hypotheses=each or [_NOTHING]) for i, each in zip(rows, hypotheses)]
+                    for i, each in zip(rows, detokenize(self, batch, options)):
+                        predictions[i] = each
+                    # Texts that are the same in other tokens count once: there may be more behind them.
+                    full = [i for i, each in zip(rows, hypotheses) if len(each) == pool]
+                    rows = [i for i in full if 1 + len(predictions[i].alternatives) < searching.n_best]
+                    pool *= 2
+        return predictions
+
+    def align(
+        self,
+        sources: Iterable[str],
+        targets: Iterable[str],
+        options: PredictionOptions | None = None,
+        *,
+        first: int = 1,
+    ) -> list[Prediction]:
+        """Return given targets as if the model had written them: with their score and their alignment.
+
+        A line and its target that have equally many sentences go together sentence by sentence, if ``options.split``
+        says so.
+
+        Parameters
+        ----------
+        sources, targets : iterable of str
+            As many of the one as of the other; where either is empty, nothing is aligned.
+        options : PredictionOptions, optional
+            Of its search, the length penalty counts.
+        first : int
+            What error messages call the first line.
+
+        Returns
+        -------
+        list of Prediction
+            In which ``text`` is the target as it was given.
+
+        Raises
+        ------
+        ValueError
+            If there are not as many targets, or a line is too long and is to be refused.
+        TypeError
+            If one str is given in place of lines.
+
+        Examples
+        --------
+        >>> from regard_lab import pretrained
+        >>> (pair,) = pretrained.load().align(["I love you."], ["Je t'aime."])
+        >>> [word.text for word in pair.words], tuple(pair.alignment.shape)
+        (['Je', "t'aime", '.'], (1, 3, 4))
+        """
+        texts, given = list(sources), list(targets)
+        if isinstance(sources, str) or isinstance(targets, str):
+            raise rejected("align", "sources and targets", "be lists of lines", "a str", TypeError)
+        if len(texts) != len(given):
+            raise rejected("align", "targets", f"be as many as sources, {len(texts):,}", f"{len(given):,}")
+        options = replace(options or PredictionOptions(), alignment=True, replace_unknown=False)
+        parts = []
+        for text, target in zip(texts, given):
+            read, given_parts = self._parts(text, options), self._parts(target, options)
+            parts.append(list(zip(read, given_parts)) if len(read) == len(given_parts) else [(text, target)])
+        places = [first + i for i, each in enumerate(parts) for _ in each]
+        predictions = iter(self._given([pair for each in parts for pair in each], places, options))
+        lines = (join_sentences(text, list(islice(predictions, len(each)))) for text, each in zip(texts, parts))
+        return [replace(line, text=target) for line, target in zip(lines, given)]
+
+    def _given(
+        self, pairs: Sequence[tuple[str, str]], places: Sequence[int], options: PredictionOptions
+    ) -> list[Prediction]:
+        texts, given = [text for text, _ in pairs], [target for _, target in pairs]
+        numbers, wanted = self.source.encode_all(texts), self.target.encode_all(given)
+        most = self.longest[1]
+        for i in range(len(given)):
+            if most is not None and len(wanted[i]) > most:
+                raise rejected("align", f"target {places[i]}", f"have at most {most} tokens", len(wanted[i]))
+        read = [self._read(text, numbers[i].tolist(), options, places[i]) for i, text in enumerate(texts)]
+        predictions = [Prediction(line.text, note=line.note) for line in read]
+        counts = zip((len(line.numbers) for line in read), wanted.lengths.tolist())
+        lengths = [max(both) if all(both) else 0 for both in counts]
+        with self._evaluating(options):
+            for rows in length_batches(lengths, options.batch):
+                both = [(read[i].numbers, wanted[i].tolist()) for i in rows]
+                scores = score_targets(self.model, both)
+                hypotheses = [
+                    Hypothesis(tuple(target), score, score / float(options.search.penalty(len(target) + 1)))
+                    for (_, target), score in zip(both, scores)
+                ]
+                batch = [replace(read[i], hypotheses=[each]) for i, each in zip(rows, hypotheses)]
+                for i, each in zip(rows, detokenize(self, batch, options)):
+                    words = restore_words(self.target, given[i], wanted[i].tolist())
+                    predictions[i] = replace(each, text=given[i], words=tuple(words))
+        return predictions
+
+    def stream(
+        self, lines: Iterable[str], options: PredictionOptions | None = None, *, ahead: int = 1024
+    ) -> Iterator[Prediction]:
+        """Yield what the model writes for each line, in the order given, for as many lines as there are.
+
+        Parameters
+        ----------
+        lines : iterable of str
+            Such as standard input; a line's end is no part of it.
+        options : PredictionOptions, optional
+        ahead : int
+            Lines that are read before the first of them is answered: with many, equal lengths go together; with one,
+            every line is answered before the next is read.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`predict`, after the lines before were answered as far as they were read earlier.
+        """
+        if ahead < 1:
+            raise rejected("stream", "ahead", "be at least 1", ahead)
+        texts, first = (line.rstrip("\r\n") for line in lines), 1
+        while block := list(islice(texts, ahead)):
+            yield from self.predict(block, options, first=first)
+            first += len(block)
+
+    def _parts(self, text: str, options: PredictionOptions) -> list[str]:
+        """Return the sentences of a line, or the line where it is one or the model is to read it whole."""
+        split = self.about.get("lines") != PARAGRAPHS if options.split is None else options.split
+        return [text] if not split or isinstance(self.source, SymbolVocabulary) else sentences(text)
+
+    def _read(self, text: str, numbers: list[int], options: PredictionOptions, number: int) -> Line:
+        most = min(options.longest, self.longest[0] or options.longest)
+        if len(numbers) <= most:
+            return Line(text, numbers)
+        if options.too_long == "refuse":
+            raise rejected("predict", f"line {number}", f"have at most {most} tokens", len(numbers))
+        return Line(text, numbers[:most], f"cut to the first {most} of {len(numbers)} tokens")
+
+    def _replaces(self) -> bool:
+        """Return whether a word of the source can stand where a symbol is unknown: no letter is a sound."""
+        read, written = (getattr(vocabulary, "separator", None) for vocabulary in (self.source, self.target))
+        return bool(self.model.maps) and (read, written) != ("", " ")
+
+    @contextmanager
+    def _evaluating(self, options: PredictionOptions) -> Iterator[None]:
+        training = self.model.training
+        self.model.eval()
+        lower = f"lower batch (now {options.batch}) or beams (now {options.search.beams})"
+        try:
+            with fitting(f"predict: lines must fit in memory, got an allocation that failed; {lower}."):
+                yield
+        finally:
+            self.model.train(training)
+
+
+_NOTHING = Hypothesis((), -torch.inf, -torch.inf)

@@ -1,0 +1,223 @@
+"""The block that language models are stacks of: self-attention and a feed-forward network, each added to its input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from regard._aux import Aux, AuxRequest
+from regard._errors import rejected
+from regard._tracing import is_blind
+from regard.masks import MaskLike
+from regard.nn import FeedForward, KVCache, LinearCache, LinearSelfAttention, Rotary, SelfAttention, SinusoidalPositions
+from regard.nn.context import SequenceContext
+from regard.nn.grouped_projections import GroupedProjections
+from regard.nn.rotary import Rotation
+from regard.nn.slot_cache import SlotCache
+from regard_lab.models.attending import scorer
+from regard_lab.models.language_config import LanguageConfig
+
+#: The standard deviation that matrices and embeddings are drawn with (Radford 2019).
+STD = 0.02
+
+
+class Block(nn.Module):
+    """``x ← x + A(N(x))``, ``x ← x + F(N(x))``; or, norms last, ``x ← N(x + A(x))``, ``x ← N(x + F(x))``.
+
+    Parameters
+    ----------
+    config : LanguageConfig
+    norm_first : bool
+    feature_map : str, optional
+        Makes attention linear.
+
+    Attributes
+    ----------
+    checkpoints : bool
+        Whether nothing of the block but its input is kept for the backward pass, which computes it again.
+    """
+
+    def __init__(self, config: LanguageConfig, norm_first: bool, feature_map: str | None = None) -> None:
+        super().__init__()
+        self.norm_first, self.checkpoints = norm_first, False
+        shared: dict[str, Any] = {
+            "num_kv_heads": config.groups,
+            "head_dim": config.head,
+            "bias": config.bias if config.qkv_bias is None else config.qkv_bias,
+            "out_bias": config.bias if config.out_bias is None else config.out_bias,
+        }
+        self.attention = (
+            SelfAttention(
+                config.width,
+                config.heads,
+                **shared,
+                dropout=config.attention_dropout,
+                # None is the scaled dot product, too, in torch's own kernel where that can be had.
+                score=None if config.score == "scaled_dot" else scorer(config.score, config.head, config.longest),
+                normalizer=config.normalizer,
+                rotary=rotary(config),
+            )
+            if feature_map is None
+            else LinearSelfAttention(config.width, config.heads, **shared, feature_map=feature_map)
+        )
+        self.feed_forward = FeedForward(
+            config.width, config.hidden, config.activation, gated=config.gated, bias=config.bias
+        )
+        self.attention_norm, self.feed_forward_norm = norm(config), norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: MaskLike | None,
+        rotation: Rotation | None,
+        cache: KVCache | SlotCache | LinearCache | None = None,
+        return_aux: AuxRequest | None = None,
+    ) -> tuple[Tensor, Aux | None]:
+        """Return rows (B, L, E) of rows (B, L, E), and what was asked of the attention."""
+        if self.checkpoints and cache is None and return_aux is None and torch.is_grad_enabled():
+            # Within the module, so that whoever shards its parameters has them at hand in both passes.
+            made: tuple[Tensor, Aux | None] = checkpoint(self._run, x, mask, rotation, use_reentrant=False)
+            return made
+        return self._run(x, mask, rotation, cache, return_aux)
+
+    def _run(
+        self,
+        x: Tensor,
+        mask: MaskLike | None,
+        rotation: Rotation | None,
+        cache: KVCache | SlotCache | LinearCache | None = None,
+        return_aux: AuxRequest | None = None,
+    ) -> tuple[Tensor, Aux | None]:
+        read = self.attention_norm(x) if self.norm_first else x
+        added: Any = self.attention(read, mask, rotation=rotation, cache=cache, return_aux=return_aux)
+        added, aux = (added, None) if return_aux is None else added
+        x = x + (self.dropout(added) if self.training else added)
+        if not self.norm_first:
+            x = self.attention_norm(x)
+            return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))), aux
+        added = self.feed_forward(self.feed_forward_norm(x))
+        return x + (self.dropout(added) if self.training else added), aux
+
+
+class BlockStack(nn.Module):
+    """What language models have in common: their blocks can share a sequence with other processes, and recompute.
+
+    Attributes
+    ----------
+    blocks : sequence of Block
+    context : SequenceContext, optional
+        Who divides sequences among processes; None for whole ones.
+    """
+
+    blocks: Sequence[Block]
+    context: SequenceContext | None = None
+
+    def set_context(self, context: SequenceContext | None) -> None:
+        """Divide sequences among processes, or no longer.
+
+        Parameters
+        ----------
+        context : SequenceContext or None
+            Such as :class:`regard.distributed.ContextParallel`. Tokens, and positions where they are given, are then
+            this process's slices; masks speak of the whole sequence. Gradients of parameters are those of the loss of
+            this process's tokens, which ``context.sum_gradients`` adds up.
+        """
+        self.context = context
+        for block in self.blocks:
+            block.attention.context = context
+
+    @property
+    def checkpoint_activations(self) -> bool:
+        """Whether blocks keep their input alone for the backward pass, and compute the rest again."""
+        return bool(self.blocks) and all(block.checkpoints for block in self.blocks)
+
+    @checkpoint_activations.setter
+    def checkpoint_activations(self, wanted: bool) -> None:
+        for block in self.blocks:
+            block.checkpoints = wanted
+
+    def _whole(self, length: int) -> int:
+        """Return the length of a sequence of which this process has so many tokens."""
+        return length if self.context is None else length * self.context.size
+
+    def _places(self, tokens: Tensor) -> Tensor:
+        """Return where tokens (B, L) stand in a sequence that begins with them, or with another process's."""
+        if self.context is None:
+            return torch.arange(tokens.shape[1], device=tokens.device)
+        return self.context.positions(self._whole(tokens.shape[1]), tokens.device)
+
+
+class PositionEmbedding(nn.Module):
+    """Adds what tells positions to the embeddings of tokens; nothing where that is told within attention.
+
+    Parameters
+    ----------
+    config : LanguageConfig
+    first : int, default 0
+        The row of the first position among learned ones.
+    width : int, optional
+        Of the rows; the config's by default.
+    """
+
+    def __init__(self, config: LanguageConfig, first: int = 0, width: int | None = None) -> None:
+        super().__init__()
+        E = config.width if width is None else width
+        self.first, self.longest = first, config.longest
+        self.learned = nn.Embedding(first + config.longest, E) if config.positions == "learned" else None
+        self.waves = SinusoidalPositions(E) if config.positions == "sinusoidal" else None
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return rows (B, L, E) with what tells their positions (L,) or (B, L) added."""
+        if self.waves is not None:
+            return x + self.waves.waves(positions).to(x.dtype)
+        if self.learned is None:
+            return x
+        if not is_blind(positions) and positions.numel() and int(positions.max()) >= self.longest:
+            expected = f"stand below {self.longest:,}, as many positions as the model has learned"
+            raise rejected("language model", "tokens", expected, int(positions.max()))
+        return x + self.learned(positions + self.first if self.first else positions)
+
+
+def embedded(embedding: nn.Embedding, tokens: Tensor) -> Tensor:
+    """Return the rows (B, L, E) of tokens (B, L), or raise for one that is not in the vocabulary."""
+    try:
+        return embedding(tokens)
+    except IndexError:
+        expected = f"be numbers from 0 to {embedding.num_embeddings - 1:,}, below the vocabulary"
+        wrong = tokens[(tokens < 0) | (tokens >= embedding.num_embeddings)]
+        raise rejected("language model", "tokens", expected, int(wrong[0]) if len(wrong) else "others") from None
+
+
+def rotary(config: LanguageConfig) -> Rotary | None:
+    """Return what turns queries and keys, if that is how positions are told."""
+    if config.positions != "rotary":
+        return None
+    return Rotary(config.head, config.rotary_base, fraction=config.rotary_fraction, scaling=config.scaling)
+
+
+def norm(config: LanguageConfig, width: int | None = None) -> nn.Module:
+    """Return a normalization of rows (..., E), or of this width."""
+    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    return kind(config.width if width is None else width, eps=config.norm_eps)
+
+
+def draw(model: nn.Module, blocks: Iterable[Block], layers: int) -> None:
+    """Draw the parameters of a model: matrices and embeddings with standard deviation 0.02, biases 0, norms 1.
+
+    What ends a block is drawn smaller by the square root of how many of them ``layers`` add up (Radford 2019).
+    """
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm | GroupedProjections):
+            module.reset_parameters()
+        elif isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=STD)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+    for block in blocks:
+        for end in (block.attention.out, block.feed_forward.down):
+            nn.init.normal_(end.weight, std=STD / (2 * layers) ** 0.5)

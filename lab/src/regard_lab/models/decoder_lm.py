@@ -1,0 +1,306 @@
+"""The decoder-only language model: each token is predicted from those before it (Radford 2019; Touvron 2023).
+
+Dimensions: B batch, L tokens of a call, S keys (those in a cache and L new ones), E width, H heads, N vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard import masks
+from regard._aux import Aux, AuxRequest
+from regard._errors import described, rejected
+from regard._schema import option
+from regard.masks import Mask, MaskLike
+from regard.nn import KVCache
+from regard.nn.linear_cache import LinearCache
+from regard.nn.linear_self_attention import FEATURE_MAPS
+from regard.nn.slot_cache import SlotCache, Slots
+from regard_lab.models._block import Block, BlockStack, PositionEmbedding, draw, embedded, norm, rotary
+from regard_lab.models._parts import size, vocabulary_scores
+from regard_lab.models.language_config import LanguageConfig
+from regard_lab.models.pooling import OF_DECODERS, pooled
+
+__all__ = ["PRESETS", "DecoderLM", "DecoderLMConfig"]
+
+
+@dataclass(frozen=True)
+class DecoderLMConfig(LanguageConfig):
+    """Everything that a :class:`~regard_lab.models.DecoderLM` is built from."""
+
+    function = "DecoderLMConfig"
+    #: Beltagy 2020, arXiv 2004.05150; Jiang 2023, arXiv 2310.06825.
+    window: int | None = size(None, "tokens that each one sees, itself included; all by default", 1 << 24)
+    #: Xiao 2023, arXiv 2309.17453.
+    sinks: int = option(0, "first tokens that each one sees beside its window", least=0)
+    #: Katharopoulos 2020, arXiv 2006.16236.
+    feature_map: str = option("none", "of queries and keys, whose products are the weights of linear attention in "
+                              "place of a score and a normalizer", known=("none", *FEATURE_MAPS))  # fmt: skip
+
+    pooling: str = option("last", "what stands for a sequence: its last row, which knows all, or of each feature the "
+                          "mean or the largest", known=OF_DECODERS)  # fmt: skip
+
+    def check(self) -> None:
+        super().check()
+        if self.sinks and self.window is None:
+            raise self.refused("sinks", "be 0 without a window", self.sinks)
+        if self.linear:
+            usual = {"score": "scaled_dot", "normalizer": "softmax", "window": None, "attention_dropout": 0.0}
+            for name, value in usual.items():
+                if getattr(self, name) != value:
+                    raise self.refused(name, f"be {value!r} in linear attention, which has none", getattr(self, name))
+            if self.positions in ("rotary", "alibi"):
+                expected = "be 'learned', 'sinusoidal' or 'none' in linear attention, which has no scores"
+                raise self.refused("positions", expected, repr(self.positions))
+
+    @property
+    def linear(self) -> bool:
+        """Whether attention is linear: its cache is of one size, and it has no scores."""
+        return self.feature_map != "none"
+
+    @classmethod
+    def presets(cls) -> Mapping[str, Mapping[str, Any]]:
+        return PRESETS
+
+
+_GPT2: dict[str, Any] = {"vocabulary": 50257, "activation": "gelu_tanh", "longest": 1024}
+_LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "rms", "activation": "silu", "gated": True, "bias": False}
+_LLAMA |= {"tied": False, "vocabulary": 32000, "longest": 4096}
+_MODERN: dict[str, Any] = {"vocabulary": 8000, "positions": "rotary", "norm": "rms", "activation": "silu"}
+_MODERN |= {"gated": True, "bias": False}
+#: Settings by name; those of papers have the papers' sizes.
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": _MODERN | {"width": 128, "layers": 4, "heads": 4},
+    "small": _MODERN | {"width": 256, "layers": 6, "heads": 4},
+    "base": _MODERN | {"width": 384, "layers": 6, "heads": 6, "dropout": 0.1},
+    "gpt2": _GPT2 | {"width": 768, "layers": 12, "heads": 12},
+    "gpt2-medium": _GPT2 | {"width": 1024, "layers": 24, "heads": 16},
+    "gpt2-large": _GPT2 | {"width": 1280, "layers": 36, "heads": 20},
+    "gpt2-xl": _GPT2 | {"width": 1600, "layers": 48, "heads": 25},
+    "megatron-lm": _GPT2 | {"width": 3072, "layers": 72, "heads": 32},
+    "turing-nlg": _GPT2 | {"width": 4256, "layers": 78, "heads": 28},
+    "gpt3": _GPT2 | {"width": 12288, "layers": 96, "heads": 96, "longest": 2048},
+    "llama-7b": _LLAMA | {"width": 4096, "layers": 32, "heads": 32, "feedforward": 11008},
+    "mistral-7b": _LLAMA
+    | {"width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "feedforward": 14336}
+    | {"window": 4096, "longest": 32768},
+}
+
+
+class DecoderLM(BlockStack):
+    """A stack of causal self-attention and feed-forward blocks that scores every next token.
+
+    ::
+
+        x = embedding + position
+        x ← x + MHA(N(x), N(x≤t))        x ← x + FFN(N(x))        as many times as there are layers
+        logits = W N(x)
+
+    Of the shapes of GPT-2 (learned positions, layer norms, GELU) and of Llama (rotary positions, norms of root mean
+    squares, SwiGLU, grouped queries), as the config says, with any score and normalizer.
+
+    Parameters
+    ----------
+    config : DecoderLMConfig
+
+    Examples
+    --------
+    >>> import torch
+    >>> config = DecoderLMConfig(50, width=16, layers=2, heads=4, kv_heads=2, positions="rotary")
+    >>> model, tokens = DecoderLM(config).eval(), torch.tensor([[3, 1, 4, 1, 5]])
+    >>> caches = model.caches()
+    >>> first, rest = model(tokens[:, :3], caches=caches), model(tokens[:, 3:], caches=caches)
+    >>> torch.allclose(torch.cat([first, rest], 1), model(tokens), atol=1e-5)
+    True
+    """
+
+    config: DecoderLMConfig
+
+    def __init__(self, config: DecoderLMConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.positions = PositionEmbedding(config)
+        self.dropout = nn.Dropout(config.dropout)
+        features = config.feature_map if config.linear else None
+        made = [Block(config, norm_first=True, feature_map=features) for _ in range(config.layers)]
+        self.blocks = nn.ModuleList(made)  # type: ignore[assignment]
+        self.norm = norm(config)
+        self.output = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
+        self.rotary = rotary(config)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, as GPT-2 did."""
+        draw(self, self.blocks, self.config.layers)
+
+    @property
+    def projection(self) -> tuple[Tensor, Tensor | None]:
+        """The weight (N, E) that makes logits of features, and no bias."""
+        return (self.embedding if self.output is None else self.output).weight, None
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        mask: MaskLike | None = None,
+        positions: Tensor | None = None,
+        caches: Sequence[KVCache | SlotCache | LinearCache] | None = None,
+    ) -> Tensor:
+        """Return the logits (B, L, N) of every next token.
+
+        Parameters
+        ----------
+        tokens : Tensor (B, L) of int
+        mask : Tensor (B, 1, L, S) of bool, Mask or callable, optional
+            What else is hidden, beside what comes later; True shows. Packed documents give ``masks.document(ids)``.
+        positions : Tensor (L,) or (B, L) of int, optional
+            Where the tokens stand; by default behind those in the caches, or where the context has them.
+        caches : sequence of KVCache, optional
+            Those of :meth:`caches`; the keys and values of these tokens are appended.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If an argument is wrong, or there are more tokens than learned positions.
+        """
+        return self.logits(self.features(tokens, mask=mask, positions=positions, caches=caches))
+
+    def features(
+        self,
+        tokens: Tensor,
+        *,
+        mask: MaskLike | None = None,
+        positions: Tensor | None = None,
+        caches: Sequence[KVCache | SlotCache | LinearCache] | None = None,
+        told: list[Aux] | None = None,
+        return_aux: AuxRequest | None = None,
+    ) -> Tensor:
+        """Return the rows (B, L, E) that logits are made of; arguments as :meth:`forward`'s.
+
+        Parameters
+        ----------
+        return_aux : AuxRequest, optional
+            What to tell of each layer's attention, in turn, to the list ``told``.
+        """
+        self._check(tokens, caches)
+        cache = None if caches is None else caches[0]
+        slots = None if cache is None or isinstance(cache, KVCache) else cache.slots
+        if slots is not None:
+            slots.begin()
+            at, mask = slots.positions, self._slot_mask(slots, mask)
+        else:
+            before = 0 if cache is None else len(cache)
+            at = before + self._places(tokens) if positions is None else positions
+            mask = self._mask(self._whole(tokens.shape[1]), before, mask, cache)
+        x = self.dropout(self.positions(embedded(self.embedding, tokens), at))
+        rotation = None if self.rotary is None else self.rotary.rotation(at, x.dtype)
+        for i, block in enumerate(self.blocks):
+            x, aux = block(x, mask, rotation, None if caches is None else caches[i], return_aux)
+            if told is not None and aux is not None:
+                told.append(aux)
+        return self.norm(x)
+
+    def pool(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Return one row (B, E) of the rows (B, L, E) of each sequence.
+
+        Of those that ``keep`` (B, L) says are real, by the config's ``pooling``. What reads forward never sees padding
+        behind a sequence; before it there must be none.
+        """
+        return pooled(self.config.pooling, rows, keep)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return the logits (..., N) of rows (..., E)."""
+        head = self.embedding if self.output is None else self.output
+        if type(head) in (nn.Embedding, nn.Linear):  # others have no weight that could be read
+            return vocabulary_scores(features, head.weight)
+        return head(features)
+
+    def caches(self, capacity: int | None = None, *, sliding: bool = False) -> list[Any]:
+        """Return an empty cache for each layer: :class:`KVCache`, or :class:`LinearCache` where attention is linear.
+
+        Parameters
+        ----------
+        capacity : int, optional
+            Make room for so many tokens at once.
+        sliding : bool, default False
+            Keep no more tokens than the config's window and sinks show, if it has a window: for use without gradients.
+        """
+        if self.config.linear:
+            return [LinearCache() for _ in self.blocks]
+        if not sliding or not self.slides:
+            return [KVCache(capacity) for _ in self.blocks]
+        window, sinks = self.config.window, self.config.sinks
+        return [KVCache(capacity, window=window, sinks=sinks) for _ in self.blocks]
+
+    def slot_caches(self, slots: Slots, prefixes: Sequence[tuple[Tensor, Tensor] | None] | None = None) -> list[Any]:
+        """Return a cache for each layer of sequences in slots, with the keys and values before all of them, if any."""
+        if self.config.linear:
+            return [LinearCache(slots) for _ in self.blocks]
+        return [SlotCache(slots, each) for each in prefixes or [None] * len(self.blocks)]
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether a cache keeps every step apart; not where a window slides, or where steps are summed."""
+        return not self.slides and not self.config.linear
+
+    @property
+    def slides(self) -> bool:
+        """Whether a cache may forget what the window hides; not where distances in it are told by a bias."""
+        return self.config.window is not None and self.config.positions != "alibi"
+
+    def _slot_mask(self, slots: Slots, mask: MaskLike | None) -> MaskLike | None:
+        """Return the mask of one token for each of several sequences of unequal lengths."""
+        config = self.config
+        if mask is not None:
+            raise rejected("DecoderLM", "mask", "be None with caches of slots", type(mask).__name__)
+        if config.linear:
+            return None
+        offset = slots.offsets + slots.prefix  # the place of the new token among the keys
+        if config.positions == "alibi":
+            made = masks.causal(offset=offset) & masks.alibi(config.heads, offset=offset)
+            return made if config.window is None else made & self._window(offset=offset)
+        if config.window is not None and not slots.slides:
+            return masks.causal(offset=offset) & self._window(offset=offset)
+        return slots.visible
+
+    def _window(self, **where: Any) -> Mask:
+        assert self.config.window is not None
+        window = masks.window(self.config.window - 1, 0, **where)
+        return window | masks.sinks(self.config.sinks) if self.config.sinks else window
+
+    def _mask(self, length: int, before: int, mask: MaskLike | None, cache: Any) -> Mask | None:
+        """Return the mask of ``length`` tokens behind ``before`` others: what comes later, and what is too far."""
+        config = self.config
+        if config.linear:  # what comes later is never read
+            return None if mask is None else masks.as_mask(mask)
+        if cache is not None and cache.most is not None and before + length > cache.most:
+            if mask is not None:
+                raise rejected("DecoderLM", "mask", "be None where a window is full", type(mask).__name__)
+            before = cache.kept
+            if length == 1:  # what is kept is what it sees
+                return None
+        align = "lower_right" if before else None
+        made: list[Mask] = [] if mask is None else [masks.as_mask(mask)]
+        if config.positions == "alibi":
+            made.append(masks.alibi(config.heads, align=align))
+        if length > 1:
+            made.append(masks.causal(align=align))
+        if config.window is not None and before + length > config.window:
+            made.append(self._window(align=align))
+        return reduce(and_, made) if made else None
+
+    def _check(self, tokens: Tensor, caches: Sequence[KVCache | SlotCache | LinearCache] | None) -> None:
+        if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point():
+            raise rejected("DecoderLM", "tokens", "be an integer tensor (B, L)", described(tokens))
+        if caches is not None and len(caches) != len(self.blocks):
+            expected = f"hold one KVCache for each of {len(self.blocks)} layers"
+            raise rejected("DecoderLM", "caches", expected, len(caches))
+        if caches is not None and self.context is not None:
+            raise rejected("DecoderLM", "caches", "be None where several processes hold a sequence", len(caches))

@@ -1,0 +1,267 @@
+"""The encoder-only language model: every token's row knows those on both sides (Devlin 2018; Liu 2019; Lan 2019).
+
+Dimensions: B batch, L tokens, E width, W embedding width, N vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard import masks
+from regard._aux import Aux, AuxRequest
+from regard._errors import described, rejected, shape
+from regard._schema import option
+from regard.masks import Mask, MaskLike
+from regard.nn.feed_forward import ACTIVATIONS
+from regard_lab.models._block import Block, BlockStack, PositionEmbedding, draw, embedded, norm, rotary
+from regard_lab.models._parts import DEEPEST, size
+from regard_lab.models.language_config import LanguageConfig
+from regard_lab.models.pooling import OF_ENCODERS, pooled
+
+__all__ = ["PRESETS", "EncoderLM", "EncoderLMConfig"]
+
+
+@dataclass(frozen=True)
+class EncoderLMConfig(LanguageConfig):
+    """Everything that an :class:`~regard_lab.models.EncoderLM` is built from."""
+
+    function = "EncoderLMConfig"
+    layers: int = option(4, "blocks, one after the other; without any, rows are those of the embedding", least=0,
+                         most=2 * DEEPEST)  # fmt: skip
+    norm_first: bool = option(False, "whether what enters a block is normalized, or each sum")
+    segments: int = option(2, "kinds of segments that a token may belong to; 0 for none", least=0, most=1 << 16)
+    #: Lan 2019, arXiv 1909.11942, as the next.
+    embedding_width: int | None = size(None, "width W of the embeddings, which are projected to E; E by default")
+    shared: bool = option(False, "whether all layers have the parameters of one")
+    pooling: str = option("first", "what stands for a sequence: its first row, or of each feature the mean or the "
+                          "largest", known=OF_ENCODERS)  # fmt: skip
+    pooled: bool = option(True, "whether what stands for a sequence goes through another layer")
+    masked_head: bool = option(True, "whether there is a head that scores the vocabulary")
+    #: Liu 2019, arXiv 1907.11692: positions begin behind the number of padding.
+    first_position: int = option(0, "row of the first position among learned ones", least=0, most=1 << 16)
+    skip_padding: bool = option(False, "whether positions count only what is no padding")
+
+    @classmethod
+    def presets(cls) -> Mapping[str, Mapping[str, Any]]:
+        return PRESETS
+
+    @property
+    def embedded(self) -> int:
+        """Width W of the embeddings."""
+        return self.width if self.embedding_width is None else self.embedding_width
+
+
+_BERT: dict[str, Any] = {"vocabulary": 30522, "longest": 512, "norm_eps": 1e-12, "dropout": 0.1}
+_BERT |= {"attention_dropout": 0.1}
+_ROBERTA = _BERT | {"vocabulary": 50265, "segments": 1, "norm_eps": 1e-5, "first_position": 2, "skip_padding": True}
+_ALBERT = _BERT | {"vocabulary": 30000, "embedding_width": 128, "shared": True, "activation": "gelu_tanh"}
+_OWN: dict[str, Any] = {"vocabulary": 8000, "positions": "rotary", "norm": "rms", "norm_first": True}
+_OWN |= {"activation": "silu", "gated": True, "bias": False, "segments": 2, "pooled": False, "dropout": 0.1}
+#: Tokens that are masked teach the row of a mark before the text nothing.
+_OWN |= {"pooling": "mean"}
+#: Settings by name; those of papers have the papers' sizes (BERT's small ones: Turc 2019, arXiv 1908.08962).
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": _OWN | {"width": 128, "layers": 4, "heads": 4},
+    "small": _OWN | {"width": 256, "layers": 6, "heads": 4},
+    "base": _OWN | {"width": 384, "layers": 6, "heads": 6},
+    "bert-tiny": _BERT | {"width": 128, "layers": 2, "heads": 2},
+    "bert-mini": _BERT | {"width": 256, "layers": 4, "heads": 4},
+    "bert-small": _BERT | {"width": 512, "layers": 4, "heads": 8},
+    "bert-base": _BERT | {"width": 768, "layers": 12, "heads": 12},
+    "bert-large": _BERT | {"width": 1024, "layers": 24, "heads": 16},
+    "roberta-base": _ROBERTA | {"width": 768, "layers": 12, "heads": 12, "pooled": False},
+    "roberta-large": _ROBERTA | {"width": 1024, "layers": 24, "heads": 16, "pooled": False},
+    "albert-base": _ALBERT | {"width": 768, "layers": 12, "heads": 12},
+}
+
+
+class EncoderLM(BlockStack):
+    """A stack of self-attention and feed-forward blocks that sees all of a text, and can name tokens that are masked.
+
+    ::
+
+        x = N(embedding + position + segment)
+        x ← N(x + MHA(x, x))        x ← N(x + FFN(x))        as many times as there are layers
+        logits = W N(φ(U x)) + b
+
+    Of the shapes of BERT, RoBERTa and ALBERT (whose layers share their parameters), or with norms first, with any score
+    and normalizer, as the config says. Padding has no influence.
+
+    Parameters
+    ----------
+    config : EncoderLMConfig
+
+    Examples
+    --------
+    >>> model = EncoderLM(EncoderLMConfig(50, width=16, layers=2, heads=4)).eval()
+    >>> tokens, keep = torch.tensor([[3, 1, 4, 1], [5, 9, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()
+    >>> rows = model(tokens, keep=keep)
+    >>> rows.shape, model.logits(rows).shape
+    (torch.Size([2, 4, 16]), torch.Size([2, 4, 50]))
+    >>> torch.allclose(rows[1, :2], model(tokens[1:, :2])[0], atol=1e-5)
+    True
+    """
+
+    config: EncoderLMConfig
+
+    def __init__(self, config: EncoderLMConfig) -> None:
+        super().__init__()
+        self.config = config
+        E, W, N = config.width, config.embedded, config.vocabulary
+        self.embedding = nn.Embedding(N, W)
+        self.positions = PositionEmbedding(config, config.first_position, W)
+        self.segments = nn.Embedding(config.segments, W) if config.segments else None
+        self.embedding_norm = nn.Identity() if config.norm_first else norm(config, W)
+        self.widen = nn.Linear(W, E) if W != E else None
+        self.dropout = nn.Dropout(config.dropout)
+        made = [
+            Block(config, config.norm_first) for _ in range(min(config.layers, 1) if config.shared else config.layers)
+        ]
+        self.blocks = nn.ModuleList(made)  # type: ignore[assignment]
+        self.norm = norm(config) if config.norm_first else nn.Identity()
+        self.rotary = rotary(config)
+        self.pooler = nn.Linear(E, E) if config.pooled else None
+        self.masked_head = MaskedHead(config) if config.masked_head else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, as BERT did, but for blocks' ends, which are drawn smaller the deeper it is."""
+        draw(self, self.blocks, self.config.layers)
+        if self.masked_head is not None:
+            self.masked_head.reset_parameters()
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        keep: Tensor | None = None,
+        segments: Tensor | None = None,
+        mask: MaskLike | None = None,
+        positions: Tensor | None = None,
+        return_aux: AuxRequest | None = None,
+        told: list[Aux] | None = None,
+    ) -> Tensor:
+        """Return a row for each token, (B, L, E).
+
+        Parameters
+        ----------
+        tokens : Tensor (B, L) of int
+        keep : Tensor (B, L) of bool, optional
+            Which tokens are real; the others are padding, on either side. Not where a context divides sequences: there,
+            ``masks.key_padding`` of the whole sequence says so.
+        segments : Tensor (B, L) of int, optional
+            The segment of each token; the first by default.
+        mask : Tensor (B, 1, L, L) of bool, Mask or callable, optional
+            What else is hidden; True shows. Packed documents give ``masks.document(ids)``.
+        positions : Tensor (L,) or (B, L) of int, optional
+            Where the tokens stand; by default as they come.
+        return_aux : AuxRequest, optional
+            What to tell of each layer's attention, in turn, to the list ``told``.
+
+        Raises
+        ------
+        ValueError
+            If an argument is wrong, or there are more tokens than learned positions.
+        """
+        self._check(tokens, keep, segments)
+        at = self._positions(tokens, keep) if positions is None else positions
+        x = self.positions(embedded(self.embedding, tokens), at)
+        if self.segments is not None:
+            x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
+        x = self.dropout(self.embedding_norm(x))
+        x = x if self.widen is None else self.widen(x)
+        rotation = None if self.rotary is None else self.rotary.rotation(at, x.dtype)
+        shown = self._mask(keep, mask)
+        for i in range(self.config.layers):
+            x, aux = self.blocks[i % len(self.blocks)](x, shown, rotation, None, return_aux)
+            if told is not None and aux is not None:
+                told.append(aux)
+        return self.norm(x)
+
+    def pool(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Return one row (B, E) of the rows (B, L, E) of each sequence, through a layer if there is one.
+
+        Of those that ``keep`` (B, L) says are real, by the config's ``pooling``.
+        """
+        row = pooled(self.config.pooling, rows, keep)
+        return row if self.pooler is None else torch.tanh(self.pooler(row))
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Return the logits (..., N) of the tokens that stand at rows (..., E)."""
+        return F.linear(self.masked_features(rows), *self.projection)
+
+    def masked_features(self, rows: Tensor) -> Tensor:
+        """Return the rows (..., W) that logits are made of, of rows (..., E)."""
+        return self._head.forward(rows)
+
+    @property
+    def projection(self) -> tuple[Tensor, Tensor]:
+        """The weight (N, W) and the bias (N,) that make logits of :meth:`masked_features`."""
+        head = self._head
+        return self.embedding.weight if head.weight is None else head.weight, head.bias
+
+    @property
+    def _head(self) -> MaskedHead:
+        if self.masked_head is None:
+            raise rejected("EncoderLM", "masked_head", "be True where tokens are to be named", False)
+        return self.masked_head
+
+    def _positions(self, tokens: Tensor, keep: Tensor | None) -> Tensor:
+        if self.config.skip_padding and keep is not None:
+            # Padding has the row before the first one, if there is one, as RoBERTa's has.
+            before = -1 if self.config.first_position and self.config.positions == "learned" else 0
+            return torch.where(keep, keep.cumsum(1) - 1, before)
+        return self._places(tokens)
+
+    def _mask(self, keep: Tensor | None, mask: MaskLike | None) -> Mask | None:
+        made: list[Mask] = [] if keep is None else [masks.key_padding(keep)]
+        made += [] if mask is None else [masks.as_mask(mask)]
+        made += [masks.alibi(self.config.heads)] if self.config.positions == "alibi" else []
+        return reduce(and_, made) if made else None
+
+    def _check(self, tokens: Tensor, keep: Tensor | None, segments: Tensor | None) -> None:
+        if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point():
+            raise rejected("EncoderLM", "tokens", "be an integer tensor (B, L)", described(tokens))
+        for name, given in (("keep", keep), ("segments", segments)):
+            if given is not None and given.shape != tokens.shape:
+                raise rejected("EncoderLM", name, f"have the shape of tokens, {shape(tokens)}", shape(given))
+        if keep is not None and self.context is not None:
+            expected = "be None where several processes hold a sequence: give masks.key_padding of all of it"
+            raise rejected("EncoderLM", "keep", expected, shape(keep))
+        if keep is not None and keep.dtype != torch.bool:
+            raise rejected("EncoderLM", "keep", "be of type torch.bool", keep.dtype)
+
+
+class MaskedHead(nn.Module):
+    """What makes logits of rows: ``W N(φ(U x)) + b``; W is the embedding where that is tied.
+
+    Parameters
+    ----------
+    config : EncoderLMConfig
+    """
+
+    def __init__(self, config: EncoderLMConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.dense, self.norm = nn.Linear(config.width, config.embedded), norm(config, config.embedded)
+        self.weight = None if config.tied else nn.Parameter(torch.empty(config.vocabulary, config.embedded))
+        self.bias = nn.Parameter(torch.empty(config.vocabulary))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the matrix, if there is one, and set the bias to 0; the layers draw theirs by themselves."""
+        nn.init.zeros_(self.bias)
+        if self.weight is not None:
+            nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return rows (..., W) of rows (..., E)."""
+        return self.norm(ACTIVATIONS[self.activation](self.dense(rows)))

@@ -1,0 +1,507 @@
+"""Models of any family of transformers: its own classes compute them, with our attention where they take it.
+
+What a class of :mod:`regard_lab.models` computes needs no other library. Everything else that transformers has runs through
+the adapters in this file, which read tokens and padding as our models do. Nothing is downloaded, no pickle is loaded
+and no code that a folder carries is run.
+
+Dimensions: B batch, L tokens, E width, N vocabulary, C labels.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard._errors import RegardWarning, rejected
+from regard._memory import is_memory_error
+from regard_lab.models.folders import CONFIG, ModelFileError, brief, file_error, read_json
+from regard_lab.models.heads import Head
+from regard_lab.models.hugging_face.reading import labels_of, problem_of
+
+#: What installs transformers.
+INSTALL = "pip install 'regard[hf]'"
+#: What caches are called in arguments and outputs of transformers' models.
+_CACHES = ("cache", "past_key_values", "cache_params")
+
+
+@dataclass(frozen=True)
+class HostedConfig:
+    """What the commands ask of a model.
+
+    Attributes
+    ----------
+    vocabulary : int
+        Rows of the embedding.
+    longest : int
+        Positions that the model was made for.
+    positions : {"learned", "other"}
+        Learned ones know no others.
+    segments : int
+        Kinds of segments that it tells apart; 0 if it is given none.
+    """
+
+    vocabulary: int
+    longest: int
+    positions: str
+    segments: int
+
+
+class Hosted(nn.Module):
+    """A model that transformers computes.
+
+    Parameters
+    ----------
+    module : transformers.PreTrainedModel
+
+    Attributes
+    ----------
+    attention : str
+        What computes its attention: ``"regard"``, or what transformers has where the model does not take that.
+    """
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+        self._reads = frozenset(inspect.signature(module.forward).parameters)
+        text = module.config.get_text_config()
+        embedding = module.get_input_embeddings()
+        learned = _learned_positions(module)
+        longest = getattr(text, "max_position_embeddings", None) or learned or 1 << 20
+        segments = getattr(text, "type_vocab_size", 0) if "token_type_ids" in self._reads else 0
+        self.config = HostedConfig(
+            int(embedding.weight.shape[0]), int(longest), "learned" if learned else "other", int(segments or 0)
+        )
+
+    @property
+    def attention(self) -> str:
+        return str(self.module.config._attn_implementation)
+
+    def run(self, tokens: Tensor, keep: Tensor | None = None, segments: Tensor | None = None) -> Any:
+        """Return what the module makes of tokens (B, L), of which ``keep`` (B, L) are real."""
+        return self._run(self.module, tokens, keep, segments)
+
+    def rows(self, tokens: Tensor, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """Return the row (B, L, E) of each token that leaves the last layer; of an encoder–decoder, its encoder.
+
+        Parameters
+        ----------
+        tokens : Tensor (B, L) of int
+        keep : Tensor (B, L) of bool, optional
+            Which tokens are real; all by default.
+        segments : Tensor (B, L) of int, optional
+            The segment of each token; the first by default.
+
+        Raises
+        ------
+        ValueError
+            If the module returns none.
+        """
+        trunk = self.module.get_encoder() if self.module.config.is_encoder_decoder else self.module.base_model
+        found = getattr(self._run(trunk, tokens, keep, segments), "last_hidden_state", None)
+        if not isinstance(found, Tensor):
+            name = type(self.module).__name__
+            raise rejected("rows", "model", "return the rows of its last layer (last_hidden_state)", f"none of {name}")
+        return found
+
+    def _run(self, module: Any, tokens: Tensor, keep: Tensor | None, segments: Tensor | None) -> Any:
+        given: dict[str, Any] = {} if keep is None else {"attention_mask": keep.long()}
+        if keep is not None and (pad := self.pad) is not None:
+            tokens = torch.where(keep, tokens, pad)  # some find padding by its number
+        if segments is not None and self.config.segments > 1:
+            given["token_type_ids"] = segments
+        return module(input_ids=tokens, **given)
+
+    @property
+    def pad(self) -> int | None:
+        """The number of padding, if the config says so."""
+        return getattr(self.module.config.get_text_config(), "pad_token_id", None)
+
+    def extra_repr(self) -> str:
+        """Return what computes attention."""
+        return f"attention={self.attention!r}"
+
+
+class HostedEncoder(Hosted):
+    """A model without a head: rows of tokens, of an encoder–decoder those of its encoder.
+
+    Examples
+    --------
+    >>> from transformers import DistilBertConfig, DistilBertModel
+    >>> sizes = {"vocab_size": 50, "dim": 16, "hidden_dim": 24, "n_layers": 1, "n_heads": 2}
+    >>> model = HostedEncoder(DistilBertModel(DistilBertConfig(**sizes))).eval()  # as load() returns it of a folder
+    >>> model.pool(model(torch.tensor([[3, 1, 4]]))).shape
+    torch.Size([1, 16])
+    """
+
+    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """Return a row for each token, (B, L, E)."""
+        return self.rows(tokens, keep, segments)
+
+    def pool(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Return the mean (B, E) of each sequence's real rows."""
+        from regard_lab.models.pooling import pooled
+
+        return pooled("mean", rows, keep)
+
+
+class HostedMaskedLM(Hosted):
+    """A model that names masked tokens."""
+
+    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """Return the logits (B, L, N) of the token at each place."""
+        return self.run(tokens, keep, segments).logits
+
+
+class HostedClassifier(Hosted):
+    """A classifier of sequences.
+
+    Attributes
+    ----------
+    labels : tuple of C str
+    problem : {"single_label", "multi_label", "regression"}
+        What scores mean; see :meth:`~regard_lab.models.heads.Head.predictions`.
+    """
+
+    def __init__(self, module: Any, labels: Sequence[str], problem: str) -> None:
+        super().__init__(module)
+        self.labels, self.problem = tuple(labels), problem
+
+    @property
+    def model(self) -> Hosted:
+        """What reads tokens: the classifier itself."""
+        return self
+
+    predictions = Head.predictions
+
+    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """Return the logits (B, C); without a number of padding, of each sequence by itself."""
+        if self.pad is not None or len(tokens) < 2:
+            return self.run(tokens, keep, segments).logits
+        rows = []
+        for row in range(len(tokens)):
+            real = slice(None) if keep is None else keep[row]
+            kinds = None if segments is None else segments[row][real][None]
+            rows.append(self.run(tokens[row][real][None], None, kinds).logits)
+        return torch.cat(rows)
+
+
+class HostedTokenClassifier(Hosted):
+    """A classifier of tokens, of which each has one label, whatever ``problem_type`` its config states.
+
+    Attributes
+    ----------
+    labels : tuple of C str
+    """
+
+    def __init__(self, module: Any, labels: Sequence[str]) -> None:
+        super().__init__(module)
+        self.labels = tuple(labels)
+
+    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """Return the logits (B, L, C)."""
+        return self.run(tokens, keep, segments).logits
+
+
+class HostedImageClassifier(nn.Module):
+    """A classifier of images that transformers computes.
+
+    Parameters
+    ----------
+    module : transformers.PreTrainedModel
+    labels : sequence of K str
+    problem : {"single_label", "multi_label", "regression"}
+        What scores mean; see :meth:`~regard_lab.models.heads.Head.predictions`.
+
+    Examples
+    --------
+    >>> from transformers import SwinConfig, SwinForImageClassification
+    >>> sizes = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4}
+    >>> module = SwinForImageClassification(SwinConfig(**sizes, num_labels=3))
+    >>> model = HostedImageClassifier(module, ["cat", "dog", "fox"], "single_label").eval()
+    >>> model(torch.zeros(2, 3, 16, 16)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, module: Any, labels: Sequence[str], problem: str) -> None:
+        super().__init__()
+        self.module, self.labels, self.problem = module, tuple(labels), problem
+
+    predictions = Head.predictions
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits (B, K) of images (B, C, H, W)."""
+        return self.module(pixel_values=images).logits
+
+
+class HostedWriter(Hosted):
+    """A model that writes: a decoder, or an encoder–decoder, which reads the prompt and writes what answers it."""
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether it is an encoder–decoder."""
+        return bool(self.module.config.is_encoder_decoder)
+
+    @property
+    def ends(self) -> list[int]:
+        """The tokens that its generation_config says end a text."""
+        found = self.module.generation_config.eos_token_id
+        return [] if found is None else [int(each) for each in (found if isinstance(found, list) else [found])]
+
+    def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        """Return the logits (B, L, N) of every next token, of a decoder."""
+        if self.is_pair:
+            raise rejected("load", "model", "be a decoder, which predicts each token of a text", "an encoder–decoder")
+        return self.run(tokens, keep).logits
+
+    def begin(self, prompt: Sequence[int]) -> Writing:
+        """Return what writes behind a prompt."""
+        return Writing(self, prompt)
+
+
+class Writing:
+    """One text that a :class:`HostedWriter` writes, token by token.
+
+    Parameters
+    ----------
+    model : HostedWriter
+    prompt : sequence of int
+
+    Attributes
+    ----------
+    tokens : list of int
+        What the decoder has read, or reads next: of a decoder the prompt, of a pair the token that begins a text.
+    """
+
+    def __init__(self, model: HostedWriter, prompt: Sequence[int]) -> None:
+        self.model, self.tokens = model, list(prompt)
+        self._read, self._cache, self._given = 0, None, {}
+        self._device = next(model.parameters()).device
+        if model.is_pair:
+            source = torch.tensor([list(prompt)], device=self._device)
+            self._given = {"encoder_outputs": model.module.get_encoder()(input_ids=source)}
+            self.tokens = self._beginning()
+
+    def _beginning(self) -> list[int]:
+        """Return what a decoder reads before its first token."""
+        how, config = self.model.module.generation_config, self.model.module.config
+        begin = how.decoder_start_token_id
+        begin = getattr(config, "decoder_start_token_id", None) if begin is None else begin
+        begin = how.bos_token_id if begin is None else begin
+        if begin is None:
+            got = "no decoder_start_token_id in config.json or generation_config.json"
+            raise rejected("generate", "model", "say which token its decoder begins with", got, ModelFileError)
+        forced = how.forced_bos_token_id
+        return [int(begin)] if forced is None else [int(begin), int(forced)]
+
+    def logits(self, *, weights: bool = False) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """Return the logits (N,) of the next token, and each layer's weights (H, S) of the last one, if wanted."""
+        model, new = self.model, self.tokens[self._read :]
+        name = next((each for each in _CACHES if each in model._reads), None)
+        given: dict[str, Any] = {**self._given, "use_cache": True}
+        if weights:
+            given["output_attentions"] = True
+        if self._cache is None:
+            new = self.tokens
+        else:
+            given[str(name)] = self._cache
+        ids = torch.tensor([new], device=self._device)
+        out = model.module(**{"decoder_input_ids" if model.is_pair else "input_ids": ids}, **given)
+        self._cache = None if name is None else getattr(out, name, None)
+        self._read = len(self.tokens)
+        return out.logits[0, -1], _last_rows(model, out) if weights else None
+
+    def together(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Return the logits (K, N) of the next token of several equally long texts (K, L) of the decoder."""
+        ids, given = torch.tensor([list(each) for each in texts], device=self._device), dict(self._given)
+        if self.model.is_pair:
+            read = given["encoder_outputs"]
+            given["encoder_outputs"] = type(read)(last_hidden_state=read[0].expand(len(ids), -1, -1))
+        out = self.model.module(**{"decoder_input_ids" if self.model.is_pair else "input_ids": ids}, **given)
+        return out.logits[:, -1]
+
+
+def _last_rows(model: HostedWriter, out: Any) -> tuple[Tensor, ...]:
+    """Return the weights (H, S) that the last token of a decoder has in each layer."""
+    found = out.decoder_attentions if model.is_pair else out.attentions
+    rows = tuple(each[0, :, -1] for each in found or () if isinstance(each, Tensor))
+    if not rows:
+        expected = "return its attention where that is drawn"
+        raise rejected("generate", "model", expected, f"{type(model.module).__name__}, which returns none")
+    return rows
+
+
+def host(folder: Path, dtype: torch.dtype | None = None) -> Hosted | HostedImageClassifier:
+    """Return the model in a folder that transformers knows, in evaluation mode.
+
+    Parameters
+    ----------
+    folder : Path
+    dtype : torch.dtype, optional
+        Of the parameters; as they are stored by default.
+
+    Raises
+    ------
+    ModelFileError
+        If transformers has no such class or cannot load it, or it neither reads text nor labels images.
+    """
+    described = read_json(folder / CONFIG)
+    module = load_module(folder, dtype=dtype)
+    name, path = type(module).__name__, folder / CONFIG
+    kinds = _names()
+    if name in kinds["token classification"]:
+        return HostedTokenClassifier(module, labels_of(path, described)).eval()
+    labelling: tuple[tuple[str, type[HostedClassifier | HostedImageClassifier]], ...]
+    labelling = (("sequence classification", HostedClassifier), ("image classification", HostedImageClassifier))
+    for kind, classifier in labelling:
+        if name in kinds[kind]:
+            labels = labels_of(path, described)
+            return classifier(module, labels, problem_of(path, described, len(labels))).eval()
+    for kind, made in (("pair", HostedWriter), ("causal", HostedWriter), ("masked", HostedMaskedLM)):
+        if name in kinds[kind]:
+            return made(module).eval()
+    if module.main_input_name != "input_ids" or not name.endswith(("Model", "Encoder")):
+        expected = (
+            "be of a model that writes, names masked tokens, labels texts, tokens or images, or is without a head"
+        )
+        raise file_error(path, expected, name)
+    return HostedEncoder(module).eval()
+
+
+def load_module(folder: Path, auto: str | None = None, dtype: torch.dtype | None = None) -> Any:
+    """Return transformers' own model of a folder, in evaluation mode, with our attention if it takes that.
+
+    Parameters
+    ----------
+    folder : Path
+    auto : str, optional
+        Which of transformers' ``Auto`` classes makes it; by default, what the folder names as its architecture.
+    dtype : torch.dtype, optional
+        Of the parameters; as they are stored by default.
+
+    Raises
+    ------
+    ModelFileError
+        In one sentence, if transformers is missing, has no such class, or does not load the folder.
+
+    Warns
+    -----
+    RegardWarning
+        If the model's attention is transformers' own.
+    """
+    path = folder / CONFIG
+    if find_spec("transformers") is None:
+        kind = brief((read_json(path) or {}).get("model_type"))
+        raise file_error(path, f"be of a family that runs without transformers ({INSTALL} runs the others)", kind)
+    import transformers
+
+    from regard.integrations.transformers import attention_layers, register
+
+    register()
+    transformers.utils.logging.disable_progress_bar()
+    made = getattr(transformers, auto or _architecture(path, transformers))
+    stored: Any = "auto" if dtype is None else dtype
+    options = {"local_files_only": True, "use_safetensors": True, "dtype": stored, "output_loading_info": True}
+    options["ignore_mismatched_sizes"] = True  # they are refused below, in one sentence
+    options["trust_remote_code"] = False  # without asking on standard input
+    refused: list[str] = []
+    for attention in ("regard", "sdpa", "eager"):
+        try:
+            module, found = made.from_pretrained(folder, attn_implementation=attention, **options)
+        except Exception as error:
+            if not refuses_folder(error):
+                raise
+            kind = "KeyError: " if isinstance(error, KeyError) else ""  # which says no more than the key
+            refused.append(kind + " ".join(str(error).split())[:200])
+            continue
+        if attention == "regard" and not attention_layers(module):
+            refused.append("its layers compute attention by themselves")  # whatever implementation is named
+            continue
+        if missing := sorted(found["missing_keys"]):
+            raise file_error(folder, f"hold the tensors of {type(module).__name__}", f"no {brief(missing[0])}")
+        if wrong := sorted(found["mismatched_keys"]):
+            tensor, stored_shape, shape = wrong[0]
+            raise file_error(folder, f"hold {tensor} of shape {tuple(shape)}", tuple(stored_shape))
+        if refused:
+            name = type(module).__name__
+            warnings.warn(
+                f"load: {name} runs with its own {attention} attention: {refused[0]}", RegardWarning, stacklevel=3
+            )
+        return module.eval()
+    raise file_error(folder, "be a model that transformers loads", refused[-1])
+
+
+def refuses_folder(error: Exception) -> bool:
+    """Return whether an error of transformers is about the folder, or the attention, that it was to load.
+
+    It raises such errors by intent for files that are missing or damaged, models that it does not know, packages that
+    it lacks and attention that a class does not take. The error of a config whose values do not go together may be of
+    any type: it comes from where transformers builds the model. What fails in our own functions, what comes of a
+    wrong call, and memory that is full are other errors.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+
+    if is_memory_error(error):
+        return False
+    called = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
+    raising = [name for name in called if name.startswith(("regard.", "transformers."))][-1:]
+    if any(name.startswith("regard.") for name in raising):
+        return isinstance(error, ValueError)  # layers that do not take our attention are refused by one
+    if isinstance(error, OSError | ValueError | ImportError | RuntimeError | SafetensorError | StrictDataclassError):
+        return True
+    return any(name.startswith("transformers.models.") and ".auto." not in name for name in called)
+
+
+def _architecture(path: Path, transformers: Any) -> str:
+    """Return the name of the class that a config.json says its model is of."""
+    described = read_json(path)
+    given = described.get("architectures") if isinstance(described, Mapping) else None
+    name = given[0] if isinstance(given, list) and given else None
+    if name is None:
+        return "AutoModel"
+    if not isinstance(name, str) or not isinstance(getattr(transformers, name, None), type):
+        expected = f"name an architecture that transformers {transformers.__version__} has"
+        raise file_error(path, expected, brief(name))
+    return name
+
+
+def _names() -> dict[str, set[str]]:
+    """Return the classes of transformers by what they do."""
+    from transformers.models.auto import modeling_auto as auto
+
+    tables: dict[str, Mapping[str, Any]] = {
+        "pair": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "masked": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        "sequence classification": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        "token classification": auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+        "image classification": auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    }
+    found: dict[str, set[str]] = {}
+    for kind, table in tables.items():
+        listed = [each if isinstance(each, tuple) else (each,) for each in table.values()]
+        found[kind] = {name for each in listed for name in each}
+    return found
+
+
+def _learned_positions(module: nn.Module) -> int | None:
+    """Return how many positions a model has learned, if it has a table of them."""
+    for name, part in module.named_modules():
+        last = name.rpartition(".")[2]
+        if isinstance(part, nn.Embedding) and last in _TABLES:
+            offset = int(getattr(part, "offset", 0) or getattr(part, "padding_idx", None) or 0)
+            return part.num_embeddings - offset
+    return None
+
+
+#: What tables of learned positions are called in transformers' models.
+_TABLES = ("position_embeddings", "position_embedding", "embed_positions", "wpe", "position_embed", "pos_embed")

@@ -1,0 +1,298 @@
+"""The shape of a model: what is learned, what multiplies each token, and where attention looks.
+
+Every count of the planner is read off this one description, which is made of a config without building the model.
+
+Dimensions: E width, H query heads, G key-value heads, D width of a head, F hidden width, N vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import singledispatch
+from typing import Any, Literal
+
+import torch
+
+from regard._errors import described, rejected
+from regard_lab.models.attending import scorer
+from regard_lab.models.decoder_lm import DecoderLMConfig
+from regard_lab.models.encoder_lm import EncoderLMConfig
+from regard_lab.models.language_config import LanguageConfig
+from regard_lab.models.transformer import TransformerConfig
+
+#: What a learned number belongs to, in the order of tables.
+PARTS = ("embeddings", "attention", "feed-forward", "norms", "head")
+
+Multiplies = Literal["nothing", "tokens", "sequences"]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """An array of learned numbers.
+
+    Attributes
+    ----------
+    part : str
+        One of :data:`PARTS`.
+    sizes : tuple of int
+        Rows and columns of a matrix, or the length of a vector.
+    multiplies : {"nothing", "tokens", "sequences"}
+        Whether the row of every token is multiplied by it, or one row of each sequence.
+    stored : bool
+        False where the numbers are those of another array, as those of tied embeddings are.
+    """
+
+    part: str
+    sizes: tuple[int, ...]
+    multiplies: Multiplies = "nothing"
+    stored: bool = True
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers it adds to the model."""
+        return math.prod(self.sizes) if self.stored else 0
+
+    @property
+    def flops(self) -> int:
+        """Operations of one row's product with it: a multiplication and an addition for each number."""
+        return 0 if self.multiplies == "nothing" else 2 * math.prod(self.sizes)
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """One attention of a layer: its heads, and which keys a query sees.
+
+    Attributes
+    ----------
+    heads, kv_heads, head_width : int
+        H, G and D.
+    causal : bool
+        Whether keys after the query are hidden.
+    window : int, optional
+        How many keys a query sees, its own included.
+    sinks : int
+        First keys that all later queries see beside their window.
+    rotary : bool
+        Whether turned copies of queries and keys are kept for the backward pass.
+    linear : bool
+        Whether keys and values are summed to a matrix (D, D) for each head, in place of scores.
+    """
+
+    heads: int
+    kv_heads: int
+    head_width: int
+    causal: bool = False
+    window: int | None = None
+    sinks: int = 0
+    rotary: bool = False
+    linear: bool = False
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: its weights, its attentions, and its feed-forward network of width F.
+
+    Attributes
+    ----------
+    width, hidden : int
+        E and F.
+    weights : tuple of Weight
+    attentions : tuple of AttentionShape
+        That to the sequence itself, and in decoders that read another one, that to it.
+    kept_hidden : int
+        How many rows of width F the feed-forward network keeps for the backward pass: what enters the nonlinearity and
+        what leaves it (one and the same of ReLU), and with a gate two more.
+    statistics : int
+        Numbers that a norm keeps for each row: its mean and deviation, or the latter alone.
+    dropout, attention_dropout : bool
+        Whether what a layer adds, and attention weights, are dropped in training.
+    """
+
+    width: int
+    hidden: int
+    weights: tuple[Weight, ...]
+    attentions: tuple[AttentionShape, ...]
+    kept_hidden: int = 2
+    statistics: int = 2
+    dropout: bool = False
+    attention_dropout: bool = False
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers of one kind, one after the other; ``shared`` ones have the parameters of one."""
+
+    layer: Layer
+    depth: int
+    shared: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers all layers have."""
+        return sum(each.parameters for each in self.layer.weights) * (1 if self.shared else self.depth)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model is made of.
+
+    Attributes
+    ----------
+    name : str
+    width, vocabulary : int
+        E and N, of what is predicted.
+    longest : int
+        Tokens of the longest sequence that it was made for.
+    stacks : tuple of Stack
+        One, or those of an encoder and a decoder.
+    rest : tuple of Weight
+        What is outside the layers: embeddings, norms, and what makes logits.
+    positions : bool
+        Whether positions are learned, so that no sequence may be longer.
+    """
+
+    name: str
+    width: int
+    vocabulary: int
+    longest: int
+    stacks: tuple[Stack, ...]
+    rest: tuple[Weight, ...]
+    positions: bool = False
+
+    @property
+    def depth(self) -> int:
+        """Layers of all stacks."""
+        return sum(stack.depth for stack in self.stacks)
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are learned."""
+        return sum(stack.parameters for stack in self.stacks) + sum(each.parameters for each in self.rest)
+
+
+@singledispatch
+def shape_of(config: object, name: str = "model") -> Shape:  # noqa: ARG001
+    """Return the shape of the model that a config describes.
+
+    Parameters
+    ----------
+    config : DecoderLMConfig, EncoderLMConfig or TransformerConfig
+    name : str, default "model"
+
+    Raises
+    ------
+    TypeError
+        If the planner knows no such models.
+
+    Examples
+    --------
+    >>> shape_of(DecoderLMConfig.preset("gpt2")).parameters
+    124439808
+    """
+    expected = "be the config of a DecoderLM, an EncoderLM or a TransformerEncoderDecoder"
+    raise rejected("shape_of", "config", expected, described(config), TypeError)
+
+
+@shape_of.register
+def _decoder(config: DecoderLMConfig, name: str = "model") -> Shape:
+    E, N = config.width, config.vocabulary
+    seen: dict[str, Any] = {"causal": True, "window": config.window, "sinks": config.sinks, "linear": config.linear}
+    layer = _language_layer(config, replace(_attention(config), **seen))
+    rest = [Weight("embeddings", (N, E)), *_positions(config, config.longest, E), *_norm(config, E)]
+    rest.append(Weight("head", (N, E), "tokens", stored=not config.tied))
+    stacks = (Stack(layer, config.layers),)
+    return Shape(name, E, N, config.longest, stacks, tuple(rest), config.positions == "learned")
+
+
+@shape_of.register
+def _encoder(config: EncoderLMConfig, name: str = "model") -> Shape:
+    E, W, N = config.width, config.embedded, config.vocabulary
+    rest = [Weight("embeddings", (N, W)), *_positions(config, config.longest + config.first_position, W)]
+    rest += [Weight("embeddings", (config.segments, W))] if config.segments else []
+    rest += _norm(config, E if config.norm_first else W)
+    rest += linear("embeddings", W, E, True) if W != E else []
+    rest += linear("head", E, E, True, "sequences") if config.pooled else []
+    if config.masked_head:  # Devlin 2018: a layer, a norm, and the embedding with a bias
+        rest += [*linear("head", E, W, True), *_norm(config, W)]
+        rest += [Weight("head", (N, W), "tokens", stored=not config.tied), Weight("head", (N,))]
+    stacks = (Stack(_language_layer(config, _attention(config)), config.layers, config.shared),)
+    return Shape(name, E, N, config.longest, stacks, tuple(rest), config.positions == "learned")
+
+
+@shape_of.register
+def _encoder_decoder(config: TransformerConfig, name: str = "model") -> Shape:
+    E = config.width
+    G, D = config.kv_heads or config.heads, config.width // config.heads
+    to_itself = AttentionShape(config.heads, G, D, rotary=config.positions == "rotary")
+    one = [*linear("attention", E, E + 2 * G * D, True), *linear("attention", E, E, True)]
+    one += _scorer(config.score, D, config.longest)
+    norm = [Weight("norms", (2, E))]
+    rest = [Weight("embeddings", (config.targets, E))]
+    rest += [] if config.tied == "all" else [Weight("embeddings", (config.sources, E))]
+    rest += 2 * [Weight("embeddings", (config.longest, E))] if config.positions == "learned" else []
+    rest += 2 * norm if config.norm == "pre" else []
+    rest += [Weight("head", (config.targets, E), "tokens", stored=config.tied == "none")]
+    rest += [Weight("head", (config.targets,))]
+    hidden = _feed_forward(E, config.feedforward, False, True)
+    kept: dict[str, Any] = {"kept_hidden": _kept_hidden(config.activation, False), "dropout": config.dropout > 0}
+    kept["attention_dropout"] = config.attention_dropout > 0
+
+    def stack(depth: int, attentions: tuple[AttentionShape, ...]) -> Stack:
+        count = len(attentions)
+        weights = (*count * one, *hidden, *(count + 1) * norm)
+        return Stack(Layer(E, config.feedforward, weights, attentions, **kept), depth)
+
+    stacks = (
+        stack(config.encoder_layers, (to_itself,)),
+        stack(config.decoder_layers, (replace(to_itself, causal=True), to_itself)),
+    )
+    return Shape(name, E, config.targets, config.longest, stacks, tuple(rest), config.positions == "learned")
+
+
+def linear(part: str, inputs: int, outputs: int, bias: bool, multiplies: Multiplies = "tokens") -> list[Weight]:
+    """Return the weights of a linear layer."""
+    return [Weight(part, (outputs, inputs), multiplies), *([Weight(part, (outputs,))] if bias else [])]
+
+
+def _attention(config: LanguageConfig) -> AttentionShape:
+    return AttentionShape(config.heads, config.groups, config.head, rotary=config.positions == "rotary")
+
+
+def _language_layer(config: LanguageConfig, attention: AttentionShape) -> Layer:
+    """Return the layer of a language model: one attention, a feed-forward network and two norms."""
+    E, H, G, D = config.width, config.heads, config.groups, config.head
+    weights = linear("attention", E, (H + 2 * G) * D, config.bias if config.qkv_bias is None else config.qkv_bias)
+    weights += linear("attention", H * D, E, config.bias if config.out_bias is None else config.out_bias)
+    weights += _scorer(config.score, D, config.longest)
+    weights += _feed_forward(E, config.hidden, config.gated, config.bias)
+    weights += 2 * _norm(config, E)
+    dropped = config.dropout > 0, config.attention_dropout > 0
+    kept = _kept_hidden(config.activation, config.gated)
+    return Layer(E, config.hidden, tuple(weights), (attention,), kept, 1 if config.norm == "rms" else 2, *dropped)
+
+
+def _feed_forward(width: int, hidden: int, gated: bool, bias: bool) -> list[Weight]:
+    up = linear("feed-forward", width, hidden, bias)
+    return [*up, *(up if gated else []), *linear("feed-forward", hidden, width, bias)]
+
+
+def _kept_hidden(activation: str, gated: bool) -> int:
+    return (1 if activation == "relu" else 2) + 2 * gated
+
+
+def _norm(config: LanguageConfig, width: int) -> list[Weight]:
+    return [Weight("norms", (width,) if config.norm == "rms" else (2, width))]
+
+
+def _positions(config: LanguageConfig, rows: int, width: int) -> list[Weight]:
+    return [Weight("embeddings", (rows, width))] if config.positions == "learned" else []
+
+
+def _scorer(score: str, width: int, longest: int) -> Iterable[Weight]:
+    """Return what a score learns; its products, if there are any, are not counted."""
+    if score == "scaled_dot":
+        return []
+    with torch.device("meta"):
+        return [Weight("attention", tuple(each.shape)) for each in scorer(score, width, longest).parameters()]

@@ -1,0 +1,63 @@
+"""Models that come with the package, each in a folder beside this file, with a card that says where it comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regard._errors import unknown_name
+
+if TYPE_CHECKING:
+    from regard_lab.generation.sequence_model import SequenceModel
+
+_HERE = Path(__file__).parent
+CARD = "README.md"
+#: English to French, recurrent with additive attention.
+TRANSLATOR = "english-french"
+
+
+def names() -> list[str]:
+    """Return the names of the models that come with the package.
+
+    Examples
+    --------
+    >>> names()
+    ['english-french']
+    """
+    return sorted(card.parent.name for card in _HERE.glob(f"*/{CARD}"))
+
+
+def path(name: str) -> Path:
+    """Return the folder of a model that comes with the package.
+
+    Raises
+    ------
+    ValueError
+        If there is none of this name.
+    """
+    if name not in names():
+        raise unknown_name("pretrained", "name", name, names())
+    return _HERE / name
+
+
+def load(name: str = TRANSLATOR) -> SequenceModel:
+    """Return a model that comes with the package; ``SequenceModel.load`` reads one of your own from its folder.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`names`.
+
+    Raises
+    ------
+    ValueError
+        If there is none of this name.
+
+    Examples
+    --------
+    >>> load().predict(["I love you"])[0].text
+    "je t'aime"
+    """
+    from regard_lab.generation.sequence_model import SequenceModel
+
+    return SequenceModel.load(path(name))

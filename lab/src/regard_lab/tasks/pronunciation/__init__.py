@@ -1,0 +1,1 @@
+"""Pronouncing words: letters in, phonemes out."""

@@ -1,0 +1,199 @@
+"""Pronouncing words: letters in, phonemes out, with the attention that led from one to the other."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regard._errors import rejected
+from regard_lab.data.batches import Batches
+from regard_lab.data.pairs import Pairs
+from regard_lab.generation.beam_search import SearchOptions
+from regard_lab.generation.predictions import Prediction, PredictionOptions
+from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder
+from regard_lab.models.folders import CONFIG, ModelFileError
+from regard_lab.tasks.translation.metrics import ErrorRates, error_rates
+from regard_lab.tasks.translation.tasks import Pronunciation, VocabularyOptions
+from regard_lab.text.vocabulary import SymbolVocabulary
+from regard_lab.training.frequencies import Frequencies
+from regard_lab.training.options import TrainingOptions
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+
+    from regard_lab.training.loop import TrainingResult
+
+TASK = Pronunciation.name
+#: Longer words are refused. The longest in the dictionary has 28 letters.
+LONGEST = 64
+#: Pairs in a training batch, and how to train: what worked best within three minutes on two cores.
+PAIRS = 128
+RECIPE = TrainingOptions(
+    steps=10**9, seconds=160.0, learning_rate=5e-3, schedule="linear", warmup=0.03, label_smoothing=0.0, metric="per"
+)
+_BATCH = 256
+
+
+class Pronouncer:
+    """A model of letters and phonemes: trained, and used to pronounce words that it can spell.
+
+    Parameters
+    ----------
+    model : SequenceModel
+        Reads characters and writes symbols between spaces.
+
+    Examples
+    --------
+    >>> pronouncer = Pronouncer.untrained(Pairs(["cat", "tack"], ["K AE T", "T AE K"]), encoder=8, decoder=8)
+    >>> [spoken.source for spoken in pronouncer.pronounce(["Cat", "act"])]
+    ['cat', 'act']
+    """
+
+    def __init__(self, model: SequenceModel) -> None:
+        self.model = model
+
+    @classmethod
+    def untrained(cls, pairs: Pairs, *, seed: int = 0, **sizes: Any) -> Pronouncer:
+        """Return a pronouncer for the letters and phonemes of these pairs that has learned nothing yet.
+
+        Parameters
+        ----------
+        pairs : Pairs
+            Words, and phonemes separated by spaces.
+        seed : int
+            Of the first parameters. The global generator is left as it was.
+        **sizes
+            Fields of :class:`regard_lab.models.RecurrentConfig`, such as ``decoder=128``.
+        """
+        letters, phonemes = Pronunciation().build_vocabularies(pairs, VocabularyOptions())
+        config = RecurrentConfig(len(letters), len(phonemes), **sizes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = RecurrentEncoderDecoder(config)
+        Frequencies.of(phonemes.encode_all(pairs.targets), len(phonemes)).set_bias(model)
+        return cls(SequenceModel(model, letters, phonemes, {"task": TASK}))
+
+    def learn(
+        self, pairs: Pairs, options: TrainingOptions = RECIPE, *, callbacks: Iterable[Callback] = ()
+    ) -> TrainingResult:
+        """Train until the budget is used up or a keyboard interrupt; what was learned by then stays.
+
+        Parameters
+        ----------
+        pairs : Pairs
+        options : TrainingOptions
+        callbacks : iterable of Callback
+            Lightning's, such as a progress bar.
+
+        Raises
+        ------
+        TrainingError
+            If the loss is not finite, or a batch does not fit in memory.
+        """
+        from regard_lab.training.learner import Learner, Stream
+        from regard_lab.training.loop import train
+        from regard_lab.training.objectives import WriteTargets
+
+        sources, targets = self.model.source.encode_all(pairs.sources), self.model.target.encode_all(pairs.targets)
+        batches = Batches(sources, targets, size=PAIRS, seed=options.seed)
+        try:
+            learner = Learner(self.model.model, options, Stream(batches.batch), WriteTargets.of(options))
+            return train(learner, (), options, None, callbacks=callbacks)
+        finally:
+            self.model.model.eval()
+
+    def read(self, word: str) -> str:
+        """Return a word in the spelling that the model knows: mostly lower case, with a plain apostrophe.
+
+        Raises
+        ------
+        ValueError
+            If the word is empty, too long, or has a character that the model never saw.
+        """
+        letters = self._letters()
+        plain = unicodedata.normalize("NFC", word.strip())
+        plain = plain.lower() if letters.lowercase else plain
+        if "’" not in letters.symbols:
+            plain = plain.replace("’", "'")
+        longest = min(LONGEST, self.model.longest[0] or LONGEST)
+        if not plain:
+            raise rejected("pronounce", "word", "not be empty", repr(word))
+        if len(plain) > longest:
+            raise rejected("pronounce", "word", f"have at most {longest} letters", f"{len(plain)} ({plain[:12]!r}...)")
+        for letter in plain:
+            if letter not in letters.symbols:
+                spelled = f"be spelled with {_alphabet(letters.symbols)}"
+                raise rejected("pronounce", "word", spelled, f"{word!r}, which has {letter!r}")
+        if not any(letter.isalpha() for letter in plain):
+            raise rejected("pronounce", "word", "have a letter", repr(word))
+        return plain
+
+    def pronounce(self, words: Sequence[str], *, beams: int = 4) -> list[Prediction]:
+        """Return how each word is spoken, in the order given: its phonemes are the tokens; with the attention weights.
+
+        Parameters
+        ----------
+        words : sequence of str
+        beams : int
+            Width of the beam search.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`read`.
+        """
+        return self.model.predict([self.read(word) for word in words], _writing(beams, alignment=True))
+
+    def evaluate(self, pairs: Pairs, *, beams: int = 4) -> tuple[ErrorRates, dict[str, tuple[str, ...]]]:
+        """Return the error rates over all words, each scored against its nearest pronunciation.
+
+        Returns
+        -------
+        (ErrorRates, dict)
+            ``rates.symbol`` is the phoneme error rate and ``rates.sequence`` the word error rate, in percent; the
+            second item is the prediction for each word.
+        """
+        references = {word: [text.split() for text in texts] for word, texts in pairs.references().items()}
+        predictions = {each.source: each.tokens for each in self.model.predict(references, _writing(beams))}
+        return error_rates(predictions, references), predictions
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the model to a folder; see :meth:`load`."""
+        return self.model.save(folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Pronouncer:
+        """Read a pronouncer from a folder that :meth:`save`, or training by the command line, wrote.
+
+        Raises
+        ------
+        ModelFileError
+            If it holds no model, one of another task, or a file that was cut short or changed.
+        """
+        model = SequenceModel.load(folder)
+        task, vocabularies = model.about.get("task"), (model.source, model.target)
+        if task != TASK or [getattr(vocabulary, "separator", None) for vocabulary in vocabularies] != ["", " "]:
+            expected = f"describe a model of letters and phonemes, of task {TASK!r}"
+            raise rejected("load", str(Path(folder) / CONFIG), expected, f"task {task!r:.60}", ModelFileError)
+        return cls(model)
+
+    def _letters(self) -> SymbolVocabulary:
+        assert isinstance(self.model.source, SymbolVocabulary)
+        return self.model.source
+
+
+def _writing(beams: int, *, alignment: bool = False) -> PredictionOptions:
+    search = SearchOptions(beams=beams, length_penalty=0.0)
+    return PredictionOptions(search, alignment=alignment, replace_unknown=False, batch=_BATCH)
+
+
+def _alphabet(symbols: Sequence[str]) -> str:
+    letters = [letter for letter in symbols if letter.isalpha()]
+    others = [symbol for symbol in symbols if not symbol.isalpha()]
+    plain = letters == [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    return " ".join([*(["a–z"] if plain else letters), *others])

@@ -1,0 +1,129 @@
+"""The options of a run: data, vocabularies, model and training."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+from regard._errors import in_section, rejected, unknown_name
+from regard._schema import Options, option, section
+from regard_lab.models import RecurrentConfig
+from regard_lab.models.registry import MODELS
+from regard_lab.tasks.translation.alignment.aligners import ALIGNERS
+from regard_lab.tasks.translation.tasks import TASKS, VocabularyOptions
+from regard_lab.training.options import RunOptions, TrainingOptions
+
+#: The options of data that name files.
+FILES = ("data", "targets", "valid", "valid_targets", "alignments")
+
+
+@dataclass(frozen=True)
+class DataOptions(Options):
+    """Where the pairs come from."""
+
+    data: str = option("", "a file of pairs separated by a tab, or with targets of sources; - is standard input",
+                       flag="--data", short="Tab-separated pairs; - stdin.")  # fmt: skip
+    targets: str = option("", "a file of targets, a line for each source", flag="--targets",
+                          short="Targets of --data's sources.")  # fmt: skip
+    valid: str = option("", "pairs to validate with; by default some are held out", flag="--valid",
+                        short="Pairs to validate with.")  # fmt: skip
+    valid_targets: str = option("", "a file of targets of valid's sources", flag="--valid-targets",
+                                short="Targets of --valid's sources.")  # fmt: skip
+    held_out: int = option(1000, "sources that are held out; by default at most a tenth", least=1)
+    longest: int = option(100, "words that a side may have at most", least=1)
+    duplicates: bool = option(False, "keep pairs to learn from that are identical to an earlier one")
+    alignments: str = option("", "a file with the links of each line's words, in Pharaoh's format, that guide "
+                             "attention", flag="--alignments", short="Such links, in a file.")  # fmt: skip
+    tokenized: bool = option(False, "these links count what spaces separate, not words and signs")
+    align: bool = option(False, "make such links of the pairs to learn from", flag="--align",
+                         short="Guide attention by links.")  # fmt: skip
+    aligner: str = option("lexical", "what makes them", known=ALIGNERS)
+    #: Raffel 2020, arXiv 1910.10683.
+    span_share: float = option(0.15, "of span-corruption: share of the tokens that is hidden", above=0, below=1)
+    span_length: float = option(3.0, "of span-corruption: tokens of a hidden span, on average", least=1)
+
+    def check(self) -> None:
+        """Raise where options contradict each other, or one has no effect."""
+        piped = [name for name in FILES if getattr(self, name) == "-"]
+        if len(piped) > 1:
+            expected = "be a file where standard input is something else"
+            raise rejected("options", piped[1], expected, f"- as {piped[0]} is")
+        for name, needed in (("targets", "data"), ("valid_targets", "valid")):
+            if getattr(self, name) and not getattr(self, needed):
+                raise rejected("options", needed, f"be given with {name}", "none")
+        if self.alignments:
+            self.leave_out("align", "where data.alignments are given")
+        else:
+            self.leave_out("tokenized", "without data.alignments")
+        if not self.align:
+            self.leave_out("aligner", "without data.align")
+        if self.valid:
+            self.leave_out("held_out", "where valid is given")
+
+
+@dataclass(frozen=True)
+class ExperimentOptions(RunOptions):
+    """Everything that a run is asked for."""
+
+    task: str = option("translation", "translation, pronunciation or span-corruption", known=TASKS)
+    data: DataOptions = section(DataOptions, "where the pairs come from")
+    vocabularies: VocabularyOptions = section(VocabularyOptions, "how symbols are made of texts")
+    kind: str = option("recurrent", "of the model: recurrent or transformer", known=MODELS, flag="--model",
+                       short="rnn or transformer.")  # fmt: skip
+    preset: str = option("base", "the sizes of the model", flag="--preset", short="Sizes: small, base, ...")
+    model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
+    training: TrainingOptions = section(TrainingOptions, "how to train")
+    start: str = option("", "the folder of a model whose parameters and vocabularies the run begins with",
+                        flag="--start", short="A model to begin with.")  # fmt: skip
+
+    def check(self) -> None:
+        """Raise where options contradict each other, or one has no effect."""
+        guided = self.data.alignments or self.data.align
+        if guided and not self.training.guide:
+            raise rejected("options", "training.guide", "be above 0 where links are to guide attention", 0.0)
+        if not guided:
+            with in_section("training"):
+                self.training.leave_out("guided", "without data.alignments or data.align")
+        for place, where in TASKS[self.task].refused.items():
+            part, _, name = place.partition(".")
+            with in_section(part):
+                getattr(self, part).leave_out(name, where)
+
+    def with_absolute_paths(self) -> Self:
+        """Return the options with the files' names from the root on."""
+        files: dict[str, Any] = {name: _absolute(getattr(self.data, name)) for name in FILES}
+        return replace(self, start=_absolute(self.start), data=replace(self.data, **files))
+
+    def model_config(self, sources: int, targets: int) -> Any:
+        """Return the model's config for vocabularies of these sizes, or raise where an option is wrong."""
+        config, _ = MODELS[self.kind]
+        known = {each.name for each in fields(config)} - {"sources", "targets"}
+        for name in self.model:
+            if name not in known:
+                raise unknown_name(config.__name__, f"model.{name}", name, known)
+        with in_section("model"):
+            return config.preset(self.preset, sources, targets, **self.model)
+
+    def unset_model_fields(self) -> dict[str, Any]:
+        """Return the fields of the model that were not asked for, as the preset has them."""
+        fixed = {"sources", "targets", *self.model}
+        config = asdict(self.model_config(8, 8))
+        return {name: value for name, value in config.items() if name not in fixed and value is not None}
+
+    def check_model(self) -> None:
+        """Raise where a field of the model was asked for that has no effect beside the others."""
+        config = self.model_config(8, 8)
+        if isinstance(config, RecurrentConfig):
+            used = {"window": config.scope != "global", "longest": config.attention == "location"}
+            needed = {"window": "scope 'local-m' or 'local-p'", "longest": "attention 'location'"}
+        else:
+            used = {"longest": config.positions == "learned" or config.score == "location"}
+            needed = {"longest": "positions 'learned' or score 'location'"}
+        for name, value in self.model.items():
+            if not used.get(name, True):
+                raise rejected("train", f"model.{name}", f"be left out without {needed[name]}", value)
+
+
+def _absolute(name: str) -> str:
+    return str(Path(name).absolute()) if name not in ("", "-") else name

@@ -1,0 +1,159 @@
+"""The registry of tasks: how the texts of each become symbols, and by which metrics it is scored."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from regard._errors import in_section, unknown_name
+from regard._schema import Options, option
+from regard_lab.data.pairs import Pairs, read_pairs, read_texts
+from regard_lab.tasks.translation.metrics import bleu, chrf, error_rates
+from regard_lab.text.vocabulary import SUBWORDS, SymbolVocabulary, Vocabulary
+
+#: Spans that a text may have hidden, as many as T5's.
+_SENTINELS = 100
+_SYMBOLS = "for pronunciation, where letters and phonemes are the symbols"
+_TEXTS = "for span-corruption, which has texts and no pairs"
+
+
+@dataclass(frozen=True)
+class VocabularyOptions(Options):
+    """How symbols are made of texts, for tasks that leave it open."""
+
+    kind: str = option("bpe", "bpe, unigram or characters", known=SUBWORDS, flag="--vocabulary",
+                       short="bpe, unigram or characters.")  # fmt: skip
+    size: int = option(8000, "how many subwords", flag="--vocabulary-size")
+    joint: bool = option(False, "one vocabulary for both", flag="--joint/--apart")
+    lowercase: bool = option(False, "read and write in small letters")
+    #: Provilkov 2020, arXiv 1910.13267. Texts are split several times, each time differently, and an epoch goes through
+    #: all; what is rare is learned from its parts.
+    dropout: float = option(0.0, "share of BPE's merges that are left out when training texts are split",
+                            least=0, below=1)  # fmt: skip
+
+    def check(self) -> None:
+        """Raise where an option has no effect."""
+        if self.kind == "characters":
+            self.leave_out("size", "for characters, all of which count")
+        if self.kind != "bpe":
+            self.leave_out("dropout", "but for bpe, which has merges")
+
+
+class Task(ABC):
+    """Pairs of texts to learn from, and a score."""
+
+    #: Its name on the command line, the metric that a run goes by, and all that there are.
+    name: str
+    metric: str
+    names: tuple[str, ...]
+    #: The usual kind of model; whether both sides have one vocabulary in any case.
+    kind = "recurrent"
+    joint = False
+    #: Whether spans of a text are hidden in what is read, and are what is written.
+    hides = False
+    #: Options that mean nothing to it, by section and name, each with what is said where it is given.
+    refused: dict[str, str] = dict.fromkeys(
+        ("data.span_share", "data.span_length"), "unless the task is span-corruption"
+    )
+
+    def read(self, source: str, target: str | None, **how: Any) -> Pairs:
+        """Return the pairs of a file, or of two; ``how`` as :func:`~regard_lab.data.pairs.read_pairs` takes it."""
+        return read_pairs(source, target, **how)
+
+    @abstractmethod
+    def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:
+        """Return what turns sources and targets into numbers, learned from the pairs."""
+
+    @abstractmethod
+    def scores(self, written: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+        """Return the scores of what was written, each against all its references; the metric among them."""
+
+
+@final
+class Translation(Task):
+    """Sentences into sentences: subwords, BLEU and chrF."""
+
+    name, metric, names = "translation", "bleu", ("bleu", "chrf")
+
+    def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:
+        from regard_lab.text.subwords import SubwordVocabulary
+
+        kind, size, lowercase = options.kind, options.size, options.lowercase
+        # Characters are as many as there are.
+        count = None if kind == "characters" else size
+        with in_section("vocabularies"):
+            if options.joint:
+                vocabulary = SubwordVocabulary.train([*pairs.sources, *pairs.targets], kind, count, lowercase=lowercase)
+                return vocabulary, vocabulary
+            source, target = (
+                SubwordVocabulary.train(texts, kind, count, lowercase=lowercase)
+                for texts in (pairs.sources, pairs.targets)
+            )
+            return source, target
+
+    def scores(self, written: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+        listed = [list(each) for each in references]
+        return {"bleu": bleu(list(written), listed).value, "chrf": chrf(list(written), listed).value}
+
+
+@final
+class Pronunciation(Task):
+    """Words into phonemes separated by spaces: symbols, phoneme and word error rates."""
+
+    name, metric, names = "pronunciation", "wer", ("per", "wer")
+    refused = (
+        Task.refused
+        | dict.fromkeys(("data.alignments", "data.align"), _SYMBOLS)
+        | {f"vocabularies.{name}": _SYMBOLS for name in ("kind", "size", "joint", "dropout")}
+    )
+
+    def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:  # noqa: ARG002
+        return SymbolVocabulary.train(pairs.sources, lowercase=True), SymbolVocabulary.train(
+            pairs.targets, separator=" "
+        )
+
+    def scores(self, written: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+        predictions = {str(i): tuple(text.split()) for i, text in enumerate(written)}
+        right = {str(i): [tuple(text.split()) for text in each] for i, each in enumerate(references)}
+        rates = error_rates(predictions, right)
+        return {"per": rates.symbol, "wer": rates.sequence}
+
+
+@final
+class SpanCorruption(Task):
+    """Texts with spans hidden into these spans: what a model can learn before translation (Raffel 2020)."""
+
+    name, metric, names = "span-corruption", "loss", ()
+    kind, joint, hides = "transformer", True, True
+    refused = dict.fromkeys(
+        ("data.targets", "data.valid_targets", "data.alignments", "data.align", "vocabularies.joint"), _TEXTS
+    )
+
+    def read(self, source: str, target: str | None, **how: Any) -> Pairs:  # noqa: ARG002
+        return read_texts(source, **how)
+
+    def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:
+        from regard_lab.text.subwords import SubwordVocabulary
+
+        kind, lowercase = options.kind, options.lowercase
+        count = None if kind == "characters" else options.size
+        with in_section("vocabularies"):
+            vocabulary = SubwordVocabulary.train(pairs.sources, kind, count, lowercase=lowercase)
+        vocabulary = vocabulary.with_sentinels(_SENTINELS)
+        return vocabulary, vocabulary
+
+    def scores(self, written: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:  # noqa: ARG002
+        return {}
+
+
+#: By name.
+TASKS: Mapping[str, Task] = {task.name: task for task in (Translation(), Pronunciation(), SpanCorruption())}
+
+
+def get_task(name: str) -> Task:
+    """Return the task of this name."""
+    if name not in TASKS:
+        raise unknown_name("train", "task", name, TASKS)
+    return TASKS[name]

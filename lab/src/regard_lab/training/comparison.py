@@ -1,0 +1,176 @@
+"""Several mechanisms on the same data, steps and seed: how good, how large, how fast."""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from regard._errors import rejected
+from regard._writing import write_atomically
+from regard_lab.training.options import RunOptions
+from regard_lab.training.run_folder import RunFolder
+
+RESULTS = "compared.json"
+#: Batches that do not count, as kernels are compiled or loaded there.
+_FIRST = 5
+#: What runs that are compared may differ in.
+_OWN = ("kind", "preset", "model.")
+
+
+class ComparableRun(Protocol):
+    """A run in a folder, and how its model is scored."""
+
+    def train(self, *, callbacks: Any = ...) -> tuple[Any, Any]:
+        """Return the model, and how training ended."""
+
+    def scores(self, made: Any) -> dict[str, float]:
+        """Return the scores of the model on what the training held out, by name."""
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """The quality, size, speed and memory of one of the runs that are compared.
+
+    Attributes
+    ----------
+    name : str
+    scores : dict of str to float
+        On what was held out; of sequences, by beam search.
+    parameters, steps : int
+    unit : str
+        What is counted: tokens, of both sides, or images.
+    per_second : float
+        Of these in training, validations left out.
+    memory : float
+        The most that its process held, in MB (10⁶ bytes).
+    seconds : float
+        Of the whole run.
+    curve : list of (int, float)
+        Steps, and the metric that a validation found there.
+    """
+
+    name: str
+    scores: dict[str, float]
+    parameters: int
+    steps: int
+    unit: str
+    per_second: float
+    memory: float
+    seconds: float
+    curve: list[tuple[int, float]] = field(default_factory=list)
+
+
+def compare(
+    kind: Callable[[Any, Path, Callable[[str], None]], ComparableRun],
+    variants: Mapping[str, RunOptions],
+    folder: str | Path,
+    report: Callable[[ComparedRun], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[ComparedRun]:
+    """Train one model after the other, each in a process of its own, and return what became of them.
+
+    Parameters
+    ----------
+    kind : type of run
+        Such as :class:`regard_lab.tasks.translation.Experiment`; called with options, a folder, and what says lines.
+    variants : mapping of str to RunOptions
+        They may differ in the model alone.
+    folder : str or Path
+        Gets a folder for each, and ``compared.json``, which has those that are done.
+    report : callable
+        Called with each when it is there.
+    say : callable
+        Called with every line that a user should read, but once with those that are the same for all.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two, they differ in more than the model, an option is wrong, or a folder is not new.
+    TrainingError
+        If a training cannot go on.
+    """
+    if len(variants) < 2:
+        raise rejected("compare", "variants", "be at least two", len(variants))
+    first, *others = variants.values()
+    for each in others:
+        if _shared(each) != _shared(first):
+            raise rejected("compare", "variants", "differ in the model alone", "other data or training options")
+    folder = Path(folder)
+    for name, options in variants.items():
+        # What is wrong with the last is said before the first is trained.
+        kind(options, folder / name, lambda _: None)
+        RunFolder(folder / name, type(options)).check_new()
+    results: list[ComparedRun] = []
+    reported: set[str] = set()
+    for name, options in variants.items():
+        # A process of its own: memory is that of one model.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            compared, messages = pool.submit(_run, kind, name, options, folder / name).result()
+        for line in messages:
+            if line not in reported:  # the data is the same for all
+                say(line)
+        reported.update(messages)
+        results.append(compared)
+        write_atomically(folder / RESULTS, json.dumps([asdict(each) for each in results], indent=1).encode())
+        report(compared)
+    return results
+
+
+def _shared(options: RunOptions) -> dict[str, Any]:
+    return {name: value for name, value in options.flat().items() if not name.startswith(_OWN)}
+
+
+def _run(kind: Any, name: str, options: RunOptions, folder: Path) -> tuple[ComparedRun, list[str]]:
+    """Return what became of a variant, and what was said on the way."""
+    meter = _meter()
+    began = time.monotonic()
+    messages: list[str] = []
+    run: ComparableRun = kind(options, folder, messages.append)
+    made, ended = run.train(callbacks=[meter])
+    unit = 1 if sys.platform == "darwin" else 1024
+    compared = ComparedRun(
+        name,
+        run.scores(made),
+        sum(parameter.numel() for parameter in made.model.parameters()),
+        ended.steps,
+        options.training.unit,
+        meter.count / max(meter.seconds, 1e-9),
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6,
+        time.monotonic() - began,
+        _curve(folder / "log" / "metrics.csv", f"valid_{options.training.metric}"),
+    )
+    return compared, messages
+
+
+def _curve(path: Path, metric: str) -> list[tuple[int, float]]:
+    with path.open(encoding="utf-8") as file:
+        return [(int(row["step"]) + 1, float(row[metric])) for row in csv.DictReader(file) if row.get(metric)]
+
+
+def _meter() -> Any:
+    from lightning.pytorch import Callback
+
+    class Meter(Callback):
+        """Counts the tokens or images, and the seconds, of training steps, the first few of which compile."""
+
+        count, seconds, began = 0, 0.0, 0.0
+
+        def on_train_batch_start(self, *_: Any) -> None:
+            self.began = time.monotonic()
+
+        def on_train_batch_end(self, *given: Any) -> None:
+            *_, batch, number = given
+            if number >= _FIRST:
+                self.seconds += time.monotonic() - self.began
+                self.count += batch.count
+
+    return Meter()

@@ -1,0 +1,225 @@
+"""The training loop: fit a model until its budget is used up, nothing improves, or somebody interrupts."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.accelerators import AcceleratorRegistry
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.strategies import StrategyRegistry
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch.utils.data import DataLoader
+
+from regard._errors import rejected, unknown_name
+from regard._memory import fitting
+from regard_lab.training.checkpoints import BEST, CHECKPOINTS, LAST, AtomicCheckpoints, Best, Last, load_best_average
+from regard_lab.training.interrupts import Stopping, interruptible
+from regard_lab.training.learner import Learner, TrainingError
+from regard_lab.training.logs import Log
+from regard_lab.training.objectives import Examples
+from regard_lab.training.options import TrainingOptions
+from regard_lab.training.processes import lost_process
+
+LOG = "log"
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a run ended.
+
+    Attributes
+    ----------
+    steps, pairs : int
+        How many steps there were, and how many pairs this process learned from in them.
+    reason : str
+        ``"steps"``, ``"seconds"``, ``"patience"`` or ``"interrupt"``.
+    best : float
+        The best value of the metric; NaN where there was no validation.
+    seconds : float
+        Of training; what came before an interrupted run was resumed is counted in.
+    guesses : bool
+        Whether the last validation found a loss no better than that of guessing symbols by their frequency.
+    """
+
+    steps: int
+    pairs: int
+    reason: str
+    best: float
+    seconds: float = field(compare=False)
+    guesses: bool = False
+
+
+def train(
+    learner: Learner,
+    valid: Sequence[Examples],
+    options: TrainingOptions,
+    folder: str | Path | None,
+    *,
+    resume: bool = False,
+    callbacks: Iterable[Callback] = (),
+) -> TrainingResult:
+    """Train until the budget is used up, validation finds nothing better, or a keyboard interrupt.
+
+    The parameters end as those of the best validation (the mean of the best ``options.average``), or the last where
+    there was none. An interrupt ends the step at hand, saves, and returns; a second one is raised at once.
+
+    Parameters
+    ----------
+    learner : Learner
+    valid : sequence of batches
+        Walked through by every validation; empty for none.
+    options : TrainingOptions
+    folder : str, Path or None
+        Gets ``checkpoints`` and ``log``; with None nothing is written, and the parameters end as the last.
+    resume : bool, default False
+        Go on from the last checkpoint in the folder: same batches, same random numbers, and on a CPU the same bits as
+        a run that was never stopped.
+    callbacks : iterable of Callback
+        Such as a progress bar.
+
+    Returns
+    -------
+    TrainingResult
+
+    Raises
+    ------
+    TrainingError
+        If the loss is not finite, memory or the disk is full; the last checkpoint is whole.
+    """
+    folder = None if folder is None else Path(folder)
+    stop = Stopping(options)
+    learner.seconds = stop.used
+    best, hooks, last = _hooks(options, folder, bool(valid))
+    learner.train()  # Lightning trains a model in the mode that it finds it in
+    with _quiet(), interruptible(stop):
+        # What is saved last comes last, so that it knows of the best.
+        watching = [*hooks, *callbacks, stop, *([] if last is None else [last])]
+        trainer = _trainer(options, folder, watching, validates=bool(valid))
+        size = options.batch_option
+        memory = (
+            f"train: a batch must fit in memory, got an allocation that failed; begin anew with lower {size} "
+            f"(now {getattr(options, size)}), and accumulate (now {options.accumulate}) raised by the same factor."
+        )
+        with fitting(memory, TrainingError):
+            validation: Any = DataLoader(valid, batch_size=None) if valid else None  # type: ignore[arg-type]
+            begin = last.path if resume and last is not None else None
+            with _ends(stop):
+                trainer.fit(learner, learner.stream, validation, ckpt_path=begin)
+    reason = stop.reason or ("steps" if trainer.global_step >= options.steps else "patience")
+    if best is not None and reason != "interrupt":
+        load_best_average(learner, best, options.average)
+    score = None if best is None else best.best_model_score
+    best_score = float("nan") if score is None else float(score)
+    return TrainingResult(trainer.global_step, stop.pairs, reason, best_score, stop.used(), learner.guesses)
+
+
+def _trainer(options: TrainingOptions, folder: Path | None, callbacks: list[Callback], *, validates: bool) -> Trainer:
+    """Return Lightning's trainer for these options."""
+    return Trainer(
+        default_root_dir=folder,
+        accelerator=options.accelerator if options.accelerator != "auto" or torch.cuda.is_available() else "cpu",
+        devices=options.devices,
+        strategy=_strategy(options),
+        max_steps=options.steps,
+        max_epochs=-1,
+        accumulate_grad_batches=options.accumulate,
+        gradient_clip_val=options.clip or None,
+        val_check_interval=options.validate_every * options.accumulate if validates else None,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        log_every_n_steps=10,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=folder is not None,
+        use_distributed_sampler=False,
+        logger=False if folder is None else _loggers(folder, options),
+        callbacks=callbacks,
+        plugins=[AtomicCheckpoints()],
+    )
+
+
+@contextmanager
+def _ends(stop: Stopping) -> Iterator[None]:
+    """Make of what Lightning raises where training ends early what it means: an interrupt, or a lost process."""
+    try:
+        yield
+    except SIGTERMException:
+        stop.reason = "interrupt"
+    except RuntimeError as error:
+        lost = lost_process(error)
+        if lost is None:
+            raise
+        raise lost from error
+    except SystemExit as ended:  # what Lightning makes of a second keyboard interrupt
+        if isinstance(ended.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
+
+
+def check_devices(options: TrainingOptions) -> None:
+    """Raise where Lightning knows no such strategy or accelerator, or this machine has no such accelerator."""
+    strategies, accelerators = StrategyRegistry.available_strategies(), AcceleratorRegistry.available_accelerators()
+    for name, known in (("strategy", strategies), ("accelerator", {*accelerators, "gpu"})):
+        if getattr(options, name) not in {"auto", *known}:
+            raise unknown_name("options", name, getattr(options, name), {"auto", *known})
+    wanted = options.accelerator
+    kinds = ("cuda", "mps") if wanted == "gpu" else () if wanted == "auto" else (wanted,)
+    if kinds and not any(AcceleratorRegistry[kind]["accelerator"].is_available() for kind in kinds):
+        raise rejected("options", "accelerator", "be one that this machine has", repr(wanted))
+
+
+def _hooks(
+    options: TrainingOptions, folder: Path | None, validated: bool
+) -> tuple[Best | None, list[Callback], Last | None]:
+    """Return what keeps the best, it and whatever else looks at validations, and what saves where to go on."""
+    best, metric = None, f"valid_{options.metric}"
+    hooks: list[Callback] = []
+    mode = "min" if options.minimizes else "max"
+    if folder is not None and validated:
+        best = Best(
+            folder / CHECKPOINTS, f"{BEST}-{{step}}", monitor=metric, mode=mode, save_top_k=options.keep,
+            auto_insert_metric_name=True, save_weights_only=True, enable_version_counter=False,
+        )  # fmt: skip
+        hooks.append(best)
+    if options.patience and validated:
+        hooks.append(EarlyStopping(metric, patience=options.patience, mode=mode, min_delta=0.0))
+    return best, hooks, None if folder is None else Last(folder / CHECKPOINTS / LAST, options, validated, best)
+
+
+def _strategy(options: TrainingOptions) -> Any:
+    """Return what Lightning takes for a strategy; its own FSDP is torch's first, and knows GPUs alone."""
+    if not options.divides:
+        return options.strategy
+    from regard_lab.training.sharded import ShardedStrategy
+
+    return ShardedStrategy(options)
+
+
+def _loggers(folder: Path, options: TrainingOptions) -> list[Logger]:
+    loggers: list[Logger] = [Log(folder / LOG)]
+    return [*loggers, TensorBoardLogger(folder, name=LOG, version="")] if options.tensorboard else loggers
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Lightning from advertising and from warning about what is meant to be so."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="lightning")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)

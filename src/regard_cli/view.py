@@ -1,0 +1,34 @@
+"""``regard view``: the page of one record or two, served to this machine alone."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+from regard.inspect import Record
+from regard.inspect.page import describe_page
+from regard.inspect.server import PageServer
+from regard_cli.messages import echo, note, report_errors
+
+
+def run(files: Sequence[Path], *, port: int, browser: bool, batch: int) -> None:
+    """Serve the page of records until somebody interrupts it."""
+    with report_errors("hf"):
+        records = [Record.load(file) for file in files]
+        for record, file in zip(records, files):
+            record.title = record.title or file.stem
+        serve(records, port=port, browser=browser, batch=batch)
+
+
+def serve(records: Sequence[Record], *, port: int = 0, browser: bool = False, batch: int = 0) -> None:
+    """Serve the page of records, and say where it is."""
+    with PageServer(describe_page(records, batch=batch), port) as server:
+        echo(server.address)
+        note("regard: only this machine can open it; Ctrl-C ends it")
+        if browser:
+            webbrowser.open(server.address)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            note("regard: closed")

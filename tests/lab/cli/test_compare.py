@@ -1,0 +1,104 @@
+"""``regard compare``: a table and a picture of several mechanisms."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+
+from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.tasks.translation.experiment import Experiment
+from regard_lab.tasks.translation.options import ExperimentOptions
+from regard_lab.training.comparison import compare
+
+pytestmark = pytest.mark.slow
+
+SMALL = [
+    "--preset", "small", "--steps", "12", "--set", "vocabularies.kind=characters", "--set", "training.batch_tokens=400",
+    "--set", "training.validate_every=6", "--set", "data.held_out=10", "--set", "model.dropout=0.0",
+]  # fmt: skip
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("\n".join(f"{a}{b}\t{b}{a}" for a in "abcdefgh" for b in "klmnopqr") + "\n\t\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.campaign
+def test_a_table_a_picture_and_numbers(regard, pairs, tmp_path) -> None:
+    out = tmp_path / "out"
+    result = regard(
+        "compare", "translation", "--attention", "none,transformer", "--data", pairs, "--out", out, *SMALL,
+        "--set", "model.width=32", "--set", "model.heads=2", "--set", "model.encoder=24",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert result.out.count("left out, a side is empty: 1") == 1
+    options = {name: tomllib.loads((out / name / "options.toml").read_text()) for name in ("none", "transformer")}
+    assert options["none"]["model"]["encoder"] == 24 and "width" not in options["none"]["model"]
+    assert options["transformer"]["model"] == {"width": 32, "heads": 2, "dropout": 0.0}
+    for name in ("none", "transformer", "bleu", "tokens/s", "memory"):
+        assert name in result.out
+    found = json.loads((out / "compared.json").read_text(encoding="utf-8"))
+    assert [each["name"] for each in found] == ["none", "transformer"]
+    for each in found:
+        assert each["steps"] == 12 and each["per_second"] > 0
+        assert [step for step, _ in each["curve"]] == [6, 12] and each["memory"] > 50
+        learned = SequenceModel.load(out / each["name"]).model.parameters()
+        assert each["parameters"] == sum(parameter.numel() for parameter in learned)
+    assert (out / "compared.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--attention", "additive"],
+            "--attention must name two mechanisms or more, separated by commas, got",
+        ),
+        (["--attention", "dot,dot"], "--attention must name each mechanism once"),
+        (["--attention", "dot,aditive"], "did you mean 'additive'"),
+        (["--attention", "dot,additive", "--steps", "0"], "steps must be at least 1"),
+        (["--attention", "dot,additive", "--set", "training.steps=abc"], "steps must be of type int"),
+        (["--attention", "dot,additive", "--data", "-"], "--data must be a file"),
+        (["--attention", "dot,additive", "--set", "attention=dot"], "attention must be left to --attention"),
+        (["--attention", "dot,transformer", "--set", "kind=recurrent"], "kind must be left to --attention"),
+        (["--attention", "dot,none", "--set", "model.score=dot"], "model.score must be left to --attention"),
+        (["--attention", "dot,none", "--set", "model.heads=4"], "model.heads must be one of"),
+        (["--attention", "dot,transformer", "--set", "model.head=4"], "did you mean 'heads'"),
+        (["--attention", "dot,transformer", "--set", "model=4"], "model must be a table"),
+    ],
+)
+def test_wrong_options(regard, pairs, tmp_path, arguments, message) -> None:
+    result = regard("compare", "translation", "--data", pairs, "--out", tmp_path / "out", *SMALL, *arguments)
+    assert result.code == 2 and message in result.err and "Traceback" not in result.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.campaign
+def test_what_is_done_is_kept_where_the_next_cannot_be(pairs, tmp_path) -> None:
+    shared = {"preset": "small", "data": {"data": str(pairs), "held_out": 10}, "vocabularies": {"kind": "characters"}}
+    shared["training"] = {"steps": 2, "batch_tokens": 400, "validate_every": 2}
+    variants = {
+        name: ExperimentOptions.from_table({**shared, "model": {"attention": name}}) for name in ("dot", "none")
+    }
+
+    def stop(found) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(Experiment, variants, tmp_path / "out", report=stop)
+    (found,) = json.loads((tmp_path / "out" / "compared.json").read_text(encoding="utf-8"))
+    assert found["name"] == "dot" and found["steps"] == 2
+
+
+def test_what_is_there_is_said_before_anything_is_trained(regard, pairs, tmp_path) -> None:
+    (tmp_path / "out" / "additive").mkdir(parents=True)
+    (tmp_path / "out" / "additive" / "config.json").touch()
+    options = ["--data", pairs, "--out", tmp_path / "out", *SMALL]
+    result = regard("compare", "translation", "--attention", "dot,additive", *options)
+    assert result.code == 2
+    assert f"out must be a new folder, got {tmp_path / 'out' / 'additive'}, which has a model." in result.err
+    assert not (tmp_path / "out" / "dot").exists()

@@ -1,0 +1,166 @@
+"""``regard train language-model`` and ``regard generate``, as a new user runs them on a text of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from regard_lab.models import DecoderLM, DecoderLMConfig, load, save
+
+SETTINGS = (
+    "model.width=32", "model.layers=2", "model.heads=2", "training.precision=float32", "training.learning_rate=0.01",
+    "training.validate_every=20", "training.save_every=10",
+)  # fmt: skip
+SMALL = ["--tokenizer", "characters", "--preset", "tiny", "--length", "32", "--batch-tokens", "512"]
+SMALL += [each for setting in SETTINGS for each in ("--set", setting)]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("a rose is " * 1200)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import regard_cli
+
+    out = tmp_path_factory.mktemp("model") / "out"
+    with pytest.raises(SystemExit) as caught:
+        regard_cli.main(["train", "language-model", "--data", str(text), "--out", str(out), "--steps", "60", *SMALL])
+    assert not caught.value.code
+    return out
+
+
+def test_from_a_text_to_more_of_it(regard, model) -> None:
+    result = regard("generate", "--model", model, "a rose is", "--max-new-tokens", "18")
+    assert (result.code, result.out) == (0, "a rose is a rose is a rose \n"), result.err
+    piped = regard("generate", "--model", model, "-", "--max-new-tokens", "5", stdin="a rose")
+    assert piped.out == "a rose is a\n"
+    torn = regard("generate", "--model", model, "\udcff a")
+    assert torn.code == 2 and not torn.out and "half a surrogate pair" in torn.err
+
+
+def test_several_texts_as_json(regard, model) -> None:
+    result = regard("generate", "--model", model, "a ro", "is a", "--max-new-tokens", "6", "--json", "--alignment")
+    first, second = map(json.loads, result.out.splitlines())
+    assert first["text"] == "se is " and second["text"] == " rose "
+    assert [len(row) for row in first["attention"]] == [5 + i for i in range(6)]
+    assert first["log_probability"] < 0 and first["end"] == "length"
+
+
+def test_what_each_token_looked_at(regard, model, tmp_path) -> None:
+    pictures = ["--plot", tmp_path / "a.png", "--html", tmp_path / "a.html"]
+    result = regard("generate", "--model", model, "a rose", "--max-new-tokens", "4", "--alignment", *pictures)
+    assert result.code == 0 and "attention:" in result.out
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert "What each token looked at" in (tmp_path / "a.html").read_text(encoding="utf-8")
+
+
+def test_sampling_goes_by_the_seed(regard, model) -> None:
+    drawn = ["generate", "--model", model, "a", "--temperature", "2", "--max-new-tokens", "20", "--seed"]
+    assert regard(*drawn, "1").out == regard(*drawn, "1").out != regard(*drawn, "2").out
+
+
+def test_beams_and_lookup_write_the_same(regard, model) -> None:
+    texts = [
+        regard("generate", "--model", model, "a rose is", "--max-new-tokens", "9", *more).out
+        for more in ([], ["--beams", "2"], ["--draft", "lookup"], ["--draft", model])
+    ]
+    assert set(texts) == {"a rose is a rose i\n"}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--samples", "2"], "--samples must be 1 where temperature is 0, got 2."),
+        (["--beams", "2", "--alignment"], "--alignment, --plot and --html must be left out with --beams, got both."),
+        (["--draft", "lookup", "--alignment"], "--draft must be left out where attention is drawn, got lookup."),
+        (["--top-p", "0.5"], "--top-p must be 1.0 where temperature is 0, got 0.5."),
+        (["--temperature", "-1"], "--temperature must be at least 0, got -1.0."),
+        (["--stop", ""], "--stop must hold no empty sequence, got one."),
+        (["--plot", "/nowhere/a.png"], "/nowhere/a.png cannot be used: No such file or directory"),
+    ],
+)
+def test_options_that_do_not_fit(regard, model, given, sentence) -> None:
+    result = regard("generate", "--model", model, "a", *given)
+    assert (
+        result.code == 2
+        and not result.out
+        and result.err.strip() == f"regard: {sentence}".replace("regard: --", "regard: generate: --")
+    )
+
+
+def test_folders_without_a_model(regard, text, model, tmp_path) -> None:
+    result = regard("generate", "--model", tmp_path, "a")
+    assert result.code == 2 and "config.json" in result.err
+    result = regard("train", "language-model", "--data", text, "--out", model)
+    assert result.code == 2 and "must be a new folder" in result.err
+    result = regard("train", "language-model", "--data", tmp_path / "none.txt", "--out", tmp_path / "out")
+    assert result.code == 2 and "none.txt" in result.err and not (tmp_path / "out").exists()
+    save(DecoderLM(DecoderLMConfig(10, width=16, layers=1, normalizer="entmax15")), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"head": ["sequence"]}))
+    result = regard("generate", "--model", tmp_path, "a")
+    assert result.code == 2 and "must describe a decoder or an encoder" in result.err
+
+
+def test_an_attempt_that_failed_is_no_obstacle(regard, text, tmp_path) -> None:
+    options = ["--data", text, "--out", tmp_path / "out", "--steps", "1", *SMALL]
+    (tmp_path / "empty.txt").write_text("\n")
+    result = regard("train", "language-model", *options, "--valid", tmp_path / "empty.txt")
+    assert result.code == 2 and "empty.txt" in result.err and not (tmp_path / "out").exists()
+    result = regard("train", "language-model", *options, "--valid", text)
+    assert result.code == 0, result.err
+    result = regard("train", "classifier", "--out", tmp_path / "out", "--resume")
+    assert result.code == 2 and "must be a run of classifier, got one of language-model" in result.err
+
+
+def test_memory_that_is_not_there(regard, model, monkeypatch) -> None:
+    from regard_lab.tasks.language.text_generator import TextGenerator
+
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
+
+    monkeypatch.setattr(TextGenerator, "generate", full)
+    result = regard("generate", "--model", model, "a")
+    assert (result.code, result.err) == (2, "regard: memory is full: a smaller model, batch or length takes less\n")
+
+
+def test_a_folder_of_sixteen_bits_in_eight(regard, model, tmp_path) -> None:
+    save(load(model).bfloat16(), tmp_path)
+    for file in model.glob("tokenizer*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    result = regard("generate", "--model", tmp_path, "a rose is", "--max-new-tokens", "9", "--int8")
+    assert (result.code, result.out) == (0, "a rose is a rose i\n"), result.err
+
+
+def test_all_options_are_shown(regard) -> None:
+    result = regard("train", "language-model", "--out", "none", "--show-options", "--masked")
+    assert result.code == 0 and "masked = true" in result.out and "# kv_heads" not in result.out
+    assert "learning_rate = 0.001" in result.out
+
+
+@pytest.mark.campaign
+def test_an_interrupt_is_no_loss(text, tmp_path) -> None:
+    """A run that is interrupted says how it goes on, and does."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "regard", "train", "language-model", "--out", str(out)]
+    begin = [*command, "--data", str(text), "--steps", "100000", *SMALL]
+    process = subprocess.Popen(begin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
+    last = out / "checkpoints" / "last.ckpt"
+    while not last.exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate()
+    assert process.returncode == 130 and f"regard train language-model --out {out} --resume" in told, told
+    again = subprocess.run([*command, "--resume", "--seconds", "1"], capture_output=True, text=True, check=False)
+    assert again.returncode == 0 and "going on after step" in again.stdout and (out / "model.safetensors").exists()

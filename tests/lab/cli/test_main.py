@@ -1,0 +1,81 @@
+"""The command itself: version, usage errors, missing packages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import regard_cli as cli
+
+
+def test_the_version(regard) -> None:
+    outcome = regard("--version")
+    assert outcome.code == 0
+    assert outcome.out.startswith("regard 0.")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["say"], ["demo", "--seconds", "soon"], ["demo", "--seconds", "0"], ["demo", "--seed", "-1"]]
+)
+def test_wrong_usage(regard, arguments: list[str]) -> None:
+    outcome = regard(*arguments)
+    assert outcome.code == 2
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf"])
+def test_seconds_are_finite(regard, seconds: str) -> None:
+    outcome = regard("demo", "--train", "--seconds", seconds)
+    assert outcome.code == 2
+    assert "--seconds" in outcome.err
+
+
+def test_a_missing_package_is_one_hint(regard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    outcome = regard("--version")
+    assert outcome.code == 2
+    assert outcome.err.count("\n") == 1
+    assert "pip install 'regard[cli]'" in outcome.err
+
+
+def run(*arguments: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    command = f"{sys.executable} -m regard {' '.join(arguments)} {shell}"
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        capture_output=True, text=True, check=False, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def test_closed_streams_are_no_crash(tmp_path: Path) -> None:
+    for closed in ("<&-", ">&-"):
+        done = run("demo", "--out", str(tmp_path), shell=closed)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    done = run("catalogue", shell="| true")
+    assert done.stderr == ""
+    assert done.returncode in (0, 1)
+
+
+def test_what_an_encoding_lacks_is_replaced(tmp_path: Path) -> None:
+    done = run("demo", "--out", str(tmp_path), PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Ma s?ur n'a jamais vu la mer.\n" in done.stdout
+
+
+@pytest.mark.campaign(keep=1)
+@pytest.mark.parametrize(("given", "expected"), [({}, "20000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_idle_threads_sleep_after_a_while_unless_the_user_says_otherwise(given: dict[str, str], expected: str) -> None:
+    code = "import sys; sys.argv = sys.orig_argv = ['regard', 'train']; import os, regard; "
+    code += "print(os.environ['GOMP_SPINCOUNT'])"
+    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], env=kept | given, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
+    library = "import os, regard; print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run([sys.executable, "-c", library], env=kept, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "None", "a library that is imported sets nothing"

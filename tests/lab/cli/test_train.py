@@ -1,0 +1,749 @@
+"""``regard train``, ``translate`` and ``evaluate``, as a new user runs them on pairs of their own."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import gzip
+import json
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from pages import Page
+
+from regard_lab.data.pairs import read_pairs
+from regard_lab.generation import sequence_model as sequences
+from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.models import folders as files
+from regard_lab.tasks.translation.metrics import bleu
+from regard_lab.training.learner import Learner
+
+pytestmark = pytest.mark.slow
+
+WORDS = {"one": "un", "two": "deux", "red": "rouge", "blue": "bleu", "cat": "chat", "dog": "chien", "sees": "voit"}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory) -> Path:
+    """Sentences of a language of seven words, and their translations word by word."""
+    drawn = random.Random(0)
+    lines = set()
+    while len(lines) < 400:
+        chosen = [drawn.choice(list(WORDS)) for _ in range(drawn.randint(1, 5))]
+        lines.add(f"{' '.join(chosen)}\t{' '.join(WORDS[word] for word in chosen)}")
+    path = tmp_path_factory.mktemp("data") / "pairs.tsv"
+    path.write_text("\n".join(sorted(lines)) + "\n\tempty\n", encoding="utf-8")
+    return path
+
+
+SMALL = [
+    "--preset", "small", "--vocabulary-size", "60", "--batch-tokens", "400", "--learning-rate", "0.003",
+    "--set", "training.schedule=constant",
+    "--set", "model.embedding=64", "--set", "model.encoder=64", "--set", "model.decoder=128",
+    "--set", "training.label_smoothing=0.0",
+    "--set", "model.features=64", "--set", "training.warmup=20", "--set", "training.validate_every=120",
+    "--set", "training.precision=float32", "--set", "training.save_every=20", "--set", "data.held_out=30",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(pairs, tmp_path_factory) -> Path:
+    """A model that learned it, trained by the command itself."""
+    import regard_cli
+
+    out = tmp_path_factory.mktemp("model") / "out"
+    torch.manual_seed(0)
+    with pytest.raises(SystemExit) as caught:
+        regard_cli.main(["train", "translation", "--data", str(pairs), "--out", str(out), "--steps", "500", *SMALL])
+    assert not caught.value.code
+    return out
+
+
+def test_from_pairs_to_a_sentence_with_its_alignment(regard, model) -> None:
+    result = regard("translate", "--model", model, "one red cat sees dog", "--alignment")
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    assert lines[0] == "un rouge chat voit chien"
+    assert any(line.startswith("rouge") for line in lines) and "attention:" in lines[-1]
+
+
+def test_the_folder_holds_everything(model) -> None:
+    names = {path.name for path in model.iterdir()}
+    assert {"config.json", "model.safetensors", "source.json", "target.json", "options.toml", "checkpoints"} <= names
+    options = tomllib.loads((model / "options.toml").read_text(encoding="utf-8"))
+    assert options["training"]["steps"] == 500 and options["model"]["decoder"] == 128
+    with (model / "log" / "metrics.csv").open(encoding="utf-8") as file:
+        names = next(csv.reader(file))
+    assert {"step", "loss", "valid_loss", "valid_bleu"} <= set(names) and "epoch" not in names
+
+
+def test_a_filter_from_standard_input(regard, model) -> None:
+    result = regard("translate", "--model", model, stdin="red dog\n\nblue cat\n")
+    assert result.out.splitlines() == ["rouge chien", "", "bleu chat"]
+
+
+def test_memory_that_is_full(regard, model, pairs, monkeypatch) -> None:
+    def full(*given, **options):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(sequences, "search", full)
+    for command in (["translate", "red dog"], ["evaluate", pairs]):
+        result = regard(*command, "--model", model, "--beams", "4", "--batch", "9")
+        assert result.code == 2 and "Traceback" not in result.err
+        why = "lines must fit in memory, got an allocation that failed; lower batch (now 9) or beams (now 4)."
+        assert result.err.splitlines()[-1] == f"regard: {command[0]}: {why}", "no name of a function"
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (b"\xef\xbb\xbfred dog\n", "rouge chien\n"),
+        (b"red\rdog\nblue cat", "rouge chien\nbleu chat\n"),
+        (b"red dog\r\n", "rouge chien\n"),
+        (gzip.compress(b"red dog\n"), "rouge chien\n"),
+    ],
+    ids=["a byte order mark", "a carriage return within", "lines of Windows", "gzip"],
+)
+def test_a_line_in_is_a_line_out(regard, model, given, shown) -> None:
+    assert regard("translate", "--model", model, stdin=given).out == shown
+
+
+def test_a_line_that_is_no_text_is_named(regard, model) -> None:
+    result = regard("translate", "--model", model, stdin=b"red dog\ncaf\xe9\n")
+    assert result.code == 2
+    assert "regard: translate: standard input, line 2 must be text in UTF-8, got byte 0xe9 at column 4" in result.err
+
+
+def test_json(regard, model) -> None:
+    (record,) = map(json.loads, regard("translate", "--model", model, "--json", "red dog").out.splitlines())
+    assert record["text"] == "rouge chien"
+    assert [len(row) for row in record["alignment"]] == [2, 2]
+    for row in record["alignment"]:
+        assert sum(row) == pytest.approx(1, abs=1e-4)
+    assert record["alignment"][0][0] > 0.5 > record["alignment"][0][1]
+
+
+def test_every_sentence_of_a_line_is_translated(regard, model) -> None:
+    whole = regard("translate", "--model", model, "red dog. blue cat. one dog", "--alignment")
+    assert whole.out.splitlines()[0] == " ".join(
+        regard("translate", "--model", model, each).out.strip() for each in ("red dog.", "blue cat.", "one dog")
+    )
+    (record,) = map(json.loads, regard("translate", "--model", model, "--json", "red dog. blue cat").out.splitlines())
+    assert [len(row) for row in record["alignment"]] == [len(record["source_words"])] * len(record["words"])
+    assert regard("translate", "--model", model, "--whole", "red dog. blue cat").code == 0
+
+
+def test_n_best_and_samples(regard, model) -> None:
+    best = regard("translate", "--model", model, "--n-best", "3", "red dog").out.splitlines()
+    scores = [float(line.split("\t")[0]) for line in best]
+    assert len(best) == 3 and scores == sorted(scores, reverse=True)
+    assert len({line.split("\t")[1] for line in best}) == 3
+    one, other = (regard("translate", "--model", model, "--sample", "--seed", seed, "red dog").out for seed in (1, 1))
+    assert one == other
+
+
+def test_precision(regard, model) -> None:
+    assert regard("translate", "--model", model, "--precision", "bfloat16", "red dog").out == "rouge chien\n"
+    for command in (["translate", "red dog"], ["evaluate", "pairs.tsv"]):
+        result = regard(*command, "--model", model, "--precision", "bfloat61")
+        assert result.code == 2 and "did you mean 'bfloat16'" in result.err
+
+
+def test_the_alignment_of_a_translation_that_is_given(regard, model) -> None:
+    result = regard("translate", "--model", model, "red dog", "--given", "chien rouge", "--alignment")
+    lines = result.out.splitlines()
+    assert result.code == 0 and lines[0] == "chien rouge"
+    (record,) = map(
+        json.loads,
+        regard("translate", "--model", model, "red dog", "--given", "rouge chien", "--json").out.splitlines(),
+    )
+    (own,) = map(json.loads, regard("translate", "--model", model, "red dog", "--json").out.splitlines())
+    assert record["text"] == own["text"] and record["score"] == pytest.approx(own["score"], abs=1e-4)
+    pairs = {
+        ("red", "dog", "--given", "rouge"): "--given must be there for each text, 2, got 1.",
+        ("--given", "rouge"): "texts must be given as arguments for --plot, --html and --given.",
+        (
+            "red",
+            "--given",
+            "rouge",
+            "--n-best",
+            "2",
+        ): "--given must come without --beams, --n-best, --no-repeat, --sample",
+        ("red", "--given", "rouge", "--precision", "bfloat16"): "--given must come without --beams",
+        ("red", "--given", "rouge", "--keep-unknown"): "--given must come without --beams",
+    }
+    for arguments, why in pairs.items():
+        refused = regard("translate", "--model", model, *arguments, stdin="red\n")
+        assert refused.code == 2 and f"regard: translate: {why}" in refused.err, refused.err
+
+
+def test_pictures(regard, model, tmp_path) -> None:
+    png, html = tmp_path / "a.png", tmp_path / "a.html"
+    assert regard("translate", "--model", model, "red dog", "--plot", png, "--html", html).code == 0
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "rouge" in Page(html.read_text(encoding="utf-8")).described["texts"][0]["tokens"]
+    result = regard("translate", "--model", model, "red \udce9 dog", "--plot", png, "--html", html)
+    name = Page(html.read_text(encoding="utf-8")).described["layers"][0]["name"]
+    assert result.code == 0 and name == f"red � dog → {result.out.strip()}", result.err
+    png.unlink()
+    result = regard("translate", "--model", model, " ", "--plot", png)
+    assert (result.code, result.out) == (0, "\n") and not png.exists()
+    assert f"regard: nothing was written, so there is no picture: {png}" in result.err
+    (tmp_path / "folder.png").mkdir()
+    for path, why in (
+        (tmp_path / "folder.png", "Is a directory"),
+        (tmp_path / "no" / "a.png", "No such file or directory"),
+    ):
+        result = regard("translate", "--model", model, "red dog", "--plot", path)
+        assert (result.code, result.out, result.err) == (2, "", f"regard: {path} cannot be used: {why}\n")
+
+
+def test_a_sentence_without_quotes_is_told(regard, model) -> None:
+    result = regard("translate", "--model", model, "red", "dog")
+    assert result.code == 0 and len(result.out.splitlines()) == 2
+    assert result.err == "regard: each argument is a text of its own; a sentence is one in quotes\n"
+    assert not regard("translate", "--model", model, "red dog", "dog").err
+
+
+def test_a_sign_that_no_font_has_is_drawn_without_a_word(regard, model, tmp_path) -> None:
+    result = regard("translate", "--model", model, "red dog\U0001f9ff", "--plot", tmp_path / "a.png")
+    assert result.code == 0 and not result.err, result.err
+
+
+def test_evaluation(regard, model, pairs) -> None:
+    result = regard("evaluate", pairs, "--model", model, "--json")
+    found = json.loads(result.out.splitlines()[-1])
+    (bleu,) = [value for name, value in found.items() if name.startswith("BLEU|")]
+    assert bleu > 80
+    assert "left out" in result.err or "empty" in result.err
+    assert any(name.startswith("chrF") and "version:" in name for name in found)
+    refused = regard("evaluate", pairs, "--model", model, "--out", "nowhere/out.txt")
+    assert (refused.code, refused.err) == (2, "regard: nowhere/out.txt cannot be used: No such file or directory\n")
+
+
+def test_a_model_of_lower_case_is_scored_in_lower_case(regard, pairs, tmp_path) -> None:
+    loud = tmp_path / "loud.tsv"
+    loud.write_text(pairs.read_text(encoding="utf-8").upper(), encoding="utf-8")
+    options = ["--data", loud, "--out", tmp_path / "out", "--steps", "240", "--set", "vocabularies.lowercase=true"]
+    assert regard("train", "translation", *options, *SMALL).code == 0
+    result = regard("evaluate", loud, "--model", tmp_path / "out", "--tokenized", "--json", "--out", tmp_path / "said")
+    found = json.loads(result.out.splitlines()[-1])
+    scores = {name: value for name, value in found.items() if "|" in name}
+    assert len(scores) == 3 and all("case:lc" in name for name in scores)
+    said = (tmp_path / "said").read_text(encoding="utf-8").splitlines()
+    right = list(read_pairs(str(loud), lowercase=True).references().values())
+    (value,) = [value for name, value in scores.items() if "tok:13a" in name]
+    assert value == round(bleu(said, right).value, 2) > 0
+
+
+@pytest.mark.parametrize("command", ["train translation", "train classifier", "compare"])
+def test_help_fits_on_a_screen(regard, monkeypatch, command) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = regard(*command.split(), "--help").out.splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 80
+    options = [line for line in lines if line.startswith("│") and "--" in line]
+    assert len(options) == {"train translation": 24, "train classifier": 29, "compare": 20}[command], (
+        "an option is a line"
+    )
+
+
+def interrupt_while_saving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Ctrl-C be pressed when the model is about to be saved."""
+    real = files.write_together
+
+    def interrupted(written) -> None:
+        if any(path.name == "config.json" for path in written):
+            signal.raise_signal(signal.SIGINT)
+        real(written)
+
+    monkeypatch.setattr(files, "write_together", interrupted)
+
+
+class TestOptions:
+    def test_a_file_flags_and_settings(self, regard, pairs, tmp_path) -> None:
+        path = tmp_path / "options.toml"
+        path.write_text('preset = "small"\n[training]\nsteps = 7\nclip = 2.0\n[data]\nheld_out = 5\n', encoding="utf-8")
+        shown = regard(
+            "train", "translation", "--out", tmp_path / "x", "--options", path, "--steps", "9", "--attention", "local",
+            "--set", "training.clip=0.5", "--show-options",
+        )  # fmt: skip
+        assert shown.code == 0, shown.err
+        options = tomllib.loads(shown.out)
+        assert (options["training"]["steps"], options["training"]["clip"], options["data"]["held_out"]) == (9, 0.5, 5)
+        assert options["model"] == {"attention": "general", "scope": "local-p"} and options["preset"] == "small"
+        assert re.search(r"^patience = 0 +# stop after so many validations without a better one", shown.out, re.M)
+        assert re.search(r'^schedule = "linear" +# .*: inverse_sqrt, cosine, linear, constant$', shown.out, re.M)
+        rest = shown.out[shown.out.index("# What else [model] may have") :].splitlines()
+        assert all(line.startswith("# ") for line in rest) and 'wiring = "after"' in "".join(rest)
+        assert not any(line.startswith("# attention") for line in rest)
+        path.write_text(shown.out, encoding="utf-8")
+        assert regard("train", "translation", "--out", "x", "--options", path, "--show-options").out == shown.out
+
+    @pytest.mark.parametrize(
+        ("arguments", "rate"),
+        [
+            (["--preset", "small"], 4e-3),
+            (["--preset", "small", "--learning-rate", "0.001"], 1e-3),
+            (["--preset", "small", "--model", "transformer"], 2e-3),
+            ([], 2e-3),
+        ],
+    )
+    def test_a_preset_has_its_own_learning_rate(self, regard, tmp_path, arguments, rate) -> None:
+        shown = regard("train", "translation", "--out", tmp_path / "x", "--show-options", *arguments)
+        assert tomllib.loads(shown.out)["training"]["learning_rate"] == rate
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--set", "training.stpes=3"], r"did you mean 'steps'"),
+            (["--set", "model.decoders=3", "--data", "DATA"], r"did you mean 'decoder'"),
+            (["--set", "training"], "--set must be NAME=VALUE, such as training.clip=0.5, got 'training'"),
+            (["--steps", "0"], "steps must be at least 1, got 0"),
+            (["--model", "rnm"], "did you mean 'rnn'"),
+            (["--preset", "smal", "--data", "DATA"], "did you mean 'small'"),
+            (["--attention", "aditive", "--data", "DATA"], "--attention must be one of 'additive', 'concat', "),
+            (["--attention", "locall"], "'hard', 'laplacian', 'local', 'location', 'none', "),
+            (["--attention", "transformer"], "--attention must be a score; --model says what kind of model it is in"),
+            (["--model", "transformer", "--attention", "none"], "must be a score for a Transformer, got 'none'"),
+            (["--vocabulary", "bpee", "--data", "nowhere"], "did you mean 'bpe'"),
+            (
+                ["--model", "transformer", "--attention", "hard"],
+                "attention must be a score for a Transformer, got 'hard'",
+            ),
+            (["--set", "training.clip=abc"], "clip must be of type float, got 'abc'"),
+            (["--set", "training=5"], "training must be a table of options, got 5"),
+            (["--set", "model=5"], "model must be a table of options, got 5"),
+            (["--set", "data=5"], "data must be a table"),
+            (["--set", "training.metric=wer"], "training.metric must be loss or one of bleu, chrf for translation"),
+            (
+                ["--model", "transformer", "--set", "model.tied=all"],
+                "model.tied must be 'none' or 'target' without a joint",
+            ),
+            (["--set", "training.devices=2"], "training.devices must be 1 without torchrun, got 2"),
+            (["--valid-targets", "x", "--data", "DATA"], "valid must be given with valid_targets"),
+            (["--vocabulary", "words", "--data", "DATA"], "--vocabulary must be one of"),
+            (
+                ["--vocabulary", "characters", "--vocabulary-size", "90"],
+                "--vocabulary-size must be left out for characters, all of which count, got 90",
+            ),
+            (
+                ["--set", "vocabularies.kind=unigram", "--set", "vocabularies.dropout=0.1"],
+                "vocabularies.dropout must be left out but for bpe, which has merges, got 0.1",
+            ),
+            (["--set", "vocabularies.dropout=1.0"], "vocabularies.dropout must be at least 0 and below 1, got 1.0"),
+            (
+                ["--set", "model.tied=all"],
+                "model.tied must be 'none' or 'target' without a joint vocabulary, got 'all'",
+            ),
+            (
+                ["--valid", "x", "--set", "data.held_out=7"],
+                "data.held_out must be left out where valid is given, got 7",
+            ),
+            (["--data", "DATA", "--set", "data.held_out=9999"], "held_out must be from 1 to"),
+            (["--targets", "x"], "train: --data must be given with targets, got none"),
+            (
+                ["--data", "-", "--valid", "-"],
+                "valid must be a file where standard input is something else, got - as data",
+            ),
+            (
+                ["--attention", "dot", "--set", "model.attention=general"],
+                "model.attention must be left out with --attention, got 'general'",
+            ),
+            (
+                ["--model", "transformer", "--attention", "dot", "--set", "model.score=cosine"],
+                "model.score must be left out with --attention, got 'cosine'",
+            ),
+            (["--set", "model.window=3"], "model.window must be left out without scope 'local-m' or 'local-p', got 3"),
+            (["--set", "model.longest=9"], "model.longest must be left out without attention 'location', got 9"),
+            (
+                ["--model", "transformer", "--set", "model.longest=9"],
+                "model.longest must be left out without positions 'learned' or score 'location', got 9",
+            ),
+            (["--vocabulary-size", "5", "--data", "DATA"], "size must be at least"),
+            (["--vocabulary-size", "0", "--data", "DATA"], "size must be at least"),
+            (["--set", "data.held_out=0"], "train: data.held_out must be at least 1, got 0"),
+            (["--set", "training.strategy=dpp", "--data", "nowhere"], "did you mean 'ddp'"),
+            (["--set", "training.accelerator=gpus", "--data", "nowhere"], "did you mean 'gpu'"),
+            (
+                ["--set", "training.accelerator=tpu", "--data", "nowhere"],
+                "accelerator must be one that this machine has, got 'tpu'",
+            ),
+            ([], "data must be given: a file of pairs separated by a tab"),
+            (["--data", "nowhere.tsv"], "nowhere.tsv"),
+            (["--options", "nowhere.toml"], "train: nowhere.toml must exist, got no such file"),
+        ],
+    )
+    def test_wrong_options(self, regard, pairs, tmp_path, arguments, message) -> None:
+        arguments = [str(pairs) if each == "DATA" else each for each in arguments]
+        result = regard("train", "translation", "--out", tmp_path / "x", *arguments)
+        assert result.code == 2 and "Traceback" not in result.err
+        assert message in result.err.replace("\n", " ")
+        assert not (tmp_path / "x" / "checkpoints").exists()
+
+    @pytest.mark.parametrize("name", ["kind=unigram", "size=90", "joint=true"])
+    def test_pronunciation_has_symbols_of_its_own(self, regard, pairs, tmp_path, name) -> None:
+        result = regard("train", "pronunciation", "--out", tmp_path, "--data", pairs, "--set", f"vocabularies.{name}")
+        said = f"vocabularies.{name.split('=')[0]} must be left out for pronunciation, where letters and phonemes are"
+        assert result.code == 2 and said in result.err.replace("\n", " ")
+
+    def test_attention_is_given_once(self, regard, tmp_path) -> None:
+        path = tmp_path / "options.toml"
+        path.write_text('attention = "local"\n[model]\nattention = "dot"\n', encoding="utf-8")
+        arguments = ["train", "translation", "--out", tmp_path / "x", "--options", path, "--show-options"]
+        result = regard(*arguments)
+        assert result.code == 2 and f"model.attention must be left out in {path}, got 'dot'" in result.err
+        path.write_text('attention = "additive"\n', encoding="utf-8")
+        shown = regard(*arguments, "--set", "model.attention=dot")
+        assert tomllib.loads(shown.out)["model"] == {"attention": "dot"}, "a setting goes before the file"
+
+    def test_sources_on_both_sides_are_told(self, regard, pairs, tmp_path) -> None:
+        lines = pairs.read_text(encoding="utf-8").splitlines()
+        (tmp_path / "valid.tsv").write_text("\n".join([*lines[:3], "never seen\tx"]), encoding="utf-8")
+        result = regard(
+            "train", "translation", "--data", pairs, "--valid", tmp_path / "valid.tsv", "--out", tmp_path / "x",
+            "--steps", "2", *SMALL[:-2],
+        )  # fmt: skip
+        assert result.code == 0, result.err
+        assert "3 of the 4 sources to validate with are also to learn from: scores of validations are" in result.out
+
+    def test_pairs_given_twice_count_once_or_twice(self, regard, pairs, tmp_path) -> None:
+        lines = [line for line in pairs.read_text(encoding="utf-8").splitlines() if line[0] != "\t"]
+        (tmp_path / "twice.tsv").write_text("\n".join([*lines, *lines[:50]]), encoding="utf-8")
+        told = {}
+        for number, given in enumerate(([], ["--set", "data.duplicates=true"])):
+            arguments = ["--data", tmp_path / "twice.tsv", "--out", tmp_path / str(number), "--steps", "1", *SMALL]
+            result = regard("train", "translation", *arguments, *given)
+            assert result.code == 0, result.err
+            told[number] = result.out
+        assert f"{len(lines)} pairs of {len(lines) + 50} lines" in told[0]
+        assert "left out, identical to an earlier pair: 50" in told[0]
+        assert f"{len(lines) + 50} pairs of {len(lines) + 50} lines" in told[1]
+        assert "identical" not in told[1]
+
+    def test_what_to_type_next_is_what_works(self, regard, pairs, tmp_path) -> None:
+        out = tmp_path / "a folder"
+        options = ["--attention", "none", "--set", "vocabularies.dropout=0", "--out", out, "--steps", "1", *SMALL]
+        result = regard("train", "translation", "--data", "-", *options, stdin=pairs.read_bytes())
+        assert result.code == 0, result.err
+        word, *arguments = shlex.split(result.out.splitlines()[-1].partition("Now try:  regard ")[2])
+        again = regard(word, *arguments)
+        assert again.code == 0, again.err
+
+    def test_an_interrupted_run_of_standard_input_needs_it_again(self, regard, pairs, tmp_path, monkeypatch) -> None:
+        interrupt_while_saving(monkeypatch)
+        options = ["--data", "-", "--out", tmp_path, "--steps", "1", *SMALL]
+        result = regard("train", "translation", *options, stdin=pairs.read_bytes())
+        assert f"regard train translation --out {tmp_path} --resume < the same pairs" in result.out
+
+    def test_an_unknown_task(self, regard, tmp_path) -> None:
+        result = regard("train", "translaton", "--out", tmp_path)
+        assert result.code == 2 and "Did you mean 'translation'" in " ".join(result.err.split())
+
+    def test_threads_that_cannot_be_had(self, regard, pairs, tmp_path, monkeypatch) -> None:
+        arguments = ["train", "translation", "--data", pairs, "--out", tmp_path / "out", "--steps", "2", *SMALL]
+        result = regard(*arguments, "--set", "training.threads=100000")
+        assert (
+            result.code == 2
+            and "train: training.threads must be at least 0 and at most 1,024, got 100000." in result.err
+        )
+        real, started = threading.Thread.start, []
+
+        def start(thread) -> None:
+            if len(started) == 3:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+            real(thread)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            result = regard(*arguments, "--set", "training.threads=9")
+        assert result.code == 2 and result.err == (
+            "regard: train: training.threads must be at most 4, all that can be started here, got 9.\n"
+        )
+        assert not any(thread.is_alive() for thread in started)
+
+    def test_a_run_that_learns_nothing_says_so(self, regard, pairs, tmp_path) -> None:
+        few = ["train", "translation", "--data", pairs, "--out", tmp_path / "out", "--steps", "2", *SMALL]
+        told = regard(*few, "--learning-rate", "1e-6").out
+        assert "no better than guessing by frequency, " in told
+        assert "It has learned no more than how often each symbol is written. Go on with --resume" in told
+        assert "a lower --learning-rate (now 1e-06)" in told and "chrf ranks" not in told
+
+
+class TestResume:
+    def test_a_longer_run(self, regard, pairs, tmp_path) -> None:
+        first = regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "10", *SMALL)
+        assert first.code == 0, first.err
+        again = regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "10", *SMALL)
+        assert again.code == 2 and "--resume" in again.err
+        on = regard("train", "translation", "--out", tmp_path, "--resume", "--steps", "15")
+        assert on.code == 0, on.err
+        assert "steps is now 15, was 10" in on.out and "Ended after step 15" in on.out
+        assert "going on after step 10\n" in on.out and "going on" not in first.out
+        assert tomllib.loads((tmp_path / "options.toml").read_text(encoding="utf-8"))["training"]["steps"] == 15
+
+    def test_an_interrupt_while_the_model_is_saved(self, regard, pairs, tmp_path, monkeypatch) -> None:
+        with monkeypatch.context() as patch:
+            interrupt_while_saving(patch)
+            result = regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "4", *SMALL)
+        assert result.code == 130 and "Traceback" not in result.err
+        assert f"Stopped. Go on with:  regard train translation --out {tmp_path} --resume" in result.out
+        saved = {name: (tmp_path / name).read_bytes() for name in ("config.json", "model.safetensors")}
+        assert SequenceModel.load(tmp_path).about["training"]["steps"] == 4, "it was saved to the end"
+        assert regard("train", "translation", "--out", tmp_path, "--resume").code == 0
+        assert (tmp_path / "model.safetensors").read_bytes() == saved["model.safetensors"]
+
+    def test_a_disk_that_is_full_when_the_model_is_saved(self, regard, pairs, tmp_path, monkeypatch) -> None:
+        real = files.write_together
+
+        def full(written) -> None:
+            if any(path.name == "config.json" for path in written):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(written)
+
+        monkeypatch.setattr(files, "write_together", full)
+        result = regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "4", *SMALL)
+        assert result.code == 2 and "Traceback" not in result.err
+        assert f"{tmp_path} must take the model, got No space left on device; the training is done" in result.err
+        assert not (tmp_path / "config.json").exists() and (tmp_path / "checkpoints" / "last.ckpt").exists()
+
+    def test_data_that_is_gone(self, regard, pairs, tmp_path) -> None:
+        copied = tmp_path / "pairs.tsv"
+        copied.write_bytes(pairs.read_bytes())
+        out = tmp_path / "out"
+        assert regard("train", "translation", "--data", copied, "--out", out, "--steps", "4", *SMALL).code == 0
+        copied.unlink()
+        result = regard("train", "translation", "--out", out, "--resume", "--steps", "6")
+        assert result.code == 2 and f"{copied} must exist, got no such file" in result.err
+
+    def test_what_may_not_change(self, regard, pairs, tmp_path) -> None:
+        assert regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "5", *SMALL).code == 0
+        for arguments, message in (
+            (["--batch-tokens", "64"], "--batch-tokens must be 400, as the run that is resumed began"),
+            (["--show-options"], "--show-options must be left out with --resume"),
+            (["--preset", "base"], "preset must be left out with --resume"),
+        ):
+            result = regard("train", "translation", "--out", tmp_path, "--resume", *arguments)
+            assert result.code == 2 and message in result.err.replace("\n", " ")
+        text = pairs.read_text(encoding="utf-8")
+        try:
+            pairs.write_text(text.replace("un ", "une ", 1), encoding="utf-8")
+            changed = regard("train", "translation", "--out", tmp_path, "--resume")
+            assert changed.code == 2 and "data must be the pairs that the run began with" in changed.err
+        finally:
+            pairs.write_text(text, encoding="utf-8")
+
+    def test_options_that_were_edited(self, regard, pairs, tmp_path, monkeypatch) -> None:
+        options = tmp_path / "options.toml"
+        first = ["--data", pairs, "--out", tmp_path, "--steps", "2", *SMALL]
+        assert regard("train", "translation", *first).code == 0
+        saved = options.read_text(encoding="utf-8")
+        for line, other, place in (
+            ("batch_tokens = 400", "batch_tokens = 64", "training.batch_tokens"),
+            ("size = 60", "size = 61", "vocabularies.size"),
+            ("encoder = 64", "encoder = 32", "model.encoder"),
+            ("held_out = 30", "held_out = 31", "data.held_out"),
+        ):
+            assert line in saved
+            options.write_text(saved.replace(line, other), encoding="utf-8")
+            result = regard("train", "translation", "--out", tmp_path, "--resume")
+            assert result.code == 2 and f"regard: train: {place}" in result.err, result.err
+            was, now = line.split()[-1], other.split()[-1]
+            assert f"be {was}, as the run that is resumed began, got {now}." in result.err
+        options.write_text(saved.replace("steps = 2", "steps = 3"), encoding="utf-8")
+        before = torch.get_num_threads()
+        monkeypatch.setattr(torch, "get_num_threads", lambda: before + 1)
+        set_to = []
+        monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+        result = regard("train", "translation", "--out", tmp_path, "--resume")
+        assert result.code == 0, result.err
+        assert "steps is now 3, was 2" in result.out and f"threads: {before}, as the run began" in result.out
+        assert before in set_to
+        run = tmp_path / "run.json"
+        run.write_text(
+            run.read_text(encoding="utf-8").replace('"bfloat16": false', '"bfloat16": true'), encoding="utf-8"
+        )
+        result = regard("train", "translation", "--out", tmp_path, "--resume")
+        assert (
+            "products were in bfloat16 where the run began and are in float32 here: the bits will differ" in result.out
+        )
+        run.write_text(run.read_text(encoding="utf-8").replace('"bfloat16"', '"bfloat"', 1), encoding="utf-8")
+        result = regard("train", "translation", "--out", tmp_path, "--resume")
+        assert result.code == 2 and f"{run} must be the file that the run began with" in result.err
+
+    def test_an_interrupt_in_a_step(self, regard, pairs, tmp_path, monkeypatch) -> None:
+        real, steps = Learner.training_step, []
+
+        def interrupted(self, *given):
+            steps.append(1)
+            if len(steps) == 3:
+                signal.raise_signal(signal.SIGINT)
+            return real(self, *given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Learner, "training_step", interrupted)
+            out = tmp_path / "two words"
+            result = regard("train", "translation", "--data", pairs, "--out", out, "--steps", "6", *SMALL)
+        assert result.code == 130 and "Traceback" not in result.err
+        said, _, command = result.out.splitlines()[-1].partition(" Go on with:  regard ")
+        assert said == "Stopped after step 3; the model is written at the end."
+        on = regard(*shlex.split(command))
+        assert on.code == 0 and "going on after step 3\n" in on.out, on.err
+        whole = regard("train", "translation", "--data", pairs, "--out", tmp_path / "whole", "--steps", "6", *SMALL)
+        assert whole.code == 0, whole.err
+        one, other = ((folder / "model.safetensors").read_bytes() for folder in (out, tmp_path / "whole"))
+        assert one == other
+
+    def test_a_run_that_was_killed_before_it_was_saved(self, regard, pairs, tmp_path) -> None:
+        assert regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "1", *SMALL).code == 0
+        (tmp_path / "checkpoints" / "last.ckpt").unlink()
+        result = regard("train", "translation", "--out", tmp_path, "--resume")
+        assert result.code == 2 and "have been saved once to be resumed; begin anew" in result.err
+
+    def test_a_folder_without_a_run(self, regard, tmp_path) -> None:
+        result = regard("train", "translation", "--out", tmp_path, "--resume")
+        assert result.code == 2 and "be the folder of a run, got no options.toml in it" in result.err
+
+
+@pytest.mark.parametrize("kind", [["--model", "transformer"], ["--attention", "hard"], ["--attention", "location"]])
+def test_other_mechanisms_are_trained_saved_and_loaded(regard, pairs, tmp_path, kind) -> None:
+    chosen = SMALL[2:] if "transformer" not in kind else SMALL[2:6]
+    chosen = [*chosen, "--set", "model.longest=4"] if "location" in kind else chosen
+    result = regard("train", "translation", "--data", pairs, "--out", tmp_path / "out", "--steps", "4", *kind, *chosen)
+    assert result.code == 0, result.err
+    assert ("left out, longer than model.longest allows" in result.out) == ("location" in kind)
+    assert regard("translate", "--model", tmp_path / "out", "red dog").code == 0
+    long = tmp_path / "long.tsv"
+    long.write_text("red dog\trouge chien\none two red blue cat dog\tun deux rouge bleu chat chien\n", encoding="utf-8")
+    told = regard("evaluate", long, "--model", tmp_path / "out")
+    cut = "1 of 2 sources was not read to its end; the first, 'one two red blue cat dog', was cut to the first 4 of 6 "
+    assert told.code == 0 and (cut in told.err) == ("location" in kind)
+
+
+@pytest.mark.parametrize(
+    ("plain", "chosen"),
+    [
+        ([], ["--set", "training.schedule=cosine", "--set", "training.tensorboard=true"]),
+        ([], ["--set", "training.teacher_forcing=0.5"]),
+        (["--set", "model.hard=gumbel"], ["--set", "model.hard=reinforce"]),
+        ([], ["--set", "training.precision=bfloat16"]),
+        ([], ["--set", "training.accumulate=2"]),
+    ],
+    ids=["cosine", "teacher forcing", "reinforce", "bfloat16", "accumulate"],
+)
+def test_ways_of_training_change_what_is_learned(regard, pairs, tmp_path, plain, chosen) -> None:
+    found = []
+    for name, given in (("plain", plain), ("other", chosen)):
+        options = [
+            "--data",
+            pairs,
+            "--out",
+            tmp_path / name,
+            "--steps",
+            "6",
+            *SMALL,
+            "--set",
+            "training.warmup=2",
+            *given,
+        ]
+        result = regard("train", "translation", *options)
+        assert result.code == 0, result.err
+        found.append(SequenceModel.load(tmp_path / name).model.state_dict())
+    assert all(each.isfinite().all() for each in found[1].values())
+    assert any(not torch.equal(each, found[0][name]) for name, each in found[1].items() if "baseline" not in name)
+    written = list((tmp_path / "other" / "log").glob("events.out.tfevents.*"))
+    assert bool(written) == ("training.tensorboard=true" in chosen)
+
+
+def test_a_run_ends_where_the_loss_no_longer_falls(regard, pairs, tmp_path) -> None:
+    options = ["--set", "training.metric=loss", "--set", "training.patience=2", "--set", "training.validate_every=5"]
+    chosen = [*SMALL, *options, "--learning-rate", "0", "--steps", "100"]
+    result = regard("train", "translation", "--data", pairs, "--out", tmp_path, *chosen)
+    assert result.code == 0, result.err
+    assert "Ended after step 15: nothing better was found" in result.out
+
+
+@pytest.mark.campaign
+def test_two_processes_train_one_model(pairs, tmp_path) -> None:
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "regard"]
+    chosen = [*SMALL, "--set", "training.devices=2", "--set", "training.strategy=ddp"]
+    first = ["--data", pairs, "--out", tmp_path / "out", "--steps", "4", "--set", "training.accelerator=cpu", *chosen]
+    for arguments, step in ((first, 4), (["--out", tmp_path / "out", "--resume", "--steps", "6"], 6)):
+        done = subprocess.run(
+            [*start, "train", "translation", *map(str, arguments)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert done.stdout.count(f"Ended after step {step}") == done.stdout.count("Now try:") == 1
+    assert SequenceModel.load(tmp_path / "out").predict(["red dog"])[0].score < 0
+
+
+def test_words_are_learned_in_several_spellings(regard, pairs, tmp_path) -> None:
+    said = {}
+    for dropout in ("0.0", "0.3"):
+        chosen = ["--out", tmp_path / dropout, "--set", f"vocabularies.dropout={dropout}", "--steps", "4", *SMALL]
+        result = regard("train", "translation", "--data", pairs, *chosen)
+        assert result.code == 0, result.err
+        said[dropout] = int(re.search(r"an epoch has ([\d,]+) batches", result.out)[1].replace(",", ""))
+    assert said["0.3"] > 4 * said["0.0"]
+
+
+def shown(regard, *arguments) -> dict:
+    result = regard("train", "translation", "--data", "x", "--out", "y", "--show-options", *arguments)
+    assert result.code == 0, result.err
+    return tomllib.loads(result.out)
+
+
+def test_attention_replaces_what_a_short_name_in_the_file_stood_for(regard, tmp_path) -> None:
+    for name, field, value in (("local", "scope", "local-p"), ("hard", "hard", "gumbel")):
+        found = regard("train", "translation", "--data", "x", "--out", "y", "--show-options", "--attention", name)
+        assert tomllib.loads(found.out)["model"][field] == value
+        (tmp_path / "file.toml").write_text(found.out, encoding="utf-8")
+        assert shown(regard, "--options", tmp_path / "file.toml")["model"][field] == value
+        replaced = shown(regard, "--options", tmp_path / "file.toml", "--attention", "additive")
+        assert replaced["model"] == {"attention": "additive"}
+
+
+@pytest.mark.parametrize("preset", ["bahdanau2014", "luong2015"])
+@pytest.mark.parametrize("attention", ["none", "hard"])
+def test_a_preset_without_its_attention(regard, preset, attention) -> None:
+    from regard_lab.models import RecurrentConfig
+
+    model = shown(regard, "--preset", preset, "--attention", attention)["model"]
+    assert RecurrentConfig.preset(preset, 10, 10, **model).attention == model["attention"]
+
+
+def test_a_value_of_another_type_is_one_sentence_also_on_resume(regard, model) -> None:
+    result = regard("train", "translation", "--out", model, "--resume", "--set", "training.steps=abc")
+    assert (result.code, result.err) == (2, "regard: train: training.steps must be of type int, got 'abc'.\n")
+
+
+def test_no_model(regard, tmp_path) -> None:
+    result = regard("translate", "--model", tmp_path / "none", "hello")
+    assert result.code == 2 and "train one with `regard train translation" in result.err
+
+
+@pytest.mark.campaign
+def test_pronunciation_by_the_same_command(regard, tmp_path) -> None:
+    words = [a + b + c for a in "bdgk" for b in "aeiou" for c in "mnst"]
+    lines = [f"{word}\t{' '.join(letter.upper() for letter in word)}" for word in words]
+    (tmp_path / "words.tsv").write_text("\n".join(lines), encoding="utf-8")
+    out = tmp_path / "out"
+    result = regard(
+        "train", "pronunciation", "--data", tmp_path / "words.tsv", "--out", out, "--steps", "500", *SMALL[:2],
+        *SMALL[4:],
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    refused = regard("evaluate", tmp_path / "words.tsv", "--model", out, "--tokenized")
+    assert refused.code == 2 and "--tokenized must be left out for pronunciation, which BLEU does not" in refused.err
+    found = json.loads(regard("evaluate", tmp_path / "words.tsv", "--model", out, "--json").out.splitlines()[-1])
+    assert found["per"] < 10 and found["wer"] < 30

@@ -1,0 +1,100 @@
+"""The catalogue: complete, the same in code, README and docs, and citable."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+import regard.nn
+from regard import normalizers, scores
+from regard._references import references
+from regard.normalizers.base import TABLE as NORMALIZERS
+from regard.scores.base import TABLE as SCORES
+from regard_lab.planner.published import METHODS, PUBLISHED
+
+ROOT = Path(__file__).parents[2]
+ROWS = list(regard.catalogue())
+
+
+def test_every_registered_part_is_a_row() -> None:
+    names = {row.name for row in ROWS}
+    assert {cls.__name__ for cls in (*SCORES.values(), *NORMALIZERS.values())} <= names
+    assert {row.name for row in ROWS if row.module == "regard.nn"} <= set(regard.nn.__all__)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_says_everything(row) -> None:
+    assert row.formula and row.cost.startswith("O(")
+    assert getattr(__import__(row.module, fromlist=["x"]), row.name) is row.defined
+    if row.module != "regard.nn":
+        assert regard._listing.engines_of(row), "some engine runs every score and normalizer"
+
+
+def test_it_prints_as_a_table() -> None:
+    lines = str(regard.catalogue()).splitlines()
+    assert lines[0].split() == ["name", "formula", "source", "learned", "engines", "cost"]
+    assert len(lines) == len(ROWS) + 1
+    assert repr(regard.catalogue()[:2]).count("\n") == 2
+    assert regard.catalogue()[:2]._repr_markdown_().count("\n| `") == 2, "a notebook shows a table"
+
+
+def test_json_and_markdown_tell_the_same() -> None:
+    found = json.loads(regard.catalogue().json())
+    text = regard.catalogue().markdown()
+    for row in found:
+        assert f"| `{row['name']}` | " in text
+        assert all(reference["url"] in text for reference in row["references"])
+
+
+def test_the_page_is_what_the_catalogue_says() -> None:
+    page = (ROOT / "docs" / "catalogue.md").read_text(encoding="utf-8")
+    assert regard.catalogue().markdown() in page, "run `make docs`"
+
+
+def test_the_readme_lists_every_layer() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    part = re.search(r"<!-- catalogue -->(.*)<!-- /catalogue -->", text, re.DOTALL)
+    assert part is not None
+    for row in ROWS:
+        assert f"`{row.name}`" in part[1], "run `make docs`"
+
+
+@pytest.mark.parametrize("key", sorted(references()))
+def test_references_are_bibtex(key: str) -> None:
+    entry = references()[key].bibtex
+    assert re.fullmatch(r"@(article|inproceedings|misc)\{" + key + r",\n(  \w+ = \{.*\},\n)+\}", entry)
+    assert entry.count("{") == entry.count("}")
+
+
+def test_every_reference_is_used() -> None:
+    used = {each.key for row in ROWS for each in row.references}
+    used |= {*METHODS, *(each.source for each in PUBLISHED.values())}
+    assert set(references()) == used
+
+
+def test_cite_takes_parts_layers_classes_and_models() -> None:
+    layer = regard.nn.AdditiveAttention(4, 4, 8)
+    assert "bahdanau2014" in regard.cite(layer)
+    assert regard.cite(regard.nn.AdditiveAttention) == regard.cite(layer)
+    assert "martins2016" in regard.cite(normalizers.Sparsemax())
+    assert "martins2016" in regard.cite(regard.nn.DotProductAttention(normalizer="sparsemax"))
+    model = torch.nn.Sequential(
+        layer, torch.nn.Linear(2, 2), regard.nn.DotProductAttention(normalizer=normalizers.Entmax15())
+    )
+    keys = re.findall(r"@\w+\{(\w+)", regard.cite(model))
+    assert keys == ["bahdanau2014", "luong2015", "vaswani2017", "peters2019"]
+
+
+def test_cite_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"cite: thing must be, or contain, a mechanism of regard.catalogue\(\) that has a source, got Linear",
+    ):
+        regard.cite(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="got Boxcar"):
+        regard.cite(scores.Boxcar(1.0))

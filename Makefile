@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.ready-demo
 BENCH_READY := $(VENV)/.ready-bench
 NOTEBOOK_READY := $(VENV)/.ready-notebook
 DEMO_SECONDS ?= 170
@@ -10,14 +11,20 @@ DEMO_SECONDS ?= 170
 .PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz demo-time docs gallery notebook viewer viewer-check campaign clean
 
 # rxnmapper is read for its weights alone: what it asks for beside them (transformers below 5) would take the place of ours.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev]' --editable './lab[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps rxnmapper==0.4.3
 	touch $@
 
+# What the demo needs, and nothing else.
+$(DEMO_READY): pyproject.toml lab/pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable . --editable ./lab
+	touch $@
+
 # The model in the box translates, and shows what it looked at.
-demo: $(READY)
+demo: $(DEMO_READY)
 	$(BIN)/regard demo
 
 # A model learns on this machine.
@@ -40,9 +47,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 $(BENCH_READY): $(READY)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev,bench]' --editable './lab[dev,bench]'
 	touch $@
 
 costs: $(READY)
@@ -68,7 +76,7 @@ gallery: $(READY)
 	$(BIN)/python -m examples
 
 $(NOTEBOOK_READY): $(READY)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev,teaching]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev,teaching]' --editable './lab[dev]'
 	touch $@
 
 # The inspector's page, from TypeScript: what the package holds is built from it, with the tools that its lock file names.

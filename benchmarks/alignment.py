@@ -2,8 +2,8 @@
 
     python -m benchmarks.alignment --data TATOEBA [--pairs 200] [--models english-french NAME=FOLDER ...] [--out DIR]
 
-The links that count as right are eflomal's (`pip install 'regard[align]'`): it aligns all the pairs to learn from and
-to validate with; of drawn pairs of the latter, what both its directions have is sure, and what grow-diag-final-and
+The links that count as right are eflomal's (`pip install 'regard-lab[align]'`): it aligns all the pairs to learn from
+and to validate with; of drawn pairs of the latter, what both its directions have is sure, and what grow-diag-final-and
 makes of them possible. They are no person's links: an aligner cannot be found better than eflomal by them. It draws, so
 that figures differ by some tenths from run to run.
 

@@ -17,11 +17,11 @@ Contenders had the same batches in the same order, took turns (A B A B …) as p
 and had as many threads of torch. *rate* is that of the median round; *speed* is JoeyNMT's median time in float32 over
 the contender's, with the smallest and largest ratio within a round. A first round of each did not count.
 
-Training is each side's own loop: JoeyNMT's `TrainManager.train_and_validate` and regard's `regard_lab.training.loop.train`
-(on Lightning), with batches given ready-made, label smoothing 0.1, gradients clipped to norm 1, and AdamW. Tokens are
-those of both sides that are no padding, targets with their end mark. Of the two, regard draws dropout also for the
-recurrent encoder's states and the attentional vectors, and has an output bias; JoeyNMT starts the decoder's cells,
-too, from the bridge, and counts correct symbols.
+Training is each side's own loop: JoeyNMT's `TrainManager.train_and_validate` and the training loop of regard_lab (on
+Lightning), with batches given ready-made, label smoothing 0.1, gradients clipped to norm 1, and AdamW. Tokens are those
+of both sides that are no padding, targets with their end mark. Of the two, regard draws dropout also for the recurrent
+encoder's states and the attentional vectors, and has an output bias; JoeyNMT starts the decoder's cells, too, from the
+bridge, and counts correct symbols.
 
 Translation is JoeyNMT's `search` as its `predict` calls it, and regard's `search`: sentences from long to short, 64 at
 a time, 5 beams, length penalty 0.6, at most 1.5 times as many symbols as the longest source of a batch has (JoeyNMT's

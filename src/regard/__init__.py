@@ -1,12 +1,7 @@
 """Attention as one function: any score, mask and normalizer, exact, in memory that does not grow with L×S."""
 
-# ruff: noqa: E402
 from importlib import import_module
 from types import ModuleType
-
-from regard_cli import startup as _startup
-
-_startup.prepare()  # where this is the command, torch is imported with care
 
 from regard import engines, masks, normalizers, scores
 from regard._attention import attention, explain
@@ -34,7 +29,6 @@ __all__ = [
     "explain",
     "inspect",
     "masks",
-    "models",
     "nn",
     "normalizers",
     "scores",
@@ -42,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Import layers, models, estimators and pictures at their first use: who needs the function does not wait."""
-    if name in ("distributed", "inspect", "models", "nn", "regression"):
+    """Import layers, estimators and pictures at their first use: who needs the function does not wait."""
+    if name in ("distributed", "inspect", "nn", "regression"):
         return import_module(f"regard.{name}")
     raise AttributeError(f"module 'regard' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The command line: parse, then call. Importing this package needs none of the optional packages."""
+"""The command line: parse, then call. Importing this package needs none of the optional packages, and not torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import sys
 import time
 from importlib.util import find_spec
 
-from regard_cli import startup as _startup
+from regard_cli import startup
+
+
+def command() -> None:
+    """Run ``regard`` as a process of its own."""
+    startup.prepare()
+    main()
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -18,7 +24,6 @@ def main(arguments: list[str] | None = None) -> None:
     interrupted from the keyboard, 1 nobody reads the output any more.
     """
     started = time.monotonic()
-    _startup.finish()
     _open_streams()
     if any(find_spec(name) is None for name in ("typer", "rich", "safetensors")):
         print(
@@ -27,21 +32,19 @@ def main(arguments: list[str] | None = None) -> None:
         )
         sys.exit(2)
     try:
-        from regard_cli.messages import fail, show_warnings
-        from regard_lab.cli.app import app
+        from regard_cli.app import app
 
-        with show_warnings():
-            try:
-                app(args=arguments, prog_name="regard", obj=started)
-            finally:
-                sys.stdout.flush()
+        try:
+            app(args=arguments, prog_name="regard", obj=started)
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print("\nregard: interrupted", file=sys.stderr)
         sys.exit(130)
     except OSError as error:
         if error.filename is not None:  # elsewhere that is a bug: only standard streams have no name
             raise
-        fail(f"standard output cannot be used: {error.strerror or error}")
+        print(f"regard: standard output cannot be used: {error.strerror or error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes it once more
         sys.exit(2)
 

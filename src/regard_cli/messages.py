@@ -23,10 +23,11 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from regard._errors import RegardWarning, rejection
+from regard_cli.app import INTERRUPTED, printable_usage
 from regard_cli.printing import printable
 
-#: Exit codes.
-WRONG, INTERRUPTED = 2, 130
+#: The exit code after wrong input.
+WRONG = 2
 #: Another process of a run died.
 LOST = 1
 #: Control characters that lines of text are made of.
@@ -42,13 +43,13 @@ class Commands(TyperGroup):
 
     def make_context(self, *given: Any, **named: Any) -> Any:
         """Parse what stands before a command."""
-        with _printable_usage():
+        with printable_usage():
             return super().make_context(*given, **named)
 
     def invoke(self, ctx: Any) -> Any:
         """Parse what stands behind a command, and run it; a keyboard interrupt is exit code 130 and no traceback."""
         try:
-            with _printable_usage():
+            with printable_usage():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             typer.echo("\nregard: interrupted", err=True)
@@ -62,14 +63,13 @@ class Command(TyperCommand):
         """Run the command."""
         token = _CONTEXT.set(ctx)
         try:
-            return super().invoke(ctx)
+            with show_warnings():
+                return super().invoke(ctx)
         finally:
             _CONTEXT.reset(token)
 
 
 _FULL = "memory is full: a smaller model, batch or length takes less"
-#: What typer raises where something was typed wrong.
-_UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 class Console(rich.console.Console):
@@ -78,15 +78,6 @@ class Console(rich.console.Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a text as it is shown: everything that is given as a str comes here."""
         return super().render_str(printable(text, _LAYOUT), **options)
-
-
-@contextmanager
-def _printable_usage() -> Iterator[None]:
-    try:
-        yield
-    except _UsageError as error:
-        error.message = printable(error.message)
-        raise
 
 
 def echo(text: str = "", *, end: str = "\n") -> None:
@@ -106,20 +97,20 @@ def fail(message: str, code: int = WRONG) -> typer.Exit:
 
 
 @contextmanager
-def report_errors(extra: str = "pronunciation") -> Iterator[None]:
+def report_errors(package: str = "regard[cli]") -> Iterator[None]:
     """Turn the errors that a user can cause into one sentence and exit code 2.
 
     To be held around calls that check what the user gave, not around everything: elsewhere a ValueError is a bug.
 
     Parameters
     ----------
-    extra : str
-        What installs the packages that the command needs: ``regard[extra]``.
+    package : str
+        What pip installs for all that the command needs.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        raise fail(f"{error.name} is missing: pip install 'regard[{extra}]'") from None
+        raise fail(f"{error.name} is missing: pip install '{package}'") from None
     except BrokenPipeError:  # nobody reads on: typer ends it without a word
         raise
     except OSError as error:

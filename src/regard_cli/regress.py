@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 #: What installs the packages that this needs.
-EXTRA = "regress"
+EXTRA = "regard[regress]"
 #: Predictions that are shown where none are written.
 _SHOWN = 10
 

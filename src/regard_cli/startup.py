@@ -1,12 +1,10 @@
-"""Prepare the process for the command ``regard`` before torch is imported; an import of the library does not."""
+"""Prepare the process of the command ``regard`` before torch is imported."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-import threading
-from pathlib import PurePath
 from typing import Any
 
 #: What says how long a thread of OpenMP waits for its next task before it sleeps, and what the command says: spinning
@@ -23,8 +21,6 @@ def prepare() -> None:
     interrupt anywhere among thousands of imports is a traceback of no use. OpenMP reads what it is to do while it is
     loaded with torch.
     """
-    if not _is_command() or threading.current_thread() is not threading.main_thread():
-        return
     try:
         os.getcwd()  # noqa: PTH109 - Path.cwd() is the same, and says less
     except FileNotFoundError:
@@ -40,14 +36,6 @@ def finish() -> None:
     """Let a keyboard interrupt be an exception again: everything is imported."""
     if signal.getsignal(signal.SIGINT) is _stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _is_command() -> bool:
-    """Return whether this process was started as ``regard`` or ``python -m regard``."""
-    name = sys.argv[0] if sys.argv else ""
-    if name == "-m":  # what it is while Python looks for the module
-        return ("-m", "regard") in zip(sys.orig_argv, sys.orig_argv[1:])
-    return name in sys.orig_argv and PurePath(name).name in ("regard", "regard.exe")
 
 
 def _stop(*_: Any) -> None:

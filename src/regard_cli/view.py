@@ -14,7 +14,7 @@ from regard_cli.messages import echo, note, report_errors
 
 def run(files: Sequence[Path], *, port: int, browser: bool, batch: int) -> None:
     """Serve the page of records until somebody interrupts it."""
-    with report_errors("hf"):
+    with report_errors():
         records = [Record.load(file) for file in files]
         for record, file in zip(records, files):
             record.title = record.title or file.stem

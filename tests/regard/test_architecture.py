@@ -1,4 +1,4 @@
-"""The shape of the code: who may import whom, and what import time costs."""
+"""The shape of the code that import-linter does not see: private names, public ones, and what import time costs."""
 
 from __future__ import annotations
 
@@ -7,150 +7,33 @@ import importlib
 import inspect
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import regard
-from regard import engines
+import regard_cli
+import regard_lab
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "regard"
-FILES = sorted(SOURCE.rglob("*.py"))
-
-#: From the top down. A file may import from its own layer and from those below.
-LAYERS = [
-    ("testing", "__main__"),
-    ("cli",),
-    ("pretrained",),
-    ("language", "translation", "vision"),
-    ("alignment",),
-    ("inspect",),
-    ("decoding",),
-    ("training", "regression"),
-    ("data",),
-    ("text", "planner"),
-    ("models", "integrations"),
-    ("distributed",),
-    ("nn",),
-    ("__init__",),
-    ("_attention", "_explain", "_listing", "_once", "_operator", "_plan"),
-    ("engines", "_problem"),
-    ("scores", "masks", "normalizers"),
-    (
-        "_autocast",
-        "_aux",
-        "_catalogue",
-        "_checks",
-        "_constraints",
-        "_elementwise",
-        "_errors",
-        "_memory",
-        "_part",
-        "_printing",
-        "_references",
-        "_schema",
-        "_startup",
-        "_torch",
-        "_tracing",
-        "_writing",
-    ),
-]
-HEIGHT = {name: len(LAYERS) - i for i, layer in enumerate(LAYERS) for name in layer}
+PACKAGES = (regard, regard_cli, regard_lab)
 
 
-def layer_of(module: str) -> str:
-    """Return the first name below ``regard`` of a module's full name."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else "__init__"
+def _files() -> Iterator[tuple[str, Path]]:
+    for package in PACKAGES:
+        root = Path(package.__file__ or "").parent
+        for path in sorted(root.rglob("*.py")):
+            parts = path.relative_to(root.parent).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
-def module_of(path: Path) -> str:
-    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+#: Files by the full names of their modules.
+FILES = dict(_files())
 
 
-def is_module(name: str) -> bool:
-    path = SOURCE.parent.joinpath(*name.split("."))
-    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
-
-
-def is_type_checking(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-
-
-def imports(path: Path) -> set[str]:
-    """Return the regard modules that a file imports anywhere, but for types alone."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    skipped = {id(x) for node in ast.walk(tree) if is_type_checking(node) for x in ast.walk(node)}  # type: ignore[arg-type]
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            assert node.module is not None
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                found.add(name if is_module(name) else node.module)
-    return {name for name in found if name == "regard" or name.startswith("regard.")}
-
-
-def test_every_file_has_a_layer() -> None:
-    assert {layer_of(module_of(path)) for path in FILES} <= set(HEIGHT)
-
-
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_imports_point_downward_only(path: Path) -> None:
-    own = layer_of(module_of(path))
-    for name in imports(path):
-        other = layer_of(name)
-        assert HEIGHT[other] <= HEIGHT[own], f"{module_of(path)} imports {name}, which is above it"
-
-
-def test_engines_never_import_each_other() -> None:
-    modules = {type(engine).__module__ for engine in engines.TABLE.values()}
-    assert len(modules) == len(engines.TABLE)
-    for path in FILES:
-        own = module_of(path)
-        named = imports(path) & modules - {own}
-        if own in modules:
-            assert not named, f"{own} imports {named}"
-        elif own.startswith("regard.engines."):
-            assert not named, f"{own}, which engines share, imports {named}"
-        elif not own.startswith("regard.testing"):
-            assert not named or own == "regard.engines", f"{own} imports {named} rather than the table"
-
-
-def test_parts_know_nothing_of_engines() -> None:
-    for path in FILES:
-        if layer_of(module_of(path)) in ("scores", "masks", "normalizers"):
-            below = {layer_of(name) for name in imports(path)}
-            assert not below & {"engines", "_problem", "_plan", "_attention"}, module_of(path)
-
-
-def test_parts_know_nothing_of_each_other() -> None:
-    kinds = {"scores", "masks", "normalizers"}
-    for path in FILES:
-        own = layer_of(module_of(path))
-        if own in kinds:
-            assert not {layer_of(name) for name in imports(path)} & (kinds - {own}), module_of(path)
-
-
-#: Private names that cross packages still, by the module that uses them: the list may only become shorter.
-CROSSING = {
-    "regard.engines.fused.kernel_cache": {"TYPES"},
-    "regard_lab.models.recurrent": {"cleared"},
-    "regard_lab.models.transformer_decoder": {"_feed_forward", "_step", "cleared"},
-    "regard.nn.positional_encodings": {"as_int", "int_tensor"},
-    "regard.nn.relative_positions": {"_Bias", "as_int", "lookup"},
-}
-
-
-def package_of(path: Path) -> str:
-    return module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
+def package_of(name: str) -> str:
+    return name if FILES[name].name == "__init__.py" else name.rpartition(".")[0]
 
 
 def is_private(name: str) -> bool:
@@ -168,17 +51,27 @@ def private_names(tree: ast.AST) -> set[str]:
     return set(filter(is_private, found))
 
 
+#: Private names that cross packages still, by the module that uses them: the list may only become shorter.
+CROSSING = {
+    "regard.engines.fused.kernel_cache": {"TYPES"},
+    "regard.nn.positional_encodings": {"as_int", "int_tensor"},
+    "regard.nn.relative_positions": {"_Bias", "as_int", "lookup"},
+}
+
+
 def test_private_names_do_not_cross_packages() -> None:
     """What begins with an underscore belongs to the package, or the packages below it, that have it."""
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    trees = {
+        name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items() if name.startswith("regard.")
+    }
     homes: dict[str, set[str]] = {}
-    for path, tree in trees.items():
+    for module, tree in trees.items():
         for name in private_names(tree):
-            homes.setdefault(name, set()).add(package_of(path))
+            homes.setdefault(name, set()).add(package_of(module))
     crossing: dict[str, set[str]] = {}
-    for path, tree in trees.items():
-        own = f"{package_of(path)}."
-        found = crossing.setdefault(module_of(path), set())
+    for module, tree in trees.items():
+        own = f"{package_of(module)}."
+        found = crossing.setdefault(module, set())
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("regard"):
                 for alias in node.names:
@@ -192,29 +85,25 @@ def test_private_names_do_not_cross_packages() -> None:
     assert {name: found for name, found in crossing.items() if found} == CROSSING
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_a_file_begins_with_what_it_is_about(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+def test_a_file_begins_with_what_it_is_about() -> None:
+    bare = [name for name, path in FILES.items() if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]
+    assert not bare
 
 
-PUBLIC = [module_of(path) for path in FILES if path.name == "__init__.py"]
+def test_every_public_name_has_a_docstring() -> None:
+    bare = []
+    for package in (name for name, path in FILES.items() if path.name == "__init__.py"):
+        module = importlib.import_module(package)
+        for public in getattr(module, "__all__", []):
+            value = getattr(module, public)
+            own = value.__dict__.get("__doc__") if inspect.isclass(value) else getattr(value, "__doc__", None)
+            if (inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)) and not own:
+                bare.append(f"{package}.{public}")
+    assert not bare
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_has_a_docstring(name: str) -> None:
-    module = importlib.import_module(name)
-    for public in getattr(module, "__all__", []):
-        value = getattr(module, public)
-        if inspect.isclass(value) or inspect.isroutine(value):
-            assert inspect.getdoc(value), f"{name}.{public}"
-            own = value.__dict__.get("__doc__") if inspect.isclass(value) else value.__doc__
-            assert own, f"{name}.{public} has only the docstring of its base"
-        elif inspect.ismodule(value):
-            assert value.__doc__, f"{name}.{public}"
-
-
-def test_public_names_are_sorted_and_exist() -> None:
-    for name in PUBLIC:
+def test_public_names_exist() -> None:
+    for name in (name for name, path in FILES.items() if path.name == "__init__.py"):
         module = importlib.import_module(name)
         names = list(getattr(module, "__all__", []))
         assert len(set(names)) == len(names), name
@@ -222,15 +111,15 @@ def test_public_names_are_sorted_and_exist() -> None:
         assert not [public for public in names if public.startswith("_") and public != "__version__"], name
 
 
-def test_the_package_is_typed() -> None:
-    assert (SOURCE / "py.typed").exists()
+def test_packages_are_typed() -> None:
+    for package in (regard, regard_lab):
+        assert (Path(package.__file__ or "").parent / "py.typed").exists()
 
 
-def test_the_version_is_stated_once() -> None:
-    import tomllib
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project.get("version", regard.__version__) == regard.__version__
+def test_versions_are_alike() -> None:
+    for project, package in (("", regard), ("lab", regard_lab)):
+        stated = tomllib.loads((ROOT / project / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+        assert stated == package.__version__ == regard.__version__
 
 
 def python(code: str) -> str:
@@ -255,9 +144,15 @@ def test_importing_is_cheap_and_does_nothing() -> None:
     light = sys.stdlib_module_names | {"torch.utils.flop_counter", "torch.utils.module_tracker"}  # two small files
     heavy = {name for name in beside.split() if name not in light and name.partition(".")[0] not in light}
     assert not heavy, "import regard imports more than torch and numpy have"
-    layers = {layer_of(name) for name in own.split()}
-    built = HEIGHT["models"]
-    assert not [name for name in layers if HEIGHT[name] >= built], own
+    late = (
+        "regard.nn",
+        "regard.distributed",
+        "regard.inspect",
+        "regard.regression",
+        "regard.integrations",
+        "regard.testing",
+    )
+    assert not [name for name in own.split() if name.startswith(late)], own
 
 
 BLOCKED = """
@@ -333,9 +228,3 @@ except AttributeError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "module 'regard' has no attribute 'nothing'\n"
-
-
-def test_no_two_test_files_share_a_name() -> None:
-    names = [path.name for path in sorted((ROOT / "tests").rglob("test_*.py"))]
-    shared = {name for name in names if names.count(name) > 1}
-    assert not shared, f"pytest collects one of each: {', '.join(sorted(shared))}"

@@ -60,8 +60,8 @@ def parallelize(
     Parameters
     ----------
     model : Module
-        A language model of :mod:`regard_lab.models`. On the meta device it takes no memory; :func:`materialize` then draws
-        its numbers. Otherwise it has the same numbers on all ranks.
+        A language model of :mod:`regard_lab.models`. On the meta device it takes no memory; :func:`materialize` then
+        draws its numbers. Otherwise it has the same numbers on all ranks.
     mesh : DeviceMesh
         Of :func:`make_mesh`.
     layout : {"contiguous", "zigzag"}

@@ -131,10 +131,22 @@ def _byte_level(token: str) -> tuple[bool, bytes, bool]:
     return text[:1].isspace(), text, text[-1:].isspace() and not text.endswith(b" ")
 
 
+def byte_letters() -> list[str]:
+    """Return the letter that stands for each byte in files of byte-level tokenizers (Radford 2019): printable ones.
+
+    Examples
+    --------
+    >>> letters = byte_letters()
+    >>> letters[ord("a")], letters[ord(" ")], len(set(letters))
+    ('a', 'Ġ', 256)
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
 @functools.cache
 def _letters() -> dict[str, int]:
-    from regard_lab.text.tokenizer_training import byte_letters
-
     return {letter: byte for byte, letter in enumerate(byte_letters())}
 
 

@@ -82,7 +82,7 @@ def test_an_unknown_aligner_is_refused_with_those_there_are():
 
 def test_a_missing_aligner_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "eflomal", None)
-    with pytest.raises(ValueError, match=r"be installed \(pip install 'regard\[align\]'\), got 'eflomal'"):
+    with pytest.raises(ValueError, match=r"be installed \(pip install 'regard-lab\[align\]'\), got 'eflomal'"):
         align_words([["a"]], [["b"]], "eflomal")
 
 

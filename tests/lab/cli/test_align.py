@@ -302,7 +302,7 @@ def test_a_missing_aligner_is_a_sentence_before_anything_is_done(regard, pairs, 
         ],
     ):
         result = regard(*arguments)
-        assert result.code == 2 and "pip install 'regard[align]'" in result.err and "Traceback" not in result.err
+        assert result.code == 2 and "pip install 'regard-lab[align]'" in result.err and "Traceback" not in result.err
     assert not (tmp_path / "out").exists()
 
 

@@ -85,7 +85,7 @@ def test_a_missing_package_is_named(regard, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("regard_cli.messages.find_spec", lambda name: None)
     outcome = regard("demo", "--out", tmp_path)
     assert outcome.code == 2
-    assert "tokenizers is missing: pip install 'regard[translate]'" in outcome.err
+    assert "tokenizers is missing: pip install 'regard-lab'" in outcome.err
 
 
 def test_translate_knows_the_model_by_name(regard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

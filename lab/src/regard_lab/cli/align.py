@@ -29,7 +29,7 @@ def run(
     out: Path | None,
 ) -> None:
     """Write a line of links for each line of the pairs."""
-    with report_errors("translate"):
+    with report_errors("regard-lab"):
         if model is None and back is not None:
             raise rejected("align", "--back", "come with --model", "it alone")
         if model is not None and aligner is not None:

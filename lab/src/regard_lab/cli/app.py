@@ -1,4 +1,4 @@
-"""The commands of ``regard``."""
+"""The commands of this package."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import math
 import sys
 import time
 from functools import partial
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from regard.scores.distance import kernels
 from regard_cli.flags import with_flags
-from regard_cli.messages import Command, Commands, echo, fail, report_errors
+from regard_cli.messages import Command, fail, report_errors
 from regard_lab.cli.describe import describe
 from regard_lab.cli.inspector import inspector
 from regard_lab.cli.plan_options import PlanOptions
@@ -24,13 +22,7 @@ from regard_lab.generation.requests import GenerationOptions
 from regard_lab.tasks.classification.image_options import ImageClassificationOptions
 from regard_lab.tasks.translation.options import ExperimentOptions
 
-app = typer.Typer(
-    cls=Commands,
-    help="Attention as one function, and what it can learn.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer()
 
 _command = partial(app.command, cls=Command)
 
@@ -47,21 +39,6 @@ COMPARED_IMAGES = (
 )  # fmt: skip
 #: Seconds of the demonstration's training.
 _TRAINING = 170.0
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        echo(f"regard {installed_version('regard')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Take the options that stand before a command."""
 
 
 @_command()
@@ -104,30 +81,6 @@ def demo(
 
 
 @_command()
-def catalogue(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORD]...", help="Show what has one of these in name or source.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-) -> None:
-    """List every mechanism: formula, source, learned parts, engines, cost."""
-    from regard_cli.catalogue import run
-
-    run(names or [], as_json=as_json, markdown=markdown)
-
-
-@_command()
-def warmup(
-    every: Annotated[bool, typer.Option("--all", help="Also for float64.")] = False,
-) -> None:
-    """Compile the CPU kernels now, so that no first call has to wait for them."""
-    from regard_cli.warmup import run
-
-    run(every=every)
-
-
-@_command()
 def pronounce(
     words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Words to pronounce; - reads them from stdin.")],
     model: Annotated[Path, typer.Option(help="Folder of a saved model.")] = MODEL,
@@ -139,7 +92,7 @@ def pronounce(
     """Pronounce words with a saved model, without training."""
     from regard_lab.cli.pronounce import run
 
-    with report_errors():
+    with report_errors("regard-lab[pronunciation]"):
         if "-" in words:
             words = [word for given in words for word in (sys.stdin.read().split() if given == "-" else [given])]
     run(words, model=model, alignment=alignment, plot=plot, html=html, as_json=as_json)
@@ -220,7 +173,7 @@ def translate(
     """Translate lines with a model, and show which words it looked at."""
     from regard_lab.cli.translate import run
 
-    with report_errors("translate"):
+    with report_errors("regard-lab"):
         drawn = alignment or plot is not None or html is not None
         if tokens and not drawn:
             raise fail("translate: --tokens must come with --alignment, --plot or --html, got it alone.")
@@ -375,54 +328,11 @@ def evaluate(
     from regard_lab.cli.evaluate import run
     from regard_lab.cli.evaluate_language import TextReading
 
-    with report_errors("train"):
+    with report_errors("regard-lab[train]"):
         options = PredictionOptions.from_places(given)
     run(
         data, targets, model=model, options=options, tokenized=tokenized, out=out, as_json=as_json, links=links,
         back=back, reading=TextReading(per, length, stride, pairs), images=images, features=features,
-    )  # fmt: skip
-
-
-@_command()
-def regress(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="CSV or Parquet, with a row of names; - reads stdin.")],
-    target: Annotated[str, typer.Option(help="Column to predict: numbers, or text for a classification.")],
-    features: Annotated[
-        str | None, typer.Option(help="Columns to predict from, separated by commas; all others by default.")
-    ] = None,
-    weights: Annotated[str | None, typer.Option(help="Column that says how often each row counts.")] = None,
-    kernel: Annotated[str, typer.Option(help=f"{', '.join(kernels())} or constant.")] = "gaussian",
-    bandwidth: Annotated[
-        str,
-        typer.Option(
-            help="How far apart rows still count: loo (least leave-one-out error), learned (one for each feature), "
-            "scott, silverman, a number, or a number for each feature, as 0.5,2."
-        ),
-    ] = "loo",
-    order: Annotated[int, typer.Option(help="0 averages, 1 fits a line around each row.", min=0, max=1)] = 0,
-    empty: Annotated[
-        str, typer.Option(help="What a row gets that is out of reach: nearest, mean, nan or raise.")
-    ] = "nearest",
-    method: Annotated[str, typer.Option(help="auto (fastest), exact, tiles, or nufft (errors below --rtol).")] = "auto",
-    rtol: Annotated[float | None, typer.Option(help="Error of nufft beside the target's deviation; 1e-6.")] = None,
-    predict: Annotated[str | None, typer.Option(help="Table whose rows to predict; by default those of DATA.")] = None,
-    out: Annotated[
-        str | None, typer.Option(help="Write rows and predictions here: .csv, .tsv, .parquet, or - for stdout.")
-    ] = None,
-    std: Annotated[
-        bool, typer.Option("--std", help="Add the standard deviation of the target about each prediction.")
-    ] = False,
-    quantiles: Annotated[str | None, typer.Option(help="Add quantiles of the target, as 0.05,0.5,0.95.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the fit to this picture: .png, .svg, .pdf, ...")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Predict a column of a table from the others by kernel regression, and say how well that works."""
-    from regard_cli.regress import run
-
-    run(
-        data=data, target=target, features=features, weights=weights, kernel=kernel, bandwidth=bandwidth,
-        order=order, empty=empty, method=method, rtol=rtol, predict=predict, out=out, std=std, quantiles=quantiles,
-        plot=plot, as_json=as_json,
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def run(
     as_json: bool,
 ) -> None:
     """Write what each model makes of each image; images that cannot be used are told, and the others are described."""
-    with report_errors("vision"):
+    with report_errors("regard-lab[vision]"):
         require("PIL")
         require_writable(html, picture=attention)
         captioners = [_load(folder) for folder in models]

@@ -29,7 +29,7 @@ def run(
     texts: Sequence[str], *, model: Path, data: str | None, pairs: bool, top: int | None, batch: int, as_json: bool
 ) -> None:
     """Name the label of each text, of each line of a file or of standard input, of their tokens, or of each image."""
-    with report_errors("translate"):
+    with report_errors("regard-lab"):
         one_source("classify", texts, data)
         if not model.is_dir():
             got = f"a file, {model}" if model.exists() else f"no such folder, {model}"

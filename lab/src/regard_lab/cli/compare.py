@@ -36,7 +36,7 @@ def run(
 ) -> None:
     """Train a model for each name in ``attention``, separated by commas; "transformer" is one, too."""
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-    with report_errors("train"):
+    with report_errors("regard-lab[train]"):
         require("matplotlib")
         metric = "accuracy" if task == TASK else get_task(task).metric
         names = [name.strip() for name in attention.split(",") if name.strip()]

@@ -35,7 +35,7 @@ _HEADING, _NOTE = (
 def run(sentences: Sequence[str], *, out: Path) -> None:
     """Translate the examples and the user's sentences, and draw the alignments."""
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-    with report_errors("translate"):
+    with report_errors("regard-lab"):
         require("tokenizers")
         require("matplotlib")
         out.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def run(sentences: Sequence[str], *, out: Path) -> None:
     for each in drawn:
         _show(console, each)
     console.print(f"{legend(ascii_only=ascii_only())}\n")
-    with report_errors("translate"):
+    with report_errors("regard-lab"):
         pictures = [aligned(each) for each in drawn if each.tokens]
         save_plot(pictures, out / "alignments.png")
         save_html(pictures, out / "alignments.html", heading=_HEADING, note=_NOTE)

@@ -28,7 +28,7 @@ _NOTICED = 2.0
 def run(*, deadline: float, out: Path, seed: int) -> None:
     """Run the demonstration; training ends at ``deadline`` on the monotonic clock."""
     console = Console(highlight=False, soft_wrap=True)
-    with report_errors():
+    with report_errors("regard-lab[pronunciation]"):
         out.mkdir(parents=True, exist_ok=True)
         require("matplotlib")
         require("lightning")
@@ -51,7 +51,7 @@ def run(*, deadline: float, out: Path, seed: int) -> None:
     for each in spoken[:_DRAWN]:
         console.print(f"\n{each.source}\n{draw(aligned(each), ascii_only=ascii_only())}", markup=False)
     console.print(f"\n{legend(ascii_only=ascii_only())}")
-    with report_errors():
+    with report_errors("regard-lab[pronunciation]"):
         pronouncer.save(out / "model")
     write_pictures(spoken, plot=out / "alignments.png", html=out / "alignments.html")
     _say_where(console, out)

@@ -33,6 +33,6 @@ def caption(
     """Write a sentence about each image, and show where each word looked."""
     from regard_lab.cli.caption import run
 
-    with report_errors("vision"):
+    with report_errors("regard-lab[vision]"):
         options = PredictionOptions.from_places(given)
     run(images, models=model, options=options, attention=attention, html=html, as_json=as_json)

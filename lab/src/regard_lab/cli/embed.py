@@ -32,7 +32,7 @@ def run(
     as_json: bool,
 ) -> None:
     """Print the vector of each text, or write all to a file."""
-    with report_errors("translate"):
+    with report_errors("regard-lab"):
         require_writable(out)
         if out is not None and out.suffix not in _SUFFIXES:
             raise rejected("embed", "--out", f"end in {', '.join(_SUFFIXES)}", repr(out.name))

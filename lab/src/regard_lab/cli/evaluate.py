@@ -41,7 +41,7 @@ def run(
     A translator writes for every source, and is scored against all its targets; or its attention to given targets is,
     by links.
     """
-    with report_errors("train"):
+    with report_errors("regard-lab[train]"):
         folder = folder_of(model)
         pairs_alone: dict[str, object] = {"--targets": targets, "--links": links, "--back": back}
         if is_captioner(folder):

@@ -15,7 +15,7 @@ from regard_lab.tasks.language.mask_filler import FilledText, MaskFiller
 
 def run(texts: Sequence[str], *, model: Path, data: str | None, top: int, batch: int, as_json: bool) -> None:
     """Print the likeliest tokens for each mask of each text: a line for each mask, or JSON for each text."""
-    with report_errors("translate"):
+    with report_errors("regard-lab"):
         lines = Lines.of("fill-mask", texts, data)
         filler = MaskFiller.load(model, "fill-mask")
         full = f"fill-mask: texts must fit in memory, got an allocation that failed; lower --batch (now {batch})."

@@ -40,7 +40,7 @@ def run(
 ) -> None:
     """Write on from each prompt, or from standard input where one is ``-``; from nothing where there is none."""
     drawn = alignment or plot is not None or html is not None
-    with report_errors("train"):
+    with report_errors("regard-lab[train]"):
         require_writable(html, picture=plot)
         options = GenerationOptions.from_places(given)
         _check(options, beams, stop, draft, drawn)

@@ -1,4 +1,4 @@
-"""The commands that show what a model attends to: ``regard look`` and ``regard view``."""
+"""The command that shows what a model attends to."""
 
 from __future__ import annotations
 
@@ -37,16 +37,3 @@ def look(
         model, text=text, image=image, target=target, layer=layer, head=head, plot=plot, scale=scale, html=html,
         out=out, browser=browser,
     )  # fmt: skip
-
-
-@_command(epilog="Records are kept by regard look --out, and by Record.save.")
-def view(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="A record, or two to compare.")],
-    port: Annotated[int, typer.Option(help="Serve at this port; 0 takes a free one.")] = 0,
-    browser: Annotated[bool, typer.Option("--browser", "-b", help="Open it in the browser.")] = False,
-    batch: Annotated[int, typer.Option(help="Which sequence of a batch.")] = 0,
-) -> None:
-    """Show what a model attends to on a page, on this machine alone."""
-    from regard_cli.view import run
-
-    run(files, port=port, browser=browser, batch=batch)

@@ -34,7 +34,7 @@ def run(
     browser: bool,
 ) -> None:
     """Tell how spread the attention of each head is, draw that of one head, or of a layer's mean, or show the page."""
-    with report_errors("hf"):
+    with report_errors("regard-lab[hf]"):
         require_writable(html, out, picture=plot)
         if scale not in SCALES:
             raise unknown_name("look", "--scale", scale, SCALES)
@@ -52,7 +52,7 @@ def run(
         else:
             echo(draw(chosen, ascii_only=ascii_only(), scale=scale))
             echo(f"\n{legend(ascii_only=ascii_only(), scale=scale)}; {chosen.title}")
-    with report_errors("plot"):
+    with report_errors("regard-lab"):
         if plot is not None and chosen is not None:
             save_plot([chosen], plot, scale=scale)
             note(f"regard: {plot} is written")

@@ -21,7 +21,7 @@ def run(
     """Pronounce the words and show them as asked. A bad word or model ends it before anything is shown."""
     if not words:
         raise fail("pronounce: words must not be empty, got none.")
-    with report_errors():
+    with report_errors("regard-lab[pronunciation]"):
         require_writable(html, picture=plot)
         pronouncer = load(model)
         for word in words:
@@ -62,7 +62,7 @@ def write_pictures(spoken: Sequence[Prediction], *, plot: Path | None, html: Pat
         return
     alignments = [aligned(each) for each in spoken]
     note = "Letters across, phonemes down. The stronger a cell, the more of the phoneme's attention went to the letter."
-    with report_errors():
+    with report_errors("regard-lab[pronunciation]"):
         if plot is not None:
             save_plot(alignments, plot)
         if html is not None:

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import typer
 
 from regard._errors import rejected
-from regard_cli.messages import INTERRUPTED, LOST, WRONG, Console, echo, fail, sentence
+from regard_cli.app import INTERRUPTED
+from regard_cli.messages import LOST, WRONG, Console, echo, fail, sentence
 from regard_lab.cli.settings import parse_setting
 from regard_lab.data.toml import read_toml
 from regard_lab.models.folders import OPTIONS

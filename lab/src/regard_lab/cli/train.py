@@ -52,7 +52,7 @@ def run(
     ``"training.steps"``; they go before what the options file says, and ``settings`` before them.
     """
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-    with report_errors("train"):
+    with report_errors("regard-lab[train]"):
         get_task(task)
         changes = gather_changes(given, settings, out=out, resume=resume, show_options=show_options)
         if resume:

@@ -34,7 +34,7 @@ def run(
         if done // _EVERY != (done - 4) // _EVERY:
             console.print(f"  {done // _EVERY * _EVERY:,} of {of:,} images")
 
-    with report_errors("vision"):
+    with report_errors("regard-lab[vision]"):
         changes = gather_changes(given, settings, out=out, resume=resume, show_options=show_options)
         if resume:
             captioning = Captioning.resumed(out, training_changes(changes, options), console.print)

@@ -63,7 +63,7 @@ def run(
 ) -> None:
     """Train, or go on with a run; arguments as those of :func:`regard_lab.cli.train.run`."""
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-    with report_errors("train"):
+    with report_errors("regard-lab[train]"):
         changes = gather_changes(given, settings, out=out, resume=resume, show_options=show_options)
         task = _task(out if resume else None, options, changes)
         kind = KINDS[task]

@@ -84,7 +84,7 @@ def _train_on_text(task: str, declared: type[Options], text: str, other: type[Op
         show_options: Annotated[bool, typer.Option("--show-options", help="Print all options as TOML.")] = False,
         resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     ) -> None:
-        run = import_module(f"regard_cli.train_{task.replace('-', '_')}").run
+        run = import_module(f"regard_lab.cli.train_{task.replace('-', '_')}").run
         run(out=out, resume=resume, options=options, given=given, settings=settings or [], show_options=show_options)
 
     if other is not None:

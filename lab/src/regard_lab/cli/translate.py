@@ -55,7 +55,7 @@ def run(
         raise fail(f"translate: --given must come without {unused}: nothing is written.")
     if len(texts) > 1 and not any(" " in text for text in texts):
         note("regard: each argument is a text of its own; a sentence is one in quotes")
-    with report_errors("translate"):
+    with report_errors("regard-lab"):
         require_writable(html, picture=plot)
         translator = for_decoding(load(model), options.precision, int8=int8)
         lines: Iterable[str] = read_lines("-", "translate") if piped else texts

@@ -27,8 +27,8 @@ class PredictionOptions(Options):
     #: Otherwise, or where the model has no attention, only what the vocabulary can spell is written.
     replace_unknown: bool = option(True, "write the source word with the most attention in place of one that the "
                                    "vocabulary cannot spell")  # fmt: skip
-    #: See :func:`regard_lab.text.sentences.sentences`. None: unless the model learned from lines of several sentences. Only
-    #: texts are taken apart, not letters or other symbols.
+    #: See :func:`regard_lab.text.sentences.sentences`. None: unless the model learned from lines of several sentences.
+    #: Only texts are taken apart, not letters or other symbols.
     split: bool | None = option(None, "a line sentence by sentence, or at once; else as learned", kind=bool,
                                 flag="--split/--whole")  # fmt: skip
     longest: int = option(512, "source tokens of a sentence, or of a line that is not split, that are read", least=1)

@@ -16,10 +16,11 @@ import tokenizers
 
 from regard._errors import described, rejected, unknown_name
 from regard._writing import write_together
+from regard.inspect.words import byte_letters
 from regard_lab.text import tokenizer_files, tokenizer_training
 from regard_lab.text.decode_stream import ByteStream, DecodeStream, WindowStream
 from regard_lab.text.ragged import Ragged
-from regard_lab.text.tokenizer_training import byte_letters, spelling
+from regard_lab.text.tokenizer_training import spelling
 
 #: Tokens, by their numbers.
 Numbers = tuple[int, ...]

@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from regard._errors import RegardWarning, described, rejected, unknown_name
+from regard.inspect.words import byte_letters
 
 KINDS = ("bpe", "wordpiece", "bytes", "characters")
 #: What special tokens are called in a tokenizer that is learned here. One token stands between documents.
@@ -35,20 +36,6 @@ _LETTERS = 1000
 _PARTS = Regex(
     r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}\p{M}]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 )  # fmt: skip
-
-
-def byte_letters() -> list[str]:
-    """Return the letter that stands for each byte in files of byte-level tokenizers (Radford 2019): printable ones.
-
-    Examples
-    --------
-    >>> letters = byte_letters()
-    >>> letters[ord("a")], letters[ord(" ")], len(set(letters))
-    ('a', 'Ġ', 256)
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def learned(

@@ -1,8 +1,8 @@
 """Models of any family of transformers: its own classes compute them, with our attention where they take it.
 
-What a class of :mod:`regard_lab.models` computes needs no other library. Everything else that transformers has runs through
-the adapters in this file, which read tokens and padding as our models do. Nothing is downloaded, no pickle is loaded
-and no code that a folder carries is run.
+What a class of :mod:`regard_lab.models` computes needs no other library. Everything else that transformers has runs
+through the adapters in this file, which read tokens and padding as our models do. Nothing is downloaded, no
+pickle is loaded and no code that a folder carries is run.
 
 Dimensions: B batch, L tokens, E width, N vocabulary, C labels.
 """

@@ -77,8 +77,9 @@ class TextGenerator:
     def load(cls, folder: str | Path, *, dtype: torch.dtype | None = None, int8: bool = False) -> TextGenerator:
         """Return the model and the tokenizer of a folder, of a run of ours or of Hugging Face.
 
-        Weights of float32 on a processor are laid out for decoding (``regard_lab.generation.quantization.pack_weights``), or
-        rounded (``quantize``): such a model can neither be trained nor saved.
+        Weights of float32 on a processor are laid out for decoding
+        (``regard_lab.generation.quantization.pack_weights``), or rounded (``quantize``): such a model can neither be
+        trained nor saved.
 
         Parameters
         ----------

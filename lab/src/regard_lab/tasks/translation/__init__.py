@@ -1,6 +1,5 @@
-"""Sequence to sequence: translation and pronunciation, their metrics, runs and comparison."""
+"""Translation and other writing of sequences from sequences: metrics, runs and alignment."""
 
 from regard_lab.generation.sequence_model import SequenceModel
-from regard_lab.tasks.pronunciation.pronouncer import Pronouncer
 
-__all__ = ["Pronouncer", "SequenceModel"]
+__all__ = ["SequenceModel"]

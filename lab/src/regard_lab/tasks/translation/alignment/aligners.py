@@ -74,7 +74,7 @@ def require_aligner(name: str) -> None:
     try:
         import_module(name if name in _PACKAGES else __name__)
     except ImportError:
-        raise rejected("align", "aligner", "be installed (pip install 'regard[align]')", repr(name)) from None
+        raise rejected("align", "aligner", "be installed (pip install 'regard-lab[align]')", repr(name)) from None
 
 
 def lowercase(*sides: Sentences) -> list[Sentences]:

@@ -150,7 +150,7 @@ def test_without_a_working_directory(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     code = f"import os, sys; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r})\n"
-    code += f"os.execv({sys.executable!r}, [{sys.executable!r}, '-m', 'regard', '--version'])"
+    code += f"os.execv({sys.executable!r}, [{sys.executable!r}, '-m', 'regard_cli', '--version'])"
     # A relative path there would end Python itself.
     environment = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)

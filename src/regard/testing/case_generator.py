@@ -100,7 +100,10 @@ def _value(size: float, normalizer: str, dtype: str) -> float:
 
 def mask(source: Source, depth: int, bias: bool) -> Recipe:
     """Return the recipe of a mask, composed of others up to a depth; only "and" takes masks with a bias."""
-    kind = source.pick(("single", "single", "and", "causal", "causal", "or", "not", "part")) if depth else "single"
+    kinds = ("single", "single", "and", "causal", "causal", "function", "or", "not", "part")
+    kind = source.pick(kinds) if depth else "single"
+    if kind == "function":  # beside a mask that is planned, and perhaps learned
+        return "and", mask(source, 0, bias), ("predicate", source.pick((3, 2)))
     if kind == "causal":  # as models compose it with padding, documents and biases
         rest: Sequence[Recipe] = (("key_padding", False), ("padding", False), ("document", True), mask(source, 0, bias))
         return "and", ("causal", source.pick(("upper_left", "lower_right"))), source.pick(rest)

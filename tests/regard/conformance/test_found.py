@@ -47,6 +47,12 @@ FOUND = [
         mask=("and", ("and", ("sinks", 4), ("padding", False)), ("not", ("padding", True))), magnitude=0.001,
         learned=True, wide=True, tile=(8, 2), seed=25544,
     )),
+    # What a function hides of a short sequence was evaluated with the bias beside it, whose gradient was lost.
+    ("gradient budget", "fused", Case(
+        score="general", dtype="float64", key_heads=2, queries=1, keys=4, width=2, key_width=1, value_width=1,
+        mask=("and", ("relative", 1, True, "each"), ("predicate", 2)), scale=2.0, magnitude=0.5, learned=True,
+        tile=(2, 3), seed=18192,
+    )),
     # Autograd recorded a product with the width in the kernels' operator, which then led to no query and no key: a
     # second derivative through ``torch.func.grad`` and autograd was silently none.
     ("composed derivatives", "fused", Case(

@@ -72,7 +72,8 @@ class VisibleKeys:
         if spans is not None:
             return cls.between(extent, *spans)
         mask = mask.cast(problem.compute_dtype)
-        if extent.L * extent.S <= KEPT and mask.calls_a_function():
+        learned = torch.is_grad_enabled() and any(t.requires_grad for t in mask.tensors())
+        if extent.L * extent.S <= KEPT and mask.calls_a_function() and not learned:
             # A function costs as much for a block as for all of a short sequence.
             index = [torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S)]
             b, h, q_idx = index[0].view(-1, 1, 1, 1), index[1].view(-1, 1, 1), index[2].unsqueeze(1)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from benchmarks import transformers_families
+from benchmarks.families import processes
+from benchmarks.families.processes import alone
 from benchmarks.families.checks import apart, cast, fresh
 from benchmarks.families.tiny_configs import tiny
 from transformers import BambaConfig, BartConfig, DeformableDetrConfig, LlamaConfig
@@ -27,7 +29,7 @@ SLICE = (
 
 @pytest.mark.parametrize(("family", "name"), SLICE, ids=[name for _, name in SLICE])
 def test_a_class_is_equal_on_regard(family: str, name: str) -> None:
-    found = transformers_families.alone(f"transformers.models.{family}.modeling_{family}", name)
+    found = alone(transformers_families.examined, f"transformers.models.{family}.modeling_{family}", name)
     verdicts = {each["check"]: (each["verdict"], each["detail"]) for each in found}
     assert {verdict for verdict, _ in verdicts.values()} <= {"equal", "not run"}, verdicts
     assert verdicts["forward"][0] == "equal"
@@ -41,16 +43,16 @@ def test_the_families_are_those_with_the_interface() -> None:
 
 
 def test_a_class_that_cannot_be_built_or_ends_its_process_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = transformers_families.alone("transformers.models.llama.modeling_llama", "NoSuchClass")
+    (found,) = alone(transformers_families.examined, "transformers.models.llama.modeling_llama", "NoSuchClass")
     assert found["verdict"] == "not built" and "NoSuchClass" in found["detail"]
-    monkeypatch.setattr(transformers_families, "_in_child", lambda *_: os._exit(3))
-    (found,) = transformers_families.alone("transformers.models.llama.modeling_llama", "LlamaModel")
+    monkeypatch.setattr(processes, "_in_child", lambda *_: os._exit(3))
+    (found,) = alone(transformers_families.examined, "transformers.models.llama.modeling_llama", "LlamaModel")
     assert found == {"check": "run", "verdict": "not run", "detail": "its process ended with 3"}
 
 
 def test_a_class_that_calls_no_attention_of_ours_is_not_compared() -> None:
     """The image encoder of SAM computes its own attention, and would be equal whatever ours does."""
-    found = transformers_families.alone("transformers.models.sam.modeling_sam", "SamVisionModel")
+    found = alone(transformers_families.examined, "transformers.models.sam.modeling_sam", "SamVisionModel")
     assert [(each["check"], each["verdict"]) for each in found] == [("forward", "no attention")]
     assert transformers_families.judgement({"SamVisionModel": found}).startswith("not built: SamVisionModel: no layer")
 
@@ -111,7 +113,9 @@ def test_configurations_with_settings_derive_their_other_fields() -> None:
 
 
 def test_images_stand_in_the_texts_that_are_compared() -> None:
-    found = transformers_families.alone("transformers.models.gemma3.modeling_gemma3", "Gemma3ForConditionalGeneration")
+    found = alone(
+        transformers_families.examined, "transformers.models.gemma3.modeling_gemma3", "Gemma3ForConditionalGeneration"
+    )
     assert {"check": "images", "verdict": "equal"}.items() <= next(f for f in found if f["check"] == "images").items()
 
 

@@ -453,8 +453,8 @@ def refuses_folder(error: Exception) -> bool:
     if is_memory_error(error):
         return False
     called = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
-    raising = [name for name in called if name.startswith(("regard.", "transformers."))][-1:]
-    if any(name.startswith("regard.") for name in raising):
+    raising = [name for name in called if name.startswith(("regard.", "regard_lab.", "transformers."))][-1:]
+    if any(name.startswith(("regard.", "regard_lab.")) for name in raising):
         return isinstance(error, ValueError)  # layers that do not take our attention are refused by one
     if isinstance(error, OSError | ValueError | ImportError | RuntimeError | SafetensorError | StrictDataclassError):
         return True

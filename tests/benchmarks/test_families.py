@@ -9,8 +9,8 @@ import pytest
 import torch
 from benchmarks import transformers_families
 from benchmarks.families import processes
-from benchmarks.families.processes import alone
 from benchmarks.families.checks import apart, cast, fresh
+from benchmarks.families.processes import alone
 from benchmarks.families.tiny_configs import tiny
 from transformers import BambaConfig, BartConfig, DeformableDetrConfig, LlamaConfig
 from transformers.models.deepseek_v32.configuration_deepseek_v32 import DeepseekV32Config

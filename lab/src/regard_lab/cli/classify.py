@@ -19,7 +19,7 @@ from regard_lab.models.folders import ModelFileError
 from regard_lab.models.hugging_face.hosted import HostedImageClassifier, HostedTokenClassifier
 from regard_lab.tasks.classification.image_classifier import PictureClassifier
 from regard_lab.tasks.classification.text_classifier import TextClassifier
-from regard_lab.tasks.language.token_labeller import TokenLabeller
+from regard_lab.tasks.classification.token_labeller import TokenLabeller
 
 #: What a line in is: its text, and the second one.
 _Line = tuple[str, str | None]

@@ -7,7 +7,7 @@ import json
 from regard._memory import fitting
 from regard_cli.messages import echo, note
 from regard_lab.cli.lines import Lines
-from regard_lab.tasks.language.token_labeller import LabelledTokens, TokenLabeller
+from regard_lab.tasks.classification.token_labeller import LabelledTokens, TokenLabeller
 
 
 def classify(lines: Lines, labeller: TokenLabeller, *, top: int | None, batch: int, as_json: bool) -> None:

@@ -112,7 +112,7 @@ class Bench:
             }
             words = [files.get(word, word) for word in self.command(name)[1:]]
             resumed = [*words[:2], "--out", str(folder), "--resume"] if (folder / "checkpoints").exists() else words
-            subprocess.run([sys.executable, "-m", "regard", *resumed], check=True)
+            subprocess.run([sys.executable, "-m", "regard_cli", *resumed], check=True)
         return Captioner.load(folder)
 
     def split(self, name: str) -> dict[str, list[str]]:

@@ -26,7 +26,7 @@ def once() -> tuple[float, float]:
     """Run it, and return its seconds: by the clock, and of all cores together."""
     with tempfile.TemporaryDirectory() as out:
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-        command = [sys.executable, "-m", "regard", "demo", "--out", out]
+        command = [sys.executable, "-m", "regard_cli", "demo", "--out", out]
         done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         passed, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
         if not (Path(out) / "alignments.png").exists():

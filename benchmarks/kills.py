@@ -81,7 +81,7 @@ class Campaign:
 
     def command(self, out: Path) -> list[str]:
         """Return what a user would type to begin, or to go on where a checkpoint was saved."""
-        begun = [sys.executable, "-m", "regard", "train", "translation", "--out", str(out)]
+        begun = [sys.executable, "-m", "regard_cli", "train", "translation", "--out", str(out)]
         if (out / "checkpoints" / "last.ckpt").exists():
             return [*begun, "--resume"]
         options = {"vocabularies.size": 150, "data.held_out": 8}

@@ -148,7 +148,7 @@ def first_run(pairs: Path, folder: Path, seconds: float, work: Path) -> dict[str
 
 
 def _command(*arguments: str) -> str:
-    command = [sys.executable, "-m", "regard", *arguments]
+    command = [sys.executable, "-m", "regard_cli", *arguments]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
         raise RuntimeError(f"regard {arguments[0]} ended with {done.returncode}: {done.stderr[-2000:]}")

@@ -75,7 +75,7 @@ def test_a_line_in_is_a_line_out(regard, model, tmp_path) -> None:
 
 
 def test_a_pipe_that_is_closed_early(model) -> None:
-    command = [sys.executable, "-m", "regard", "classify", "--model", str(model)]
+    command = [sys.executable, "-m", "regard_cli", "classify", "--model", str(model)]
     run = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert run.stdin is not None and run.stdout is not None and run.stderr is not None
     run.stdout.close()

@@ -153,7 +153,7 @@ def test_all_options_are_shown(regard) -> None:
 def test_an_interrupt_is_no_loss(text, tmp_path) -> None:
     """A run that is interrupted says how it goes on, and does."""
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "regard", "train", "language-model", "--out", str(out)]
+    command = [sys.executable, "-m", "regard_cli", "train", "language-model", "--out", str(out)]
     begin = [*command, "--data", str(text), "--steps", "100000", *SMALL]
     process = subprocess.Popen(begin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
     last = out / "checkpoints" / "last.ckpt"

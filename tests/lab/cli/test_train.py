@@ -675,7 +675,7 @@ def test_a_run_ends_where_the_loss_no_longer_falls(regard, pairs, tmp_path) -> N
 
 @pytest.mark.campaign
 def test_two_processes_train_one_model(pairs, tmp_path) -> None:
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "regard"]
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "regard_cli"]
     chosen = [*SMALL, "--set", "training.devices=2", "--set", "training.strategy=ddp"]
     first = ["--data", pairs, "--out", tmp_path / "out", "--steps", "4", "--set", "training.accelerator=cpu", *chosen]
     for arguments, step in ((first, 4), (["--out", tmp_path / "out", "--resume", "--steps", "6"], 6)):

@@ -43,7 +43,7 @@ def test_a_missing_package_is_one_hint(regard, monkeypatch: pytest.MonkeyPatch) 
 
 
 def run(*arguments: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    command = f"{sys.executable} -m regard {' '.join(arguments)} {shell}"
+    command = f"{sys.executable} -m regard_cli {' '.join(arguments)} {shell}"
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
         capture_output=True, text=True, check=False, env={**os.environ, **environment},
@@ -71,8 +71,7 @@ def test_what_an_encoding_lacks_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize(("given", "expected"), [({}, "20000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
 def test_idle_threads_sleep_after_a_while_unless_the_user_says_otherwise(given: dict[str, str], expected: str) -> None:
-    code = "import sys; sys.argv = sys.orig_argv = ['regard', 'train']; import os, regard; "
-    code += "print(os.environ['GOMP_SPINCOUNT'])"
+    code = "import os; from regard_cli import startup; startup.prepare(); print(os.environ['GOMP_SPINCOUNT'])"
     kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     done = subprocess.run([sys.executable, "-c", code], env=kept | given, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == expected

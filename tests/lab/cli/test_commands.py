@@ -31,7 +31,8 @@ def test_commands_of_other_packages_are_known_by_name() -> None:
 
 
 def test_help_imports_neither_torch_nor_the_library() -> None:
-    code = "import sys; from regard_cli import main\ntry: main(['--help'])\nexcept SystemExit: print('modules:', *sys.modules)"
+    code = "import sys\nfrom regard_cli import main\ntry: main(['--help'])\n"
+    code += "except SystemExit: print('modules:', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     told, _, modules = done.stdout.partition("modules:")
     assert "fill-mask" in told and not set(modules.split()) & {"torch", "numpy", "regard"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_layers import built, numbers, outputs
+from tests.regard.nn.test_layers import built, numbers, outputs
 from torch import Tensor, nn
 
 import regard

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import transformers_families
-from benchmarks.families import processes
+from benchmarks import captured_families, transformers_families
+from benchmarks.families import captured, processes
 from benchmarks.families.checks import apart, cast, fresh
 from benchmarks.families.processes import alone
 from benchmarks.families.tiny_configs import tiny
@@ -125,3 +125,27 @@ def test_inputs_are_copied_and_cast_in_all_their_parts() -> None:
     copied["maps"][0] += 1
     assert given["maps"][0].tolist() == [1, 1] and copied["place"] == 1  # type: ignore[index]
     assert [t.dtype for t in doubled["maps"]] == [torch.float64] * 2 and doubled["ids"].dtype == torch.long
+
+
+CAPTURED = (
+    ("diffllama", "DiffLlamaModel", "recorded"), ("granite_swa", "GraniteSWAModel", "recorded"),
+    ("longformer", "LongformerForSequenceClassification", "reported"), ("wavlm", "WavLMModel", "recorded"),
+    ("idefics", "IdeficsModel", "recorded"), ("sam2_video", "Sam2VideoModel", "reported"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "name", "verdict"), CAPTURED, ids=[name for _, name, _ in CAPTURED])
+def test_what_is_captured_of_a_class(family: str, name: str, verdict: str) -> None:
+    found = alone(captured_families.examined, f"transformers.models.{family}.modeling_{family}", name)
+    assert found and {each["verdict"] for each in found} == {verdict}, found
+
+
+def test_a_wrong_matrix_is_different_and_a_missing_one_must_be_told() -> None:
+    right, other = (torch.randn(1, 2, 3, 4, generator=torch.Generator().manual_seed(i)).softmax(-1) for i in (0, 1))
+    judge = captured.judged
+    assert judge([right], [], [right], told=False, coverage="").verdict == "recorded"
+    assert judge([right], [], [right * 0.5], told=False, coverage="").verdict == "recorded"  # a sink took half
+    assert judge([right], [], [other], told=True, coverage="").verdict == "different"
+    assert judge([right, other], [], [right], told=False, coverage="").verdict == "different"
+    assert judge([right, other], [], [right], told=True, coverage="").verdict == "reported"
+    assert judge([], [], [], told=False, coverage="").verdict == "no attention"

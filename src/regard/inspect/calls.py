@@ -123,7 +123,7 @@ class Attended:
         value = None if call.value is None else _ungrouped(query, call.value.to(dtype, copy=True))
         parts = {name: _copied(getattr(self, name)) for name in ("score", "normalizer", "sinks")}
         key, changes = _ungrouped(query, key), tuple(each.copy() for each in self.changes)
-        return replace(call, query=query, key=key, mask=_copied(call.mask), value=value, changes=changes, **parts)
+        return replace(call, query=query, key=key, mask=_kept_mask(call.mask), value=value, changes=changes, **parts)
 
     @torch.no_grad()
     def rows(self, first: int, last: int, request: AuxRequest) -> Aux:
@@ -278,8 +278,8 @@ class Projected:
         """Return a copy that later changes of its tensors do not reach."""
         query = self.query.detach().clone()
         key = query if self.key is self.query else self.key.detach().clone()
-        weight, bias, mask = (_copied(each) for each in (self.weight, self.bias, self.mask))
-        return Projected(query, key, weight, bias, self.heads, mask, dtype)
+        weight, bias = _copied(self.weight), _copied(self.bias)
+        return Projected(query, key, weight, bias, self.heads, _kept_mask(self.mask), dtype)
 
     @torch.no_grad()
     def attended(self) -> Attended:
@@ -391,6 +391,14 @@ def _ungrouped(query: Tensor, key: Tensor) -> Tensor:
             if torch.equal(first[:, :, :1].expand_as(first), first):
                 return first[:, :, 0].contiguous()
     return key
+
+
+def _kept_mask(mask: Any) -> Any:
+    """Return a copy of a mask, for scores in float32: what float64 has below their least number stays a number."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.float64:
+        return _copied(mask)
+    most = torch.finfo(torch.float32).max
+    return torch.where(mask.isinf(), mask, mask.clamp(-most, most)).float()
 
 
 def _copied(given: Any) -> Any:

@@ -600,3 +600,16 @@ def test_every_capture_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError), capture(model) as record:
         model(tokens())
     assert len(record) == 2 and F.scaled_dot_product_attention is before
+
+
+def test_rows_that_hold_the_least_number_of_float64_are_uniform() -> None:
+    """Models of transformers write such rows for queries that see nothing; in float32 the number would be −∞."""
+    q = torch.randn(1, 2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = torch.zeros(1, 1, 3, 3, dtype=torch.float64)
+    mask[..., 1, :] = torch.finfo(torch.float64).min
+    mask[..., 2, 0] = -torch.inf
+    with capture() as record:
+        F.scaled_dot_product_attention(q, q, q, mask)
+    right = (q @ q.mT / 2 + mask).softmax(-1)
+    torch.testing.assert_close(record[0].weights().double(), right, atol=1e-6, rtol=0)
+    assert torch.equal(right[0, 0, 1], torch.full((3,), 1 / 3, dtype=torch.float64))

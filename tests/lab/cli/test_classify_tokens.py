@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_fill_mask import DISTILBERT, MODERN, SIZES
-from test_other_families import folder_of
+from tests.lab.cli.test_fill_mask import DISTILBERT, MODERN, SIZES
+from tests.lab.cli.test_other_families import folder_of
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from regard_lab.text.tokenizer import Tokenizer

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_fill_mask import DISTILBERT, MODERN, SIZES
-from test_other_families import GPT2, folder_of
+from tests.lab.cli.test_fill_mask import DISTILBERT, MODERN, SIZES
+from tests.lab.cli.test_other_families import GPT2, folder_of
 from transformers import AutoModel, AutoTokenizer, T5EncoderModel
 
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig, load, save

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_other_families import folder_of
+from tests.lab.cli.test_other_families import folder_of
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from regard_lab.models import EncoderLM, EncoderLMConfig, load, save

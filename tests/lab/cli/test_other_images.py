@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from test_other_families import SIZES as TEXT_SIZES
+from tests.lab.cli.test_other_families import SIZES as TEXT_SIZES
 from torch import nn
 from transformers import AutoModelForImageClassification
 

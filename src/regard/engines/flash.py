@@ -89,14 +89,17 @@ def _recovered(
     """Return the output with rows ``lost`` (B, H, L) by the definition, so that their gradients are right.
 
     A row to which a number like −1e9 is added has weights that the kernel's backward pass cannot make of the row's
-    log-sum-exp, in which no digit is left for the number of keys.
+    log-sum-exp, in which no digit is left for the number of keys. Narrow numbers are calculated in float32, as in the
+    kernel: in float16, a product with what is hidden may be infinite, and a weight of 0 times that is NaN.
     """
+    wide = torch.promote_types(query.dtype, torch.float32)
 
     def attend(rows: slice) -> Tensor:
-        scores = query[:, :, rows] @ key.mT * scale + (added if added.shape[2] == 1 else added[:, :, rows])
+        scores = query[:, :, rows].to(wide) @ key.to(wide).mT * scale
+        scores = scores + (added if added.shape[2] == 1 else added[:, :, rows])
         if causal:
             scores = scores + _later(query, key, rows)
-        return Softmax().weights(scores).to(value.dtype) @ value
+        return (Softmax().weights(scores).to(wide) @ value.to(wide)).to(value.dtype)
 
     blocks = []
     for start in range(0, query.shape[2], ROWS):

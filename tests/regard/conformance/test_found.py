@@ -47,6 +47,12 @@ FOUND = [
         mask=("and", ("and", ("sinks", 4), ("padding", False)), ("not", ("padding", True))), magnitude=0.001,
         learned=True, wide=True, tile=(8, 2), seed=25544,
     )),
+    # Rows of a large bias are calculated again, which was done in float16: 0 times an infinite product is NaN.
+    ("no leak", "sdpa", Case(
+        score="cosine/learned", dtype="float16", lead=(), group=3, queries=7, keys=9, width=2, value_width=4,
+        mask=("and", ("and", ("causal", "upper_left"), ("bias", "bHLs", 1.0, "transposed", -1e9)), ("hidden_keys",)),
+        scale=0.0, layout="broadcast query", tile=(8, 2), seed=1822,
+    )),
     # What a function hides of a short sequence was evaluated with the bias beside it, whose gradient was lost.
     ("gradient budget", "fused", Case(
         score="general", dtype="float64", key_heads=2, queries=1, keys=4, width=2, key_width=1, value_width=1,

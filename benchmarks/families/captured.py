@@ -163,7 +163,8 @@ def _checked(family: Family, by: str = THEIRS) -> list[Found]:
         expected, seen = truth
         try:
             same = apart(right, family.run(implementation, family.inputs))[0] <= SAME
-        except Exception:  # which the sweep over families tells about
+        except Exception as error:
+            verdicts.append(Found(f"capture on {implementation}", "not run", reason(error)))
             continue
         if not same and implementation == OURS:
             verdicts.append(Found(f"capture on {OURS}", "not run", "its outputs are not those of its own attention"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -71,7 +72,25 @@ def sources() -> dict[str, Source]:
     return found
 
 
-class InstalledCommands(TyperGroup):
+class Commands(TyperGroup):
+    """All commands; what was typed wrong may be the name of somebody else's file, such as ``*`` stands for."""
+
+    def make_context(self, *given: Any, **named: Any) -> Any:
+        """Parse what stands before a command."""
+        with printable_usage():
+            return super().make_context(*given, **named)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse what stands behind a command, and run it; a keyboard interrupt is exit code 130 and no traceback."""
+        try:
+            with printable_usage():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("\nregard: interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+class InstalledCommands(Commands):
     """Commands by name, imported when one is run; their help lines are known without."""
 
     _listing = False
@@ -103,21 +122,12 @@ class InstalledCommands(TyperGroup):
             text = f"regard: {args[0]} is a command of {ELSEWHERE[args[0]]}, which is not installed."
             typer.echo(text, err=True)
             raise typer.Exit(2)
-        return super().resolve_command(ctx, args)
-
-    def make_context(self, *given: Any, **named: Any) -> Any:
-        """Parse what stands before a command."""
-        with printable_usage():
-            return super().make_context(*given, **named)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run a command; a keyboard interrupt is exit code 130 and no traceback."""
         try:
-            with printable_usage():
-                return super().invoke(ctx)
-        except KeyboardInterrupt:
-            typer.echo("\nregard: interrupted", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+            return super().resolve_command(ctx, args)
+        except _UsageError as error:
+            close = get_close_matches(args[0], {*sources(), *ELSEWHERE}, 1)
+            error.message += f" Did you mean {close[0]!r}?" if close else ""
+            raise
 
     @contextmanager
     def _listed(self) -> Iterator[None]:

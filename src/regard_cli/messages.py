@@ -20,10 +20,9 @@ from typing import Any
 import rich.console
 import typer
 from rich.text import Text
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from regard._errors import RegardWarning, rejection
-from regard_cli.app import INTERRUPTED, printable_usage
 from regard_cli.printing import printable
 
 #: The exit code after wrong input.
@@ -36,24 +35,6 @@ _LAYOUT = "\n\t"
 _LIBRARY = re.compile(r"^[A-Za-z_][\w.]*: ")
 #: What was typed.
 _CONTEXT: ContextVar[typer.Context] = ContextVar("context")
-
-
-class Commands(TyperGroup):
-    """All commands; what was typed wrong may be the name of somebody else's file, such as ``*`` stands for."""
-
-    def make_context(self, *given: Any, **named: Any) -> Any:
-        """Parse what stands before a command."""
-        with printable_usage():
-            return super().make_context(*given, **named)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Parse what stands behind a command, and run it; a keyboard interrupt is exit code 130 and no traceback."""
-        try:
-            with printable_usage():
-                return super().invoke(ctx)
-        except KeyboardInterrupt:
-            typer.echo("\nregard: interrupted", err=True)
-            raise typer.Exit(INTERRUPTED) from None
 
 
 class Command(TyperCommand):

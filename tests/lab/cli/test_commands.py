@@ -73,3 +73,9 @@ def test_the_lab_names_the_version_that_it_needs(monkeypatch: pytest.MonkeyPatch
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ImportError: regard_lab 0.1.0 needs regard 0.1, and 0.2.0 is installed" in done.stderr
+
+
+def test_a_command_with_a_typing_error(regard) -> None:
+    outcome = regard("tranlate", "a")
+    assert outcome.code == 2 and "No such command 'tranlate'. Did you mean 'translate'?" in outcome.err
+    assert "Did you mean" not in regard("xyzzy").err

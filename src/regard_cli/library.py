@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from regard.scores.distance import kernels
-from regard_cli.messages import Command
+from regard_cli.messages import Command, report_errors
 
 app = typer.Typer()
 
@@ -64,7 +64,8 @@ def regress(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict a column of a table from the others by kernel regression, and say how well that works."""
-    from regard_cli.regress import run
+    with report_errors("regard[regress]"):
+        from regard_cli.regress import run
 
     run(
         data=data, target=target, features=features, weights=weights, kernel=kernel, bandwidth=bandwidth,

@@ -78,3 +78,11 @@ def test_idle_threads_sleep_after_a_while_unless_the_user_says_otherwise(given: 
     library = "import os, regard; print(os.environ.get('GOMP_SPINCOUNT'))"
     done = subprocess.run([sys.executable, "-c", library], env=kept, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "None", "a library that is imported sets nothing"
+
+
+def test_regress_without_its_packages_is_one_hint(regard, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("regard_cli.regress", "regard_cli.tables"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "regard_cli.regress", None)
+    outcome = regard("regress", "no.csv", "--target", "y")
+    assert outcome.code == 2 and outcome.err.count("\n") == 1 and "pip install 'regard[regress]'" in outcome.err

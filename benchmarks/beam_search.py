@@ -2,11 +2,11 @@
 
     python -m benchmarks.beam_search --model FOLDER --lines FILE [--beams 5] [--sentences 64] [--rounds 7]
 
-FOLDER holds a trained Transformer with pre- or post-norm layers; FILE has sources, one a line. All sentences go through
-each library as one batch, without a length penalty. Before anything is timed, both must give our translations the same
-log-probabilities; how many translations are the same is told (their searches end by different rules). They take turns;
-what is told is the median of the ratios of neighbouring turns, in time and in seconds of the processor, which other
-programs disturb less. Our weights are packed as ``regard translate`` packs them. Those in int8 make another model.
+FOLDER holds a trained Transformer with pre- or post-norm layers; FILE has one source per line. Each library translates
+all sentences as one batch, without a length penalty. Both must assign the same log-probabilities before anything is
+timed; *same* is the share of identical translations (the searches stop by different rules). They take turns; ratios are
+medians over neighbouring turns, of wall-clock time and of CPU time, which other programs disturb less. Weights are
+packed as ``regard translate`` packs them. int8 weights make a different model.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def report(result: dict[str, Any]) -> str:
     lines += [result["model"], ""]
     for threads, rows in result["threads"].items():
         lines += [f"{threads} thread{'s' * (threads != '1')}:", ""]
-        lines += ["| | seconds | of the processor | as fast as CTranslate2 | by the processor | same | tokens |",
+        lines += ["| | seconds | CPU seconds | speed, CTranslate2 = 1 | by CPU time | same | tokens |",
                   "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
         for name, row in rows.items():
             lines.append(

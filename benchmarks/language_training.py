@@ -2,11 +2,11 @@
 
     python -m benchmarks.language_training [--rounds 9] [--out FILE]
 
-The other is written as nanoGPT is: layers of torch, ``scaled_dot_product_attention``, cross-entropy of all logits, no
-``compile``. Both have one set of parameters (GPT-2's shape: 6 layers of width 384 with 6 heads, a vocabulary of 8,000),
-and take a step of AdamW on 16 rows of 256 tokens, then on 4 rows of 1,024 in which documents are packed: there plain
-torch has a mask that is a matrix of bool. That losses and gradients agree is checked before anything is timed. They
-take turns; what is told is the median of the ratios of neighbouring turns. The loop around a step is timed alone.
+The plain model is written like nanoGPT: torch layers, ``scaled_dot_product_attention``, cross-entropy of all logits, no
+``compile``. Both have the same parameters (GPT-2's shape: 6 layers of width 384 with 6 heads, a vocabulary of 8,000)
+and take an AdamW step on 16 rows of 256 tokens, then on 4 rows of 1,024 tokens with packed documents, where plain torch
+uses a bool matrix as its mask. Losses and gradients must agree before anything is timed. The two take turns; ratios are
+medians over neighbouring turns. The loop around a step is timed separately.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The catalogue: complete, the same in code, README and docs, and citable."""
+"""The catalogue: complete, the same in code and docs, and citable."""
 
 from __future__ import annotations
 
@@ -54,14 +54,6 @@ def test_json_and_markdown_tell_the_same() -> None:
 def test_the_page_is_what_the_catalogue_says() -> None:
     page = (ROOT / "docs" / "catalogue.md").read_text(encoding="utf-8")
     assert regard.catalogue().markdown() in page, "run `make docs`"
-
-
-def test_the_readme_lists_every_layer() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    part = re.search(r"<!-- catalogue -->(.*)<!-- /catalogue -->", text, re.DOTALL)
-    assert part is not None
-    for row in ROWS:
-        assert f"`{row.name}`" in part[1], "run `make docs`"
 
 
 @pytest.mark.parametrize("key", sorted(references()))

@@ -36,26 +36,27 @@ def test_links_of_a_page_lead_to_files(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-def test_the_numbers_are_those_of_the_newest_report() -> None:
-    from benchmarks import capture, page, readme
-    from benchmarks.joeynmt import report
-    from benchmarks.translation import markdown
+def test_numbers_are_those_of_the_newest_reports() -> None:
+    from benchmarks import readme
 
-    results = readme.RESULTS
-    assert markdown(json.loads(readme.TRAINED.read_text(encoding="utf-8"))) == (results / "translation.md").read_text(
-        encoding="utf-8"
-    )
-    for beside in results.glob("*-joeynmt.json"):
-        tables = json.loads(beside.read_text(encoding="utf-8"))["tables"]
-        assert report.markdown(tables) == beside.with_suffix(".md").read_text(encoding="utf-8")
-    assert readme.regression() == readme.REGRESSION.read_text(encoding="utf-8"), "run `make docs`"
-    large = readme.LARGE_REGRESSION.read_text(encoding="utf-8")
-    assert readme.of_large_regression() == large, "run `make docs`"
-    assert readme.of_planning() == readme.PLANNING.read_text(encoding="utf-8"), "run `make docs`"
-    assert readme.of_language() == readme.LANGUAGE.read_text(encoding="utf-8"), "run `make docs`"
-    assert readme.of_hugging_face() == readme.HUGGING_FACE.read_text(encoding="utf-8"), "run `make docs`"
-    assert readme.of_inspector() == readme.INSPECTOR.read_text(encoding="utf-8"), "run `make docs`"
-    for name, table in (("page", page), ("capture", capture)):
-        text = (results / f"{name}.json").read_text(encoding="utf-8")
-        assert table.report(json.loads(text)) == (results / f"{name}.md").read_text(encoding="utf-8")
-    assert readme.translation() == readme.TRANSLATION.read_text(encoding="utf-8"), "run `make docs`"
+    for path, text in readme.pages():
+        assert text == path.read_text(encoding="utf-8"), f"{path.relative_to(ROOT)} is out of date: run `make docs`"
+
+
+def test_summaries_are_those_of_the_reports() -> None:
+    from benchmarks import report
+
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found.get("cases"), dict):
+            assert report.summary(found) in path.with_suffix(".md").read_text(encoding="utf-8"), path.name
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for path in (ROOT / "docs").glob("*.md"):
+        assert path.name == "README.md" or f"]({path.name})" in index, path.name
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150

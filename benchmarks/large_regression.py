@@ -287,7 +287,9 @@ def contents(found: dict[str, Any]) -> dict[str, Callable[[], str]]:
     return {
         "sizes": lambda: of_sizes(found),
         "table": lambda: of_table(found),
-        "machine": lambda: f"{machine['CPU']}, {machine['cores']} cores; load average {machine['load average']}",
+        "machine": lambda: (
+            f"{machine['CPU']}, {machine['cores']} cores, load average {machine['load average'].partition(';')[0]}"
+        ),
     }
 
 

@@ -214,7 +214,8 @@ def published() -> str:
 def machine(numbers: dict[str, Any]) -> str:
     """Return where and when it was measured."""
     where = numbers["machine"]
-    return f"{where['CPU']}, one thread; load average {where['load average']}; {where['date']}."
+    load = where["load average"].partition(";")[0]
+    return f"Measured on {where['CPU']}, one thread, load average {load}; {where['date']}."
 
 
 def report(numbers: dict[str, Any]) -> str:

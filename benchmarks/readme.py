@@ -191,13 +191,8 @@ def comparisons(found: Found, cases: str = "") -> str:
         verdicts = [each for each in case["targets"] if each["goal"]["against"] != "regard, reference"]
         if not verdicts or not name.startswith(cases):
             continue
-        lines += [
-            "",
-            f"**{case['title']}**",
-            "",
-            "| | regard | compared with | regard is |",
-            "| --- | ---: | --- | ---: |",
-        ]
+        lines += ["", f"**{case['title']}**", "", "| | regard | compared with | result |"]
+        lines += ["| --- | ---: | --- | ---: |"]
         for verdict in verdicts:
             goal = verdict["goal"]
             what = f"{goal['size']:,} {case['unit']}"

@@ -109,8 +109,8 @@ def table(found: dict[str, dict[str, list[dict[str, str]]]], versions: str) -> s
     head = [
         "# Families of Hugging Face models",
         "",
-        "Each model class with transformers' attention interface, tiny and with random weights, on \"regard\" and on its "
-        "own",
+        "Each model class with transformers' attention interface, tiny and with random weights, on "
+        '"regard" and on its own',
         "attention, compared by `python -m benchmarks.transformers_families`.",
         "",
         f"{len(lines)} families: {kinds['equal']} equal to 1e-5, {kinds['refused']} rejected with an error, "

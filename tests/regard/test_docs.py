@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if "```python\n>>>" in path.read_text(encoding="utf-8"))
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
@@ -30,10 +31,14 @@ def test_the_python_on_a_page_runs(page: Path) -> None:
     assert runner.summarize().failed == 0
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_of_a_page_lead_to_files(page: Path) -> None:
-    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings], anchor
 
 
 def test_numbers_are_those_of_the_newest_reports() -> None:
@@ -58,5 +63,8 @@ def test_the_index_lists_every_page() -> None:
         assert path.name == "README.md" or f"]({path.name})" in index, path.name
 
 
-def test_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+def test_readme_is_short_and_its_first_code_runs() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    code = re.findall(r"```python\n(import .*?)```", text, re.DOTALL)[0]
+    exec(compile(code, "README.md", "exec"), {})

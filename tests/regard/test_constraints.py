@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard._constraints import Constraint, Flag, Integer, Interval, Options, TensorOf, lengths
+from regard._utils.constraints import Constraint, Flag, Integer, Interval, Options, TensorOf, lengths
 
 RIGHT: list[tuple[Constraint, Any, Any]] = [
     (Flag(), True, True),

@@ -10,25 +10,39 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regard import _autocast, _checks, _problem, engines
-from regard._attention import attention
-from regard._aux import FIELDS, Aux, AuxRequest
-from regard._errors import rejected, shape
-from regard._part import Part
-from regard.distributed.agreement import check_agreement
+from regard import engines
+from regard._utils.errors import rejected, shape
+from regard._utils.part import Part
+from regard._utils.tracing import autocast_cast, autocast_suspended
 from regard.distributed.layouts import (
     Layout,
+    Region,
+    Schedule,
     checked_layout,
     gather_sequence,
     pieces_of,
     shard_positions,
     shard_sequence,
 )
-from regard.distributed.partial_results import Parts
-from regard.distributed.ring import Ring
-from regard.distributed.ring_function import Call, RingAttention
-from regard.distributed.schedule import Region, Schedule
+from regard.distributed.ring import Ring, check_agreement
+from regard.distributed.ring_function import Call, Parts, RingAttention
 from regard.engines import EngineLike
+from regard.engines.aux import FIELDS, Aux, AuxRequest
+from regard.engines.problem import (
+    as_normalizer,
+    as_score,
+    bound_mask,
+    build_problem,
+    canonical,
+    check_device,
+    check_dtypes,
+    check_flag,
+    check_numbers,
+    check_request,
+    check_tensors,
+    check_widths,
+)
+from regard.functional import attention
 from regard.masks import MaskLike
 from regard.masks.base import Extent
 from regard.normalizers import NormalizerLike, Sigmoid
@@ -130,14 +144,14 @@ def ring_attention(
     refusal: Exception | None = None
     try:
         checked_layout("ring_attention", layout)
-        dropout_p, scale, softcap = _checks.numbers(dropout_p, scale, softcap)
-        _checks.flag("is_causal", is_causal)
-        _checks.flag("enable_gqa", enable_gqa)
+        dropout_p, scale, softcap = check_numbers(dropout_p, scale, softcap)
+        check_flag("is_causal", is_causal)
+        check_flag("enable_gqa", enable_gqa)
         _check_arguments(query, key, value, dropout_p, return_aux)
         given = query, key, value
-        query, key, value = _autocast.cast(query, key, value)
-        _checks.dtypes(query, key, value)
-        lead, query, key, value, _ = _problem.canonical(query, key, value, enable_gqa)
+        query, key, value = autocast_cast(query, key, value)
+        check_dtypes(query, key, value)
+        lead, query, key, value, _ = canonical(query, key, value, enable_gqa)
         shapes = [query.shape, key.shape, value.shape]
         if ring.size == 1 or 0 in (*query.shape[:3], key.shape[2], value.shape[-1]):
             answer = attention(
@@ -147,13 +161,13 @@ def ring_attention(
         else:
             (B, H, L, _), S = query.shape, key.shape[2]
             extent = Extent(B, H, ring.size * L, ring.size * S)
-            mask = _problem.bound_mask(attn_mask, is_causal, query, key, extent, lead)
-            normalizer = _problem.as_normalizer(normalizer)
-            parts = Parts(_problem.as_score(score, query, key), mask, normalizer, scale, softcap, engine, extent)
+            mask = bound_mask(attn_mask, is_causal, query, key, extent, lead)
+            normalizer = as_normalizer(normalizer)
+            parts = Parts(as_score(score, query, key), mask, normalizer, scale, softcap, engine, extent)
             _check_parts(parts, query, key, value)
             schedule = _schedule(ring, layout, parts, L, S)
             call = Call(ring, schedule, parts, return_aux is not None and bool(return_aux.lse))
-            with _autocast.suspended(query.device.type):
+            with autocast_suspended(query.device.type):
                 call.check(query, key, value)
             facts = _facts(call, query, key, value)
     except Exception as error:  # the other ranks wait for this one, and must hear of it before it is raised
@@ -164,7 +178,7 @@ def ring_attention(
         raise refusal
     if answer is not None:
         return answer
-    with _autocast.suspended(query.device.type):
+    with autocast_suspended(query.device.type):
         output, lse = RingAttention.apply(call, query, key, value, *parts.tensors())
     return output if return_aux is None else (output, Aux(lse=lse if return_aux.lse else None))
 
@@ -191,8 +205,8 @@ def _facts(call: Call, query: Tensor, key: Tensor, value: Tensor) -> dict[str, o
 
 def _check_arguments(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, request: AuxRequest | None) -> None:
     """Check what is narrower than in :func:`regard.attention`."""
-    _checks.tensors(query, key, value)
-    _checks.request(request)
+    check_tensors(query, key, value)
+    check_request(request)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:
             raise rejected("ring_attention", name, "have shape (B, heads, length, width)", shape(tensor))
@@ -219,9 +233,9 @@ def _check_parts(parts: Parts, query: Tensor, key: Tensor, value: Tensor) -> Non
         expected = "be 'softmax' or 'sigmoid': partial results of others do not merge"
         raise rejected("ring_attention", "normalizer", expected, repr(normalizer))
     parts.at(Region((0, 1), (0, 1), 0, 1, masked=False))
-    _checks.device("score", score.tensors(), query)
+    check_device("score", score.tensors(), query)
     if not score.mixed_widths:
-        _checks.widths(query, key)
+        check_widths(query, key)
     whole = parts.extent
     score.check(
         *(t.new_empty(*t.shape[:2], n, t.shape[3], device="meta") for t, n in ((query, whole.L), (key, whole.S)))
@@ -230,7 +244,7 @@ def _check_parts(parts: Parts, query: Tensor, key: Tensor, value: Tensor) -> Non
         constant = parts.with_tensors([t.detach() for t in parts.tensors()])
         corner = Region((0, 1), (0, 1), 0, 0, True)
         at_corner = constant.at(corner)
-        problem = _problem.build(
+        problem = build_problem(
             query[:, :, :1].detach(), key[:, :, :1].detach(), value[:, :, :1].detach(), at_corner[1], 0.0, False,
             parts.scale, True, at_corner[0], normalizer, parts.softcap,
         )  # fmt: skip

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from regard._errors import rejected
-from regard._torch import flattened, joined
+from regard._utils.errors import rejected
+from regard._utils.torch_private import flattened, joined
 
 #: From the outside in: neighbours in ``tensor`` exchange most, and should be on one machine.
 DIMENSIONS = ("data", "shard", "context", "tensor")

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard.distributed.context_parallel import ContextParallel
 from regard.distributed.layouts import Layout
 from regard.distributed.mesh import check_mesh, fsdp_mesh
 from regard.distributed.tensor_parallel import check_divisible, divide
-from regard.nn.context import SequenceContext
-from regard.nn.grouped_projections import GroupedProjections
+from regard.nn.heads.self_attention import GroupedProjections, SequenceContext
 
 
 class Divisible(Protocol):

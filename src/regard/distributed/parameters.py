@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.overrides import TorchFunctionMode
 
-from regard._errors import rejected, shape
+from regard._utils.errors import rejected, shape
 from regard.distributed.parallelize import plain_of, reshard
-from regard.nn.grouped_projections import GroupedProjections
+from regard.nn.heads.self_attention import GroupedProjections
 
 _M = TypeVar("_M", bound=nn.Module)
 #: What writes a tensor without having read it: what a parameter is drawn by.

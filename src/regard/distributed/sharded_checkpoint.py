@@ -24,9 +24,9 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard.distributed.parallelize import reshard
-from regard.nn.grouped_projections import GroupedProjections
+from regard.nn.heads.self_attention import GroupedProjections
 
 #: Before the names of a model's tensors, and of an optimizer's.
 _MODEL, _OPTIMIZER = "model.", "optimizer."

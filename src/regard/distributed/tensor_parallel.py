@@ -17,9 +17,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard.nn import FeedForward
-from regard.nn.grouped_projections import GroupedProjections
+from regard.nn.heads.self_attention import GroupedProjections
 
 #: What is divided of a layer; all else of it must not be learned.
 _DIVIDED = ("qkv.", "out.")

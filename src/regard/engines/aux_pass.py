@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard._aux import FIELDS, Aux, AuxRequest, TopK
-from regard._problem import Problem
-from regard._tracing import is_traced
+from regard._utils.tracing import is_traced
 from regard.engines import dense
+from regard.engines.aux import FIELDS, Aux, AuxRequest, TopK
 from regard.engines.base import Engine, Outcome
+from regard.engines.problem import Problem
 from regard.engines.tiles import TILE_SIDE, Grid, Span, Tiles, tile_shape
 from regard.normalizers.base import Statistic
 

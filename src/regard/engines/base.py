@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from regard._aux import AuxRequest, TopK
-from regard._problem import Problem
+from regard.engines.aux import AuxRequest, TopK
+from regard.engines.problem import Problem
 
 
 @dataclass(slots=True, eq=False)

@@ -11,9 +11,9 @@ from functools import cache
 from importlib.resources import files
 
 from regard import masks, scores
-from regard._problem import Problem
-from regard.scores.distance import Distance
-from regard.scores.dot_like import DotLike
+from regard.engines.problem import Problem
+from regard.scores.dot_products import DotLike
+from regard.scores.kernels import Distance
 
 #: What costs time: the call, each sequence, each visible pair, its features, its values, each number of the inputs.
 TERMS = ("call", "sequences", "pairs", "pairs·features", "pairs·values", "numbers")

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard._problem import Problem
-from regard._tracing import is_traced
+from regard._utils.tracing import is_traced
 from regard.engines.base import Outcome
+from regard.engines.problem import Problem
 from regard.engines.tiles import Grid, Tiles
 
 #: Numbers that torch's dot product takes at one time.

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard._problem import Problem
 from regard.engines import dense
 from regard.engines.base import Outcome
 from regard.engines.flash import FEW_KEYS
+from regard.engines.problem import Problem
 from regard.engines.tiles import is_harmless
 
 #: What values are multiplied by where their sums overflow: a power of two, which rounds nothing.

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from regard._errors import described, rejected
-from regard._problem import Problem
+from regard._utils.errors import described, rejected
 from regard.engines import dense
 from regard.engines.base import Cost, Engine, Outcome
+from regard.engines.problem import Problem
 
 
 class Reference(Engine):

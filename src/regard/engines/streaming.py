@@ -11,14 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard._aux import AuxRequest
-from regard._problem import Problem
-from regard._torch import is_jit_tracing
-from regard._tracing import in_transform, is_traced
+from regard._utils.torch_private import is_jit_tracing
+from regard._utils.tracing import in_transform, is_traced
 from regard.engines import dense, nonfinite
+from regard.engines.aux import AuxRequest
 from regard.engines.base import Cost, Engine, Outcome, Runner
-from regard.engines.online_softmax import OnlineSoftmax
-from regard.engines.tiles import Grid, Tiles, tile_shape
+from regard.engines.problem import Problem
+from regard.engines.tiles import Grid, OnlineSoftmax, Tiles, tile_shape
 from regard.masks.base import MIXED
 from regard.normalizers.base import Statistic
 

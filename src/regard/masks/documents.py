@@ -7,13 +7,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from regard._errors import described, rejected, shape
-from regard._part import brief
-from regard._tracing import is_blind
-from regard.masks._checks import as_int, int_tensor, lookup
-from regard.masks.base import Extent, Mask, Sizes
-from regard.masks.intervals import Span, constant
-from regard.masks.tiling import Tiling
+from regard._utils.errors import described, rejected, shape
+from regard._utils.part import brief
+from regard._utils.tracing import is_blind
+from regard.masks.base import Extent, Mask, Sizes, Span, Tiling, as_int, constant, int_tensor, lookup
 
 
 def document(ids: Tensor, kv_ids: Tensor | None = None) -> Mask:

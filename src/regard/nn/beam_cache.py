@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard.engines.fused import decoding
 
 #: Steps that there is room for behind what was kept.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard._constraints import Integer
-from regard._errors import rejected, shape
+from regard._utils.constraints import Integer
+from regard._utils.errors import rejected, shape
 
 
 class KVCache:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard._errors import rejected
-from regard.nn._recurrence import LinearState
+from regard._utils.errors import rejected
+from regard.nn.linear.recurrence import LinearState
 from regard.nn.slot_cache import Slots
 
 
@@ -24,7 +24,7 @@ class LinearCache:
     Examples
     --------
     >>> import torch
-    >>> from regard.nn.linear import linear_attention
+    >>> from regard.nn.linear.attention import linear_attention
     >>> from regard.nn.linear_cache import LinearCache
     >>> cache, (q, k, v) = LinearCache(), torch.randn(3, 1, 2, 5, 8).unbind(0)
     >>> _, state = linear_attention(q, k, v, is_causal=True, return_state=True)

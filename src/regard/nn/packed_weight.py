@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard._torch import block_linear, linear_blocks
+from regard._utils.torch_private import block_linear, linear_blocks
 
 #: Matrices of more outputs, in int8, are oneDNN's, which is faster with hundreds of rows; FBGEMM, torch's own choice,
 #: is faster with few rows and smaller ones.

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard._attention import attention
-from regard._torch import is_eager
+from regard._utils.torch_private import is_eager
+from regard.functional import attention
 from regard.nn.beam_cache import BeamCache, KeyRows, readable
 
 if TYPE_CHECKING:
-    from regard.nn.multihead import MultiheadAttention
+    from regard.nn.heads.multihead import MultiheadAttention
 
 #: The function itself, where nobody looks for it to replace it.
 _ATTENTION = (attention,)

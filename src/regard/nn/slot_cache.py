@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard._errors import rejected, shape
+from regard._utils.errors import rejected, shape
 from regard.nn.kv_cache import KVCache
 
 

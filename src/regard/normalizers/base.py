@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Self, TypeVar
 import torch
 from torch import Tensor
 
-from regard._part import Part
+from regard._utils.part import Part
 
 #: ``sweep(visit)`` calls ``visit(scores, kv_idx)`` on every tile of keys, scores (B, H, l, s), left to right.
 Sweep = Callable[[Callable[[Tensor, Tensor], None]], None]

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Self, TypeVar
 import torch
 from torch import Tensor
 
-from regard._part import Part
+from regard._utils.part import Part
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,11 @@ by registering it and running the suite:
 
 from regard.testing.budget import Budget
 from regard.testing.case import Call, Case
-from regard.testing.conformance import Verdict, judge, sweep
-from regard.testing.formulas import FORMULAS, register_formula
+from regard.testing.conformance import Verdict, judge, sweep, tiny_tiles
+from regard.testing.formulas import FORMULAS, Weighing, register_formula, register_weighing
 from regard.testing.laws import LAWS, Law
-from regard.testing.normalizer_formulas import Weighing, register_weighing
 from regard.testing.oracle import Oracle
 from regard.testing.statement import Statement
-from regard.testing.tiny import tiny_tiles
 from regard.testing.trial import Trial
 
 __all__ = [

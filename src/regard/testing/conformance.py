@@ -1,20 +1,56 @@
-"""The suite: every law on every score, normalizer, dtype and engine that is registered."""
+"""Tiny tiles: with them, a problem of a dozen keys crosses every border that one of thousands does."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import cycle, product
+from typing import Any
+from unittest.mock import patch
 
 from regard import engines
-from regard.engines import Engine
+from regard._call.plan import forget
+from regard.engines import Engine, aux_pass, sdpa, tiles
+from regard.normalizers import entmax
 from regard.normalizers.base import TABLE as NORMALIZERS
-from regard.testing import samples
-from regard.testing.case import Call, Case
+from regard.testing.case import Call, Case, score_names
 from regard.testing.case_generator import DTYPES, Dice, Source, draw
 from regard.testing.laws import LAWS, Law
-from regard.testing.laws.planning import refused
-from regard.testing.tiny import tiny_tiles
+from regard.testing.laws.parts import refused
+
+
+@contextmanager
+def tiny_tiles(rows: int = 4, cols: int = 4) -> Iterator[None]:
+    """Make engines that cut a problem into tiles cut it into tiles of this size, for a ``with`` block.
+
+    Examples
+    --------
+    >>> import torch, regard
+    >>> q = torch.randn(1, 1, 10, 3)
+    >>> with tiny_tiles(3, 5):
+    ...     regard.attention(q, q, q, engine="streaming").shape
+    torch.Size([1, 1, 10, 3])
+    """
+
+    def shape(*_: Any, **__: Any) -> tuple[int, int]:
+        return rows, cols
+
+    with (
+        patch.object(tiles, "tile_shape", shape),
+        patch.multiple(sdpa, ROWS=rows, BLOCK=max(cols // 2, 1), FULL_RUN=2, MASKED_RUN=3),
+        patch.object(aux_pass, "GROUP", 2),
+        patch.multiple(entmax, FEW=4, GROUP=2),
+    ):
+        forget()
+        try:
+            yield
+        finally:
+            forget()
+
+
+# The suite: every law on every score, normalizer, dtype and engine that is registered ---------------------------------
 
 
 @dataclass(frozen=True)
@@ -80,7 +116,7 @@ def combinations(engine: Engine) -> list[tuple[str, str, str]]:
     Dtypes are repeated as they are in :data:`~regard.testing.case_generator.DTYPES`, which makes some of them more
     frequent.
     """
-    return _combinations(engine, tuple(samples.names()), tuple(NORMALIZERS))
+    return _combinations(engine, tuple(score_names()), tuple(NORMALIZERS))
 
 
 def sweep(

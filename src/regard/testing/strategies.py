@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from regard import engines
 from regard.engines import Engine
-from regard.testing.case import Call, Case
+from regard.testing.case import Call, Case, Recipe
 from regard.testing.case_generator import draw, mask
 from regard.testing.conformance import combinations
 from regard.testing.laws import LAWS, Law
-from regard.testing.recipes import Recipe
 
 T = TypeVar("T")
 

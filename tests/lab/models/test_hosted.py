@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoTokenizer
 
-from regard._errors import RegardWarning
+from regard._utils.errors import RegardWarning
 from regard_lab.generation.requests import GenerationOptions
 from regard_lab.generation.sampling import SamplingOptions
 from regard_lab.models import DecoderLM, load

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from regard import _catalogue, engines, masks
+from regard import engines, masks
+from regard._utils import mechanism as _catalogue
 from regard.engines import Reference
 from regard.normalizers import Softmax
 from regard.normalizers.base import TABLE as NORMALIZERS
@@ -19,9 +20,9 @@ from regard.scores.base import TABLE as SCORES
 from regard.scores.base import register as register_score
 from regard.testing import Case, judge, sweep
 from regard.testing.campaign import Plan, run
+from regard.testing.case import KINDS, build
 from regard.testing.case_generator import Dice, mask
 from regard.testing.formulas import formula_of
-from regard.testing.recipes import KINDS, build
 
 QUICK = ["budget", "gradient budget", "empty rows", "no leak", "permutation"]
 

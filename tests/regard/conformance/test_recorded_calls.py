@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard import _operator, masks, scores
+from regard import masks, scores
+from regard._call import operator as _operator
 from regard.masks import Extent
 from regard.normalizers.base import TABLE as NORMALIZERS
-from regard.testing import Call, Case, recipes, samples
+from regard.testing import Call, Case
+from regard.testing import case as recipes
+from regard.testing import case as samples
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lru_cache:UserWarning")
 

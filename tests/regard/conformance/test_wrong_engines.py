@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from regard import engines, masks
 from regard.engines import Outcome, Reference
 from regard.engines.tiles import Grid, Tiles
-from regard.normalizers import threshold
+from regard.normalizers import entmax as threshold
 from regard.testing import LAWS, Case, judge
 from regard.testing.case_generator import Dice
 from regard.testing.conformance import combinations, draw_for

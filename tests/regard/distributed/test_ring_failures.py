@@ -15,8 +15,8 @@ from torch import Tensor
 
 import regard
 from regard import engines, masks, normalizers, scores
-from regard._problem import Problem
 from regard.distributed import ContextParallel, ring_attention, shard_positions, sum_gradients
+from regard.engines.problem import Problem
 
 #: Seconds that a group waits for a rank that does not answer.
 PATIENCE = 3

@@ -14,13 +14,12 @@ from torch import Tensor
 
 import regard
 from regard import AuxRequest, masks, scores
-from regard.engines.fused.kernels.fields import RADIAL
+from regard.engines.fused.kernels.basics import RADIAL
 from regard.scores import Score
-from regard.scores.distance import kernels
-from regard.testing import samples
-from regard.testing.case import Call, Case
+from regard.scores.kernels import kernels
+from regard.testing import case as samples
+from regard.testing.case import Call, Case, Recipe
 from regard.testing.conformance import judge
-from regard.testing.recipes import Recipe
 from regard.testing.trial import Trial
 
 F32, F64 = torch.float32, torch.float64

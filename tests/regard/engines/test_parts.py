@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import _problem, engines, masks, scores
+from regard import engines, masks, scores
+from regard.engines import problem as _problem
 
 B, H, L, E = 2, 4, 200, 6
 #: Where the keys are divided.
@@ -76,7 +77,7 @@ def test_parts_add_up_to_the_whole(engine: str, score: Any, name: str, groups: i
     ran = 0
     for first, stop in pairwise(EDGES):
         cut = None if bound is None else masks.submatrix(bound, whole, (0, L), (first, stop - first))
-        problem = _problem.build(
+        problem = _problem.build_problem(
             query, key[:, :, first:stop], value[:, :, first:stop], cut, 0.0, False, None, True, part, "softmax", None
         )
         made = engines.TABLE[engine].part_of(problem, output.detach(), aux.lse)
@@ -94,7 +95,9 @@ def test_parts_add_up_to_the_whole(engine: str, score: Any, name: str, groups: i
 
 def part(mask: Tensor | None, **named: Any) -> Any:
     q = torch.randn(1, 2, 20, 4, requires_grad=True)
-    problem = _problem.build(q, q, q, mask, 0.0, False, None, False, None, named.get("normalizer", "softmax"), None)
+    problem = _problem.build_problem(
+        q, q, q, mask, 0.0, False, None, False, None, named.get("normalizer", "softmax"), None
+    )
     return problem, torch.zeros(1, 2, 20, 4), torch.zeros(1, 2, 20)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from regard import masks
 from regard.masks import Extent
 from regard.testing import strategies
-from regard.testing.recipes import build
+from regard.testing.case import build
 from regard.testing.statement import look
 
 SETTINGS = settings(max_examples=300, deadline=None, derandomize=True)

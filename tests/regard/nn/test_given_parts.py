@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.nn import DotProductAttention, MultiheadAttention, ScoredAttention, Transformer, TransformerEncoderLayer
-from regard.nn._parts import PartLayer
+from regard.nn._base import PartLayer
 from regard.normalizers import Normalizer, Softmax
 from regard.scores import Score, ScoreMod
 from regard.testing.layers import SAMPLES, Sample

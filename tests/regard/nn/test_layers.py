@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard._catalogue import mechanisms
+from regard._utils.mechanism import mechanisms
 from regard.testing.layers import SAMPLES, Sample
 
 LAYERS = [row for row in mechanisms() if row.module == "regard.nn" and isinstance(row.defined, type)]

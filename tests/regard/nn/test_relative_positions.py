@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import regard
 from regard import AuxRequest, masks
-from regard.nn.relative_positions import AlibiBias, RelativeBias, RelativePositions
+from regard.nn.positions.relative import AlibiBias, RelativeBias, RelativePositions
 from regard.testing.layers.positions import bucket
 
 F64 = torch.float64

@@ -407,7 +407,7 @@ def test_hooks_run_with_the_graph_and_not_when_it_is_made() -> None:
 )
 def test_copies_are_nodes_too(copied: Callable[[nn.Module], nn.Module]) -> None:
     layer = copied(SelfAttention(E, H))
-    assert type(layer) is SelfAttention and SelfAttention.__module__ == "regard.nn.self_attention"
+    assert type(layer) is SelfAttention and SelfAttention.__module__ == "regard.nn.heads.self_attention"
     assert called(fx.symbolic_trace(nn.Sequential(layer))) == ["0"]
 
 

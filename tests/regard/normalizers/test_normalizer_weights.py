@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard import normalizers
-from regard.normalizers import Argmax, Entmax, Entmax15, Gumbel, Sampled, Sigmoid, Softmax, Sparsemax, threshold
+from regard.normalizers import Argmax, Entmax, Entmax15, Gumbel, Sampled, Sigmoid, Softmax, Sparsemax
+from regard.normalizers import entmax as threshold
 from regard.normalizers.base import TABLE
-from regard.testing import normalizer_formulas as formulas
+from regard.testing import formulas
 
 PLAIN = [Softmax(), Sparsemax(), Entmax15(), Entmax(1.3), Entmax(1.9), Entmax(3.0), Sigmoid(), Argmax()]
 CONVEX = [n for n in PLAIN if n.convex]

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from regard.engines.fused.families import KINDS
-from regard.engines.fused.kernels.fields import COMPACT
-from regard.scores.distance import kernels
+from regard.engines.fused.kernels.basics import COMPACT
+from regard.scores.kernels import kernels
 
 KERNELS = pytest.mark.parametrize("name", kernels())
 

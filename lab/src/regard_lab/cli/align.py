@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from regard._errors import rejected, unknown_name
-from regard._writing import write_out
+from regard._utils.errors import rejected, unknown_name
+from regard._utils.files import write_out
 from regard_cli.messages import echo, note, report_errors, require_writable
 from regard_lab.cli.translate import load
 from regard_lab.data.pairs import Pairs, read_pairs

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from regard._errors import rejected
-from regard.inspect.page import save_html
+from regard._utils.errors import rejected
+from regard.inspect._view.page import save_html
 from regard_cli.messages import echo, fail, note, report_errors, require, require_writable, sentence
 from regard_lab.data.images import ImageFileError, read_image, resize_image
 from regard_lab.generation.predictions import Prediction, PredictionOptions

@@ -9,10 +9,8 @@ from typing import Any
 
 import torch
 
-from regard._errors import rejected
-from regard._memory import fitting
+from regard._utils.errors import fitting, rejected
 from regard_cli.messages import echo, note, report_errors
-from regard_lab.cli import classify_images, classify_tokens
 from regard_lab.cli.lines import Lines, one_source
 from regard_lab.models import ImageClassifier, TokenClassifier, load
 from regard_lab.models.folders import ModelFileError
@@ -39,14 +37,14 @@ def run(
             if pairs:
                 raise rejected("classify", "--pairs", "be left out for a classifier of images", True)
             pictures = PictureClassifier.load(model, "classify", loaded)
-            classify_images.classify(texts, pictures, data=data, top=top, batch=batch, as_json=as_json)
+            classify_pictures(texts, pictures, data=data, top=top, batch=batch, as_json=as_json)
             return
         if isinstance(loaded, TokenClassifier | HostedTokenClassifier):
             if pairs:
                 raise rejected("classify", "--pairs", "be left out for a classifier of tokens", True)
             labeller = TokenLabeller.load(model, "classify", loaded)
             lines = Lines.of("classify", texts, data)
-            classify_tokens.classify(lines, labeller, top=top, batch=batch, as_json=as_json)
+            classify_tokens(lines, labeller, top=top, batch=batch, as_json=as_json)
             return
         classifier = TextClassifier.load(model, "classify", loaded)
         lines = Lines.of("classify", texts, data)

@@ -10,8 +10,7 @@ from itertools import islice
 import numpy as np
 from torch import Tensor
 
-from regard._errors import rejected
-from regard._memory import fitting
+from regard._utils.errors import fitting, rejected
 from regard_cli.messages import echo, note
 from regard_lab.data.images import ImageFileError, open_images, read_image
 from regard_lab.data.labelled_images import read_labelled_images, reason, unreadable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from regard._memory import fitting
+from regard._utils.errors import fitting
 from regard_cli.messages import echo, note
 from regard_lab.cli.lines import Lines
 from regard_lab.tasks.classification.token_labeller import LabelledTokens, TokenLabeller

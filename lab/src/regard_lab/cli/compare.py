@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from regard._errors import rejected, unknown_name
+from regard._utils.errors import rejected, unknown_name
 from regard_cli.messages import Console, fail, report_errors, require, sentence
 from regard_lab.cli.runs import change_options, read_options
 from regard_lab.cli.settings import parse_setting

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from regard._errors import rejected
-from regard._writing import naming
+from regard._utils.errors import rejected
+from regard._utils.files import naming
 from regard_cli.messages import note
 from regard_lab.data.captions import read_captions, with_images
 from regard_lab.data.images import ImageFileError, Images, open_images

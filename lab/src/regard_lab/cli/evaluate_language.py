@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard._errors import rejected
-from regard._writing import write_out
+from regard._utils.errors import rejected
+from regard._utils.files import write_out
 from regard_cli.messages import note
 from regard_lab.cli import classify_images
 from regard_lab.data.documents import read_documents

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard.inspect import draw, legend, save_html, save_plot
 from regard_cli.messages import ascii_only, echo, note, report_errors, require_writable
 from regard_lab.generation.continuous_batching import AttentionRequest

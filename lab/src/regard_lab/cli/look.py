@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regard._errors import rejected, unknown_name
+from regard._utils.errors import rejected, unknown_name
 from regard.inspect import Alignment, Record, capture, draw, legend, save_plot
-from regard.inspect.scales import SCALES
-from regard.inspect.texts import texts_of
+from regard.inspect._record.texts import texts_of
+from regard.inspect._view.plots import SCALES
 from regard_cli.messages import ascii_only, echo, note, report_errors, require_writable
 from regard_cli.view import serve
 from regard_lab.cli.look_models import subject

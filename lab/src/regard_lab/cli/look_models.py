@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._errors import rejected
-from regard.inspect.texts import Patches, Text
+from regard._utils.errors import rejected
+from regard.inspect._record.texts import Patches, Text
 from regard_lab import pretrained
 from regard_lab.data.preprocessing import Preprocessing
 from regard_lab.generation.sequence_model import SequenceModel

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from regard._errors import rejected, unknown_name
+from regard._utils.errors import rejected, unknown_name
 from regard_cli.messages import echo, report_errors
 from regard_lab.cli import plan_report
 from regard_lab.cli.plan_options import PlanOptions

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import typer
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_cli.app import INTERRUPTED
 from regard_cli.messages import LOST, WRONG, Console, echo, fail, sentence
 from regard_lab.cli.settings import parse_setting

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.data.toml import parsed_toml
 
 

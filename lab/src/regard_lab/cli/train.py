@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from regard._errors import described, rejected, unknown_name
+from regard._utils.errors import described, rejected, unknown_name
 from regard_cli.messages import Console, echo, report_errors
 from regard_lab.cli.runs import (
     carry_out,

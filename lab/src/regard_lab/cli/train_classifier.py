@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_cli.messages import Console, report_errors
 from regard_lab.cli.runs import carry_out, gather_changes, read_model_options, show_model_options, training_changes
 from regard_lab.data.toml import read_toml

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from regard._schema import Options
-from regard.scores.distance import kernels
+from regard._utils.options import Options
+from regard.scores.kernels import kernels
 from regard_cli.app import Commands
 from regard_cli.flags import flagged, with_flags
 from regard_cli.messages import Command

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard.inspect import draw, legend, save_html, save_plot
 from regard_cli.messages import ascii_only, echo, fail, note, report_errors, require_writable
 from regard_lab import pretrained

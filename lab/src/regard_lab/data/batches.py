@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.models.base import END, PAD
 from regard_lab.text.ragged import Ragged
 

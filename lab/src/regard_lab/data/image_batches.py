@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard._errors import rejected
-from regard._schema import Options, option
+from regard._utils.errors import rejected
+from regard._utils.options import Options, option
 from regard_lab.data.batches import Batches
 from regard_lab.data.preprocessing import Preprocessing
 from regard_lab.text.ragged import Ragged

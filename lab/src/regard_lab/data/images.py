@@ -19,8 +19,8 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from regard._errors import rejected
-from regard._files import display_name, read_bytes
+from regard._utils.errors import rejected
+from regard._utils.files import display_name, read_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.data.batches import Batch, Batches
 from regard_lab.text.inputs import Inputs
 from regard_lab.text.ragged import Ragged

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.data.row_layout import Rows, Runs, best_fit, ranges, windows
 from regard_lab.data.shards import TokenShards
 

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from regard._errors import rejected
-from regard._writing import naming, write_atomically
+from regard._utils.errors import rejected
+from regard._utils.files import naming, write_atomically
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.tokenizer import Tokenizer, text_blocks
 

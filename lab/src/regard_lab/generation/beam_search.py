@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
-from regard._schema import Options, option
+from regard._utils.errors import rejected
+from regard._utils.options import Options, option
 from regard_lab.generation.beams import (
     Beams,
     Candidates,

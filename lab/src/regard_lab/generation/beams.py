@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard._torch import is_eager
+from regard._utils.torch_private import is_eager
 from regard.engines.fused import decoding
 from regard_lab.models.base import END, PAD
 from regard_lab.text.vocabulary import UNKNOWN

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._aux import Aux, AuxRequest
-from regard._constraints import Integer
-from regard._errors import described, rejected
+from regard._utils.constraints import Integer
+from regard._utils.errors import described, rejected
+from regard.engines.aux import Aux, AuxRequest
 from regard.nn.slot_cache import Slots
 from regard_lab.generation.requests import (
     Attended,

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from regard._schema import Options, option, section
+from regard._utils.options import Options, option, section
 from regard_lab.generation.beam_search import SearchOptions
 from regard_lab.text.sentences import DENSE
 from regard_lab.text.vocabulary import Word

@@ -12,8 +12,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from regard._constraints import Integer
-from regard._errors import described, rejected
+from regard._utils.constraints import Integer
+from regard._utils.errors import described, rejected
 from regard.nn.slot_cache import Slots
 from regard_lab.generation.beam_search import Hypothesis, SearchOptions, search
 from regard_lab.generation.continuous_batching import evaluating

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from regard._errors import described, rejected
+from regard._utils.errors import described, rejected
 from regard.nn import MultiheadAttention, TransformerDecoderLayer, TransformerEncoderLayer
 from regard.nn.packed_weight import PackedWeight, can_pack
 from regard_lab.models import DecoderLM

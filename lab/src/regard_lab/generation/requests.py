@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from regard._errors import described, rejected
-from regard._schema import Options, option, section
+from regard._utils.errors import described, rejected
+from regard._utils.options import Options, option, section
 from regard_lab.generation.sampling import Draws, SamplingOptions
 from regard_lab.models import DecoderLMConfig
 from regard_lab.models.hugging_face.hosted import HostedConfig

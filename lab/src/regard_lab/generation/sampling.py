@@ -14,8 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
-from regard._schema import Options, option
+from regard._utils.errors import rejected
+from regard._utils.options import Options, option
 
 
 @dataclass(frozen=True)

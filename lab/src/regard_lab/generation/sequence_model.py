@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from regard._errors import described, rejected, unknown_name
-from regard._memory import fitting
+from regard._utils.errors import described, fitting, rejected, unknown_name
 from regard_lab.data.batches import length_batches
 from regard_lab.generation.beam_search import Hypothesis, search
 from regard_lab.generation.detokenization import Line, detokenize

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.generation.continuous_batching import AttentionRequest
 from regard_lab.generation.requests import Attended, Request, Token
 from regard_lab.generation.sampling import drawn, probabilities, processed

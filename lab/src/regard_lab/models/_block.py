@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard._aux import Aux, AuxRequest
-from regard._errors import rejected
-from regard._tracing import is_blind
+from regard._utils.errors import rejected
+from regard._utils.tracing import is_blind
+from regard.engines.aux import Aux, AuxRequest
 from regard.masks import MaskLike
 from regard.nn import FeedForward, KVCache, LinearCache, LinearSelfAttention, Rotary, SelfAttention, SinusoidalPositions
-from regard.nn.context import SequenceContext
-from regard.nn.grouped_projections import GroupedProjections
-from regard.nn.rotary import Rotation
+from regard.nn.heads.self_attention import GroupedProjections, SequenceContext
+from regard.nn.positions.rotary import Rotation
 from regard.nn.slot_cache import SlotCache
 from regard_lab.models.attending import scorer
 from regard_lab.models.language_config import LanguageConfig

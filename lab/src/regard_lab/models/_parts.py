@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard._errors import rejected, unknown_name
-from regard._schema import Options, option
+from regard._utils.errors import rejected, unknown_name
+from regard._utils.options import Options, option
 from regard.nn.packed_weight import PackedWeight
 
 #: What shares the matrix of the target embedding: nothing, what scores the vocabulary, or the source embedding, too.

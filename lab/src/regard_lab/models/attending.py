@@ -21,7 +21,7 @@ from regard.nn import (
     LocationAttention,
     ScoredAttention,
 )
-from regard.scores.distance import kernels
+from regard.scores.kernels import kernels
 
 #: The kernels of a distance. A boxcar is none of them: no gradient reaches what it compares.
 KERNELS = tuple(name for name, kernel in kernels().items() if kernel.smooth)

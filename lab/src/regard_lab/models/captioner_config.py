@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from regard._schema import option, redeclared
+from regard._utils.options import option, redeclared
 from regard_lab.models._parts import DEEPEST, LARGEST, size
 from regard_lab.models.recurrent_config import RecurrentDecoderConfig
 from regard_lab.models.transformer_config import TransformerConfig

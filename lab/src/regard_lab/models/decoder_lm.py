@@ -14,13 +14,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard import masks
-from regard._aux import Aux, AuxRequest
-from regard._errors import described, rejected
-from regard._schema import option
+from regard._utils.errors import described, rejected
+from regard._utils.options import option
+from regard.engines.aux import Aux, AuxRequest
 from regard.masks import Mask, MaskLike
 from regard.nn import KVCache
+from regard.nn.linear.self_attention import FEATURE_MAPS
 from regard.nn.linear_cache import LinearCache
-from regard.nn.linear_self_attention import FEATURE_MAPS
 from regard.nn.slot_cache import SlotCache, Slots
 from regard_lab.models._block import Block, BlockStack, PositionEmbedding, draw, embedded, norm, rotary
 from regard_lab.models._parts import size, vocabulary_scores

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import masks
-from regard._constraints import Integer, probability, size
-from regard._errors import rejected, unknown_name
-from regard._tracing import is_blind
+from regard._utils.constraints import Integer, probability, size
+from regard._utils.errors import rejected, unknown_name
+from regard._utils.tracing import is_blind
 from regard_lab.models.decoder_lm import DecoderLM
 from regard_lab.models.encoder_lm import EncoderLM
 from regard_lab.models.pooling import WINDOW, WindowFeatures, pooled

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, Self
 
-from regard._errors import rejected, unknown_name
-from regard._schema import Options, option
-from regard.nn.feed_forward import ACTIVATIONS
-from regard.nn.rotary import RotaryScaling
+from regard._utils.errors import rejected, unknown_name
+from regard._utils.options import Options, option
+from regard.nn.positions.rotary import RotaryScaling
+from regard.nn.transformer import ACTIVATIONS
 from regard_lab.models._parts import DEEPEST, LARGEST, share, size
 from regard_lab.models.attending import SCORES
 from regard_lab.models.transformer_config import NORMALIZERS

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard.nn._base import cleared
 from regard_lab.models.recurrent_cells import CELLS, pick_rows, reset_cells
 from regard_lab.models.recurrent_config import PRESETS, RecurrentConfig

@@ -6,16 +6,16 @@ from contextlib import nullcontext
 
 from torch import Tensor, nn
 
-from regard._autocast import is_active, suspended
-from regard._torch import has_bfloat16_cells
+from regard._utils.torch_private import has_bfloat16_cells
+from regard._utils.tracing import autocast_is_active, autocast_suspended
 
 
 class LSTM(nn.LSTM):
     """torch's, which oneDNN refuses to run in bfloat16 on a CPU that has no instructions for it: there in float32."""
 
     def forward(self, rows: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # type: ignore[override]
-        native = rows.device.type != "cpu" or not is_active("cpu") or has_bfloat16_cells()
-        with nullcontext() if native else suspended("cpu"):
+        native = rows.device.type != "cpu" or not autocast_is_active("cpu") or has_bfloat16_cells()
+        with nullcontext() if native else autocast_suspended("cpu"):
             if not native:
                 rows, state = rows.float(), None if state is None else (state[0].float(), state[1].float())
             made: tuple[Tensor, tuple[Tensor, Tensor]] = super().forward(rows, state)

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard.nn import HardAttention
-from regard.nn.positional_encodings import wide
+from regard.nn.positions.encodings import wide
 from regard_lab.models._parts import Output, check_probability, find_map, scheduled_sampling
 from regard_lab.models.attending import Attending
 from regard_lab.models.base import PAD, EncoderDecoder

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard._errors import rejected, rejection
-from regard._writing import write_together
+from regard._utils.errors import rejected, rejection
+from regard._utils.files import write_together
 from regard_lab.models.decoder_lm import DecoderLM, DecoderLMConfig
 from regard_lab.models.encoder_lm import EncoderLM, EncoderLMConfig
 from regard_lab.models.folders import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from regard._schema import option
+from regard._utils.options import option
 from regard_lab.models._parts import DEEPEST, TIES, Config, share, size
 from regard_lab.models.attending import SCORES
 

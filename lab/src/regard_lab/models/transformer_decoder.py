@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import AuxRequest
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard.nn import (
     BeamCache,
     LearnedPositions,
@@ -32,7 +32,7 @@ from regard.nn import (
 from regard.nn._base import cleared
 from regard.nn.beam_cache import KeyRows
 from regard.nn.packed_weight import PackedWeight, can_pack
-from regard.nn.positional_encodings import wide
+from regard.nn.positions.encodings import wide
 from regard.nn.row_attention import (
     can_attend_packed,
     cross_attention,

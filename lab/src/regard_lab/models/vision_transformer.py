@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import masks
-from regard._aux import Aux, AuxRequest
-from regard._constraints import floats
-from regard._errors import rejected, shape, unknown_name
-from regard._schema import Options, option
+from regard._utils.constraints import floats
+from regard._utils.errors import rejected, shape, unknown_name
+from regard._utils.options import Options, option
+from regard.engines.aux import Aux, AuxRequest
 from regard.masks import Mask
 from regard.nn import SinusoidalPositions
-from regard.nn.feed_forward import ACTIVATIONS
+from regard.nn.transformer import ACTIVATIONS
 from regard_lab.models._block import STD, Block, draw, norm
 from regard_lab.models._parts import DEEPEST, share, size
 from regard_lab.models.attending import SCORES

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.planner.shapes import AttentionShape, Shape
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from regard._references import references
+from regard._utils.mechanism import references
 from regard_lab.models.decoder_lm import DecoderLMConfig
 from regard_lab.models.encoder_lm import EncoderLMConfig
 from regard_lab.models.language_config import LanguageConfig

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from regard._errors import described, rejected
+from regard._utils.errors import described, rejected
 from regard_lab.models.attending import scorer
 from regard_lab.models.decoder_lm import DecoderLMConfig
 from regard_lab.models.encoder_lm import EncoderLMConfig

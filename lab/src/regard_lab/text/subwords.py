@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, models
 
-from regard._errors import RegardWarning, rejected, unknown_name
+from regard._utils.errors import RegardWarning, rejected, unknown_name
 from regard_lab.text.bpe_dropout import merge_pairs
 from regard_lab.text.normalization import normalize
 from regard_lab.text.ragged import Ragged

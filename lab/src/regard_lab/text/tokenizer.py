@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from regard._errors import described, rejected, unknown_name
-from regard._writing import write_together
-from regard.inspect.words import byte_letters
+from regard._utils.errors import described, rejected, unknown_name
+from regard._utils.files import write_together
+from regard.inspect._record.texts import byte_letters
 from regard_lab.text import tokenizer_files, tokenizer_training
 from regard_lab.text.decode_stream import ByteStream, DecodeStream, WindowStream
 from regard_lab.text.ragged import Ragged

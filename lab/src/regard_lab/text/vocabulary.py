@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.models.base import END, PAD
 from regard_lab.models.folders import ModelFileError
 from regard_lab.text.normalization import normalize

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from regard._writing import remove_unfinished, write_atomically
+from regard._utils.files import remove_unfinished, write_atomically
 from regard_lab.training.learner import Learner, TrainingError
 from regard_lab.training.logs import Log
 from regard_lab.training.options import TrainingOptions

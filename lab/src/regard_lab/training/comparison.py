@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from regard._errors import rejected
-from regard._writing import write_atomically
+from regard._utils.errors import rejected
+from regard._utils.files import write_atomically
 from regard_lab.training.options import RunOptions
 from regard_lab.training.run_folder import RunFolder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard._writing import naming
+from regard._utils.files import naming
 
 if TYPE_CHECKING:
     from regard_lab.training.comparison import ComparedRun

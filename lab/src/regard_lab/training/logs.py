@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from regard._writing import write_atomically
+from regard._utils.files import write_atomically
 from regard_lab.training.learner import TrainingError
 
 #: Steps between two writes of the file.

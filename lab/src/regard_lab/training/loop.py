@@ -19,8 +19,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils.data import DataLoader
 
-from regard._errors import rejected, unknown_name
-from regard._memory import fitting
+from regard._utils.errors import fitting, rejected, unknown_name
 from regard_lab.training.checkpoints import BEST, CHECKPOINTS, LAST, AtomicCheckpoints, Best, Last, load_best_average
 from regard_lab.training.interrupts import Stopping, interruptible
 from regard_lab.training.learner import Learner, TrainingError

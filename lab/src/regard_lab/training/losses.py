@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.models.base import PAD
 
 #: Logits that exist at once: on a CPU few, as they are gone through several times, and enough for fast products.

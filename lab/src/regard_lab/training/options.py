@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import ClassVar, Self
 
-from regard._errors import rejected
-from regard._schema import Options, option
+from regard._utils.errors import rejected
+from regard._utils.options import Options, option
 
 SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
 PRECISIONS = ("auto", "float32", "bfloat16")

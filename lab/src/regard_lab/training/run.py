@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch
 
-from regard._errors import in_section, rejected
+from regard._utils.errors import in_section, rejected
 from regard_lab.training.options import RunOptions, TrainingOptions
 from regard_lab.training.run_folder import RunFolder
 from regard_lab.training.threads import set_threads

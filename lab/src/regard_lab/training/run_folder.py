@@ -8,8 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from regard._errors import rejected
-from regard._writing import write_atomically
+from regard._utils.errors import rejected
+from regard._utils.files import write_atomically
 from regard_lab.data.toml import read_toml
 from regard_lab.models.folders import CONFIG, OPTIONS, ModelFileError, read_json
 from regard_lab.training.options import RunOptions

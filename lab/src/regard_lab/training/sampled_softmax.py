@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 
 #: Symbols are drawn by their frequency to this power, as in skip-gram (Mikolov 2013): rare ones are told apart, too.
 POWER = 0.75

@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 
 
 def set_threads(count: int) -> None:

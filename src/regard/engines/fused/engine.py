@@ -10,24 +10,23 @@ import torch
 from torch import Tensor
 
 from regard import scores
-from regard._aux import AuxRequest, TopK
-from regard._problem import Problem
-from regard._torch import functorch_derivatives, in_forward_mode
-from regard._tracing import is_exported_to_onnx, is_traced, is_watched
+from regard._utils.torch_private import functorch_derivatives, in_forward_mode
+from regard._utils.tracing import is_exported_to_onnx, is_traced, is_watched
 from regard.engines import dense, nonfinite
+from regard.engines.aux import AuxRequest, TopK
 from regard.engines.base import Cost, Engine, Outcome, Runner
-from regard.engines.fused import differentiable, morton
-from regard.engines.fused.differentiable import Setting
+from regard.engines.fused import morton
 from regard.engines.fused.families import KINDS, family_of, inverse_of, is_direct
-from regard.engines.fused.kernels.fields import COMPACT
-from regard.engines.fused.operators import Traced, fused_forward
+from regard.engines.fused.kernels.basics import COMPACT
+from regard.engines.fused.operators import Setting, Traced, attend_differentiably, fused_forward
 from regard.engines.fused.run import ForwardRequest, ForwardResult
 from regard.engines.fused.visible_keys import VisibleKeys
+from regard.engines.problem import Problem
 from regard.engines.tiles import spans
-from regard.masks.intervals import reached
+from regard.masks.base import reached
 from regard.normalizers import Softmax
 from regard.scores import Score
-from regard.scores.distance import Distance
+from regard.scores.kernels import Distance
 
 #: Keys from which on points are brought into an order for compact kernels.
 ORDERED = 512
@@ -110,7 +109,7 @@ class Fused(Engine):
         setting = replace(setting, known=known)
         if _is_ordered(setting, rows):
             return _attend_in_order(setting, rows).output
-        return differentiable.attend(setting, rows.query, rows.key, rows.value, rows.weight).output
+        return attend_differentiably(setting, rows.query, rows.key, rows.value, rows.weight).output
 
 
 def _is_direct(problem: Problem) -> bool:
@@ -192,7 +191,7 @@ def _attend(fixed: _Prepared, told: bool, problem: Problem) -> Outcome:
         setting = _setting(problem, fixed.wants)
     if _is_ordered(setting, rows):
         return _outcome(problem, _attend_in_order(setting, rows))
-    found = differentiable.attend(setting, rows.query, rows.key, rows.value, rows.weight)
+    found = attend_differentiably(setting, rows.query, rows.key, rows.value, rows.weight)
     return _outcome(problem, found) if told else Outcome(found.output.to(problem.query.dtype))
 
 
@@ -219,7 +218,7 @@ def _attend_in_order(setting: Setting, rows: _Projected) -> ForwardResult:
     if setting.known is not None:
         by_row = {name: morton.take(getattr(setting.known, name), q_order) for name in ("output", "peak", "total")}
         setting = replace(setting, known=ForwardResult(**by_row))
-    found = differentiable.attend(setting, query, key, value, rows.weight)
+    found = attend_differentiably(setting, query, key, value, rows.weight)
     back = morton.inverse(q_order)
     names = ("output", "peak", "total", "top", "entropy", "best", "best_key")
     by_row = {name: morton.take(t, back) for name in names if (t := getattr(found, name)) is not None}

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from regard.engines import Engine
-from regard.testing.budget import Budget, array
+from regard.testing.budget import Budget, array, error, one_rounding
 from regard.testing.case import Call, Case, gradients, has_graph
-from regard.testing.formulas import Array
+from regard.testing.formulas import WEIGHINGS, Array
 from regard.testing.laws.base import law, require
-from regard.testing.oracle import Oracle, Sized
+from regard.testing.oracle import Oracle, Sized, has_formula
 from regard.testing.trial import Trial, is_judged, keeps_lse
 
 
@@ -206,3 +206,41 @@ def lse_gradient(case: Case, engine: Engine) -> None:
     right, eager = trial.oracle.lse_gradients(array(grad, trial.statement.wide)), trial.eager.lse_gradients(grad)
     for name, gradient in found.items():
         Budget.of(right[name], eager[name], gradient.dtype).check(f"gradient of lse to {name}", gradient)
+
+
+# Compare a part's code with its formula, which the error budget, shared by both, cannot do ----------------------------
+
+
+def _stated(case: Case) -> Case | None:
+    call = Call.of(case)
+    if call.normalizer.random or not has_formula(call.score) or type(call.normalizer) not in WEIGHINGS:
+        return None
+    return case.but(dtype="float64", wide=False)
+
+
+@law("definition", "Scores and normalizers compute what is written of them.", _stated)
+def definition(case: Case, engine: Engine) -> None:  # noqa: ARG001
+    """The eager formula, made of the parts' own code and run in float64, is right to one rounding of float32.
+
+    A part that computes something else than its formula errs by as much in float64 as in float32. The error budget
+    does not see that, as the eager formula has the part's code from the part.
+    """
+    call = Call.of(case)
+    trial = Trial(call)
+    if trial.undecided.any():
+        return
+    K = trial.statement.query.shape[0]
+    eager = trial.eager.output.unflatten(0, (K, -1))
+    upstream = trial.upstream(eager.detach()[0])
+    right = {"output": trial.oracle.output}
+    right |= trial.oracle.gradients(array(upstream, trial.statement.wide))
+    found = {"output": eager, **trial.eager.gradients(upstream)}
+    # Of the largest of all amplitudes, as a gradient that is 0 on paper is none to be measured by.
+    rounding = max(one_rounding(right[name].amplitude, torch.float32) for name in found)
+    for name, result in found.items():
+        off = error(right[name].value, result)
+        require(
+            off <= rounding,
+            f"the plain formula's {name} errs by {off:.3g} in float64, where a rounding of float32 is {rounding:.3g}: "
+            "a score or normalizer does not compute its formula",
+        )

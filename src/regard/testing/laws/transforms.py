@@ -11,12 +11,12 @@ from torch.autograd import forward_ad
 
 import regard
 from regard.engines import Engine
-from regard.scores.distance import Distance
-from regard.testing import compare, recipes
+from regard.scores.kernels import Distance
 from regard.testing.budget import Budget
-from regard.testing.case import Call, Case, gradients
+from regard.testing.case import Call, Case, Recipe, gradients, plain_recipe
 from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law, require
+from regard.testing.oracle import stated
 from regard.testing.trial import Trial, keeps_lse
 
 #: The step of differences, as in gradcheck; and its tolerances, absolute and relative.
@@ -31,7 +31,7 @@ def _small(case: Case) -> Case | None:
         dtype="float64", queries=min(case.queries, 3), keys=min(case.keys, 4), lead=case.lead[:1] and (1,),
         magnitude=0.5, rows="random", width=min(case.width, 2), key_width=min(case.key_width, 2),
         group=min(case.group, 2), value_width=min(case.value_width, 2), tile=(2, 3),
-        scale=None if case.scale == 0.0 else case.scale, values=1.0, mask=recipes.plain(case.mask),
+        scale=None if case.scale == 0.0 else case.scale, values=1.0, mask=plain_recipe(case.mask),
     )  # fmt: skip
     call = Call.of(case)
     if not call.normalizer.smooth or judged(case) is None:
@@ -47,7 +47,7 @@ def _is_near_a_kink(call: Call) -> bool:
     A distance has a kink there: its first derivative jumps, and the second changes as fast as the distance. No normal
     direction moves a row by a hundred steps.
     """
-    score = compare.stated(call.score)
+    score = stated(call.score)
     if not isinstance(score, Distance):
         return False
     problem = call.problem()
@@ -259,7 +259,7 @@ def _traceable(case: Case) -> Case | None:
     )
 
 
-def _holds_sizes(recipe: recipes.Recipe | None) -> bool:
+def _holds_sizes(recipe: Recipe | None) -> bool:
     """Return whether a mask is of one size alone, or holds a function."""
     if recipe is None or recipe[0] in ("and", "or", "not"):
         return recipe is not None and any(_holds_sizes(part) for part in recipe[1:])

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.nn.decomposable import DecomposableAttention
-from regard.nn.intra import IntraAttention
-from regard.nn.local import LocalAttention
-from regard.nn.positional import FactorizedPositionalAttention, PositionalAttention
-from regard.nn.stochastic_attention import HardAttention
+from regard.nn.heads.decomposable import DecomposableAttention
+from regard.nn.heads.local import LocalAttention
+from regard.nn.heads.stochastic import HardAttention
+from regard.nn.heads.synthesizer import FactorizedPositionalAttention, PositionalAttention
+from regard.nn.memory.intra import IntraAttention
 from regard.testing.layers.sample import Array, Call, Padded, array, filled, first, sample, softmax
 
 LENGTHS = torch.tensor([3, 5])

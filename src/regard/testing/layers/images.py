@@ -8,9 +8,15 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor, nn
 
-from regard.nn.channels import CBAM, ECA, ChannelAttention, SpatialAttention, SqueezeExcitation
-from regard.nn.conv_attention import MultiheadConvAttention
-from regard.nn.non_local import NonLocalBlock, SelfAttention2d
+from regard.nn.image.channels import (
+    CBAM,
+    ECA,
+    ChannelAttention,
+    MultiheadConvAttention,
+    SpatialAttention,
+    SqueezeExcitation,
+)
+from regard.nn.image.non_local import NonLocalBlock, SelfAttention2d
 from regard.testing.layers.sample import Array, Call, array, sample, softmax
 
 _M = TypeVar("_M", bound=nn.Module)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from regard import masks
-from regard.nn.fast_weights import FastWeights
-from regard.nn.linear import LinearAttention
-from regard.nn.linear_self_attention import LinearSelfAttention
+from regard.nn.linear.attention import LinearAttention
+from regard.nn.linear.fast_weights import FastWeights
+from regard.nn.linear.self_attention import LinearSelfAttention
 from regard.testing.layers.sample import Array, Call, Padded, array, first, sample
 
 LENGTHS = torch.tensor([3, 5])

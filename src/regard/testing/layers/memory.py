@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.nn.dnc import DifferentiableNeuralComputer, DNCReadHead, DNCState, DNCWriteHead
-from regard.nn.memory import ContentAddressing
-from regard.nn.ntm import NeuralTuringMachine, NTMReadHead, NTMState, NTMWriteHead
+from regard.nn.memory.addressing import ContentAddressing
+from regard.nn.memory.dnc import DifferentiableNeuralComputer, DNCReadHead, DNCState, DNCWriteHead
+from regard.nn.memory.ntm import NeuralTuringMachine, NTMReadHead, NTMState, NTMWriteHead
 from regard.testing.layers.sample import Array, Call, Padded, array, sample, softmax
 
 LENGTHS = torch.tensor([2, 3])

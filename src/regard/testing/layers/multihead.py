@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from regard import masks
-from regard.nn.encoder_decoder import Transformer
-from regard.nn.feed_forward import FeedForward
-from regard.nn.multihead import MultiheadAttention
-from regard.nn.rotary import Rotary
-from regard.nn.scored import GeneralAttention
-from regard.nn.self_attention import SelfAttention
+from regard.nn.heads.multihead import MultiheadAttention
+from regard.nn.heads.scored import GeneralAttention
+from regard.nn.heads.self_attention import SelfAttention
+from regard.nn.positions.rotary import Rotary
 from regard.nn.transformer import (
+    FeedForward,
+    Transformer,
     TransformerDecoder,
     TransformerDecoderLayer,
     TransformerEncoder,

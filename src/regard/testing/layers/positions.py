@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from regard import masks
-from regard._attention import attention
-from regard._aux import AuxRequest
-from regard.nn.positional_encodings import LearnedPositions, SinusoidalPositions
-from regard.nn.relative_positions import AlibiBias, RelativeBias, RelativePositions
-from regard.nn.rotary import Rotary
+from regard.engines.aux import AuxRequest
+from regard.functional import attention
+from regard.nn.positions.encodings import LearnedPositions, SinusoidalPositions
+from regard.nn.positions.relative import AlibiBias, RelativeBias, RelativePositions
+from regard.nn.positions.rotary import Rotary
 from regard.testing.layers.sample import Array, Call, Padded, array, first, sample, softmax
 
 LENGTHS = torch.tensor([3, 5])

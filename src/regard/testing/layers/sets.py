@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.nn.set_transformer import ISAB, MAB, PMA, SAB
+from regard.nn.sets import ISAB, MAB, PMA, SAB
 from regard.testing.layers.sample import Array, Padded, array, sample, softmax
 
 LENGTHS = torch.tensor([3, 5])

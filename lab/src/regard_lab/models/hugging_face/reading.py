@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._errors import rejection
-from regard._memory import available_memory, fitting
+from regard._utils.errors import available_memory, fitting, rejection
 from regard_lab.models.decoder_lm import DecoderLM
 from regard_lab.models.encoder_lm import EncoderLM
 from regard_lab.models.folders import (

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.tasks.translation.metrics import chrf
 
 #: Longest n-grams, the deviation of lengths in words, and what CIDEr-D is multiplied by (Vedantam 2015).

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from regard._errors import in_section, rejected, unknown_name
-from regard._schema import Options, option, redeclared, section
+from regard._utils.errors import in_section, rejected, unknown_name
+from regard._utils.options import Options, option, redeclared, section
 from regard_lab.models.captioner import CAPTIONERS
 from regard_lab.tasks.captioning.encoders import CNN, NAMES
 from regard_lab.tasks.translation.tasks import VocabularyOptions

@@ -17,12 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
-from regard._writing import naming
-from regard.inspect.alignment import Alignment
-from regard.inspect.figures import plot_image
-from regard.inspect.plots import checked_format, fonts
-from regard.inspect.texts import Patches
+from regard._utils.errors import rejected
+from regard._utils.files import naming
+from regard.inspect._record.texts import Patches
+from regard.inspect._view.plots import Alignment, checked_format, fonts, plot_image
 from regard_lab.generation.predictions import Prediction
 
 #: Inches of an image, images side by side, and letters of a heading that fit above so many.

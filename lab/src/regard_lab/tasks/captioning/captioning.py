@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from regard._errors import RegardWarning, in_section, rejected
-from regard._writing import write_atomically
+from regard._utils.errors import RegardWarning, in_section, rejected
+from regard._utils.files import write_atomically
 from regard_lab.data.captions import CaptionBatches, FeatureGrids, Grids, PixelGrids, read_captions, with_images
 from regard_lab.data.images import Images, open_images
 from regard_lab.data.pairs import Pairs, split

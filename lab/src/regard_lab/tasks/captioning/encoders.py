@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.data.preprocessing import PREPROCESSOR, Preprocessing
 from regard_lab.models.efficientnet import HEAD, SCALES, STRIDE, EfficientNetLite, read_efficientnet
 from regard_lab.models.folders import ModelFileError, brief, file_error

@@ -21,8 +21,8 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from regard._errors import rejected
-from regard._writing import naming
+from regard._utils.errors import rejected
+from regard._utils.files import naming
 from regard_lab.data.images import ImageFileError, Images, decode_image, resize_image
 from regard_lab.models.folders import brief, file_error, read_header
 from regard_lab.tasks.captioning.encoders import TOGETHER, ImageEncoder

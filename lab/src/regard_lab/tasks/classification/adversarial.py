@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard_lab.models.heads import Head, SequenceClassifier
-from regard_lab.tasks.classification.objective import Labelled, NameLabels
+from regard_lab.models import SequenceClassifier
+from regard_lab.models.heads import Head
+from regard_lab.tasks.classification.objective import LabelledBatch, NameLabels
 from regard_lab.training.objectives import Loss
 
 
@@ -41,7 +42,7 @@ class AdversarialLabels(NameLabels):
         super().__init__(labels, smoothing)
         self.step = step
 
-    def loss(self, model: nn.Module, batch: Labelled) -> Loss:
+    def loss(self, model: nn.Module, batch: LabelledBatch) -> Loss:
         assert isinstance(model, Head)
         filtered = isinstance(model, SequenceClassifier) and model.windows is not None
         moved = (_Filtered if filtered else _Embedded)(model)

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard._errors import rejected
-from regard._writing import write_atomically
+from regard._utils.errors import rejected
+from regard._utils.files import write_atomically
 from regard_lab.data.image_processor import ImageProcessor
 from regard_lab.data.preprocessing import PREPROCESSOR, Preprocessing
 from regard_lab.models import ImageClassifier, load, save

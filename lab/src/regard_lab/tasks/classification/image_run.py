@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.data.image_batches import Augmentation, ImageBatches
 from regard_lab.data.labelled_images import SIDE, LabelledImages, read_labelled_images
 from regard_lab.data.preprocessing import Preprocessing

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from torch import nn
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.data.labelled import Labelled, split_labelled
 from regard_lab.tasks.classification.objective import NameLabels
 from regard_lab.tasks.classification.options import ClassifierOptions

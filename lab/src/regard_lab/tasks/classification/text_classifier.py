@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard._errors import in_section, rejected
+from regard._utils.errors import in_section, rejected
 from regard_lab.data.batches import length_batches
 from regard_lab.data.label_batches import label_batch
 from regard_lab.models import DecoderLM, EncoderLM, EncoderLMConfig, SequenceClassifier, save

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from regard._errors import RegardWarning, rejected
+from regard._utils.errors import RegardWarning, rejected
 from regard_lab.data.label_batches import LabelBatches
 from regard_lab.data.labelled import LabelledTexts, read_labelled
 from regard_lab.models import DecoderLM, EncoderLM, SequenceClassifier, load

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard._errors import unknown_name
+from regard._utils.errors import unknown_name
 from regard_lab.data.batches import length_batches
 from regard_lab.models import DecoderLM, EncoderLM
 from regard_lab.models.folders import brief, file_error, read_json

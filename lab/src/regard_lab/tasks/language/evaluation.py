@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.data.packing import LanguageBatches, PackedBatches
 from regard_lab.data.shards import write_shards
 from regard_lab.models import DecoderLM, EncoderLM

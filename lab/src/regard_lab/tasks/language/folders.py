@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.models import DecoderLM, EncoderLM, load
 from regard_lab.models.heads import Head
 from regard_lab.models.hugging_face.hosted import Hosted

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.data.batches import length_batches
 from regard_lab.models import EncoderLM
 from regard_lab.models.hugging_face.hosted import HostedMaskedLM

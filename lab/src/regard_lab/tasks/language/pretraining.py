@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from regard._errors import RegardWarning, rejected
-from regard._writing import leaving_nothing
+from regard._utils.errors import RegardWarning, rejected
+from regard._utils.files import leaving_nothing
 from regard_lab.data.documents import read_documents
 from regard_lab.data.packing import LanguageBatches, PackedBatches, StreamBatches
 from regard_lab.data.shards import MANIFEST, TokenShards, write_shards

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from regard._errors import RegardWarning, rejected
-from regard.inspect.alignment import Alignment
+from regard._utils.errors import RegardWarning, rejected
+from regard.inspect._view.plots import Alignment
 from regard_lab.generation.continuous_batching import AttentionRequest
 from regard_lab.generation.generation import Generated, stream_text
 from regard_lab.generation.generation import stream as stream_tokens

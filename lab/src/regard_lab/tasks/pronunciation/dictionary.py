@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.data.pairs import Pairs
 
 #: A pronunciation: phonemes such as ``("K", "AE", "T")``.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.data.batches import Batches
 from regard_lab.data.pairs import Pairs
 from regard_lab.generation.beam_search import SearchOptions

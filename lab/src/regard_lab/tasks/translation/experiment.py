@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from regard._errors import RegardWarning, rejected
+from regard._utils.errors import RegardWarning, rejected
 from regard_lab.data.batches import Batches
 from regard_lab.data.corruption import hide_spans
 from regard_lab.data.pairs import Pairs, split

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from regard._writing import write_atomically
+from regard._utils.files import write_atomically
 from regard_lab.tasks.translation.options import ExperimentOptions
 from regard_lab.text.vocabulary import Vocabulary
 from regard_lab.training.run_folder import RunFolder

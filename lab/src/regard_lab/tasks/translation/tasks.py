@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from regard._errors import in_section, unknown_name
-from regard._schema import Options, option
+from regard._utils.errors import in_section, unknown_name
+from regard._utils.options import Options, option
 from regard_lab.data.pairs import Pairs, read_pairs, read_texts
 from regard_lab.tasks.translation.metrics import bleu, chrf, error_rates
 from regard_lab.text.vocabulary import SUBWORDS, SymbolVocabulary, Vocabulary

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.models import EncoderDecoder
 from regard_lab.tasks.translation.options import ExperimentOptions

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from regard._errors import rejected, unknown_name
+from regard._utils.errors import rejected, unknown_name
 from regard_lab.tasks.translation.alignment.links import Links, parse_links, symmetrize
 
 #: Aligners that are packages of others.

@@ -10,7 +10,7 @@ from itertools import islice
 
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.data.batches import length_batches
 from regard_lab.data.pairs import Pairs
 from regard_lab.generation.forced import attention_weights, posteriors

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from regard._errors import rejected, unknown_name
-from regard._writing import write_atomically
+from regard._utils.errors import rejected, unknown_name
+from regard._utils.files import write_atomically
 from regard_lab.data.pairs import Pairs
 from regard_lab.models import EncoderDecoder
 from regard_lab.tasks.translation.alignment.aligners import align_words, require_aligner

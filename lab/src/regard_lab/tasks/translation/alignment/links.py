@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard._errors import rejected, unknown_name
-from regard._files import display_name
+from regard._utils.errors import rejected, unknown_name
+from regard._utils.files import display_name
 from regard_lab.data.pairs import Pairs, read_lines
 
 if TYPE_CHECKING:

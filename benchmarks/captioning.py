@@ -36,11 +36,16 @@ from regard_lab.data.images import open_images, resize_image
 from regard_lab.generation.beam_search import SearchOptions
 from regard_lab.generation.predictions import PredictionOptions
 from regard_lab.models.captioner import RecurrentCaptioner, RecurrentCaptionerConfig
-from regard_lab.tasks.captioning.caption_metrics import caption_scores, caption_words
-from regard_lab.tasks.captioning.caption_pictures import LookedAt, save_captions, word_weights
 from regard_lab.tasks.captioning.captioner import Captioner
-from regard_lab.tasks.captioning.encoders import EFFICIENTNETS, efficientnet_file, open_encoder
-from regard_lab.tasks.captioning.features import Features, write_features
+from regard_lab.tasks.captioning.encoders import (
+    EFFICIENTNETS,
+    Features,
+    efficientnet_file,
+    open_encoder,
+    write_features,
+)
+from regard_lab.tasks.captioning.metrics import caption_scores, caption_words
+from regard_lab.tasks.captioning.pictures import LookedAt, save_captions, word_weights
 from regard_lab.training.objectives import WriteTargets
 
 RESULTS = ROOT / "benchmarks" / "results" / "captioning.json"

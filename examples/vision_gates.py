@@ -22,9 +22,9 @@ from torch import Tensor
 from examples.vision_rollout import scattered
 from regard_lab.models import ResNet
 from regard_lab.models.resnet import ResidualBlock
-from regard_lab.tasks.classification.image_classifier import PictureClassifier
 from regard_lab.tasks.classification.image_options import ImageClassificationOptions
-from regard_lab.tasks.classification.image_run import ImageTraining
+from regard_lab.tasks.classification.image_training import ImageTraining
+from regard_lab.tasks.classification.images import PictureClassifier
 
 TESTED, EPOCHS = 400, 8.0
 _Maps = list[tuple[Tensor, Tensor]]

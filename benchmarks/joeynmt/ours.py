@@ -20,8 +20,7 @@ from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder, Transfor
 from regard_lab.models.base import END, EncoderDecoder
 from regard_lab.training.learner import Learner, Stream
 from regard_lab.training.loop import train
-from regard_lab.training.losses import cross_entropy
-from regard_lab.training.objectives import WriteTargets
+from regard_lab.training.objectives import WriteTargets, cross_entropy
 from regard_lab.training.options import TrainingOptions
 
 

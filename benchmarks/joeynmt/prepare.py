@@ -16,9 +16,9 @@ from benchmarks.joeynmt import weights
 from benchmarks.joeynmt.ours import built, options
 from benchmarks.joeynmt.shapes import END, PAD, SHAPES, START, numbers
 from regard_lab.data.batches import Batch, Batches
-from regard_lab.text.normalization import normalize
 from regard_lab.text.ragged import Ragged
-from regard_lab.text.subwords import SubwordVocabulary
+from regard_lab.text.vocabulary import SubwordVocabulary
+from regard_lab.text.words import normalize
 from regard_lab.training.learner import Learner, Stream
 from regard_lab.training.loop import train
 from regard_lab.training.objectives import WriteTargets

@@ -16,7 +16,7 @@ from torch import nn
 
 from regard_lab.data.batches import Batch
 from regard_lab.models.base import END, EncoderDecoder
-from regard_lab.training import interrupts
+from regard_lab.training import loop as interrupts
 from regard_lab.training.learner import Learner, Stream
 from regard_lab.training.loop import train
 from regard_lab.training.objectives import WriteTargets

@@ -13,12 +13,12 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from regard_lab.data.preprocessing import Preprocessing
+from regard_lab.data.images import Preprocessing
 from regard_lab.models import ImageClassifier, VisionTransformer, VisionTransformerConfig, load, save
 from regard_lab.models.folders import ModelFileError
-from regard_lab.tasks.classification.image_classifier import PictureClassifier
 from regard_lab.tasks.classification.image_options import ImageClassificationOptions
-from regard_lab.tasks.classification.image_run import ImageTraining
+from regard_lab.tasks.classification.image_training import ImageTraining
+from regard_lab.tasks.classification.images import PictureClassifier
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard_lab.data.batches import Batch
 from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder
 from regard_lab.models.base import END, PAD
-from regard_lab.tasks.captioning.reward_objective import EarnRewards, draw_targets
+from regard_lab.tasks.captioning.training import EarnRewards, draw_targets
 
 SOURCE, LENGTHS = torch.tensor([[3, 4], [5, 0]]), torch.tensor([2, 1])
 

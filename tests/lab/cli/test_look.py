@@ -225,9 +225,9 @@ def test_what_a_vision_transformer_sees(regard, tmp_path) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_what_a_vision_transformer_of_ours_sees(regard, tmp_path, channels: int) -> None:
-    from regard_lab.data.preprocessing import Preprocessing
+    from regard_lab.data.images import Preprocessing
     from regard_lab.models import ImageClassifier, ResNet, ResNetConfig, VisionTransformer, VisionTransformerConfig
-    from regard_lab.tasks.classification.image_classifier import PictureClassifier
+    from regard_lab.tasks.classification.images import PictureClassifier
 
     config = VisionTransformerConfig.preset("tiny", image=16, channels=channels, width=24, stem_width=8)
     how = Preprocessing(16, (16, 16), (0.5,) * channels, (0.5,) * channels)

@@ -17,8 +17,7 @@ from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder
 from regard_lab.models import folders as files
 from regard_lab.models.folders import ModelFileError
-from regard_lab.text.subwords import SubwordVocabulary
-from regard_lab.text.vocabulary import SymbolVocabulary
+from regard_lab.text.vocabulary import SubwordVocabulary, SymbolVocabulary
 
 
 @pytest.fixture(params=MAKERS)

@@ -10,9 +10,9 @@ from language_models import small_model
 
 from regard.nn.packed_weight import PackedWeight
 from regard_lab.generation.beam_search import SearchOptions, search
-from regard_lab.generation.forced import posteriors, score_targets
 from regard_lab.generation.generation import generate
 from regard_lab.generation.quantization import pack_weights, quantize
+from regard_lab.generation.sequence_model import posteriors, score_targets
 from regard_lab.models import (
     DecoderLM,
     RecurrentConfig,

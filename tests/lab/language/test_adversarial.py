@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard_lab.data.label_batches import LabelBatch
+from regard_lab.data.batches import LabelBatch
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig, SequenceClassifier
-from regard_lab.tasks.classification.adversarial import AdversarialLabels, uphill
-from regard_lab.tasks.classification.objective import NameLabels
 from regard_lab.tasks.classification.text_options import ClassificationOptions
-from regard_lab.tasks.classification.text_run import FineTuning
+from regard_lab.tasks.classification.text_training import AdversarialLabels, FineTuning, uphill
+from regard_lab.tasks.classification.training import NameLabels
 
 LABELS = ["bad", "fair", "good"]
 

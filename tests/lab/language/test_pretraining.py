@@ -10,12 +10,10 @@ from random import Random
 import pytest
 import torch
 
-from regard_lab.data.packing import PackedBatches
-from regard_lab.data.shards import TokenShards
+from regard_lab.data.packing import PackedBatches, TokenShards
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig, load
-from regard_lab.tasks.language.objectives import MaskedTokens, NextTokens
 from regard_lab.tasks.language.options import LanguageOptions, TextOptions, TokenizerOptions
-from regard_lab.tasks.language.pretraining import Pretraining
+from regard_lab.tasks.language.pretraining import MaskedTokens, NextTokens, Pretraining
 from regard_lab.text.tokenizer import Tokenizer
 
 SMALL = {"width": 32, "layers": 2, "heads": 2}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard_lab.generation.continuous_batching import AttentionRequest
-from regard_lab.generation.requests import GenerationOptions
+from regard_lab.generation.sampling import GenerationOptions
 from regard_lab.generation.speculative import NGramDrafter
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig, save
 from regard_lab.tasks.language.text_generator import TextGenerator, earlier_tokens

@@ -24,7 +24,7 @@ from regard.distributed import (
     set_parameters,
 )
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig
-from regard_lab.training.losses import cross_entropy
+from regard_lab.training.objectives import cross_entropy
 
 ROWS, L, N, IGNORED = 4, 16, 53, -100
 SIZES: dict[str, Any] = {"vocabulary": N, "width": 16, "layers": 2, "heads": 4, "longest": L, "feedforward": 36}

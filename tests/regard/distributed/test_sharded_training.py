@@ -17,11 +17,10 @@ import torch
 import torch.multiprocessing as mp
 from safetensors.torch import load_file
 
-from regard_lab.data.packing import IGNORE_INDEX, LanguageBatch, PackedBatches
-from regard_lab.data.shards import TokenShards
+from regard_lab.data.packing import IGNORE_INDEX, LanguageBatch, PackedBatches, TokenShards
 from regard_lab.models import DecoderLM, DecoderLMConfig
-from regard_lab.tasks.language.objectives import MaskedTokens, NextTokens
 from regard_lab.tasks.language.options import LanguageTrainingOptions
+from regard_lab.tasks.language.pretraining import MaskedTokens, NextTokens
 
 N, L, STEPS = 30, 16, 5
 CONFIG = DecoderLMConfig(

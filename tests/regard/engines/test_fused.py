@@ -64,7 +64,7 @@ def holds(law: str, **case: Any) -> None:
 def part(name: str, E: int, H: int = 2) -> Score:
     """Return a score; its tensors are the same for the same sizes."""
     widths = samples.Widths(query=E, key=E, keys=1, heads=H, key_heads=H)
-    return samples.make(name, widths, torch.Generator().manual_seed(3))
+    return samples.make_score(name, widths, torch.Generator().manual_seed(3))
 
 
 @pytest.mark.campaign(keep=20)

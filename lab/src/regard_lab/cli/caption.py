@@ -15,8 +15,8 @@ from regard_cli.messages import echo, fail, note, report_errors, require, requir
 from regard_lab.data.images import ImageFileError, read_image, resize_image
 from regard_lab.generation.predictions import Prediction, PredictionOptions
 from regard_lab.models.folders import ModelFileError
-from regard_lab.tasks.captioning.caption_pictures import LookedAt, save_captions, word_weights
 from regard_lab.tasks.captioning.captioner import Captioner
+from regard_lab.tasks.captioning.pictures import LookedAt, save_captions, word_weights
 
 #: Pixels of an image's side in pictures.
 _SHOWN = 448

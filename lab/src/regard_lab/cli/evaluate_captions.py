@@ -14,9 +14,9 @@ from regard_cli.messages import note
 from regard_lab.data.captions import read_captions, with_images
 from regard_lab.data.images import ImageFileError, Images, open_images
 from regard_lab.generation.predictions import Prediction, PredictionOptions
-from regard_lab.tasks.captioning.caption_metrics import caption_scores
 from regard_lab.tasks.captioning.captioner import Captioner
-from regard_lab.tasks.captioning.features import Features
+from regard_lab.tasks.captioning.encoders import Features
+from regard_lab.tasks.captioning.metrics import caption_scores
 
 #: Images that are described at once.
 _TOGETHER = 128

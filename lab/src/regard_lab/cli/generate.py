@@ -12,7 +12,7 @@ from regard._utils.errors import rejected
 from regard.inspect import draw, legend, save_html, save_plot
 from regard_cli.messages import ascii_only, echo, note, report_errors, require_writable
 from regard_lab.generation.continuous_batching import AttentionRequest
-from regard_lab.generation.requests import GenerationOptions
+from regard_lab.generation.sampling import GenerationOptions
 from regard_lab.generation.speculative import Drafter, NGramDrafter
 from regard_lab.models import DecoderLM
 from regard_lab.models.hugging_face.hosted import HostedWriter

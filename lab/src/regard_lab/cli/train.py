@@ -19,10 +19,9 @@ from regard_lab.cli.runs import (
 from regard_lab.cli.translate import folder_of
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.models.attending import SCORES
-from regard_lab.tasks.translation.experiment import Experiment
 from regard_lab.tasks.translation.options import ExperimentOptions
 from regard_lab.tasks.translation.tasks import get_task
-from regard_lab.tasks.translation.warm_start import inherit_options
+from regard_lab.tasks.translation.training import Experiment, inherit_options
 
 #: What ``--attention`` may say beside a score, and the settings of the recurrent model it stands for.
 SHORT: dict[str, dict[str, Any]] = {

@@ -15,8 +15,8 @@ from regard_lab.cli.runs import (
     shown_options,
     training_changes,
 )
-from regard_lab.tasks.captioning.caption_options import CaptionOptions
-from regard_lab.tasks.captioning.captioning import Captioning
+from regard_lab.tasks.captioning.options import CaptionOptions
+from regard_lab.tasks.captioning.training import Captioning
 
 TASK = "captioner"
 _NAMES = {"rnn": "recurrent"}

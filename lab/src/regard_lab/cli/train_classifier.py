@@ -14,10 +14,10 @@ from regard_lab.cli.runs import carry_out, gather_changes, read_model_options, s
 from regard_lab.data.toml import read_toml
 from regard_lab.models.folders import OPTIONS
 from regard_lab.tasks.classification.image_options import TASK as IMAGES
-from regard_lab.tasks.classification.image_run import ImageTraining
-from regard_lab.tasks.classification.run import ClassificationRun
+from regard_lab.tasks.classification.image_training import ImageTraining
 from regard_lab.tasks.classification.text_options import ClassificationOptions
-from regard_lab.tasks.classification.text_run import FineTuning
+from regard_lab.tasks.classification.text_training import FineTuning
+from regard_lab.tasks.classification.training import ClassificationRun
 
 TASK = "classifier"
 

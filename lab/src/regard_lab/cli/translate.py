@@ -17,7 +17,7 @@ from regard_lab.generation.predictions import Prediction, PredictionOptions
 from regard_lab.generation.quantization import pack_weights, quantize
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.models.folders import CONFIG
-from regard_lab.models.transformer_decoder import TransformerSequenceDecoder
+from regard_lab.models.transformer import TransformerSequenceDecoder
 from regard_lab.tasks.translation.alignment.maps import alignment as aligned
 from regard_lab.tasks.translation.alignment.maps import record
 from regard_lab.tasks.translation.tasks import SpanCorruption

@@ -19,17 +19,20 @@ from regard._utils.constraints import Integer
 from regard._utils.errors import described, rejected
 from regard.engines.aux import Aux, AuxRequest
 from regard.nn.slot_cache import Slots
-from regard_lab.generation.requests import (
+from regard_lab.generation.sampling import (
     Attended,
     GenerationOptions,
     Request,
+    SamplingOptions,
     Stops,
     Token,
     checked_prompt,
     checked_stops,
+    drawn,
     positions_left,
+    probabilities,
+    processed,
 )
-from regard_lab.generation.sampling import SamplingOptions, drawn, probabilities, processed
 from regard_lab.models import DecoderLM
 
 #: Of the tokens of a group that joins, at most this share is padding.

@@ -18,16 +18,19 @@ from regard._utils.constraints import Integer
 from regard._utils.errors import described, rejected
 from regard.nn import KVCache
 from regard_lab.generation.continuous_batching import evaluating
-from regard_lab.generation.requests import (
+from regard_lab.generation.sampling import (
+    Draws,
     GenerationOptions,
     Request,
+    SamplingOptions,
     Stops,
     Token,
     checked_prompt,
     checked_stops,
+    drawn,
     positions_left,
+    probabilities,
 )
-from regard_lab.generation.sampling import Draws, SamplingOptions, drawn, probabilities
 from regard_lab.models import DecoderLM
 
 

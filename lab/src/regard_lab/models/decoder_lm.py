@@ -22,9 +22,17 @@ from regard.nn import KVCache
 from regard.nn.linear.self_attention import FEATURE_MAPS
 from regard.nn.linear_cache import LinearCache
 from regard.nn.slot_cache import SlotCache, Slots
-from regard_lab.models._block import Block, BlockStack, PositionEmbedding, draw, embedded, norm, rotary
-from regard_lab.models._parts import size, vocabulary_scores
-from regard_lab.models.language_config import LanguageConfig
+from regard_lab.models.attending import size, vocabulary_scores
+from regard_lab.models.language_blocks import (
+    Block,
+    BlockStack,
+    LanguageConfig,
+    PositionEmbedding,
+    draw,
+    embedded,
+    norm,
+    rotary,
+)
 from regard_lab.models.pooling import OF_DECODERS, pooled
 
 __all__ = ["PRESETS", "DecoderLM", "DecoderLMConfig"]

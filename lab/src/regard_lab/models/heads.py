@@ -1,7 +1,4 @@
-"""Heads on language models: labels of sequences, of tokens, and of pairs of sequences.
-
-Dimensions: B batch, L tokens, E width, C labels.
-"""
+"""Heads on language models: labels of sequences, of tokens, and of pairs of sequences."""
 
 from __future__ import annotations
 
@@ -21,6 +18,9 @@ from regard._utils.tracing import is_blind
 from regard_lab.models.decoder_lm import DecoderLM
 from regard_lab.models.encoder_lm import EncoderLM
 from regard_lab.models.pooling import WINDOW, WindowFeatures, pooled
+
+# Dimensions: B batch, L tokens, E width, C labels.
+
 
 #: What scores of labels mean: one label is right, each may be, or they are the values themselves.
 PROBLEMS = ("single_label", "multi_label", "regression")
@@ -130,7 +130,7 @@ class SequenceClassifier(Head):
         As :class:`Head` has them.
     filters : int, default 0
         Where it is above 0, what so many filters find in windows of each width is scored, in place of one row that
-        stands for the sequence; see :class:`~regard_lab.models.pooling.WindowFeatures`.
+        stands for the sequence; see :class:`~regard_lab.models.heads.WindowFeatures`.
     window, narrowest : int, default 3 and 1
         Tokens of the widest and of the narrowest window.
     means : bool, default True

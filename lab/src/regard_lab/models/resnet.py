@@ -25,7 +25,7 @@ from regard.nn import (
     SpatialAttention,
     SqueezeExcitation,
 )
-from regard_lab.models._parts import DEEPEST, size
+from regard_lab.models.attending import DEEPEST, size
 
 __all__ = ["ATTENTIONS", "PRESETS", "ResNet", "ResNetConfig"]
 

@@ -32,9 +32,8 @@ from regard_lab.models.folders import (
 )
 from regard_lab.models.heads import Head, LanguageModel, PairClassifier, SequenceClassifier, TokenClassifier
 from regard_lab.models.hugging_face.hosted import INSTALL, Hosted, HostedImageClassifier, host
-from regard_lab.models.hugging_face.keys import Described
 from regard_lab.models.hugging_face.reading import FAMILIES, head_of, head_rules, read_folder, theirs_of, whole_name
-from regard_lab.models.hugging_face.rules import Family
+from regard_lab.models.hugging_face.rules import Described, Family
 from regard_lab.models.image_classifier import ImageClassifier, VisionModel
 from regard_lab.models.resnet import ResNet, ResNetConfig
 from regard_lab.models.vision_transformer import VisionTransformer, VisionTransformerConfig

@@ -31,9 +31,8 @@ from regard_lab.models.folders import (
 from regard_lab.models.heads import Head, LanguageModel, SequenceClassifier, TokenClassifier
 from regard_lab.models.hugging_face.bert import ALBERT, BERT, ROBERTA
 from regard_lab.models.hugging_face.gpt2 import GPT2
-from regard_lab.models.hugging_face.keys import Described, completed
 from regard_lab.models.hugging_face.llama import LLAMA
-from regard_lab.models.hugging_face.rules import Family, Rule, same
+from regard_lab.models.hugging_face.rules import Described, Family, Rule, completed, same
 from regard_lab.models.hugging_face.vit import DEIT, VIT
 from regard_lab.models.image_classifier import ImageClassifier
 from regard_lab.models.vision_transformer import VisionTransformer

@@ -16,11 +16,11 @@ from regard_lab.generation.generation import Generated, stream_text
 from regard_lab.generation.generation import stream as stream_tokens
 from regard_lab.generation.prompt_search import beam_search
 from regard_lab.generation.quantization import pack_weights, quantize
-from regard_lab.generation.requests import Attended, GenerationOptions, Token
+from regard_lab.generation.sampling import Attended, GenerationOptions, Token
 from regard_lab.generation.speculative import Drafter, Speculator
 from regard_lab.models import DecoderLM
 from regard_lab.models.hugging_face.hosted import HostedWriter
-from regard_lab.tasks.language.folders import check_tokenizer, load_with_tokenizer
+from regard_lab.tasks.folders import check_tokenizer, load_with_tokenizer
 from regard_lab.text.tokenizer import Tokenizer
 
 

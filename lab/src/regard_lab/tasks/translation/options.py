@@ -10,7 +10,7 @@ from regard._utils.errors import in_section, rejected, unknown_name
 from regard._utils.options import Options, option, section
 from regard_lab.models import RecurrentConfig
 from regard_lab.models.registry import MODELS
-from regard_lab.tasks.translation.alignment.aligners import ALIGNERS
+from regard_lab.tasks.translation.alignment.links import ALIGNERS
 from regard_lab.tasks.translation.tasks import TASKS, VocabularyOptions
 from regard_lab.training.options import RunOptions, TrainingOptions
 

@@ -78,7 +78,7 @@ class Translation(Task):
     name, metric, names = "translation", "bleu", ("bleu", "chrf")
 
     def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:
-        from regard_lab.text.subwords import SubwordVocabulary
+        from regard_lab.text.vocabulary import SubwordVocabulary
 
         kind, size, lowercase = options.kind, options.size, options.lowercase
         # Characters are as many as there are.
@@ -135,7 +135,7 @@ class SpanCorruption(Task):
         return read_texts(source, **how)
 
     def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:
-        from regard_lab.text.subwords import SubwordVocabulary
+        from regard_lab.text.vocabulary import SubwordVocabulary
 
         kind, lowercase = options.kind, options.lowercase
         count = None if kind == "characters" else options.size

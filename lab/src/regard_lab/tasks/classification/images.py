@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from regard._utils.errors import rejected
 from regard._utils.files import write_atomically
-from regard_lab.data.image_processor import ImageProcessor
-from regard_lab.data.preprocessing import PREPROCESSOR, Preprocessing
+from regard_lab.data.images import PREPROCESSOR, ImageProcessor, Preprocessing
 from regard_lab.models import ImageClassifier, load, save
 from regard_lab.models.folders import json_bytes
 from regard_lab.models.hugging_face.hosted import HostedImageClassifier

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 
 from regard._utils.errors import rejected
-from regard_lab.data.image_batches import Augmentation, ImageBatches
+from regard_lab.data.batches import Augmentation, ImageBatches
+from regard_lab.data.images import Preprocessing
 from regard_lab.data.labelled_images import SIDE, LabelledImages, read_labelled_images
-from regard_lab.data.preprocessing import Preprocessing
 from regard_lab.models import ImageClassifier, ResNet, VisionTransformer, load
-from regard_lab.tasks.classification.image_classifier import PictureClassifier
 from regard_lab.tasks.classification.image_options import KINDS, ImageClassificationOptions
-from regard_lab.tasks.classification.metrics import classification_metrics
-from regard_lab.tasks.classification.run import ClassificationRun, Prepared
+from regard_lab.tasks.classification.images import PictureClassifier
+from regard_lab.tasks.classification.training import ClassificationRun, Prepared, classification_metrics
 from regard_lab.training.run import place
 
 

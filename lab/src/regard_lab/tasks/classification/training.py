@@ -1,4 +1,4 @@
-"""From examples with labels to a classifier in a folder, where what a run was asked for is kept, to go on with it."""
+"""How well labels are named: accuracy, F1 and Matthews' correlation, of a matrix of counts."""
 
 from __future__ import annotations
 
@@ -8,20 +8,110 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from torch import nn
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from regard._utils.errors import rejected
 from regard_lab.data.labelled import Labelled, split_labelled
-from regard_lab.tasks.classification.objective import NameLabels
 from regard_lab.tasks.classification.options import ClassifierOptions
-from regard_lab.training.run import FolderRun, place, restore_conditions, save_unbroken
-from regard_lab.training.run_folder import RunFolder
+from regard_lab.training.objectives import Loss, Objective
+from regard_lab.training.run import FolderRun, RunFolder, place, restore_conditions, save_unbroken
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
 
     from regard_lab.training.loop import TrainingResult
     from regard_lab.training.objectives import Examples
+
+
+def classification_metrics(confusion: np.ndarray, labels: Sequence[str]) -> dict[str, float]:
+    """Return accuracy, F1 and Matthews' correlation coefficient, by scikit-learn.
+
+    Parameters
+    ----------
+    confusion : ndarray (C, C)
+        How often each label, in rows, was named each label, in columns.
+    labels : sequence of C str
+
+    Returns
+    -------
+    dict
+        ``accuracy``; ``f1``, the mean of all labels that occur (macro F1); of two labels also ``f1_positive``, that of
+        the second; ``matthews`` (Matthews 1975; of more labels Gorodkin 2004), 0 where one label alone was named.
+
+    Examples
+    --------
+    >>> metrics = classification_metrics(np.array([[3, 1], [0, 2]]), ["no", "yes"])
+    >>> {name: round(value, 3) for name, value in metrics.items()}
+    {'accuracy': 0.833, 'f1': 0.829, 'f1_positive': 0.8, 'matthews': 0.707}
+    """
+    from sklearn.metrics import f1_score, matthews_corrcoef
+
+    true, named = confusion.nonzero()
+    counts = confusion[true, named]
+    if not counts.sum():
+        return {}
+    metrics = {"accuracy": float(np.diag(confusion).sum() / counts.sum())}
+    weighed = {"sample_weight": counts, "zero_division": 0.0}
+    metrics["f1"] = float(f1_score(true, named, average="macro", **weighed))
+    if len(labels) == 2:
+        metrics["f1_positive"] = float(f1_score(true, named, pos_label=1, labels=[0, 1], average="binary", **weighed))
+    metrics["matthews"] = float(matthews_corrcoef(true, named, sample_weight=counts))
+    return metrics
+
+
+# What classifiers learn: the label of each example --------------------------------------------------------------------
+# Dimensions: B batch, C labels.
+
+
+class LabelledBatch(Protocol):
+    """A batch of examples with labels."""
+
+    @property
+    def labels(self) -> Tensor:
+        """The number of each example's label, (B,)."""
+
+    @property
+    def targets(self) -> Tensor:
+        """What is learned: those numbers, or probabilities of labels (B, C)."""
+
+    def logits(self, model: nn.Module) -> Tensor:
+        """Return the logits (B, C) that a classifier makes of the examples."""
+
+
+class NameLabels(Objective):
+    """Name the label of each example: the cross-entropy of labels.
+
+    Parameters
+    ----------
+    labels : sequence of C str
+    smoothing : float, default 0.0
+        The share of the probability that goes to all labels alike, in training.
+    """
+
+    def __init__(self, labels: Sequence[str], smoothing: float = 0.0) -> None:
+        self.labels, self.smoothing = tuple(labels), smoothing
+
+    def loss(self, model: nn.Module, batch: LabelledBatch) -> Loss:
+        logits = batch.logits(model).float()
+        value = F.cross_entropy(logits, batch.targets, label_smoothing=self.smoothing)
+        return Loss(value, float(value.detach()), len(logits))
+
+    def validation(self, model: nn.Module, batch: LabelledBatch) -> Tensor:
+        """Return the sum of the costs, the count, and how often each label was named each, (2 + C²,)."""
+        logits = batch.logits(model).double()
+        cost, C = F.cross_entropy(logits, batch.labels, reduction="sum"), len(self.labels)
+        named = torch.bincount(C * batch.labels + logits.argmax(1), minlength=C * C)
+        return torch.cat([cost.view(1), cost.new_tensor([len(logits)]), named.double()])
+
+    def metrics(self, loss: float, counts: Sequence[float] = ()) -> dict[str, float]:  # noqa: ARG002
+        C = len(self.labels)
+        return classification_metrics(np.array(counts).round().astype(np.int64).reshape(C, C), self.labels)
+
+
+# From examples with labels to a classifier in a folder, where what a run was asked for is kept, to go on with it ------
 
 
 class Classifier(Protocol):

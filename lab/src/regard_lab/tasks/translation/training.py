@@ -1,10 +1,12 @@
-"""From files of pairs to a model in a folder, where everything that a run was asked for is kept, to go on with it."""
+"""The folder of a run on pairs: what any run has, and the vocabularies."""
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,29 +14,130 @@ import numpy as np
 import torch
 
 from regard._utils.errors import RegardWarning, rejected
+from regard._utils.files import write_atomically
 from regard_lab.data.batches import Batches
 from regard_lab.data.corruption import hide_spans
 from regard_lab.data.pairs import Pairs, split
 from regard_lab.generation.beam_search import SearchOptions
 from regard_lab.generation.predictions import Prediction, PredictionOptions, report_truncated
 from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.models import EncoderDecoder
 from regard_lab.models.registry import MODELS
 from regard_lab.tasks.translation.alignment.attention import best_map
 from regard_lab.tasks.translation.alignment.guidance import Guidance
 from regard_lab.tasks.translation.options import DataOptions, ExperimentOptions
-from regard_lab.tasks.translation.run_folder import PairRunFolder
-from regard_lab.tasks.translation.tasks import Task, get_task
-from regard_lab.tasks.translation.warm_start import copy_parameters
+from regard_lab.tasks.translation.tasks import SpanCorruption, Task, Translation, get_task
 from regard_lab.text.ragged import Ragged
-from regard_lab.text.sentences import PARAGRAPHS, sentences
 from regard_lab.text.vocabulary import Vocabulary
+from regard_lab.text.words import PARAGRAPHS, sentences
 from regard_lab.training.frequencies import Frequencies
-from regard_lab.training.run import FolderRun, place, restore_conditions, save_unbroken
+from regard_lab.training.run import FolderRun, RunFolder, place, restore_conditions, save_unbroken
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
 
     from regard_lab.training.loop import TrainingResult
+
+
+SOURCE, TARGET = "source.json", "target.json"
+
+
+class PairRunFolder(RunFolder[ExperimentOptions]):
+    """The files of a run on pairs.
+
+    Parameters
+    ----------
+    path : Path
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, ExperimentOptions)
+
+    def read_vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
+        """Return the vocabularies that the run began with."""
+        read = (Vocabulary.from_json(self.read_table(name), str(self.path / name)) for name in (SOURCE, TARGET))
+        source, target = read
+        return source, target
+
+    def write_vocabularies(self, source: Vocabulary, target: Vocabulary) -> None:
+        """Write the vocabularies of a new run."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for name, vocabulary in ((SOURCE, source), (TARGET, target)):
+            write_atomically(self.path / name, json.dumps(vocabulary.to_json(), ensure_ascii=False).encode())
+
+
+# Warm start: begin training with the parameters and the vocabularies of a model, and the options that these settle ----
+
+
+#: Fields of a model's config that parameters do not depend on.
+_FREE = ("dropout", "attention_dropout", "activation_dropout")
+
+
+def inherit_options(table: Mapping[str, Any], start: SequenceModel) -> dict[str, Any]:
+    """Return a table of options with all that a model settles.
+
+    Raises
+    ------
+    ValueError
+        If the table asks for something else.
+    """
+    made = dict(table)
+    task = start.about.get("task", made["task"])
+    # What was learned of texts is for translation; the other way round, there are no sentinels.
+    if task != made["task"] and not (task == SpanCorruption.name and made["task"] == Translation.name):
+        raise rejected("train", "start", f"be a model for {made['task']}", f"one for {task}")
+    if made.setdefault("kind", start.kind) != start.kind:
+        raise _settled("kind", start.kind, made["kind"])
+    config = start.model.config
+    preset = made.setdefault("preset", ExperimentOptions.preset)
+    usual = asdict(config.preset(preset, config.sources, config.targets))
+    own = {name: value for name, value in asdict(config).items() if value != usual[name]}
+    given = made.get("model", {})
+    for name, value in own.items():
+        if "preset" in table and isinstance(given, dict) and name not in (*given, *_FREE):
+            expected = "be that of the model that training starts from, or be left out"
+            raise rejected("train", "preset", expected, f"{preset!r}, whose {name} is {usual[name]!r}, not {value!r}")
+    vocabularies = _vocabularies(start)
+    sections = (("model", asdict(config), own), ("vocabularies", vocabularies, vocabularies))
+    for section, known, missing in sections:
+        given = made.get(section, {})
+        if not isinstance(given, dict):
+            continue  # which is told later
+        for name, value in given.items():
+            if name in known and name not in _FREE and value != known[name]:
+                raise _settled(f"{section}.{name}", known[name], value)
+        made[section] = {**missing, **given}
+    return made
+
+
+def copy_parameters(model: EncoderDecoder, start: SequenceModel) -> None:
+    """Give a model the parameters of another one.
+
+    Raises
+    ------
+    ValueError
+        If their configs differ in what parameters depend on.
+    """
+    free = {name: value for name, value in asdict(model.config).items() if name in _FREE}
+    if replace(start.model.config, **free) != model.config:
+        raise rejected("train", "start", f"have the model of the options, {model.config}", start.model.config)
+    model.load_state_dict(start.model.state_dict())
+
+
+def _vocabularies(start: SequenceModel) -> dict[str, Any]:
+    source, target = start.source.to_json(), start.target.to_json()
+    if target["kind"] == "symbols":
+        return {}
+    options = {"kind": target["kind"], "joint": source == target, "lowercase": start.target.lowercase}
+    return options if target["kind"] == "characters" else options | {"size": len(start.target)}
+
+
+def _settled(name: str, known: Any, got: Any) -> Exception:
+    return rejected("train", name, f"be {known!r}, as the model has it that training starts from", repr(got))
+
+
+# From files of pairs to a model in a folder, where everything that a run was asked for is kept, to go on with it ------
+
 
 #: From this share of lines of several sentences on, a model learns to read such lines, and is given them whole.
 _SEVERAL = 0.1
@@ -166,7 +269,7 @@ class Experiment(FolderRun[ExperimentOptions]):
 
     def _hidden(self, texts: Ragged, vocabulary: Vocabulary, sampled: bool) -> tuple[Ragged, Ragged]:
         """Return texts with spans hidden, and these spans; those to learn from several times, with others each time."""
-        from regard_lab.text.subwords import SubwordVocabulary
+        from regard_lab.text.vocabulary import SubwordVocabulary
 
         assert isinstance(vocabulary, SubwordVocabulary)
         data, seed = self.options.data, self.options.training.seed

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -50,7 +51,27 @@ def is_exported_to_onnx() -> bool:
     return torch.onnx.is_in_onnx_export()
 
 
-def is_watched() -> bool:
+#: Those who want to see every call of attention, such as captures: a shortcut that makes none is not taken then.
+_observers: list[object] = []
+
+
+@contextmanager
+def observing_calls() -> Iterator[None]:
+    """Let :func:`is_observed` be true inside the block, in all threads."""
+    observer = object()
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+def is_observed() -> bool:
+    """Whether something wants to see every call of attention."""
+    return bool(_observers)
+
+
+def in_dispatch_mode() -> bool:
     """Whether something, such as torch's FLOP counter, follows the operators that run."""
     return is_dispatched()
 

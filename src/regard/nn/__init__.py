@@ -3,7 +3,6 @@
 Sequences are (B, N, E), images (B, C, H, W). ``valid_lens`` (B,) or (B, L) says how many keys are real.
 """
 
-from regard.nn.beam_cache import BeamCache
 from regard.nn.convert import convert
 from regard.nn.heads.decomposable import DecomposableAttention
 from regard.nn.heads.local import LocalAttention
@@ -33,10 +32,10 @@ from regard.nn.image.channels import (
 from regard.nn.image.non_local import NonLocalBlock, SelfAttention2d
 from regard.nn.kv_cache import KVCache
 from regard.nn.linear.attention import LinearAttention, linear_attention
+from regard.nn.linear.cache import LinearCache
 from regard.nn.linear.fast_weights import FastWeights, fast_weights
 from regard.nn.linear.recurrence import LinearState
 from regard.nn.linear.self_attention import LinearSelfAttention
-from regard.nn.linear_cache import LinearCache
 from regard.nn.memory.addressing import ContentAddressing, MemoryMaps
 from regard.nn.memory.dnc import DifferentiableNeuralComputer, DNCReadHead, DNCState, DNCWriteHead
 from regard.nn.memory.intra import IntraAttention, IntraState
@@ -63,7 +62,6 @@ __all__ = [
     "SAB",
     "AdditiveAttention",
     "AlibiBias",
-    "BeamCache",
     "ChannelAttention",
     "ConcatAttention",
     "ContentAddressing",

@@ -57,7 +57,7 @@ def run(
             variants = _variants(names, ExperimentOptions, MODELS, table, options, changes)
             if any(each.data.data == "-" for each in variants.values()):
                 raise rejected("compare", "--data", "be a file, which each of them reads", "standard input")
-        from regard_lab.training.learner import TrainingError
+        from regard_lab.training.options import TrainingError
 
         kind: Any = ImageTraining if task == TASK else Experiment
         try:

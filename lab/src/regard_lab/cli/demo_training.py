@@ -70,7 +70,7 @@ def _warm(console: Console, pairs: Pairs) -> float:
 
 def _train(console: Console, pairs: Pairs, recipe: TrainingOptions, *, deadline: float) -> Pronouncer:
     from regard_lab.cli.runs import TrainingDisplay
-    from regard_lab.training.learner import TrainingError
+    from regard_lab.training.options import TrainingError
 
     deadline += _warm(console, pairs)
     pronouncer = Pronouncer.untrained(pairs, seed=recipe.seed)

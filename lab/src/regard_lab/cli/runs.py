@@ -260,7 +260,7 @@ def carry_out(console: Console, run: Run, task: str, resume: bool, *, piped: str
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     from regard_lab.training.checkpoints import CHECKPOINTS, LAST
-    from regard_lab.training.learner import TrainingError
+    from regard_lab.training.options import TrainingError
     from regard_lab.training.processes import LostProcessError
 
     on = f"Go on with:  regard train {task} --out {shlex.quote(str(run.folder))} --resume{piped}"

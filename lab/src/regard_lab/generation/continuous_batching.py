@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from regard._utils.constraints import Integer
 from regard._utils.errors import described, rejected
 from regard.engines.aux import Aux, AuxRequest
-from regard.nn.slot_cache import Slots
 from regard_lab.generation.sampling import (
     Attended,
     GenerationOptions,
@@ -34,6 +33,7 @@ from regard_lab.generation.sampling import (
     processed,
 )
 from regard_lab.models import DecoderLM
+from regard_lab.models.slot_cache import Slots
 
 #: Of the tokens of a group that joins, at most this share is padding.
 _PADDING = 0.25

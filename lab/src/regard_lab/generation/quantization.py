@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from regard._utils.errors import described, rejected
 from regard.nn import MultiheadAttention, TransformerDecoderLayer, TransformerEncoderLayer
-from regard.nn.packed_weight import PackedWeight, can_pack
 from regard_lab.models import DecoderLM
+from regard_lab.models.packed_weight import PackedWeight, can_pack
 from regard_lab.models.transformer import TransformerSequenceDecoder
 
 M = TypeVar("M", DecoderLM, TransformerSequenceDecoder)

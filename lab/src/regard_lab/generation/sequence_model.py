@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from regard._utils.errors import described, fitting, rejected, unknown_name
-from regard.nn.packed_weight import PackedWeight
 from regard_lab.data.batches import length_batches
 from regard_lab.generation.beam_search import Hypothesis, search
 from regard_lab.generation.predictions import (
@@ -38,6 +37,7 @@ from regard_lab.models.folders import (
     load_weights,
     save_model,
 )
+from regard_lab.models.packed_weight import PackedWeight
 from regard_lab.models.registry import MODELS
 from regard_lab.text.ragged import pad
 from regard_lab.text.vocabulary import UNKNOWN, SymbolVocabulary, Vocabulary, Word

@@ -24,8 +24,8 @@ from regard.nn import (
     LocationAttention,
     ScoredAttention,
 )
-from regard.nn.packed_weight import PackedWeight
 from regard.scores.kernels import kernels
+from regard_lab.models.packed_weight import PackedWeight
 
 #: What shares the matrix of the target embedding: nothing, what scores the vocabulary, or the source embedding, too.
 TIES = ("none", "target", "all")

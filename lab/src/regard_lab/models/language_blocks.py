@@ -19,9 +19,9 @@ from regard.masks import MaskLike
 from regard.nn import FeedForward, KVCache, LinearCache, LinearSelfAttention, Rotary, SelfAttention, SinusoidalPositions
 from regard.nn.heads.self_attention import GroupedProjections, SequenceContext
 from regard.nn.positions.rotary import RotaryScaling, Rotation
-from regard.nn.slot_cache import SlotCache
 from regard.nn.transformer import ACTIVATIONS
 from regard_lab.models.attending import DEEPEST, LARGEST, SCORES, scorer, share, size
+from regard_lab.models.slot_cache import SlotCache
 from regard_lab.models.transformer import NORMALIZERS
 
 NORMS, POSITIONS = ("layer", "rms"), ("learned", "rotary", "sinusoidal", "alibi", "none")

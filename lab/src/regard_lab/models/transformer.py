@@ -18,7 +18,6 @@ from regard import AuxRequest
 from regard._utils.errors import rejected
 from regard._utils.options import option
 from regard.nn import (
-    BeamCache,
     LearnedPositions,
     MultiheadAttention,
     Rotary,
@@ -27,16 +26,7 @@ from regard.nn import (
     TransformerEncoderLayer,
 )
 from regard.nn._base import cleared
-from regard.nn.beam_cache import KeyRows
-from regard.nn.packed_weight import PackedWeight, can_pack
 from regard.nn.positions.encodings import wide
-from regard.nn.row_attention import (
-    can_attend_packed,
-    cross_attention,
-    packed_self_attention,
-    project_memory,
-    self_attention_step,
-)
 from regard_lab.models.attending import (
     DEEPEST,
     SCORES,
@@ -51,6 +41,16 @@ from regard_lab.models.attending import (
     size,
 )
 from regard_lab.models.base import EncoderDecoder
+from regard_lab.models.beam_cache import (
+    BeamCache,
+    KeyRows,
+    can_attend_packed,
+    cross_attention,
+    packed_self_attention,
+    project_memory,
+    self_attention_step,
+)
+from regard_lab.models.packed_weight import PackedWeight, can_pack
 
 NORMS, POSITIONS = ("post", "pre"), ("sinusoidal", "learned", "rotary")
 ACTIVATIONS, NORMALIZERS = ("relu", "gelu"), ("softmax", "sparsemax", "entmax15", "entmax", "sigmoid")

@@ -25,10 +25,10 @@ from torch.utils.data import DataLoader
 
 from regard._utils.errors import fitting, rejected, unknown_name
 from regard_lab.training.checkpoints import BEST, CHECKPOINTS, LAST, AtomicCheckpoints, Best, Last, load_best_average
-from regard_lab.training.learner import Learner, TrainingError
+from regard_lab.training.learner import Learner
 from regard_lab.training.logs import Log
 from regard_lab.training.objectives import Examples
-from regard_lab.training.options import TrainingOptions
+from regard_lab.training.options import TrainingError, TrainingOptions
 from regard_lab.training.processes import lost_process
 
 
@@ -309,7 +309,7 @@ def _strategy(options: TrainingOptions) -> Any:
     """Return what Lightning takes for a strategy; its own FSDP is torch's first, and knows GPUs alone."""
     if not options.divides:
         return options.strategy
-    from regard_lab.training.sharded import ShardedStrategy
+    from regard_lab.training.strategy import ShardedStrategy
 
     return ShardedStrategy(options)
 

@@ -16,6 +16,10 @@ METRICS = ("loss", "bleu", "chrf", "wer", "per")
 _RISING = 0.3
 
 
+class TrainingError(RuntimeError):
+    """Training that cannot continue; the message says where to look."""
+
+
 class RunOptions(Options):
     """What a run of any task is asked for: every kind has a section of options of training."""
 

@@ -267,8 +267,8 @@ def restore_conditions(begun: dict[str, Any], here: dict[str, Any], say: Say) ->
 
 def save_unbroken(save: Callable[[], object], folder: Path) -> None:
     """Save a model at the end of its training, whatever somebody presses meanwhile."""
-    from regard_lab.training.learner import TrainingError
     from regard_lab.training.loop import unbroken
+    from regard_lab.training.options import TrainingError
 
     try:
         with unbroken():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard import scores
 from regard._utils.torch_private import functorch_derivatives, in_forward_mode
-from regard._utils.tracing import is_exported_to_onnx, is_traced, is_watched
+from regard._utils.tracing import in_dispatch_mode, is_exported_to_onnx, is_traced
 from regard.engines import dense, nonfinite
 from regard.engines.aux import AuxRequest, TopK
 from regard.engines.base import Cost, Engine, Outcome, Runner
@@ -81,7 +81,7 @@ class Fused(Engine):
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:
         if 0 in problem.query.shape[:3] or problem.extent.S == 0:
             return dense.attend_nothing
-        if is_traced(problem.query) or (request is None and is_watched()):
+        if is_traced(problem.query) or (request is None and in_dispatch_mode()):
             return _traced
         fixed = _Prepared.of(problem, request)
         attend = partial(_attend, fixed, request is not None)

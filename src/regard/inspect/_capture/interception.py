@@ -35,6 +35,7 @@ from regard._utils.torch_private import (
     is_proxied,
     uncompiled,
 )
+from regard._utils.tracing import observing_calls
 from regard.inspect._capture.products import FEATURES, PARTS, ProductObserver, Read, kernels, matrices
 from regard.inspect._capture.record import Record
 from regard.inspect._capture.running import ModuleCalls, Observing, Running, in_compiled_code, thread
@@ -248,7 +249,8 @@ class _Replacement:
                 self._put(vars(owner), key, functools.partial(setattr, owner, key))
             self._watches += 1
         try:
-            yield
+            with observing_calls():
+                yield
         finally:
             with self._lock:
                 self._watches -= 1

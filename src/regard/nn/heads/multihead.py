@@ -27,10 +27,8 @@ from regard.engines.aux import FIELDS, Aux, AuxRequest, TopK
 from regard.functional import attention
 from regard.masks import Extent, Mask, MaskLike, as_mask
 from regard.nn._base import PartLayer, current, parameter
-from regard.nn.beam_cache import BeamCache
 from regard.nn.heads.scored import ScoredAttention
-from regard.nn.kv_cache import KVCache
-from regard.nn.row_attention import self_attention_step
+from regard.nn.kv_cache import AttendingCache, KVCache
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
 
@@ -457,7 +455,7 @@ class MultiheadAttention(PartLayer):
         average_attn_weights: bool = True,
         is_causal: bool = False,
         *,
-        cache: KVCache | BeamCache | None = None,
+        cache: KVCache | AttendingCache | None = None,
         return_aux: AuxRequest | None = None,
     ) -> tuple[Tensor, Any]:
         """Return the output and the weights.
@@ -478,9 +476,9 @@ class MultiheadAttention(PartLayer):
             Return the mean of the weights over heads.
         is_causal : bool, default False
             Also hide keys after the query; both are counted from the start, queries after the steps in the cache.
-        cache : KVCache or BeamCache, optional
-            Holds the keys and values of earlier steps. These come first, and masks speak of all S. A BeamCache knows
-            itself what a row sees: with it come no masks, and no weights are told.
+        cache : KVCache, optional
+            Holds the keys and values of earlier steps. These come first, and masks cover all S. An object with a method
+            ``attend(layer, rows)`` computes a step itself, without masks and weights.
         return_aux : AuxRequest, optional
             What to tell instead of the weights, head by head.
 
@@ -490,7 +488,7 @@ class MultiheadAttention(PartLayer):
         weights : Tensor (B, L, S), or (B, H, L, S) if not averaged, or None
             Without B where there is no batch; S counts appended keys. With ``return_aux``, an :class:`~regard.Aux`.
         """
-        if isinstance(cache, BeamCache):
+        if cache is not None and not isinstance(cache, KVCache):
             alike = query is key and key is value and key_padding_mask is None and attn_mask is None
             return self._step(query, cache, alike and not need_weights and return_aux is None), None
         start = 0 if cache is None else len(cache)
@@ -534,14 +532,14 @@ class MultiheadAttention(PartLayer):
             return output.squeeze(0), extra.squeeze(0) if isinstance(extra, Tensor) else unbatched(extra)
         return output if self.batch_first else output.transpose(0, 1), extra
 
-    def _step(self, x: Tensor, cache: BeamCache, plain: bool) -> Tensor:
+    def _step(self, x: Tensor, cache: AttendingCache, plain: bool) -> Tensor:
         """Return the output of a step of beams, whose rows are all that is given where ``plain``."""
         batched = check_inputs(type(self).__name__, (x, x, x), (self.embed_dim,) * 3, self.batch_first)
         if not plain or self._extends or not batched or batch_and_length(x, self.batch_first)[1] != 1:
             expected = "be a KVCache where there are masks, several steps, other keys, or weights to tell"
-            raise rejected(type(self).__name__, "cache", expected, "a BeamCache")
+            raise rejected(type(self).__name__, "cache", expected, f"a {type(cache).__name__}")
         steps = 1 if self.batch_first else 0
-        return self_attention_step(self, x.squeeze(steps), cache).unsqueeze(steps)
+        return cache.attend(self, x.squeeze(steps)).unsqueeze(steps)
 
     def _is_usual(self, x: Any) -> bool:
         """Whether a tensor is (B, N, E) and one product makes queries, keys and values of it."""

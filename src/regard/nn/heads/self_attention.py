@@ -21,9 +21,8 @@ from regard.functional import attention
 from regard.masks import MaskLike
 from regard.nn._base import Layer, PartLayer, current, unusual
 from regard.nn.heads.scored import ScoredAttention
-from regard.nn.kv_cache import KVCache
+from regard.nn.kv_cache import StepCache
 from regard.nn.positions.rotary import Rotary, Rotation
-from regard.nn.slot_cache import SlotCache
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
 
@@ -266,9 +265,9 @@ class SelfAttention(PartLayer, GroupedProjections):
         self.reset_parameters()
 
     @overload
-    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., cache: KVCache | SlotCache | None = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
+    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., cache: StepCache | None = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
     @overload
-    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., cache: KVCache | SlotCache | None = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., cache: StepCache | None = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
     def forward(
         self,
         x: Tensor,
@@ -276,7 +275,7 @@ class SelfAttention(PartLayer, GroupedProjections):
         *,
         is_causal: bool = False,
         rotation: Rotation | None = None,
-        cache: KVCache | SlotCache | None = None,
+        cache: StepCache | None = None,
         return_aux: AuxRequest | None = None,
     ) -> Tensor | tuple[Tensor, Aux]:
         """Return rows (B, L, E), and what else is asked for.
@@ -290,7 +289,7 @@ class SelfAttention(PartLayer, GroupedProjections):
             Also hide keys after the query; both are counted from the start.
         rotation : tuple of Tensor, optional
             :meth:`Rotary.rotation` of the rows' positions; by default they follow those in the cache.
-        cache : KVCache or SlotCache, optional
+        cache : KVCache, optional
             Holds the keys and values of earlier steps; those of ``x`` are appended.
         return_aux : AuxRequest, optional
             What to return beside the output, head by head.
@@ -312,7 +311,7 @@ class SelfAttention(PartLayer, GroupedProjections):
         if cache is not None:
             k, v = cache.append(k, v)
         try:
-            prefix = cache.prefix if isinstance(cache, SlotCache) else None
+            prefix = None if cache is None else cache.prefix
             if self._is_plain_step(q, attn_mask, is_causal, return_aux):
                 output: Any = _step(q, k, v, attn_mask, prefix)
             else:

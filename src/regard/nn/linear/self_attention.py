@@ -13,8 +13,8 @@ from regard.masks import MaskLike
 from regard.masks.documents import Documents
 from regard.nn.heads.self_attention import GroupedProjections
 from regard.nn.linear.attention import linear_attention
+from regard.nn.linear.cache import LinearCache
 from regard.nn.linear.recurrence import FeatureMap, options
-from regard.nn.linear_cache import LinearCache
 
 #: Feature maps that are nowhere negative, so that weights can be divided by their sum.
 FEATURE_MAPS = ("elu", "relu")

@@ -442,7 +442,7 @@ class Pretraining(FolderRun[LanguageOptions]):
         learner = Learner(model, training, Stream(batches.batch), objective, guess=guess)
         ended = train(learner, list(checks.once()), training, self.folder, resume=resume, callbacks=callbacks)
         if training.divides:
-            from regard.distributed import gather_model
+            from regard_lab.training.sharded import gather_model
 
             model = gather_model(model)
         if ended.reason != "interrupt" and place()[0] == 0:

@@ -13,9 +13,9 @@ import pytest
 import ranks
 import torch
 
-from regard.distributed import CheckpointError, load_sharded, make_mesh, materialize, parallelize, save_sharded
-from regard.distributed.sharded_checkpoint import new_folder, remove_unreferenced
 from regard_lab.models import DecoderLM, DecoderLMConfig
+from regard_lab.training.sharded import CheckpointError, load_sharded, make_mesh, materialize, parallelize, save_sharded
+from regard_lab.training.sharded.checkpoint import new_folder, remove_unreferenced
 
 CONFIG = DecoderLMConfig(
     53, width=16, layers=2, heads=4, kv_heads=2, feedforward=36, longest=16, norm="rms", gated=True

@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from regard._utils.errors import rejected
-from regard.distributed.parallelize import reshard
 from regard.nn.heads.self_attention import GroupedProjections
+from regard_lab.training.sharded.parallelize import reshard
 
 #: Before the names of a model's tensors, and of an optimizer's.
 _MODEL, _OPTIMIZER = "model.", "optimizer."

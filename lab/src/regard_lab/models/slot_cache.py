@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard._utils.errors import rejected, shape
-from regard.nn.kv_cache import KVCache
+from regard.nn import KVCache, LinearCache, LinearState
 
 
 class Slots:
@@ -194,3 +195,79 @@ class SlotCache:
             new[: before.shape[0], :, : before.shape[2]] = before
         self._buffers = made
         return made
+
+
+class LinearSlotCache(LinearCache):
+    """The sums of linear attention for sequences in slots; :class:`Slots` knows their lengths.
+
+    Parameters
+    ----------
+    slots : Slots
+        The same for all layers.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        super().__init__()
+        self.slots = slots
+        self._begun: tuple[int, list[Tensor]] | None = None
+
+    def __len__(self) -> int:
+        """Return how many steps there are, of the longest sequence."""
+        return max(self.slots.lengths, default=0)
+
+    @property
+    def state(self) -> LinearState | None:
+        """The sums (B, H, F, V) and (B, H, F) of the sequences in use; None before the first step."""
+        self._settle()
+        if self._sums is None:
+            return None
+        lengths = self.slots.lengths
+        self._make_room(len(lengths))
+        fresh = [row for row, length in enumerate(lengths) if not length]
+        for each in self._sums if fresh else ():
+            each[fresh] = 0  # a slot may hold what another sequence has left
+        return LinearState(*(each[: len(lengths)] for each in self._sums))
+
+    def advance(self, state: LinearState, steps: int) -> None:  # noqa: ARG002
+        """Replace the sums by those after another step, as soon as all layers have finished it."""
+        assert state.normalizer is not None
+        self._settle()
+        self._begun = (self.slots.finished, [state.matrix, state.normalizer])
+
+    def load(self, slot: int, matrix: Tensor, normalizer: Tensor) -> None:
+        """Put the sums (1, H, F, V) and (1, H, F) of a sequence into a slot."""
+        self._settle()
+        if self._sums is None:
+            self._sums = [each.new_zeros(0, *each.shape[1:]) for each in (matrix, normalizer)]
+        self._make_room(slot + 1)
+        for each, new in zip(self._sums, (matrix, normalizer)):
+            each[slot] = new[0]
+
+    def move(self, source: int, target: int) -> None:
+        """Put the sequence of one slot into another."""
+        self._settle()
+        self._make_room(source + 1)
+        for each in self._sums or ():
+            each[target] = each[source]
+
+    def reorder(self, index: Tensor) -> None:
+        """Make sequence b continue what was sequence ``index[b]``: for beam search."""
+        self._settle()
+        self._make_room(int(index.max()) + 1 if len(index) else 0)
+        super().reorder(index)
+
+    def truncate(self, length: int) -> None:
+        """Do nothing: a step that failed is computed again."""
+
+    def _settle(self) -> None:
+        """Take over the step begun, if it was finished; one that failed is computed again."""
+        if self._begun is None:
+            return
+        (begun, sums), self._begun = self._begun, None
+        if self.slots.finished > begun:
+            self._sums = sums
+
+    def _make_room(self, rows: int) -> None:
+        """Let there be so many rows; new ones are 0."""
+        if self._sums is not None and (missing := rows - len(self._sums[0])) > 0:
+            self._sums = [F.pad(each, (0, 0) * (each.dim() - 1) + (0, missing)) for each in self._sums]

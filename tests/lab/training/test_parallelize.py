@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regard import masks
-from regard.distributed import (
+from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig
+from regard_lab.training.objectives import cross_entropy
+from regard_lab.training.sharded import (
     clip_gradients,
     gather_model,
     load_sharded,
@@ -23,8 +25,6 @@ from regard.distributed import (
     save_sharded,
     set_parameters,
 )
-from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig
-from regard_lab.training.objectives import cross_entropy
 
 ROWS, L, N, IGNORED = 4, 16, 53, -100
 SIZES: dict[str, Any] = {"vocabulary": N, "width": 16, "layers": 2, "heads": 4, "longest": L, "feedforward": 36}

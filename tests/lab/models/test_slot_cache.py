@@ -8,8 +8,8 @@ import pytest
 import torch
 from language_models import KINDS, small_model
 
-from regard.nn.slot_cache import SlotCache, Slots
 from regard_lab.models import DecoderLM
+from regard_lab.models.slot_cache import SlotCache, Slots
 
 
 def loaded(model: DecoderLM, tokens: torch.Tensor, lengths: list[int], prefix: int = 0) -> list[SlotCache]:

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.inspect import capture
-from regard.nn import BeamCache, KVCache, MultiheadAttention, Rotary
+from regard.nn import KVCache, MultiheadAttention, Rotary
+from regard_lab.models.beam_cache import BeamCache
 
 E = 8
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.nn.packed_weight import PackedWeight, can_pack
+from regard_lab.models.packed_weight import PackedWeight, can_pack
 
 SIZES = st.sampled_from([1, 2, 3, 7, 16, 33, 130])
 

@@ -63,9 +63,9 @@ class Uneven:
 
 def learned(folder: Path, changes: dict[str, Any], rank: int, size: int) -> tuple[dict[str, np.ndarray], float]:
     """Return the parameters, whole, after the run, and the loss of its last validation."""
-    from regard.distributed import gather_model
     from regard_lab.training.learner import Learner, Stream
     from regard_lab.training.loop import train
+    from regard_lab.training.sharded import gather_model
 
     options = OPTIONS.with_changes(changes | {"devices": size})
     torch.set_default_dtype(torch.float64)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from regard import AuxRequest, cite, masks
 from regard.nn import LinearCache, LinearSelfAttention
-from regard.nn.slot_cache import Slots
 from regard_lab.models import DecoderLMConfig
+from regard_lab.models.slot_cache import LinearSlotCache, Slots
 
 
 def made(**options: object) -> tuple[LinearSelfAttention, Tensor]:
@@ -63,7 +63,7 @@ def test_a_model_keeps_packed_documents_apart() -> None:
 
 def test_a_step_in_slots_counts_once_it_is_finished() -> None:
     slots, layer, x = Slots(), *made()
-    cache = LinearCache(slots)
+    cache = LinearSlotCache(slots)
     slots.lengths = [0, 0]
     for _ in range(2):  # the first try failed in a later layer
         first = layer(x[:, :1], cache=cache)

@@ -16,11 +16,11 @@ import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.optim import Optimizer
 
-from regard.distributed import CheckpointError, load_sharded, make_mesh, materialize, parallelize, save_sharded
-from regard.distributed.sharded_checkpoint import new_folder
 from regard_lab.training.checkpoints import SHARDS, remove_unused_shards
-from regard_lab.training.learner import Learner, TrainingError
-from regard_lab.training.options import TrainingOptions
+from regard_lab.training.learner import Learner
+from regard_lab.training.options import TrainingError, TrainingOptions
+from regard_lab.training.sharded import CheckpointError, load_sharded, make_mesh, materialize, parallelize, save_sharded
+from regard_lab.training.sharded.checkpoint import new_folder
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -96,29 +96,21 @@ class ShardedStrategy(ModelParallelStrategy):
         _load(path, state, self._learner, self.optimizers[0])
         return state
 
+    @torch.no_grad()
+    def load_mean(self, learner: Learner, paths: list[Path]) -> None:
+        """Give a model that is divided the mean of the parameters of checkpoints."""
+        total: list[torch.Tensor] = []
+        for path in paths:
+            _load(path, torch.load(path, map_location="cpu", weights_only=True), learner)
+            own = [_local(parameter).to(torch.float64, copy=True) for parameter in learner.model.parameters()]
+            total = own if not total else [a + b for a, b in zip(total, own)]
+        for parameter, mean in zip(learner.model.parameters(), total):
+            _local(parameter).copy_(mean / len(paths))
+
     @property
     def _learner(self) -> Learner:
         assert isinstance(self.lightning_module, Learner)
         return self.lightning_module
-
-
-def divide(learner: Learner) -> None:
-    """Divide a learner's model as its strategy says."""
-    strategy = learner.trainer.strategy
-    assert isinstance(strategy, ShardedStrategy)
-    strategy.divide(learner)
-
-
-@torch.no_grad()
-def load_mean(learner: Learner, paths: list[Path]) -> None:
-    """Give a model that is divided the mean of the parameters of checkpoints."""
-    total: list[torch.Tensor] = []
-    for path in paths:
-        _load(path, torch.load(path, map_location="cpu", weights_only=True), learner)
-        own = [_local(parameter).to(torch.float64, copy=True) for parameter in learner.model.parameters()]
-        total = own if not total else [a + b for a, b in zip(total, own)]
-    for parameter, mean in zip(learner.model.parameters(), total):
-        _local(parameter).copy_(mean / len(paths))
 
 
 def _load(path: Path, state: dict[str, Any], learner: Learner, optimizer: Optimizer | None = None) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from regard import engines, scores
 from regard._utils.mechanism import Mechanism, mechanisms
-from regard.engines.problem import build_problem
+from regard.engines.problem import Call, Problem
 from regard.normalizers import Normalizer
 from regard.scores.base import TABLE as SCORES
 
@@ -133,5 +133,5 @@ def engines_of(row: Mechanism) -> tuple[str, ...]:
     else:
         return ()
     query, key = torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 5, 4)
-    problem = build_problem(query, key, key, None, 0.0, False, None, False, score, normalizer, None)
+    problem = Problem.of(Call(query, key, key, score=score, normalizer=normalizer))
     return tuple(name for name, engine in engines.TABLE.items() if engine.refusal(problem) is None)

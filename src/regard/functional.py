@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
-from typing import overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -26,10 +29,35 @@ from regard._utils.torch_private import in_forward_mode, in_functorch, is_eager,
 from regard._utils.tracing import autocast_suspended
 from regard.engines import EngineLike, Outcome, aux_pass, nonfinite
 from regard.engines.aux import Aux, AuxRequest
-from regard.engines.problem import DTYPES, Problem, build_problem, check_request, unbound_mask
-from regard.masks import Mask, MaskLike
+from regard.engines.problem import DTYPES, Call, Problem, check_request, unbound_mask
+from regard.masks import MaskLike
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _with_arguments_of(
+    like: Callable[_P, Any],
+) -> Callable[[Callable[[Call], _R]], Callable[_P, _R]]:
+    """Let a function of a :class:`Call` take the arguments of another, by the same names, in the same order."""
+    signature = inspect.signature(like)
+
+    def decorate(function: Callable[[Call], _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def taking(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
+            return function(Call(*bound.args, **bound.kwargs))
+
+        own = inspect.signature(function)
+        taking.__signature__ = signature.replace(return_annotation=own.return_annotation)  # type: ignore[attr-defined]
+        return taking
+
+    return decorate
 
 
 @overload
@@ -142,21 +170,15 @@ def attention(
             attention, (query, key, value), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
             score=score, normalizer=normalizer, softcap=softcap, engine=engine, return_aux=return_aux,
         )  # fmt: skip
-    if not eager and is_recorded(query):
-        check_traceable(attn_mask, score)
-        check_request(return_aux)
-        with without_tracer_warnings():
-            problem = build_problem(
-                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap
-            )
-        mask = unbound_mask(attn_mask, is_causal, problem.query, problem.key, problem.lead)
-        recorded = _recorded(problem, mask, scale, engine, return_aux)
-        if recorded is not None:
-            return recorded
-    plan, problem = plan_call(
+    call = Call(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine,
         return_aux,
     )  # fmt: skip
+    if not eager and is_recorded(query):
+        recorded = _recorded(call)
+        if recorded is not None:
+            return recorded
+    plan, problem = plan_call(call)
     once = not plan.engine.twice_differentiable
     if once and not eager and in_functorch():
         problem = differentiable_once(problem, plan.engine.name)
@@ -178,25 +200,11 @@ def attention(
         return output, aux
 
 
-def explain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: MaskLike | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    *,
-    score: ScoreLike | None = None,
-    normalizer: NormalizerLike = "softmax",
-    softcap: float | None = None,
-    engine: EngineLike = "auto",
-    return_aux: AuxRequest | None = None,
-) -> Explanation:
+@_with_arguments_of(attention)
+def explain(call: Call) -> Explanation:
     """Return what :func:`attention` would do with the same arguments: the engine, the reasons, the cost.
 
-    The plan never depends on what is asked by ``return_aux``.
+    The plan never depends on ``return_aux``.
 
     Examples
     --------
@@ -216,24 +224,26 @@ def explain(
       fused: unsupported, softmax only, not Sparsemax
       reference: not chosen, its workspace grows with L×S
     """
-    check_request(return_aux)
-    problem = build_problem(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap
-    )  # fmt: skip
-    mask = unbound_mask(attn_mask, is_causal, problem.query, problem.key, problem.lead)
-    return explained(problem, mask, engine)
+    check_request(call.return_aux)
+    problem = Problem.of(call)
+    mask = unbound_mask(call.attn_mask, call.is_causal, problem.query, problem.key, problem.lead)
+    return explained(problem, mask, call.engine)
 
 
-def _recorded(
-    problem: Problem, mask: Mask | None, scale: float | None, engine: EngineLike, request: AuxRequest | None
-) -> Tensor | tuple[Tensor, Aux] | None:
+def _recorded(call: Call) -> Tensor | tuple[Tensor, Aux] | None:
     """Return what a call gives that is recorded as an operator; None where a compiler is to look into it instead."""
-    recorded = record(problem, mask, scale, engine)
+    check_traceable(call.attn_mask, call.score)
+    check_request(call.return_aux)
+    with without_tracer_warnings():
+        problem = Problem.of(call)
+    mask = unbound_mask(call.attn_mask, call.is_causal, problem.query, problem.key, problem.lead)
+    recorded = record(problem, mask, call.scale, call.engine)
     if recorded is None:
         if is_jit_tracing():
-            raise untraceable(str(why_not_operator(problem, mask, engine)))
+            raise untraceable(str(why_not_operator(problem, mask, call.engine)))
         return None
     output, lse = recorded
+    request = call.return_aux
     if request is None:
         return problem.restore(output)
     outcome = Outcome(output, None if request.lse == "grad" else lse)

@@ -16,6 +16,7 @@ from torch import Tensor
 import regard
 from regard import masks, normalizers, scores
 from regard._call import plan as _plan
+from regard.engines.problem import Call
 from regard.testing.conformance import tiny_tiles
 
 
@@ -309,11 +310,11 @@ def test_a_later_call_is_few_calls_of_python(name: str, most: int) -> None:
 )
 def test_a_mask_that_hides_nothing_is_no_part_of_a_plan(mask: masks.Mask) -> None:
     query, key = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 9, 4)
-    plan, problem = _plan.plan_call(query, key, key, mask, 0.0, False, None, False, None, "softmax", None, "auto", None)
+    plan, problem = _plan.plan_call(Call(query, key, key, mask))
     assert not plan.masked
     assert problem.mask is None
     padded = mask & masks.key_padding(torch.arange(9) < 5)
-    _, problem = _plan.plan_call(query, key, key, padded, 0.0, False, None, False, None, "softmax", None, "auto", None)
+    _, problem = _plan.plan_call(Call(query, key, key, padded))
     assert isinstance(problem.mask, type(masks.key_padding(torch.ones(9, dtype=torch.bool))))
     torch.testing.assert_close(
         regard.attention(query, key, key, padded), regard.attention(query, key[:, :, :5], key[:, :, :5])

@@ -13,7 +13,6 @@ from regard._utils.tracing import is_blind
 from regard.engines import Cost, Engine
 from regard.engines.problem import Problem
 from regard.masks import Mask
-from regard.normalizers import Softmax
 
 #: Pairs that are looked at to find how many a mask shows.
 PAIRS = 1 << 22
@@ -88,7 +87,7 @@ def explained(problem: Problem, mask: Mask | None, engine: object) -> Explanatio
     chosen = choose_engine(problem, engine)
     named = resolve_engine(engine) is not None
     able = [each for each in engines.TABLE.values() if each.refusal(problem) is None]
-    measured = type(problem.normalizer) is Softmax and not problem.dropout_p
+    measured = problem.is_softmax and not problem.dropout_p
     times = estimated_seconds(able, problem) if measured else {}
     others = {
         other.name: _reason(problem, other, chosen, named, times)

@@ -19,9 +19,8 @@ from regard._utils.torch_private import functorch_derivatives, in_forward_mode, 
 from regard._utils.tracing import autocast_suspended, in_transform
 from regard.engines import aux_pass
 from regard.engines.aux import AuxRequest
-from regard.engines.problem import Problem
+from regard.engines.problem import Call, Problem
 from regard.masks import Mask
-from regard.normalizers import Softmax
 from regard.scores.dot_products import DotLike
 
 
@@ -285,7 +284,7 @@ def _layout(problem: Problem) -> str:
 
     Compilers want to know it. Where the engine that runs makes the other one, it costs a copy.
     """
-    return "tokens" if isinstance(problem.score, DotLike) and type(problem.normalizer) is Softmax else "heads"
+    return "tokens" if isinstance(problem.score, DotLike) and problem.is_softmax else "heads"
 
 
 def _laid_out(tensor: Tensor, layout: str) -> Tensor:
@@ -307,7 +306,7 @@ def _unpacked(
         mask, score, normalizer, engine = _fixed_parts(rest, tuple(ints), tuple(floats))
     request = _LSE if "1" in grads or "grad" in rest.split(" ") else None
     plan, problem = plan_call(
-        query, key, value, mask, 0.0, False, scale, True, score, normalizer, softcap, engine, request
+        Call(query, key, value, mask, 0.0, False, scale, True, score, normalizer, softcap, engine, request)
     )
     held = [tensor for part in (mask, score, normalizer) if part is not None for tensor in part.tensors()]
     return plan, problem, [query, key, value, *held]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -14,28 +13,22 @@ from torch.nn import Parameter
 
 from regard import engines
 from regard._utils.errors import described, rejected, unknown_name
-from regard._utils.part import PLAIN, Part
-from regard._utils.torch_private import functorch_derivatives, is_autocast_enabled, is_eager
+from regard._utils.torch_private import functorch_derivatives
 from regard._utils.tracing import autocast_cast, autocast_is_active, is_blind, is_traced
 from regard.engines import Engine, cost_model, dense
 from regard.engines.aux import FIELDS, AuxRequest
 from regard.engines.base import Runner
-from regard.engines.problem import Problem, as_normalizer, as_score, bound_mask, build_problem, canonical, check_request
-from regard.masks import Dense, Predicate
+from regard.engines.problem import Call, Problem, as_normalizer, as_score, bound_mask, canonical, check_request
+from regard.masks import Dense
 from regard.masks.base import Extent, Mask
 from regard.normalizers import Normalizer, Softmax
-from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.scores import ScaledDot, Score
-from regard.scores.base import TABLE as SCORES
 
 #: The engine that is torch's own attention.
 SDPA = "sdpa"
 #: How many plans are kept.
 KEPT = 256
-#: The types of which an argument that is a number, or nothing, may be for its value to be the key of a plan.
-_NUMBERS = frozenset((int, float, type(None)))
 _TENSORS = frozenset((Tensor, Parameter))
-_NO_NAMES: dict[Any, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -77,34 +70,25 @@ class Plan:
     autocast: bool
 
     @classmethod
-    def of(cls, problem: Problem, engine: object, request: AuxRequest | None, *given: Tensor) -> Plan:
-        """Plan a problem, made from this query, key and value."""
-        chosen = choose_engine(problem, engine)
+    def of(cls, problem: Problem, call: Call) -> Plan:
+        """Plan a problem, made of this call."""
+        chosen, request = choose_engine(problem, call.engine), call.return_aux
         return cls(
             chosen, chosen.prepare(problem, request), None if request is None else _observer(problem, request),
             _if_fixed(problem.score), _if_fixed(problem.mask), _if_fixed(problem.normalizer),
             problem.mask is not None, problem.scale, problem.softcap, problem.dropout_p, problem.extent, problem.lead,
             problem.headless,
-            [t.shape for t in given] == [t.shape for t in (problem.query, problem.key, problem.value)],
+            [t.shape for t in call[:3]] == [t.shape for t in (problem.query, problem.key, problem.value)],
             autocast_is_active(problem.query.device.type),
         )  # fmt: skip
 
-    def problem(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Any,
-        is_causal: bool,
-        enable_gqa: bool,
-        score: Any,
-        normalizer: Any,
-    ) -> Problem:
+    def problem(self, call: Call) -> Problem:
         """Return the problem that a call of the planned structure states; nothing is checked that structure decides."""
+        query, key, value, attn_mask, is_causal = call.query, call.key, call.value, call.attn_mask, call.is_causal
         if self.autocast:
             query, key, value = autocast_cast(query, key, value)
         if not self.as_given:
-            _, query, key, value, _ = canonical(query, key, value, enable_gqa)
+            _, query, key, value, _ = canonical(query, key, value, call.enable_gqa)
         mask = self.mask
         if not self.masked:
             mask = None
@@ -116,9 +100,9 @@ class Plan:
             query,
             key,
             value,
-            self.score or as_score(score, query, key),
+            self.score or as_score(call.score, query, key),
             mask,
-            self.normalizer or as_normalizer(normalizer),
+            self.normalizer or as_normalizer(call.normalizer),
             self.scale,
             self.softcap,
             self.dropout_p,
@@ -137,63 +121,6 @@ def _if_fixed(part: Any) -> Any:
 
 # Free of locks, which a fork could leave held: each step on the dictionary is atomic by itself.
 _plans: dict[Hashable, Plan] = {}
-
-
-def structure(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Any,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    score: Any,
-    normalizer: Any,
-    softcap: float | None,
-    engine: Any,
-    request: AuxRequest | None,
-) -> Hashable | None:
-    """Return the structure of a call as a key, or None: it is to be planned for itself, or an argument is wrong."""
-    if not is_eager():
-        return None
-    ends = []
-    for tensor in (query, key, value):
-        if type(tensor) not in _TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
-            return None
-        ends.append((tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad))
-    for number in (dropout_p, scale, softcap):
-        if type(number) not in _NUMBERS:
-            return None
-    if type(is_causal) is not bool or type(enable_gqa) is not bool:
-        return None
-    parts: list[Any] = []
-    for part, table in ((attn_mask, _NO_NAMES), (score, SCORES), (normalizer, NORMALIZERS)):
-        if type(part) in PLAIN:  # a name stands for what is registered under it now
-            parts.append(table.get(part, part))
-            continue
-        if type(part) in _TENSORS:
-            found: Any = _tensor_structure(part)
-        elif type(part) is FunctionType and part is attn_mask:
-            found = Predicate(part).structure()
-        else:
-            found = part.structure() if isinstance(part, Part) else None
-        if found is None:
-            return None
-        parts.append(found)
-    if not isinstance(engine, (str, Engine)) or not (request is None or type(request) is AuxRequest):
-        return None
-    autocast = None
-    if is_autocast_enabled() and autocast_is_active(query.device.type):
-        autocast = torch.get_autocast_dtype(query.device.type)
-    return (
-        *ends, *parts, dropout_p, is_causal, scale, enable_gqa, softcap, engine, request,
-        torch.is_grad_enabled(), autocast, torch.get_num_threads(),
-    )  # fmt: skip
-
-
-def _tensor_structure(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout, tensor.is_nested
 
 
 def known(key: Hashable | None) -> Plan | None:
@@ -219,37 +146,18 @@ def forget() -> None:
 engines.on_change(forget)
 
 
-def plan_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Any,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    score: Any,
-    normalizer: Any,
-    softcap: float | None,
-    engine: Any,
-    request: AuxRequest | None,
-) -> tuple[Plan, Problem]:
+def plan_call(call: Call) -> tuple[Plan, Problem]:
     """Return the plan of a call, one that is kept or a new one, and the call as a problem."""
-    key_of_plan = structure(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine,
-        request,
-    )  # fmt: skip
-    plan = known(key_of_plan)
+    structure = call.structure()
+    plan = known(structure)
     if plan is not None:
-        return plan, plan.problem(query, key, value, attn_mask, is_causal, enable_gqa, score, normalizer)
-    check_request(request)
-    problem = build_problem(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap
-    )
-    if key_of_plan is not None:  # later calls find the parts of this one, whatever becomes of the caller's
+        return plan, plan.problem(call)
+    check_request(call.return_aux)
+    problem = Problem.of(call)
+    if structure is not None:  # later calls find the parts of this one, whatever becomes of the caller's
         problem = problem.snapshot()
-    plan = Plan.of(problem, engine, request, query, key, value)
-    keep(key_of_plan, plan, problem)
+    plan = Plan.of(problem, call)
+    keep(structure, plan, problem)
     return plan, problem
 
 
@@ -331,7 +239,7 @@ def engine_candidates(problem: Problem) -> list[Engine]:
 def is_plain_sdpa(problem: Problem) -> bool:
     """Whether torch's function means the same; such a call is torch's to the bit, and so it is where more is asked."""
     plain = problem.mask is None and problem.softcap is None and not problem.dropout_p
-    parts = type(problem.score) is ScaledDot and type(problem.normalizer) is Softmax
+    parts = type(problem.score) is ScaledDot and problem.is_softmax
     return plain and parts and problem.query.shape[1] == problem.key.shape[1]
 
 

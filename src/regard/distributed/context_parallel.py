@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import overload
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,14 +25,15 @@ from regard.distributed.layouts import (
     shard_sequence,
 )
 from regard.distributed.ring import Ring, check_agreement
-from regard.distributed.ring_function import Call, Parts, RingAttention
+from regard.distributed.ring_function import Parts, RingAttention, RingCall
 from regard.engines import EngineLike
 from regard.engines.aux import FIELDS, Aux, AuxRequest
 from regard.engines.problem import (
+    Call,
+    Problem,
     as_normalizer,
     as_score,
     bound_mask,
-    build_problem,
     canonical,
     check_device,
     check_dtypes,
@@ -49,12 +50,6 @@ from regard.normalizers import NormalizerLike, Sigmoid
 from regard.scores import ScoreLike
 
 
-@overload
-def ring_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: None = ..., group: dist.ProcessGroup | None = ..., layout: Layout = ..., check: bool = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
-@overload
-def ring_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest, group: dist.ProcessGroup | None = ..., layout: Layout = ..., check: bool = ...) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
-@overload
-def ring_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest | None, group: dist.ProcessGroup | None = ..., layout: Layout = ..., check: bool = ...) -> Tensor | tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
 def ring_attention(
     query: Tensor,
     key: Tensor,
@@ -73,7 +68,7 @@ def ring_attention(
     group: dist.ProcessGroup | None = None,
     layout: Layout = "contiguous",
     check: bool = True,
-) -> Tensor | tuple[Tensor, Aux]:
+) -> Any:
     r"""Return this rank's slice of :func:`regard.attention` over a sequence that all ranks of a group hold together.
 
     Every rank calls it with its own slice of queries, keys and values. Keys and values travel round a ring, one hop
@@ -166,7 +161,7 @@ def ring_attention(
             parts = Parts(as_score(score, query, key), mask, normalizer, scale, softcap, engine, extent)
             _check_parts(parts, query, key, value)
             schedule = _schedule(ring, layout, parts, L, S)
-            call = Call(ring, schedule, parts, return_aux is not None and bool(return_aux.lse))
+            call = RingCall(ring, schedule, parts, return_aux is not None and bool(return_aux.lse))
             with autocast_suspended(query.device.type):
                 call.check(query, key, value)
             facts = _facts(call, query, key, value)
@@ -192,7 +187,7 @@ def _schedule(ring: Ring, layout: Layout, parts: Parts, L: int, S: int) -> Sched
     return Schedule.of(layout, ring.rank, ring.size, parts.extent, parts.mask, parts.moves)
 
 
-def _facts(call: Call, query: Tensor, key: Tensor, value: Tensor) -> dict[str, object]:
+def _facts(call: RingCall, query: Tensor, key: Tensor, value: Tensor) -> dict[str, object]:
     """Return what must be the same on all ranks, besides shapes."""
     parts = call.parts
     wants = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *parts.tensors()))
@@ -244,10 +239,9 @@ def _check_parts(parts: Parts, query: Tensor, key: Tensor, value: Tensor) -> Non
         constant = parts.with_tensors([t.detach() for t in parts.tensors()])
         corner = Region((0, 1), (0, 1), 0, 0, True)
         at_corner = constant.at(corner)
-        problem = build_problem(
-            query[:, :, :1].detach(), key[:, :, :1].detach(), value[:, :, :1].detach(), at_corner[1], 0.0, False,
-            parts.scale, True, at_corner[0], normalizer, parts.softcap,
-        )  # fmt: skip
+        q, k, v = (end[:, :, :1].detach() for end in (query, key, value))
+        call = Call(q, k, v, at_corner[1], 0.0, False, parts.scale, True, at_corner[0], normalizer, parts.softcap)
+        problem = Problem.of(call)
         if engines.TABLE["reference"].run(problem).output.requires_grad:
             expected = "hold tensors that get gradients as attributes, where they are found"
             raise rejected("ring_attention", "score and attn_mask", expected, "one that a function captured")
@@ -315,35 +309,9 @@ class ContextParallel:
         """How many ranks hold a sequence together."""
         return Ring.of("ContextParallel", self.group).size
 
-    @overload
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
-    @overload
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
-    @overload
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest | None) -> Tensor | tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: MaskLike | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        *,
-        score: ScoreLike | None = None,
-        normalizer: NormalizerLike = "softmax",
-        softcap: float | None = None,
-        engine: EngineLike = "auto",
-        return_aux: AuxRequest | None = None,
-    ) -> Tensor | tuple[Tensor, Aux]:
-        """Return :func:`ring_attention` over the ranks of this context."""
-        return ring_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score=score, normalizer=normalizer,
-            softcap=softcap, engine=engine, return_aux=return_aux, group=self.group, layout=self.layout,
-            check=self.check,
-        )  # fmt: skip
+    def attend(self, *args: Any, **kwargs: Any) -> Any:
+        """Return :func:`ring_attention` over the ranks of this context; takes what :func:`regard.attention` takes."""
+        return ring_attention(*args, **kwargs, group=self.group, layout=self.layout, check=self.check)
 
     def shard(self, x: Tensor, dim: int) -> Tensor:
         """Return this rank's slice of a whole sequence; see :func:`shard_sequence`."""

@@ -16,7 +16,7 @@ from regard.distributed.layouts import Region, Schedule, pieces_of
 from regard.distributed.ring import Pending, Ring
 from regard.engines import EngineLike
 from regard.engines.aux import AuxRequest
-from regard.engines.problem import Problem, build_problem
+from regard.engines.problem import Call, Problem
 from regard.engines.tiles import OnlineSoftmax
 from regard.functional import attention
 from regard.masks import submatrix
@@ -111,8 +111,8 @@ class Parts:
 
     def _problem(self, region: Region, ends: Sequence[Tensor]) -> Problem:
         (query, key, value), (score, mask) = ends, self.at(region)
-        return build_problem(
-            query, key, value, mask, 0.0, False, self.scale, True, score, self.normalizer, self.softcap
+        return Problem.of(
+            Call(query, key, value, mask, 0.0, False, self.scale, True, score, self.normalizer, self.softcap)
         )
 
 
@@ -163,7 +163,7 @@ class Merged:
 
 
 @dataclass(frozen=True)
-class Call:
+class RingCall:
     """All of a call that is no tensor; ``wants_lse`` also where parts merge without it."""
 
     ring: Ring
@@ -243,7 +243,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: Call, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor
+        ctx: Any, call: RingCall, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         wide = _wide(query.dtype)
         pieces = len(pieces_of(call.ring.rank, call.ring.size, call.schedule.layout))
@@ -298,7 +298,7 @@ def _cut(region: Region, query: Tensor, block: Block) -> tuple[Tensor, Tensor, T
 class _Backward:
     """The gradients of one call, region by region; all in the dtype to calculate in."""
 
-    def __init__(self, call: Call, query: Tensor, output: Tensor, lse: Tensor, grad: Tensor, tensors: list[Tensor]):
+    def __init__(self, call: RingCall, query: Tensor, output: Tensor, lse: Tensor, grad: Tensor, tensors: list[Tensor]):
         self.call, self.query, self.output, self.lse, self.grad = call, query, output, lse, grad
         self.d_query = torch.zeros_like(query)
         self.tensors = _constants(tensors, query.dtype)

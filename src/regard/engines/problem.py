@@ -1,25 +1,29 @@
-"""Checks of the arguments of ``attention``, each with the one error template."""
+"""A call of attention: its arguments as they came, their checks, and the one form that every engine reads."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from regard import masks, scores
 from regard._utils.elementwise import Kind, per_element
 from regard._utils.errors import described, rejected, rejection, shape, unknown_name
-from regard._utils.part import Part
-from regard._utils.tracing import autocast_cast, is_blind
+from regard._utils.part import PLAIN, Part
+from regard._utils.torch_private import is_autocast_enabled, is_eager
+from regard._utils.tracing import autocast_cast, autocast_is_active, is_blind
 from regard.engines.aux import AuxRequest
 from regard.masks.base import EMPTY, Extent, Mask, MaskLike
+from regard.normalizers import Softmax
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.normalizers.base import Normalizer
 from regard.scores.base import TABLE as SCORES
@@ -153,6 +157,83 @@ def check_request(value: Any) -> None:
         raise rejected("attention", "return_aux", "be an AuxRequest or None", described(value), TypeError)
 
 
+# A call, as it came ---------------------------------------------------------------------------------------------------
+
+
+#: The types of which an argument that is a number, or nothing, may be for its value to be part of a structure.
+_NUMBERS = frozenset((int, float, type(None)))
+_TENSORS = frozenset((Tensor, Parameter))
+_NO_NAMES: dict[Any, Any] = {}
+
+
+class Call(NamedTuple):
+    """The arguments of one call of :func:`regard.attention`, as they were given.
+
+    It carries them from the public functions to the engines. A named tuple, as it is made in each call: a frozen
+    dataclass of so many fields takes three times as long.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Any = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+    score: Any = None
+    normalizer: Any = "softmax"
+    softcap: float | None = None
+    engine: Any = "auto"
+    return_aux: AuxRequest | None = None
+
+    def structure(self) -> Hashable | None:
+        """Return all that a plan depends on, as a key; None if the call needs a plan of its own or is wrong."""
+        if not is_eager():
+            return None
+        ends = []
+        for tensor in (self.query, self.key, self.value):
+            if type(tensor) not in _TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
+                return None
+            ends.append((tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad))
+        for number in (self.dropout_p, self.scale, self.softcap):
+            if type(number) not in _NUMBERS:
+                return None
+        if type(self.is_causal) is not bool or type(self.enable_gqa) is not bool:
+            return None
+        parts: list[Any] = []
+        for part, table in ((self.attn_mask, _NO_NAMES), (self.score, SCORES), (self.normalizer, NORMALIZERS)):
+            if type(part) in PLAIN:  # a name stands for what is registered under it now
+                parts.append(table.get(part, part))
+                continue
+            if type(part) in _TENSORS:
+                found: Any = _tensor_structure(part)
+            elif type(part) is FunctionType and part is self.attn_mask:
+                found = masks.Predicate(part).structure()
+            else:
+                found = part.structure() if isinstance(part, Part) else None
+            if found is None:
+                return None
+            parts.append(found)
+        if not _is_engine(self.engine) or not (self.return_aux is None or type(self.return_aux) is AuxRequest):
+            return None
+        autocast = None
+        if is_autocast_enabled() and autocast_is_active(self.query.device.type):
+            autocast = torch.get_autocast_dtype(self.query.device.type)
+        return (
+            *ends, *parts, self.dropout_p, self.is_causal, self.scale, self.enable_gqa, self.softcap, self.engine,
+            self.return_aux, torch.is_grad_enabled(), autocast, torch.get_num_threads(),
+        )  # fmt: skip
+
+
+def _tensor_structure(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout, tensor.is_nested
+
+
+def _is_engine(engine: Any) -> bool:
+    return isinstance(engine, str) or hasattr(engine, "refusal")
+
+
 # A call of ``attention``, validated and brought into one form that every engine reads ---------------------------------
 
 
@@ -197,6 +278,34 @@ class Problem:
     lead: tuple[int, ...]
     headless: bool
 
+    @classmethod
+    def of(cls, call: Call) -> Problem:
+        """Validate a call's arguments and return the problem they state."""
+        check_tensors(call.query, call.key, call.value)
+        check_flag("is_causal", call.is_causal)
+        check_flag("enable_gqa", call.enable_gqa)
+        dropout_p, scale, softcap = check_numbers(call.dropout_p, call.scale, call.softcap)
+        query, key, value = autocast_cast(call.query, call.key, call.value)
+        check_dtypes(query, key, value)
+        given = query, key
+        lead, query, key, value, headless = canonical(query, key, value, call.enable_gqa)
+        score = as_score(call.score, query, key)
+        if not score.mixed_widths:
+            check_widths(*given)
+        check_device("score", score.tensors(), query)
+        score.check(query, key)
+        B, H, L, E = query.shape
+        extent = Extent(B, H, L, key.shape[2])
+        mask = bound_mask(call.attn_mask, call.is_causal, query, key, extent, lead)
+        scale = score.default_scale(E) if scale is None else scale
+        normalizer = as_normalizer(call.normalizer)
+        return cls(query, key, value, score, mask, normalizer, scale, softcap, dropout_p, extent, lead, headless)
+
+    @property
+    def is_softmax(self) -> bool:
+        """Whether the normalizer is softmax itself, and not a class derived from it."""
+        return type(self.normalizer) is Softmax
+
     @property
     def compute_dtype(self) -> torch.dtype:
         """The dtype to calculate in: float32 for narrower inputs."""
@@ -238,51 +347,6 @@ class Problem:
         """Return a (B, H, ...) result in the caller's leading dimensions."""
         tail = tensor.shape[2:]
         return tensor.reshape(tail) if self.headless else tensor.reshape(*self.lead, tensor.shape[1], *tail)
-
-
-def build_problem(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: MaskLike | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    score: object,
-    normalizer: object,
-    softcap: float | None,
-) -> Problem:
-    """Validate a call's arguments and return the problem they state."""
-    check_tensors(query, key, value)
-    check_flag("is_causal", is_causal)
-    check_flag("enable_gqa", enable_gqa)
-    dropout_p, scale, softcap = check_numbers(dropout_p, scale, softcap)
-    query, key, value = autocast_cast(query, key, value)
-    check_dtypes(query, key, value)
-    given = query, key
-    lead, query, key, value, headless = canonical(query, key, value, enable_gqa)
-    the_score = as_score(score, query, key)
-    if not the_score.mixed_widths:
-        check_widths(*given)
-    check_device("score", the_score.tensors(), query)
-    the_score.check(query, key)
-    B, H, L, E = query.shape
-    extent = Extent(B, H, L, key.shape[2])
-    return Problem(
-        query,
-        key,
-        value,
-        the_score,
-        bound_mask(attn_mask, is_causal, query, key, extent, lead),
-        as_normalizer(normalizer),
-        the_score.default_scale(E) if scale is None else scale,
-        softcap,
-        dropout_p,
-        extent,
-        lead,
-        headless,
-    )
 
 
 def as_score(score: object, query: Tensor, key: Tensor) -> Score:

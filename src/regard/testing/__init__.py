@@ -9,7 +9,7 @@ by registering it and running the suite:
 """
 
 from regard.testing.budget import Budget
-from regard.testing.case import Call, Case
+from regard.testing.case import Case, CaseCall
 from regard.testing.conformance import Verdict, judge, sweep, tiny_tiles
 from regard.testing.formulas import FORMULAS, Weighing, register_formula, register_weighing
 from regard.testing.laws import LAWS, Law
@@ -21,8 +21,8 @@ __all__ = [
     "FORMULAS",
     "LAWS",
     "Budget",
-    "Call",
     "Case",
+    "CaseCall",
     "Law",
     "Oracle",
     "Statement",

@@ -15,7 +15,7 @@ import regard
 from regard import engines, masks, scores
 from regard._utils.part import Part
 from regard.engines import Engine
-from regard.engines.problem import Problem, build_problem
+from regard.engines.problem import Call, Problem
 from regard.masks import Extent, Mask
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.normalizers.base import Normalizer
@@ -436,7 +436,7 @@ class Case:
 
 
 @dataclass
-class Call:
+class CaseCall:
     """The tensors and parts of a case, ready to call ``attention`` with; any of them may be exchanged."""
 
     query: Tensor
@@ -451,7 +451,7 @@ class Call:
     enable_gqa: bool
 
     @classmethod
-    def of(cls, case: Case) -> Call:
+    def of(cls, case: Case) -> CaseCall:
         """Make the tensors and parts of a case."""
         generator = torch.Generator().manual_seed(case.seed)
         dtype, extent = getattr(torch, case.dtype), case.extent
@@ -503,16 +503,13 @@ class Call:
         """Return the output of an engine, and what ``AuxRequest(**request)`` asks for."""
         return regard.attention(**self.arguments(), engine=engine, return_aux=regard.AuxRequest(**request))
 
-    def but(self, **changes: Any) -> Call:
+    def but(self, **changes: Any) -> CaseCall:
         """Return the call with some arguments changed."""
         return replace(self, **changes)
 
     def problem(self) -> Problem:
         """Return the call as engines see it."""
-        return build_problem(
-            self.query, self.key, self.value, self.mask, self.dropout_p, False, self.scale, self.enable_gqa,
-            self.score, self.normalizer, self.softcap,
-        )  # fmt: skip
+        return Problem.of(Call(**self.arguments()))
 
     def refusal(self, engine: Engine) -> str | None:
         """Return why an engine cannot run the call, or None."""

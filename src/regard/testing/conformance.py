@@ -15,7 +15,7 @@ from regard._call.plan import forget
 from regard.engines import Engine, aux_pass, sdpa, tiles
 from regard.normalizers import entmax
 from regard.normalizers.base import TABLE as NORMALIZERS
-from regard.testing.case import Call, Case, score_names
+from regard.testing.case import Case, CaseCall, score_names
 from regard.testing.case_generator import DTYPES, Dice, Source, draw
 from regard.testing.laws import LAWS, Law
 from regard.testing.laws.parts import refused
@@ -91,7 +91,7 @@ def judge(law: str | Law, engine: str | Engine, case: Case) -> Verdict:
     the_engine = engines.TABLE[engine] if isinstance(engine, str) else engine
     try:
         with tiny_tiles(*case.tile):
-            if Call.of(case).refusal(the_engine) is not None:
+            if CaseCall.of(case).refusal(the_engine) is not None:
                 refused(case, the_engine)
                 return Verdict(the_law.name, the_engine.name, case, "refused")
             the_law(case, the_engine)
@@ -106,7 +106,7 @@ def _combinations(engine: Engine, parts: tuple[str, ...], normalizers: tuple[str
     return [
         (score, normalizer, dtype)
         for score, normalizer, dtype in product(parts, normalizers, DTYPES)
-        if Call.of(Case(score, normalizer, dtype)).refusal(engine) is None
+        if CaseCall.of(Case(score, normalizer, dtype)).refusal(engine) is None
     ]
 
 
@@ -158,6 +158,6 @@ def draw_for(source: Source, law: Law, engine: Engine, among: list[tuple[str, st
     """Return a case, adapted to the law, that the engine runs; None if none was found in some tries."""
     for _ in range(TRIES):
         case = law.adapt(draw(source, *source.pick(among)))
-        if case is not None and (Call.of(case).refusal(engine) is None or source.pick((False,) * 9 + (True,))):
+        if case is not None and (CaseCall.of(case).refusal(engine) is None or source.pick((False,) * 9 + (True,))):
             return case
     return None

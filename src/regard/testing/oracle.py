@@ -362,7 +362,7 @@ class Oracle:
             return np.log(np.exp(self.scores - safe[..., None]).sum(-1)) + safe
 
     def gradients(self, grad: Array) -> dict[str, Sized]:
-        """Return the gradients of ``(output · grad).sum()``, by the names of :meth:`Call.leaves`; grad (B, H, L, V)."""
+        """Return the gradients of ``(output · grad).sum()``, named as in :meth:`CaseCall.leaves`; grad (B, H, L, V)."""
         s, value, keep = self.statement, self._rows[2], self._keep
         grad = np.broadcast_to(grad.astype(s.wide), (*self.weights.shape[:-1], value.shape[-1]))
         d_weights, a_weights = (

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.masks import Extent, Mask
 from regard.normalizers.base import Normalizer
 from regard.scores import Score
-from regard.testing.case import Call
+from regard.testing.case import CaseCall
 from regard.testing.formulas import Array
 
 #: How far, relatively, the inputs of a neighbour lie from those of the call; absolutely where they are 0.
@@ -55,7 +55,7 @@ class Statement:
     keep: Array | None = None
 
     @classmethod
-    def of(cls, call: Call, neighbours: int = 0) -> Statement:
+    def of(cls, call: CaseCall, neighbours: int = 0) -> Statement:
         """OnlineSoftmax a call and some neighbours, whose inputs and scale differ by random factors close to 1."""
         query, key, value = (_neighbours(t, neighbours, i) for i, t in enumerate((call.query, call.key, call.value)))
         leads = [t.shape[:-3] for t in (call.query, call.key, call.value)]

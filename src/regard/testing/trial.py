@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.engines import Engine
 from regard.normalizers.base import Normalizer
 from regard.testing.budget import Budget, array, neighbours, one_rounding, overflowed
-from regard.testing.case import Call, gradients, has_graph, named
+from regard.testing.case import CaseCall, gradients, has_graph, named
 from regard.testing.formulas import WEIGHINGS, Array, Weighing, alpha_of
 from regard.testing.oracle import Oracle, Sized, has_formula
 from regard.testing.statement import Statement, indices
@@ -180,14 +180,14 @@ class Trial:
 
     Attributes
     ----------
-    call : Call
+    call : CaseCall
     keep : array (B, H, L, S), optional
         What each weight is multiplied by before the values are read, as dropout does.
     keeps_lse : bool
         Whether the engine's backward pass knows a row's statistic through its log-sum-exp alone; see :func:`keeps_lse`.
     """
 
-    call: Call
+    call: CaseCall
     keep: Array | None = None
     keeps_lse: bool = False
 
@@ -251,7 +251,7 @@ class Trial:
         return (grad * decided).to(like.device, like.dtype)
 
     def check_gradients(self, found: dict[str, Tensor], upstream: Tensor) -> float:
-        """Raise AssertionError unless the gradients, by the names of :meth:`Call.leaves`, are within budget."""
+        """Raise AssertionError unless the gradients, by the names of :meth:`CaseCall.leaves`, are within budget."""
         grad = self.canonical(upstream)
         right = self.oracle.gradients(array(grad, self.statement.wide))
         eager = self.eager.gradients(grad.cpu())
@@ -301,7 +301,7 @@ def keeps_lse(engine: Engine) -> bool:
     return bool(getattr(engine, "keeps_lse", engine.name == "sdpa"))
 
 
-def is_judged(call: Call) -> bool:
+def is_judged(call: CaseCall) -> bool:
     """Return whether a call has an oracle: nothing in it is drawn, and its score is stated in a wider precision."""
     if call.normalizer.random:
         return False

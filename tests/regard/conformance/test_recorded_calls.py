@@ -14,7 +14,7 @@ from regard import masks, scores
 from regard._call import operator as _operator
 from regard.masks import Extent
 from regard.normalizers.base import TABLE as NORMALIZERS
-from regard.testing import Call, Case, case
+from regard.testing import Case, CaseCall, case
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lru_cache:UserWarning")
 
@@ -54,7 +54,7 @@ def test_a_mask_travels_as_a_text(recipe: case.Recipe) -> None:
 
 @pytest.mark.parametrize("name", [name for name in case.score_names() if not name.startswith("score_mod")])
 def test_a_score_travels_as_a_text(name: str) -> None:
-    score = Call.of(Case(name, key_heads=2)).score
+    score = CaseCall.of(Case(name, key_heads=2)).score
     assert repr(_returned(score)) == repr(score)
     assert all(torch.equal(a, b) for a, b in zip(_returned(score).tensors(), score.tensors(), strict=True))
 

@@ -18,7 +18,7 @@ from regard.engines.fused.kernels.basics import RADIAL
 from regard.scores import Score
 from regard.scores.kernels import kernels
 from regard.testing import case as samples
-from regard.testing.case import Call, Case, Recipe
+from regard.testing.case import Case, CaseCall, Recipe
 from regard.testing.conformance import judge
 from regard.testing.trial import Trial
 
@@ -184,7 +184,7 @@ def test_additive_features_of_every_size(by_query: str, by_key: str, dtype: str)
 
     # A large factor shows the relative error of small features.
     scale = 1e3 if {by_query, by_key} <= {"tiny", "small"} else 1.0
-    call = Call.of(Case(score="additive", dtype=dtype, queries=L, keys=S, width=E, learned=True, scale=scale))
+    call = CaseCall.of(Case(score="additive", dtype=dtype, queries=L, keys=S, width=E, learned=True, scale=scale))
     kind = call.query.dtype
     call = call.but(query=scaled(L, SIZES[by_query], 0).to(kind), key=scaled(S, SIZES[by_key], 1).to(kind))
     leaves = call.leaves()

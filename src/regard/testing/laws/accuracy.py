@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.engines import Engine
 from regard.testing.budget import Budget, array, error, one_rounding
-from regard.testing.case import Call, Case, gradients, has_graph
+from regard.testing.case import Case, CaseCall, gradients, has_graph
 from regard.testing.formulas import WEIGHINGS, Array
 from regard.testing.laws.base import law, require
 from regard.testing.oracle import Oracle, Sized, has_formula
@@ -19,7 +19,7 @@ from regard.testing.trial import Trial, is_judged, keeps_lse
 
 def judged(case: Case) -> Case | None:
     """Keep cases that an oracle answers."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     if is_judged(call):
         return case
     return None if call.normalizer.random else case.but(dtype="float32")
@@ -28,7 +28,7 @@ def judged(case: Case) -> Case | None:
 @law("budget", "An output errs at most twice as much as the plain eager formula, plus one rounding.", judged, share=2)
 def budget(case: Case, engine: Engine) -> None:
     """Law 6 for outputs."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     output = call.run(engine)
     require(output.dtype == call.query.dtype, f"the output is {output.dtype}, the query {call.query.dtype}")
     Trial(call).check_output(output)
@@ -37,19 +37,19 @@ def budget(case: Case, engine: Engine) -> None:
 @law("gradient budget", "So do gradients to query, key, value and every tensor of score and mask.", judged, share=2)
 def gradient_budget(case: Case, engine: Engine) -> None:
     """Law 6 for gradients."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     leaves = call.leaves()
     Trial(call, keeps_lse=keeps_lse(engine)).check_call(call.run(engine), leaves)
 
 
 def _is_drawn(case: Case) -> Case | None:
-    return case.but(layout="plain") if Call.of(case).normalizer.random else None
+    return case.but(layout="plain") if CaseCall.of(case).normalizer.random else None
 
 
 @law("drawn", "A draw weighs one visible key of each row with 1, and the output reads that key's value.", _is_drawn)
 def drawn(case: Case, engine: Engine) -> None:
     """Check a random normalizer as far as one can: its weights are one-hot, and the output follows from them."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     output, aux = call.look(engine, weights=True, scores=True)
     assert aux.weights is not None and aux.scores is not None
     weights, visible = aux.weights.detach().double(), aux.scores.detach() > -torch.inf
@@ -95,7 +95,7 @@ def aux_fields(case: Case, engine: Engine) -> None:
 
     Often the log-sum-exp alone is requested, which engines have at hand: another field may bring another pass.
     """
-    call = Call.of(case)
+    call = CaseCall.of(case)
     alone = case.seed % 3 == 0
     k = 0 if alone else case.seed % 5
     wanted = [name for i, name in enumerate(FIELDS) if (case.seed >> i & 1 and not alone) or name == "lse"]
@@ -189,7 +189,7 @@ def _check_indices(index: Array, seen: Array, weights: Array, top: Array, decide
 @law("lse gradient", "A log-sum-exp that is asked for with a gradient has one, within budget.", judged, share=0.3)
 def lse_gradient(case: Case, engine: Engine) -> None:
     """The gradient of ``AuxRequest(lse="grad")``, in whatever engine the output comes from."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     leaves = {name: leaf for name, leaf in call.leaves().items() if name != "value"}
     output, aux = call.look(engine, lse="grad")
     assert aux.lse is not None
@@ -212,7 +212,7 @@ def lse_gradient(case: Case, engine: Engine) -> None:
 
 
 def _stated(case: Case) -> Case | None:
-    call = Call.of(case)
+    call = CaseCall.of(case)
     if call.normalizer.random or not has_formula(call.score) or type(call.normalizer) not in WEIGHINGS:
         return None
     return case.but(dtype="float64", wide=False)
@@ -225,7 +225,7 @@ def definition(case: Case, engine: Engine) -> None:  # noqa: ARG001
     A part that computes something else than its formula errs by as much in float64 as in float32. The error budget
     does not see that, as the eager formula has the part's code from the part.
     """
-    call = Call.of(case)
+    call = CaseCall.of(case)
     trial = Trial(call)
     if trial.undecided.any():
         return

@@ -15,7 +15,7 @@ from regard._call.plan import choose_engine, forget
 from regard.engines import Engine
 from regard.normalizers import Normalizer
 from regard.scores import Score, ScoreMod
-from regard.testing.case import Call, Case, gradients
+from regard.testing.case import Case, CaseCall, gradients
 from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law, require
 from regard.testing.trial import Trial
@@ -43,7 +43,7 @@ def _of_equal_widths(case: Case) -> Case | None:
 )
 def mutated(case: Case, engine: Engine) -> None:
     """A plan keeps nothing that its caller can change."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     if call.but(score=Stretched(1.0)).refusal(engine) is not None:
         return
     forget()
@@ -76,7 +76,7 @@ def _of_twice_the_scores(self: Normalizer, scores: Tensor) -> Tensor:
 
 
 def _without_bias(case: Case) -> Case | None:
-    call = Call.of(case)
+    call = CaseCall.of(case)
     if isinstance(call.score, ScoreMod) or (call.mask is not None and call.mask.has_bias) or call.normalizer.random:
         return None
     return judged(case.but(softcap=None, learned=False, magnitude=min(case.magnitude, 1.0)))
@@ -87,7 +87,7 @@ def _without_bias(case: Case) -> Case | None:
 )
 def overridden(case: Case, engine: Engine) -> None:
     """No engine takes a shortcut past an override: twice the score is twice the scale."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     scale = call.score.default_scale(case.width) if case.scale is None else case.scale
     doubled = call.but(scale=2 * scale)
     score = subclassed(call.score, compare=_twice_the_score)
@@ -104,7 +104,7 @@ def overridden(case: Case, engine: Engine) -> None:
 @law("asking", "Asking for more than the output does not change it by a bit.")
 def asking(case: Case, engine: Engine) -> None:
     """Aux never changes the output."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     wishes: list[dict[str, Any]] = [{"lse": True}, {"topk": 2, "entropy": True}, {"received": True, "max": True}]
     wishes += [{"weights": True}, {"scores": True, "lse": True}, {}, {"lse": "grad"}]
     torch.manual_seed(case.seed)
@@ -121,7 +121,7 @@ def asking(case: Case, engine: Engine) -> None:
 @law("plan", "What explain says is what runs.", share=0.5)
 def plan(case: Case, engine: Engine) -> None:
     """The plan names every engine once, and the chosen one runs, to the same bits as when it is named."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     told = regard.explain(**call.arguments(), engine="auto")
     names = {told.engine.name, *told.others}
     require(names == set(engines.TABLE), f"the plan speaks of {sorted(names)}, not of every engine")
@@ -150,11 +150,11 @@ def plan(case: Case, engine: Engine) -> None:
 def planned_once(case: Case, engine: Engine) -> None:
     """Nothing of the first call's tensors is left in the plan that a later call of its structure finds."""
     found = []
-    for earlier in (None, Call.of(case)):
+    for earlier in (None, CaseCall.of(case)):
         forget()
         if earlier is not None:
             earlier.run(engine)
-        later = Call.of(replace(case, seed=case.seed + 1))
+        later = CaseCall.of(replace(case, seed=case.seed + 1))
         leaves = later.leaves() if case.seed % 2 else {}
         torch.manual_seed(case.seed)
         output = later.run(engine)
@@ -168,7 +168,7 @@ def planned_once(case: Case, engine: Engine) -> None:
 @law("workspace", "Auto never picks an engine that grows with L×S where another does not.", share=0.3)
 def workspace(case: Case, engine: Engine) -> None:
     """The rule of the choice, over all engines."""
-    problem = Call.of(case).problem()
+    problem = CaseCall.of(case).problem()
     chosen = choose_engine(problem, "auto")
     steady = engine.refusal(problem) is None and not engine.grows(problem)
     require(
@@ -181,7 +181,7 @@ def workspace(case: Case, engine: Engine) -> None:
 
 def refused(case: Case, engine: Engine) -> None:
     """Check that an engine which refuses a call says so when it is named, with its reason."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     reason = call.refusal(engine)
     assert reason is not None
     try:

@@ -12,7 +12,7 @@ from torch.nested import nested_tensor_from_jagged
 
 from regard.engines import Engine
 from regard.nn import MultiheadAttention
-from regard.testing.case import Call, Case, Recipe
+from regard.testing.case import Case, CaseCall, Recipe
 from regard.testing.case_generator import Dice
 from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law
@@ -121,7 +121,7 @@ def _is_of_positions(recipe: Recipe | None) -> bool:
 )
 def ragged(case: Case, engine: Engine) -> None:
     """Run a multi-head layer without projections on sequences that are cut from a case, some of them without rows."""
-    call, dice = Call.of(case), Dice(case.seed)
+    call, dice = CaseCall.of(case), Dice(case.seed)
     make = dice.pick(MAKERS)
     inputs = {name: getattr(call, name).detach() for name in ("query", "key", "value")}  # (B, H or G, N, E) each
     places = {name: _places(dice, case.extent.B, inputs[name].shape[-2]) for name in ("query", "key")}
@@ -167,7 +167,7 @@ def _of(gradient: Tensor, i: int, place: tuple[int, int], like: Tensor) -> Tenso
     return gradient[i : i + 1, slice(*_span(place))].unflatten(-1, (like.shape[1], -1)).transpose(1, 2)
 
 
-def _without_projections(call: Call, engine: Engine) -> MultiheadAttention:
+def _without_projections(call: CaseCall, engine: Engine) -> MultiheadAttention:
     """Return a multi-head layer of a call's parts whose projections are identities."""
     _, heads, _, width = call.query.shape
     wide, narrow = heads * width, call.key.shape[1] * width

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard import masks
 from regard.engines import Engine
 from regard.testing.budget import Budget, array
-from regard.testing.case import Call, Case, gradients
+from regard.testing.case import Case, CaseCall, gradients
 from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law, require
 from regard.testing.oracle import Oracle, Sized
@@ -32,7 +32,7 @@ def _dropping(case: Case) -> Case | None:
 @law("dropout", "A seed decides what is dropped; a probability of 1 drops all; aux tells weights before.", _dropping)
 def dropout(case: Case, engine: Engine) -> None:
     """Law 8: what can be told from single calls."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     outputs = []
     for _ in range(2):
         torch.manual_seed(case.seed)
@@ -54,7 +54,7 @@ def dropout(case: Case, engine: Engine) -> None:
 def dropout_gradient(case: Case, engine: Engine) -> None:
     """Law 8: values that are unit vectors show what was kept; the same seed keeps the same for other values."""
     case = case.but(value_width=case.keys, layout="plain")
-    call = Call.of(case)
+    call = CaseCall.of(case)
     unit = torch.eye(case.keys, dtype=call.value.dtype, device=call.value.device).expand(call.value.shape).contiguous()
     leaves = call.leaves()
     torch.manual_seed(case.seed)
@@ -81,7 +81,7 @@ def _repeated(case: Case) -> Case | None:
 @law("dropout mean", "Over many draws, dropout changes no output on average.", _repeated, share=0.2)
 def dropout_mean(case: Case, engine: Engine) -> None:
     """Law 8: the mean of many draws, against Bernstein's bound for what is kept with the stated probability."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     many = call.but(**{name: _many(getattr(call, name)) for name in ("query", "key", "value")})
     torch.manual_seed(case.seed)
     mean = array(many.run(engine)).mean(0)
@@ -109,7 +109,7 @@ def determinism(case: Case, engine: Engine) -> None:
     """Law 10; what is drawn is drawn from the same seed."""
     found = []
     for _ in range(2):
-        call = Call.of(case)
+        call = CaseCall.of(case)
         leaves = call.leaves()
         torch.manual_seed(case.seed)
         output = call.run(engine)
@@ -123,7 +123,7 @@ def determinism(case: Case, engine: Engine) -> None:
 @law("purity", "A call changes none of its arguments, and returns memory of its own.", share=0.5)
 def purity(case: Case, engine: Engine) -> None:
     """Neither the forward nor the backward pass writes into what it was given."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     leaves = call.leaves()
     parts = [part for part in (call.score, call.mask, call.normalizer) if part is not None]
     given = [*leaves.values(), *(t for part in parts for t in part.tensors())]
@@ -144,7 +144,7 @@ def purity(case: Case, engine: Engine) -> None:
 
 def _convex(case: Case) -> Case | None:
     case_or_none = judged(case)
-    if case_or_none is None or not Call.of(case_or_none).normalizer.convex:
+    if case_or_none is None or not CaseCall.of(case_or_none).normalizer.convex:
         return None
     return case_or_none
 
@@ -152,7 +152,7 @@ def _convex(case: Case) -> Case | None:
 @law("convexity", "Weights are ≥ 0 and sum to 1; outputs lie in the hull of visible values.", _convex)
 def convexity(case: Case, engine: Engine) -> None:
     """Law 3."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     output, aux = call.look(engine, weights=True)
     assert aux.weights is not None
     trial = Trial(call)
@@ -198,7 +198,7 @@ def _permutable(case: Case) -> Case | None:
 )
 def permutation(case: Case, engine: Engine) -> None:
     """Law 4: the mask is written out, and permuted along."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     trial = Trial(call)
     generator = torch.Generator().manual_seed(case.seed)
     p = torch.randperm(case.queries, generator=generator)
@@ -235,7 +235,7 @@ def _enlarged(case: Case) -> Case | None:
 @law("large scores", "Scores up to the dtype's finite limit give finite outputs.", _enlarged)
 def large_scores(case: Case, engine: Engine) -> None:
     """Law 7: queries and keys are multiplied until a score nearly overflows."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     limit = torch.finfo(call.query.dtype).max / 8
     peak = max(float(call.query.abs().max()), float(call.key.abs().max()), 1e-30)
     size = min(limit**0.5, limit) / peak
@@ -252,7 +252,7 @@ def large_scores(case: Case, engine: Engine) -> None:
     require(output.isfinite().all(), f"finite scores give an output that is not, at inputs of size {size * peak:.3g}")
 
 
-def _stays_finite(call: Call, limit: float) -> bool:
+def _stays_finite(call: CaseCall, limit: float) -> bool:
     """Return whether no score, before or after scale and bias, leaves the dtype."""
     if not (call.query.isfinite().all() and call.key.isfinite().all()):
         return False
@@ -263,7 +263,7 @@ def _stays_finite(call: Call, limit: float) -> bool:
 
 def _with_large_values(case: Case) -> Case | None:
     case_or_none = judged(case)
-    if case_or_none is None or not Call.of(case_or_none).normalizer.convex:
+    if case_or_none is None or not CaseCall.of(case_or_none).normalizer.convex:
         return None
     return case_or_none.but(values=1.0, dropout_p=0.0)
 
@@ -271,7 +271,7 @@ def _with_large_values(case: Case) -> Case | None:
 @law("large values", "Values up to the dtype's largest give finite outputs in their hull.", _with_large_values, 0.4)
 def large_values(case: Case, engine: Engine) -> None:
     """Law 3 where a sum of values overflows and their mean does not."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     if not call.value.numel():
         return
     largest = torch.finfo(call.value.dtype).max

@@ -14,18 +14,18 @@ from regard.nn.heads.local import LocalAttention
 from regard.nn.heads.stochastic import HardAttention
 from regard.nn.heads.synthesizer import FactorizedPositionalAttention, PositionalAttention
 from regard.nn.memory.intra import IntraAttention
-from regard.testing.layers.sample import Array, Call, Padded, array, filled, first, sample, softmax
+from regard.testing.layers.sample import Array, CaseCall, Padded, array, filled, first, sample, softmax
 
 LENGTHS = torch.tensor([3, 5])
 KEYS = Padded((1, 2), LENGTHS)
 FIRST = Padded((0,), LENGTHS)
 
 
-def _call(query: int, key: int, value: int) -> Callable[[Callable[..., Tensor]], Call]:
+def _call(query: int, key: int, value: int) -> Callable[[Callable[..., Tensor]], CaseCall]:
     return lambda new: ((new(2, 4, query), new(2, 5, key), new(2, 5, value), LENGTHS), {})
 
 
-def _alone(width: int, **more: Any) -> Callable[[Callable[..., Tensor]], Call]:
+def _alone(width: int, **more: Any) -> Callable[[Callable[..., Tensor]], CaseCall]:
     return lambda new: ((new(2, 5, width), LENGTHS), more)
 
 
@@ -108,7 +108,7 @@ def _decomposable(layer: Any, a: Tensor, b: Tensor, *lengths: Tensor) -> Array:
     return np.stack([_judged(layer, x[:m], y[:n]) for x, y, m, n in pairs])
 
 
-def _both(call: Call, value: float) -> Call:
+def _both(call: CaseCall, value: float) -> CaseCall:
     (a, b, a_lens, b_lens), kwargs = call
     return (filled(a, a_lens, value), filled(b, b_lens, value), a_lens, b_lens), kwargs
 

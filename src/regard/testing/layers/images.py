@@ -17,12 +17,12 @@ from regard.nn.image.channels import (
     SqueezeExcitation,
 )
 from regard.nn.image.non_local import NonLocalBlock, SelfAttention2d
-from regard.testing.layers.sample import Array, Call, array, sample, softmax
+from regard.testing.layers.sample import Array, CaseCall, array, sample, softmax
 
 _M = TypeVar("_M", bound=nn.Module)
 
 
-def _call(*shape: int, inputs: int = 1) -> Callable[[Callable[..., Tensor]], Call]:
+def _call(*shape: int, inputs: int = 1) -> Callable[[Callable[..., Tensor]], CaseCall]:
     return lambda new: (tuple(new(*shape) for _ in range(inputs)), {})
 
 

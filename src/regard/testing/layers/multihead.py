@@ -21,7 +21,7 @@ from regard.nn.transformer import (
     TransformerEncoder,
     TransformerEncoderLayer,
 )
-from regard.testing.layers.sample import Array, Call, Padded, array, sample, softmax
+from regard.testing.layers.sample import Array, CaseCall, Padded, array, sample, softmax
 
 LENGTHS = torch.tensor([3, 5])
 PADDING = torch.arange(5) >= LENGTHS.unsqueeze(1)
@@ -98,7 +98,7 @@ def _formula(layer: Any, query: Tensor, key: Tensor, value: Tensor, **masks: Any
 
 
 def _call(width: int, kdim: int, vdim: int, **named: Any) -> Any:
-    def call(new: Any) -> Call:
+    def call(new: Any) -> CaseCall:
         return (new(2, 4, width), new(2, 5, kdim), new(2, 5, vdim)), {"key_padding_mask": PADDING, **named}
 
     return call

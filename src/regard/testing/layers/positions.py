@@ -16,7 +16,7 @@ from regard.functional import attention
 from regard.nn.positions.encodings import LearnedPositions, SinusoidalPositions
 from regard.nn.positions.relative import AlibiBias, RelativeBias, RelativePositions
 from regard.nn.positions.rotary import Rotary
-from regard.testing.layers.sample import Array, Call, Padded, array, first, sample, softmax
+from regard.testing.layers.sample import Array, CaseCall, Padded, array, first, sample, softmax
 
 LENGTHS = torch.tensor([3, 5])
 OFFSETS = torch.tensor([4, 0])
@@ -51,11 +51,11 @@ def _rotary(layer: Any, x: Tensor, offset: Any = 0) -> Array:
     return found
 
 
-def _rows(width: int, **named: Any) -> Callable[[Callable[..., Tensor]], Call]:
+def _rows(width: int, **named: Any) -> Callable[[Callable[..., Tensor]], CaseCall]:
     return lambda new: ((new(2, 5, width),), named)
 
 
-def _heads(**named: Any) -> Callable[[Callable[..., Tensor]], Call]:
+def _heads(**named: Any) -> Callable[[Callable[..., Tensor]], CaseCall]:
     return lambda new: ((new(2, 3, 5, 8),), named)
 
 
@@ -159,7 +159,7 @@ def _read(bias: Callable[[Any, Array, int], Array]) -> Callable[..., Array]:
     return formula
 
 
-def _call(**named: Any) -> Callable[[Callable[..., Tensor]], Call]:
+def _call(**named: Any) -> Callable[[Callable[..., Tensor]], CaseCall]:
     width = HEADS * WIDTH
     return lambda new: ((new(2, 4, width), new(2, 5, width), new(2, 5, width), LENGTHS), named)
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from regard import nn
-from regard.testing.layers.sample import Array, Call, Padded, array, first, sample, softmax
+from regard.testing.layers.sample import Array, CaseCall, Padded, array, first, sample, softmax
 
 LENGTHS = torch.tensor([3, 5])
 
 
-def _call(query: int, key: int, value: int) -> Callable[[Callable[..., Tensor]], Call]:
+def _call(query: int, key: int, value: int) -> Callable[[Callable[..., Tensor]], CaseCall]:
     return lambda new: ((new(2, 4, query), new(2, 5, key), new(2, 5, value), LENGTHS), {})
 
 

@@ -27,7 +27,7 @@ from regard._call.operator import (
 from regard._call.plan import differentiable_lse, plan_call
 from regard._utils.torch_private import in_forward_mode, in_functorch, is_eager, is_jit_tracing
 from regard._utils.tracing import autocast_suspended
-from regard.engines import EngineLike, Outcome, aux_pass, nonfinite
+from regard.engines import EngineLike, EngineOutput, aux_pass, nonfinite
 from regard.engines.aux import Aux, AuxRequest
 from regard.engines.problem import DTYPES, Call, Problem, check_request, unbound_mask
 from regard.masks import MaskLike
@@ -246,7 +246,7 @@ def _recorded(call: Call) -> Tensor | tuple[Tensor, Aux] | None:
     request = call.return_aux
     if request is None:
         return problem.restore(output)
-    outcome = Outcome(output, None if request.lse == "grad" else lse)
+    outcome = EngineOutput(output, None if request.lse == "grad" else lse)
     with autocast_suspended(output.device.type):
         return problem.restore(output), aux_pass.aux_fields(problem, outcome, request)
 

@@ -9,7 +9,7 @@ import torch
 from regard import engines
 from regard._call.operator import why_not_operator
 from regard._call.plan import SDPA, choose_engine, engine_candidates, estimated_seconds, is_plain_sdpa, resolve_engine
-from regard._utils.tracing import is_blind
+from regard._utils.tracing import values_unavailable
 from regard.engines import Cost, Engine
 from regard.engines.problem import Problem
 from regard.masks import Mask
@@ -127,7 +127,7 @@ def _visible(problem: Problem) -> float | None:
     mask, extent = problem.mask, problem.extent
     if mask is None or not mask.hides or 0 in (extent.B, extent.H, extent.L, extent.S):
         return 1.0
-    if is_blind(problem.query):
+    if values_unavailable(problem.query):
         return None
     device = problem.query.device
     count = min(max(PAIRS // (extent.B * extent.H * extent.S), 1), extent.L)

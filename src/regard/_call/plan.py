@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from regard import engines
 from regard._utils.errors import described, rejected, unknown_name
 from regard._utils.torch_private import functorch_derivatives
-from regard._utils.tracing import autocast_cast, autocast_is_active, is_blind, is_traced
+from regard._utils.tracing import autocast_cast, autocast_is_active, is_traced, values_unavailable
 from regard.engines import Engine, cost_model, dense
 from regard.engines.aux import FIELDS, AuxRequest
 from regard.engines.base import Runner
@@ -164,7 +164,7 @@ def plan_call(call: Call) -> tuple[Plan, Problem]:
 def with_graph(
     problem: Problem, first: Engine, output: Tensor, lse: Tensor, runner: Runner | None = None
 ) -> Tensor | None:
-    """Return a known output with a graph to the problem's tensors, by :meth:`Engine.part_of` of the first that can.
+    """Return a known output with a graph to the problem's tensors, by the first engine with a partial backward pass.
 
     The result is in the dtype that engines calculate in.
     """
@@ -173,7 +173,7 @@ def with_graph(
     problem = replace(problem, query=query, key=key, value=value)
     for engine in (first, *engines.TABLE.values()):
         if engine.refusal(problem) is None:
-            made = engine.part_of(problem, output, lse, runner if engine is first else None)
+            made = engine.partial_backward(problem, output, lse, runner if engine is first else None)
             if made is not None:
                 return made
     return None
@@ -245,7 +245,7 @@ def is_plain_sdpa(problem: Problem) -> bool:
 
 def estimated_seconds(among: list[Engine], problem: Problem) -> dict[str, float]:
     """Return how long each engine should take, of those of which it is known."""
-    if problem.query.device.type != "cpu" or is_blind(problem.query):
+    if problem.query.device.type != "cpu" or values_unavailable(problem.query):
         return {}
     return cost_model.seconds([candidate.name for candidate in among], problem)
 

@@ -31,7 +31,7 @@ class Constraint(ABC):
         """Return the value; raise TypeError where it is of another kind, ValueError where it is another value."""
         is_kind = self.is_kind(value)
         if is_kind and self.allows(value):
-            return self.settled(value)
+            return self.normalized(value)
         function = owner if isinstance(owner, str) else type(owner).__name__
         raise self.error(function, argument, value, ValueError if is_kind else TypeError)
 
@@ -47,7 +47,7 @@ class Constraint(ABC):
         """Return whether a value of the right type is right."""
         return True
 
-    def settled(self, value: Any) -> Any:
+    def normalized(self, value: Any) -> Any:
         """Return a value that is right as everybody has it from here on."""
         return value
 
@@ -73,7 +73,7 @@ class Integer(Constraint):
     def allows(self, value: Any) -> bool:
         return bool(value >= self.low)
 
-    def settled(self, value: Any) -> int:
+    def normalized(self, value: Any) -> int:
         return int(value)
 
 
@@ -102,7 +102,7 @@ class Interval(Constraint):
         ends = (self.closed[0] == "[" and value == self.low) or (self.closed[1] == "]" and value == self.high)
         return bool(ends or self.low < value < self.high)
 
-    def settled(self, value: Any) -> float:
+    def normalized(self, value: Any) -> float:
         return float(value)
 
 

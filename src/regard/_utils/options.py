@@ -105,7 +105,7 @@ class Options:
         return cls(**made)
 
     @classmethod
-    def from_places(cls, values: dict[str, Any]) -> Self:
+    def from_dotted(cls, values: dict[str, Any]) -> Self:
         """Return the options with these values at places such as ``search.beams``."""
         table: dict[str, Any] = {}
         for place, value in values.items():

@@ -23,7 +23,7 @@ def in_transform() -> bool:
     return in_functorch() or in_forward_mode()
 
 
-def is_blind(tensor: Tensor) -> bool:
+def values_unavailable(tensor: Tensor) -> bool:
     """Whether the tensor's values cannot be looked at."""
     if torch.compiler.is_compiling():
         return True
@@ -34,7 +34,7 @@ def is_blind(tensor: Tensor) -> bool:
 
 def is_traced(tensor: Tensor) -> bool:
     """Whether code must be one composition of torch's operations, free of branches on values and of buffers."""
-    return is_blind(tensor) or in_transform()
+    return values_unavailable(tensor) or in_transform()
 
 
 def is_symbolic(size: int) -> bool:

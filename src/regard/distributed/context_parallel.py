@@ -223,7 +223,9 @@ def _may_capture(part: Part | None) -> bool:
 def _check_parts(parts: Parts, query: Tensor, key: Tensor, value: Tensor) -> None:
     """Refuse what cannot be merged, and what would silently have no gradient."""
     normalizer, score = parts.normalizer, parts.score
-    alone = isinstance(normalizer, Sigmoid) and not normalizer.couples  # each weight depends on its own score alone
+    alone = (
+        isinstance(normalizer, Sigmoid) and not normalizer.row_normalized
+    )  # each weight depends on its own score alone
     if not (normalizer.online or alone) or not normalizer.streams or normalizer.random:
         expected = "be 'softmax' or 'sigmoid': partial results of others do not merge"
         raise rejected("ring_attention", "normalizer", expected, repr(normalizer))

@@ -20,7 +20,7 @@ from regard._utils.elementwise import Kind, per_element
 from regard._utils.errors import described, rejected, rejection, shape, unknown_name
 from regard._utils.part import PLAIN, Part
 from regard._utils.torch_private import is_autocast_enabled, is_eager
-from regard._utils.tracing import autocast_cast, autocast_is_active, is_blind
+from regard._utils.tracing import autocast_cast, autocast_is_active, values_unavailable
 from regard.engines.aux import AuxRequest
 from regard.masks.base import EMPTY, Extent, Mask, MaskLike
 from regard.normalizers import Softmax
@@ -330,7 +330,12 @@ class Problem:
     def visible_share(self) -> float:
         """About which share of the pairs may meet; 1 where values cannot be looked at."""
         extent = self.extent
-        if self.mask is None or is_blind(self.query) or not self.mask.hides or 0 in (*self.query.shape[:3], extent.S):
+        if (
+            self.mask is None
+            or values_unavailable(self.query)
+            or not self.mask.hides
+            or 0 in (*self.query.shape[:3], extent.S)
+        ):
             return 1.0
         if self.intervals is not None:
             start, stop = self.intervals

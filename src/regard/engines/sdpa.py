@@ -21,7 +21,7 @@ from regard._utils.torch_private import flash_attention_backward, in_forward_mod
 from regard._utils.tracing import is_exported_to_onnx, is_traced
 from regard.engines import dense, nonfinite
 from regard.engines.aux import AuxRequest
-from regard.engines.base import Cost, Engine, Outcome, Runner
+from regard.engines.base import Cost, Engine, EngineOutput, Runner
 from regard.engines.flash import flash_attention, scores_fit
 from regard.engines.problem import Problem
 from regard.engines.tiles import BlockMask, OnlineSoftmax, Run, Span, spans
@@ -501,25 +501,25 @@ class Sdpa(Engine):
         if few and (kernel_mask is None or kernel_mask.hides):
             kernel_mask, attend = AT_ONCE, _run_at_once
 
-        def run(problem: Problem) -> Outcome:
+        def run(problem: Problem) -> EngineOutput:
             own = KernelMask.of(problem, told, part) if kernel_mask is None else kernel_mask
 
-            def once(problem: Problem) -> Outcome | None:
+            def once(problem: Problem) -> EngineOutput | None:
                 outcome = attend(problem, own)
-                return outcome if told or outcome is None else Outcome(outcome.output)
+                return outcome if told or outcome is None else EngineOutput(outcome.output)
 
             # A backward pass reads what is hidden, too, and multiplies it by 0.
             if wants_grad and own.hides and dense.needs_care(problem):
                 return nonfinite.contained(problem, once)
             if own.hides or on_cpu:
-                return nonfinite.settled(problem, once)
+                return nonfinite.recomputed(problem, once)
             outcome = once(problem)
             assert outcome is not None
             return outcome
 
         return run
 
-    def part_of(
+    def partial_backward(
         self,
         problem: Problem,
         output: Tensor,
@@ -559,11 +559,11 @@ def _is_as_given(problem: Problem, kernel_mask: KernelMask | None) -> bool:
     )
 
 
-def _run_at_once(problem: Problem, kernel_mask: KernelMask) -> Outcome:  # noqa: ARG001
+def _run_at_once(problem: Problem, kernel_mask: KernelMask) -> EngineOutput:  # noqa: ARG001
     return dense.attend_few(problem)
 
 
-def _run_as_given(problem: Problem, kernel_mask: KernelMask) -> Outcome | None:
+def _run_as_given(problem: Problem, kernel_mask: KernelMask) -> EngineOutput | None:
     """Run with nothing to do before the kernel or after it, where a mask needs nothing either."""
     if kernel_mask.blocks is not None:
         return _run(problem, kernel_mask)
@@ -571,15 +571,15 @@ def _run_as_given(problem: Problem, kernel_mask: KernelMask) -> Outcome | None:
     if kernel_mask.keys is not None:
         key, value = key[:, :, kernel_mask.keys], value[:, :, kernel_mask.keys]
     if query.shape[1] != key.shape[1]:
-        return Outcome(*_folded(query, key, value, problem.scale, None, 0.0))
+        return EngineOutput(*_folded(query, key, value, problem.scale, None, 0.0))
     added = matrix(mask, query.dtype) if isinstance(mask, masks.Dense) else kernel_mask.added
     output, lse = flash_attention(query, key, value, kernel_mask.causal, added, problem.scale)
     if kernel_mask is GIVEN:
-        return Outcome(output)
-    return Outcome(output, lse if kernel_mask.empty is None else lse.masked_fill(kernel_mask.empty, -torch.inf))
+        return EngineOutput(output)
+    return EngineOutput(output, lse if kernel_mask.empty is None else lse.masked_fill(kernel_mask.empty, -torch.inf))
 
 
-def _run(problem: Problem, kernel_mask: KernelMask) -> Outcome | None:
+def _run(problem: Problem, kernel_mask: KernelMask) -> EngineOutput | None:
     """Run with what is to be done before the kernel and after it; None where a masked score might not be finite."""
     dtype = problem.query.dtype
     form = _form(problem)
@@ -598,7 +598,7 @@ def _run(problem: Problem, kernel_mask: KernelMask) -> Outcome | None:
         lse = lse + problem.scale * form.offset
     if dtype not in (torch.float32, torch.float64) or form.query.dtype != dtype:
         lse = None  # of features in another precision: not the scores' own
-    return Outcome((output if width == V else output[..., :V].contiguous()).to(dtype), lse)
+    return EngineOutput((output if width == V else output[..., :V].contiguous()).to(dtype), lse)
 
 
 def _form(problem: Problem) -> DotForm:
@@ -675,7 +675,7 @@ def _kernel(
 def _part(
     problem: Problem, own: KernelMask, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor
 ) -> Any:
-    """Return :meth:`Sdpa.part_of` of features of one width."""
+    """Return :meth:`Sdpa.partial_backward` of features of one width."""
     mask, (query, scale) = problem.mask, _scaled(query, problem.scale)
     (B, H, L, E), G = query.shape, key.shape[1]
     if own.keys is not None:
@@ -717,13 +717,13 @@ class _KernelPart(torch.autograd.Function):
         return None, *found
 
 
-def _traced(problem: Problem) -> Outcome:
+def _traced(problem: Problem) -> EngineOutput:
     """Run where values cannot be looked at: torch's function, the mask as a matrix for a strip of queries at a time."""
     mask, extent = problem.mask, problem.extent
     if mask is None or is_causal(problem):
         if mask is not None:
             problem = replace(problem, key=problem.key[:, :, : extent.L], value=problem.value[:, :, : extent.L])
-        return Outcome(_plain(problem, None, mask is not None))
+        return EngineOutput(_plain(problem, None, mask is not None))
     rows = spans(extent.L, TRACED_STRIP)
     band = mask.as_band(extent)
     if band is None:
@@ -748,7 +748,7 @@ def _traced(problem: Problem) -> Outcome:
             seen = added if added.dtype == torch.bool else added > -torch.inf
             output = torch.where(seen.any(-1, keepdim=True), output, 0.0)
         outputs.append(output)
-    return Outcome(outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2))
+    return EngineOutput(outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2))
 
 
 def _any_row(problem: Problem, mask: Mask, rows: list[Span]) -> Tensor:

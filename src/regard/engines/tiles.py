@@ -166,7 +166,7 @@ def tile_shape(problem: Problem, pair_size: int) -> tuple[int, int]:
     B, H, S = (1 if is_symbolic(n) else n for n in (extent.B, extent.H, extent.S))
     pairs = max(TILE_SIZE // max(B * H * pair_size, 1), 1)
     rows = min(max(1 << (pairs.bit_length() - 1) // 2, TILE_SIDE), 256)
-    if problem.normalizer.gathers:
+    if problem.normalizer.needs_whole_row:
         held = max(TILE_SIZE // max(B * H * S, 1), 1)
         rows = min(rows, 1 << held.bit_length() - 1)
     cols = min(max(1 << (max(pairs // rows, 1)).bit_length() - 1, TILE_SIDE), 4096)
@@ -306,7 +306,7 @@ class Tiles:
                 exact = self._compared(query.detach(), self.exact_key[:, :, cols.slice])
             scores = torch.where(bad, exact, scores)
         excluded = None
-        if self.score.excludes:
+        if self.score.can_return_neg_inf:
             excluded = scores == -torch.inf
             scores = torch.where(excluded, 0.0, scores)  # −inf times a scale of 0, or of −1, is not what is meant
         if self.scale != 1.0:
@@ -317,7 +317,7 @@ class Tiles:
             scores = self.score.modify(scores, *index)
         if self.softcap is not None:
             capped = self.softcap * torch.tanh(scores / self.softcap)
-            scores = torch.where(scores == -torch.inf, scores, capped) if self.score.excludes else capped
+            scores = torch.where(scores == -torch.inf, scores, capped) if self.score.can_return_neg_inf else capped
         if excluded is not None:
             scores = torch.where(excluded, -torch.inf, scores)
         scores = self._masked(scores, row, col, index)

@@ -18,7 +18,7 @@ from torch import Tensor
 from regard._utils.elementwise import meaning, per_element
 from regard._utils.errors import described, rejected
 from regard._utils.part import Part
-from regard._utils.tracing import is_blind, is_symbolic
+from regard._utils.tracing import is_symbolic, values_unavailable
 from regard.masks.drawing import Picture, as_html, as_text, picture
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def union(spans: list[Span], S: int, device: torch.device) -> Span | None:
         to_last = reduce(torch.minimum, starts) if len(starts) == len(spans) else None
         return to_last, from_first
     edges = [edge for span in spans for edge in clamped(span, S, device)]
-    if any(is_blind(edge) for edge in edges):
+    if any(values_unavailable(edge) for edge in edges):
         return None
     stacked = torch.stack(torch.broadcast_tensors(*edges))
     first, end = stacked[::2], stacked[1::2]
@@ -129,7 +129,7 @@ def outside(span: Span, S: int, device: torch.device) -> Span | None:
     if stop is None:
         return None, start
     start, stop = clamped(span, S, device)
-    if is_blind(start) or is_blind(stop):
+    if values_unavailable(start) or values_unavailable(stop):
         return None
     empty = start == stop
     before = start.masked_fill(empty, 0)  # how many keys lie before the span
@@ -153,7 +153,7 @@ def run(marks: Tensor) -> Span | None:
     >>> run(torch.tensor([[[[False, True, False, True]]]])) is None
     True
     """
-    if is_blind(marks):
+    if values_unavailable(marks):
         return None
     k = torch.arange(marks.shape[-1] + 1, device=marks.device)
     marks = torch.nn.functional.pad(marks, (0, 1))  # so that there is a key to take the least of

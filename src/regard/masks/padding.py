@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard._utils.errors import described, rejected, shape
 from regard._utils.part import brief
-from regard._utils.tracing import is_blind
+from regard._utils.tracing import values_unavailable
 from regard.masks.base import Extent, Mask, Sizes, Span, Tiling, as_int, constant, int_tensor, lookup, run
 
 
@@ -132,7 +132,7 @@ def _counts(function: str, argument: str, counts: Tensor) -> Tensor:
 
 def _can_look(counts: Tensor) -> bool:
     """Whether counts, one for each sequence, can be read for nothing."""
-    return counts.is_cpu and counts.dim() == 1 and counts.shape[0] > 0 and not is_blind(counts)
+    return counts.is_cpu and counts.dim() == 1 and counts.shape[0] > 0 and not values_unavailable(counts)
 
 
 @final

@@ -77,12 +77,12 @@ def attention_inputs(layer: object, query: Any, key: Any, value: Any, valid_lens
         TensorOf((B,), (B, L), integer=True)(layer, "valid_lens", valid_lens)
         if keys is query and L:
             lengths = valid_lens if valid_lens.dim() == 1 else valid_lens.amax(1)
-            clear = cleared(query, lengths)
+            clear = zero_padding(query, lengths)
             query, keys, values = clear, clear, clear if values is query else values
     return query.unsqueeze(1), keys.unsqueeze(1), values.unsqueeze(1)
 
 
-def cleared(sequences: Tensor, lengths: Tensor | None) -> Tensor:
+def zero_padding(sequences: Tensor, lengths: Tensor | None) -> Tensor:
     """Return sequences (B, N, E) with zeros behind each one's length (B,), whatever stood there."""
     if lengths is None:
         return sequences
@@ -175,12 +175,12 @@ class PartLayer(Layer):
         super().__setattr__(name, value)
 
 
-def current(part: Any) -> Any:
+def resolve_part(part: Any) -> Any:
     """Return what :func:`regard.attention` takes for an attribute of a :class:`PartLayer`."""
     return part.part() if isinstance(part, PartModule) else part
 
 
-def unusual(layer: nn.Module, name: str, usual: object) -> list[str]:
+def non_default(layer: nn.Module, name: str, usual: object) -> list[str]:
     """Return what a layer prints of an attribute: nothing of the usual value, nor of a module, which torch prints."""
     value = getattr(layer, name)
     return [] if value == usual or isinstance(value, nn.Module) else [f"{name}={value!r}"]

@@ -14,7 +14,7 @@ from regard._utils.mechanism import mechanism
 from regard.engines import EngineLike
 from regard.engines.aux import Aux, AuxRequest
 from regard.functional import attention
-from regard.nn._base import Layer, PartLayer, cleared, current, parameter, sequences, unusual
+from regard.nn._base import Layer, PartLayer, non_default, parameter, resolve_part, sequences, zero_padding
 from regard.normalizers import NormalizerLike
 
 
@@ -152,26 +152,26 @@ class MAB(PartLayer):
         query, key = sequences(self, "query", query, self.query_size), sequences(self, "key", key, self.key_size)
         if query.shape[0] != key.shape[0]:
             raise rejected("MAB", "key", f"have query's {query.shape[0]} sets", f"{key.shape[0]} (key {shape(key)})")
-        key = cleared(key, counts(self, "valid_lens", valid_lens, key.shape[0]))
-        query = cleared(query, counts(self, "query_lens", query_lens, query.shape[0]))
+        key = zero_padding(key, counts(self, "valid_lens", valid_lens, key.shape[0]))
+        query = zero_padding(query, counts(self, "query_lens", query_lens, query.shape[0]))
         mask = None if valid_lens is None else masks.padding(valid_lens)
         projected = self.fc_q(query)
         heads = (self.num_heads, self.hidden_size // self.num_heads)
         q, k, v = (t.unflatten(2, heads).transpose(1, 2) for t in (projected, self.fc_k(key), self.fc_v(key)))
         answer = attention(
             q, k, v, mask, self.dropout if self.training else 0.0,
-            scale=self.scale, normalizer=current(self.normalizer), engine=self.engine, return_aux=return_aux,
+            scale=self.scale, normalizer=resolve_part(self.normalizer), engine=self.engine, return_aux=return_aux,
         )  # fmt: skip
         read = answer if isinstance(answer, Tensor) else answer[0]
         hidden = self.ln0(projected + read.transpose(1, 2).flatten(2))
-        output = cleared(self.ln1(hidden + F.relu(self.fc_o(hidden))), query_lens)
+        output = zero_padding(self.ln1(hidden + F.relu(self.fc_o(hidden))), query_lens)
         return output if isinstance(answer, Tensor) else (output, answer[1])
 
     def extra_repr(self) -> str:
         """Return what the projections do not tell."""
         settings = [f"num_heads={self.num_heads}"]
         settings += [f"dropout={self.dropout}"] if self.dropout else []
-        settings += unusual(self, "normalizer", "softmax")
+        settings += non_default(self, "normalizer", "softmax")
         return ", ".join(settings + ([f"scale={self.scale}"] if self.scale is not None else []))
 
 
@@ -384,7 +384,7 @@ class PMA(Layer):
         A seed of an empty set reads 0.
         """
         x = sequences(self, "x", x, self.hidden_size)
-        x = cleared(x, counts(self, "valid_lens", valid_lens, x.shape[0]))
+        x = zero_padding(x, counts(self, "valid_lens", valid_lens, x.shape[0]))
         if self.fc is not None:
             x = F.relu(self.fc(x))
         return self.mab(self.S.expand(x.shape[0], -1, -1), x, valid_lens, return_aux=return_aux)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard._utils.constraints import Interval
 from regard._utils.mechanism import mechanism
-from regard._utils.tracing import in_transform, is_blind, is_exported_to_onnx
+from regard._utils.tracing import in_transform, is_exported_to_onnx, values_unavailable
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 
 #: Keys up to which a row is sorted as it is; of longer rows, those that cannot have weight are left out first.
@@ -108,7 +108,7 @@ def solve(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     if scores.is_meta or scores.numel() == 0:
         like = scores.new_zeros(*scores.shape[:-1], 1)
         return like, like - 1 / (alpha - 1)
-    blind = is_blind(scores)
+    blind = values_unavailable(scores)
     if blind and alpha not in _BY_SORTING and not is_exported_to_onnx():
         shift, offset = torch.ops.regard.entmax_threshold(scores, alpha)
         return shift, offset
@@ -272,7 +272,7 @@ class _Threshold(Normalizer):
     """``weight = [(α−1)(s − t)]₊^{1/(α−1)}``, with the threshold t of each row chosen so that the weights sum to 1."""
 
     streams = True
-    gathers = True
+    needs_whole_row = True
     alpha: float
 
     def weights(self, scores: Tensor) -> Tensor:

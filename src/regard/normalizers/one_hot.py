@@ -52,7 +52,7 @@ class Argmax(Normalizer):
     """
 
     streams = True
-    couples = False
+    row_normalized = False
     smooth = False
 
     def weights(self, scores: Tensor) -> Tensor:

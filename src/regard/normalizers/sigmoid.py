@@ -28,7 +28,7 @@ class Sigmoid(Normalizer):
     """
 
     streams = True
-    couples = False
+    row_normalized = False
     convex = False
 
     def weights(self, scores: Tensor) -> Tensor:

@@ -101,20 +101,20 @@ class Radial(Distance):
 
 
 class Compact(Radial):
-    """A kernel that is 0 beyond the width; a subclass defines :meth:`lost`."""
+    """A kernel that is 0 beyond the width; a subclass defines :meth:`one_minus_kernel`."""
 
-    excludes = True
+    can_return_neg_inf = True
     compact = True
     #: The width of a sample, in units of √E.
     typical: ClassVar[float] = 2.5
 
     @abstractmethod
-    def lost(self, square: Tensor) -> Tensor:
+    def one_minus_kernel(self, square: Tensor) -> Tensor:
         """Return 1 − K at squared distances below 1."""
 
     def log_weight(self, square: Tensor) -> Tensor:
         inside = square < 1  # both guards keep the logarithm's infinite slope at the rim out of the gradient
-        return torch.where(inside, torch.log1p(-self.lost(torch.where(inside, square, 0.0))), -torch.inf)
+        return torch.where(inside, torch.log1p(-self.one_minus_kernel(torch.where(inside, square, 0.0))), -torch.inf)
 
     @classmethod
     def sample(cls, query_width: int, key_width: int, keys: int, generator: torch.Generator) -> Self:  # noqa: ARG003
@@ -273,12 +273,12 @@ class Boxcar(Compact):
     def variance(features: int) -> float:
         return 1 / (features + 2)
 
-    def lost(self, square: Tensor) -> Tensor:
+    def one_minus_kernel(self, square: Tensor) -> Tensor:
         return 0.0 * square
 
     def log_weight(self, square: Tensor) -> Tensor:
         # The rim counts, and 0·square keeps the graph, so that asking for a gradient answers zero.
-        return torch.where(square <= 1, self.lost(square), -torch.inf)
+        return torch.where(square <= 1, self.one_minus_kernel(square), -torch.inf)
 
 
 # Triangular: weight falls linearly with distance, to nothing at the width ---------------------------------------------
@@ -315,7 +315,7 @@ class Triangular(Compact):
     def variance(features: int) -> float:
         return (features + 1) / ((features + 2) * (features + 3))
 
-    def lost(self, square: Tensor) -> Tensor:
+    def one_minus_kernel(self, square: Tensor) -> Tensor:
         moved = square > 0  # the root has an infinite slope at 0
         return torch.where(moved, torch.where(moved, square, 0.25).sqrt(), 0.0 * square)
 
@@ -355,5 +355,5 @@ class Epanechikov(Compact):
     def variance(features: int) -> float:
         return 1 / (features + 4)
 
-    def lost(self, square: Tensor) -> Tensor:
+    def one_minus_kernel(self, square: Tensor) -> Tensor:
         return square

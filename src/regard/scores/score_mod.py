@@ -49,7 +49,7 @@ class ScoreMod(Score):
     torch.Size([1, 2, 5, 8])
     """
 
-    excludes = True
+    can_return_neg_inf = True
     positional = True
 
     def __init__(self, score_mod: ScoreModFunction, base: Score | None = None) -> None:

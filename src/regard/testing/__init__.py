@@ -11,10 +11,10 @@ by registering it and running the suite:
 from regard.testing.budget import Budget
 from regard.testing.case import Case, CaseCall
 from regard.testing.conformance import Verdict, judge, sweep, tiny_tiles
-from regard.testing.formulas import FORMULAS, Weighing, register_formula, register_weighing
+from regard.testing.formulas import FORMULAS, NormalizerFormula, register_formula, register_weighing
 from regard.testing.laws import LAWS, Law
 from regard.testing.oracle import Oracle
-from regard.testing.statement import Statement
+from regard.testing.statement import NumpyCall
 from regard.testing.trial import Trial
 
 __all__ = [
@@ -24,11 +24,11 @@ __all__ = [
     "Case",
     "CaseCall",
     "Law",
+    "NormalizerFormula",
+    "NumpyCall",
     "Oracle",
-    "Statement",
     "Trial",
     "Verdict",
-    "Weighing",
     "judge",
     "register_formula",
     "register_weighing",

@@ -25,7 +25,7 @@ import regard
 from regard import engines
 from regard.engines import Engine
 from regard.testing.case import Case
-from regard.testing.case_generator import Dice
+from regard.testing.case_generator import CaseSampler
 from regard.testing.conformance import combinations, draw_for, judge
 from regard.testing.guarded_memory import guarded_kernels
 from regard.testing.laws import LAWS, Law
@@ -153,7 +153,7 @@ class Plan:
 
     def case(self, index: int) -> tuple[Law, Engine, Case]:
         """Return a case by its number alone; the first of the draws that the law concerns."""
-        dice = Dice(hash((self.seed, index)))
+        dice = CaseSampler(hash((self.seed, index)))
         for _ in range(_DRAWS):
             name = random.Random(dice.seed()).choices(self.laws, [LAWS[law].share for law in self.laws])[0]
             engine = engines.TABLE[dice.pick(self.engines)]

@@ -24,7 +24,7 @@ class Source(Protocol):
         ...
 
 
-class Dice:
+class CaseSampler:
     """Choices from Python's random numbers."""
 
     def __init__(self, seed: int) -> None:

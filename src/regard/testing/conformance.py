@@ -16,7 +16,7 @@ from regard.engines import Engine, aux_pass, sdpa, tiles
 from regard.normalizers import entmax
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.testing.case import Case, CaseCall, score_names
-from regard.testing.case_generator import DTYPES, Dice, Source, draw
+from regard.testing.case_generator import DTYPES, CaseSampler, Source, draw
 from regard.testing.laws import LAWS, Law
 from regard.testing.laws.parts import refused
 
@@ -141,7 +141,7 @@ def sweep(
         if score not in (None, combination[0]) or normalizer not in (None, combination[1]):
             continue
         for seed in range(i, 4 * len(among), len(among)):  # a case that wants gradients may be refused only then
-            case = draw_for(Dice(seed), the_law, the_engine, [combination])
+            case = draw_for(CaseSampler(seed), the_law, the_engine, [combination])
             verdict = None if case is None else judge(the_law, the_engine, case)
             if verdict is not None and verdict.outcome != "refused":
                 break

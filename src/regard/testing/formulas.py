@@ -173,7 +173,7 @@ HALVINGS = 400
 
 
 @dataclass(frozen=True)
-class Weighing:
+class NormalizerFormula:
     """A normalizer's weights, written independently of the library.
 
     Attributes
@@ -182,7 +182,7 @@ class Weighing:
         ``weigh(scores, normalizer)``: (..., L, S) -> weights (..., L, S); −inf is masked.
     slope : callable
         ``slope(weights, normalizer)``: d weight / d score where everything else in the row stays.
-    couples : bool
+    row_normalized : bool
         Whether the weights of a row are tied by their sum: then ``d score`` is ``slope`` times ``d weight`` less its
         mean, weighted by slopes.
     sparse : bool
@@ -195,7 +195,7 @@ class Weighing:
 
     weigh: Callable[[Array, Normalizer], Array]
     slope: Callable[[Array, Normalizer], Array]
-    couples: bool = True
+    row_normalized: bool = True
     sparse: bool = False
     threshold: Callable[[Array, Normalizer], Array] | None = None
     bend: Callable[[Normalizer], float] = lambda _: 1.0
@@ -209,7 +209,7 @@ class Weighing:
     def pull(self, scores: Array, weights: Array, grad: Array, normalizer: Normalizer) -> Array:  # noqa: ARG002
         """Return the gradient to the scores, given that to the weights."""
         slope = self.slope(weights, normalizer)
-        if not self.couples:
+        if not self.row_normalized:
             return slope * grad
         total = slope.sum(-1, keepdims=True)
         mean = (slope * grad).sum(-1, keepdims=True) / np.where(total == 0, 1, total)
@@ -218,7 +218,7 @@ class Weighing:
     def amplitude(self, weights: Array, grad: Array, normalizer: Normalizer) -> Array:
         """Return what :meth:`pull` adds and subtracts, without its cancellation, for ``grad`` ≥ 0."""
         slope = self.slope(weights, normalizer)
-        if not self.couples:
+        if not self.row_normalized:
             return slope * grad
         total = slope.sum(-1, keepdims=True)
         return slope * (grad + (slope * grad).sum(-1, keepdims=True) / np.where(total == 0, 1, total))
@@ -290,8 +290,8 @@ def _threshold(weights: Array, alpha: float) -> Array:
     return weights.max(-1, keepdims=True, initial=0) ** (alpha - 1) / (alpha - 1)
 
 
-def _of_family(weigh: Callable[[Array, Normalizer], Array]) -> Weighing:
-    return Weighing(
+def _of_family(weigh: Callable[[Array, Normalizer], Array]) -> NormalizerFormula:
+    return NormalizerFormula(
         weigh,
         lambda weights, n: _entmax_slope(weights, alpha_of(n)),
         sparse=True,
@@ -306,17 +306,19 @@ def alpha_of(normalizer: Normalizer) -> float:
 
 
 #: How each normalizer weighs. One that is random, or is not listed here, is not compared with an oracle.
-WEIGHINGS: dict[type[Normalizer], Weighing] = {
-    normalizers.Softmax: Weighing(softmax, lambda weights, _: weights),
+NORMALIZER_FORMULAS: dict[type[Normalizer], NormalizerFormula] = {
+    normalizers.Softmax: NormalizerFormula(softmax, lambda weights, _: weights),
     normalizers.Sparsemax: _of_family(sparsemax),
     normalizers.Entmax15: _of_family(lambda scores, _: entmax(scores, 1.5)),
     normalizers.Entmax: _of_family(lambda scores, n: entmax(scores, alpha_of(n))),
-    normalizers.Sigmoid: Weighing(sigmoid, lambda weights, _: weights * (1 - weights), couples=False),
-    normalizers.Argmax: Weighing(argmax, lambda weights, _: np.zeros_like(weights), couples=False, sparse=True),
+    normalizers.Sigmoid: NormalizerFormula(sigmoid, lambda weights, _: weights * (1 - weights), row_normalized=False),
+    normalizers.Argmax: NormalizerFormula(
+        argmax, lambda weights, _: np.zeros_like(weights), row_normalized=False, sparse=True
+    ),
 }
 
 
-def register_weighing(cls: type[Normalizer], weighing: Weighing) -> Weighing:
+def register_weighing(cls: type[Normalizer], weighing: NormalizerFormula) -> NormalizerFormula:
     """OnlineSoftmax how a normalizer weighs, by which the conformance suite judges it."""
-    WEIGHINGS[cls] = weighing
+    NORMALIZER_FORMULAS[cls] = weighing
     return weighing

@@ -17,11 +17,11 @@ from regard.normalizers import Softmax
 from regard.normalizers.base import Normalizer
 from regard.scores import Score, ScoreMod
 from regard.testing.case import MODS, named
-from regard.testing.formulas import FORMULAS, WEIGHINGS, Array, Formula, Weighing, attributes
-from regard.testing.statement import Statement, indices
+from regard.testing.formulas import FORMULAS, NORMALIZER_FORMULAS, Array, Formula, NormalizerFormula, attributes
+from regard.testing.statement import NumpyCall, indices
 
 if TYPE_CHECKING:
-    from regard.testing.statement import Statement
+    from regard.testing.statement import NumpyCall
 
 
 def _tensor(array: Array) -> Tensor:
@@ -67,7 +67,7 @@ def _leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().double().cpu().requires_grad_() if tensor.is_floating_point() else tensor
 
 
-def own_modification(statement: Statement, scores: Array) -> tuple[Array, Array]:
+def own_modification(statement: NumpyCall, scores: Array) -> tuple[Array, Array]:
     """Return what a score's ``modify`` makes of scaled scores (K, B, H, L, S), and its derivative."""
     from regard.testing.statement import indices
 
@@ -86,7 +86,7 @@ def own_modification(statement: Statement, scores: Array) -> tuple[Array, Array]
     return values, slopes
 
 
-class OwnWeighing(Weighing):
+class OwnWeighing(NormalizerFormula):
     """A normalizer's own definition, with its gradient by autograd."""
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ def bias_jacobian(mask: Mask, i: int, extent: Extent) -> Array:
 # numbers where the platform has them and the call is in float64, and in float64 for narrower calls.
 
 
-class Sized(NamedTuple):
+class WithAmplitude(NamedTuple):
     """A result and its amplitude: the sum of the absolute values of the terms that the result is a sum of."""
 
     value: Array
@@ -247,12 +247,12 @@ class Oracle:
 
     Attributes
     ----------
-    statement : Statement
+    statement : NumpyCall
     keeps_lse : bool
         Whether gradients are made from the log-sum-exp of each row alone, which its rounding then belongs to.
     """
 
-    statement: Statement
+    statement: NumpyCall
     keeps_lse: bool = False
 
     @cached_property
@@ -304,8 +304,8 @@ class Oracle:
         return self._scored[0]
 
     @cached_property
-    def _weighing(self) -> Weighing:
-        found = WEIGHINGS.get(type(self.statement.normalizer))
+    def _weighing(self) -> NormalizerFormula:
+        found = NORMALIZER_FORMULAS.get(type(self.statement.normalizer))
         return OwnWeighing() if found is None else found
 
     @cached_property
@@ -314,11 +314,11 @@ class Oracle:
         return self._weighing.weigh(self.scores, self.statement.normalizer)
 
     @cached_property
-    def output(self) -> Sized:
+    def output(self) -> WithAmplitude:
         """Σ weights · values (K, B, H, L, V). What is not finite and weighs nothing counts nothing."""
         value, keep = self._rows[2], self._keep
         shaken = self.weights + self.shaken(self.statement.query.dtype, by_lse=False)
-        return Sized((keep * self.weights) @ value, (keep * shaken) @ np.abs(value))
+        return WithAmplitude((keep * self.weights) @ value, (keep * shaken) @ np.abs(value))
 
     @property
     def _keep(self) -> Array:
@@ -361,7 +361,7 @@ class Oracle:
         with np.errstate(divide="ignore"):
             return np.log(np.exp(self.scores - safe[..., None]).sum(-1)) + safe
 
-    def gradients(self, grad: Array) -> dict[str, Sized]:
+    def gradients(self, grad: Array) -> dict[str, WithAmplitude]:
         """Return the gradients of ``(output · grad).sum()``, named as in :meth:`CaseCall.leaves`; grad (B, H, L, V)."""
         s, value, keep = self.statement, self._rows[2], self._keep
         grad = np.broadcast_to(grad.astype(s.wide), (*self.weights.shape[:-1], value.shape[-1]))
@@ -380,9 +380,9 @@ class Oracle:
         for name, shape in (("query", s.query.shape), ("key", s.key.shape), ("value", s.value.shape)):
             found[name] = tuple(self._ungrouped(part, shape) for part in found[name])  # type: ignore[assignment]
         found |= self._bias_gradients(np.where(s.visible, d_scores, 0), np.where(s.visible, a_scores, 0))
-        return {name: Sized(*parts) for name, parts in found.items()}
+        return {name: WithAmplitude(*parts) for name, parts in found.items()}
 
-    def lse_gradients(self, grad: Array) -> dict[str, Sized]:
+    def lse_gradients(self, grad: Array) -> dict[str, WithAmplitude]:
         """Return the gradients of ``(lse · grad).sum()`` over rows that see something, as :meth:`gradients` does."""
         s = self.statement
         safe = np.where(np.isfinite(self.lse), self.lse, np.inf)
@@ -396,7 +396,7 @@ class Oracle:
         for name, shape in (("query", s.query.shape), ("key", s.key.shape)):
             found[name] = tuple(self._ungrouped(part, shape) for part in found[name])  # type: ignore[assignment]
         found |= self._bias_gradients(np.where(s.visible, d_scores, 0), np.where(s.visible, a_scores, 0))
-        return {name: Sized(*parts) for name, parts in found.items()}
+        return {name: WithAmplitude(*parts) for name, parts in found.items()}
 
     def _ungrouped(self, rows: Array, shape: torch.Size) -> Array:
         """Sum (K, B, H, n, width) over the heads of each group and over broadcast dimensions."""

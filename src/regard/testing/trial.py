@@ -14,9 +14,9 @@ from regard.engines import Engine
 from regard.normalizers.base import Normalizer
 from regard.testing.budget import Budget, array, neighbours, one_rounding, overflowed
 from regard.testing.case import CaseCall, gradients, has_graph, named
-from regard.testing.formulas import WEIGHINGS, Array, Weighing, alpha_of
-from regard.testing.oracle import Oracle, Sized, has_formula
-from regard.testing.statement import Statement, indices
+from regard.testing.formulas import NORMALIZER_FORMULAS, Array, NormalizerFormula, alpha_of
+from regard.testing.oracle import Oracle, WithAmplitude, has_formula
+from regard.testing.statement import NumpyCall, indices
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Eager:
     It runs on a statement's problems at once, the neighbours K stacked into the batch.
     """
 
-    statement: Statement
+    statement: NumpyCall
 
     @cached_property
     def leaves(self) -> dict[str, Tensor]:
@@ -79,7 +79,7 @@ class Eager:
     def weights(self) -> Tensor:
         """Weights (K·B, H, L, S)."""
         normalizer = self.statement.normalizer
-        weighing = WEIGHINGS.get(type(normalizer))
+        weighing = NORMALIZER_FORMULAS.get(type(normalizer))
         with torch.enable_grad():
             if weighing is not None and weighing.threshold is not None:
                 return _Thresholded.apply(self.scores, normalizer, weighing)
@@ -140,7 +140,7 @@ class _Thresholded(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, normalizer: Normalizer, weighing: Weighing) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, normalizer: Normalizer, weighing: NormalizerFormula) -> Tensor:
         assert weighing.threshold is not None
         wide = scores.detach().cpu().double().numpy().astype(np.longdouble)
         size = weighing.threshold(weighing.weigh(wide, normalizer), normalizer)  # −t, relative to the maximum
@@ -192,11 +192,11 @@ class Trial:
     keeps_lse: bool = False
 
     @cached_property
-    def statement(self) -> Statement:
+    def statement(self) -> NumpyCall:
         """The call and its neighbours in NumPy."""
         extent = self.call.problem().extent
         count = neighbours(extent.B * extent.H * extent.L * extent.S)
-        return Statement.of(self.call, count).but(keep=self.keep)
+        return NumpyCall.of(self.call, count).but(keep=self.keep)
 
     @cached_property
     def oracle(self) -> Oracle:
@@ -215,9 +215,9 @@ class Trial:
         Nothing is said of them: weights jump there, and either side is right.
         """
         s = self.statement
-        weighing = WEIGHINGS.get(type(s.normalizer))
+        weighing = NORMALIZER_FORMULAS.get(type(s.normalizer))
         jumps = weighing is not None and weighing.sparse
-        if not jumps and not s.score.excludes:
+        if not jumps and not s.score.can_return_neg_inf:
             return np.zeros((s.extent.B, s.extent.H, s.extent.L), dtype=bool)
         oracle, found = self.oracle, np.zeros(self.oracle.scores.shape[:-1], dtype=bool)
         generator = np.random.default_rng(0)
@@ -240,7 +240,7 @@ class Trial:
         right = self.oracle.output
         K = right.value.shape[0]
         eager = self.eager.output.detach().unflatten(0, (K, -1)).double() * torch.from_numpy(decided)
-        budget = Budget.of(Sized(right.value * decided, right.amplitude * decided), eager, output.dtype)
+        budget = Budget.of(WithAmplitude(right.value * decided, right.amplitude * decided), eager, output.dtype)
         return budget.check(what, self.canonical(output).double() * torch.from_numpy(decided))
 
     def upstream(self, like: Tensor) -> Tensor:
@@ -305,7 +305,7 @@ def is_judged(call: CaseCall) -> bool:
     """Return whether a call has an oracle: nothing in it is drawn, and its score is stated in a wider precision."""
     if call.normalizer.random:
         return False
-    stated = has_formula(call.score) and type(call.normalizer) in WEIGHINGS
+    stated = has_formula(call.score) and type(call.normalizer) in NORMALIZER_FORMULAS
     return stated or call.query.dtype != torch.float64
 
 

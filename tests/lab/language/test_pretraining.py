@@ -53,7 +53,7 @@ def quiet(_: str) -> None:
 def test_next_tokens_are_learned_and_the_folder_is_a_model(lines: Path, tmp_path: Path) -> None:
     told: list[str] = []
     model, ended = Pretraining(options(lines), tmp_path / "out", told.append).train()
-    assert ended.reason == "steps" and ended.best < 0.5 and not ended.guesses
+    assert ended.reason == "steps" and ended.best < 0.5 and not ended.at_frequency_baseline
     again, tokenizer = load(tmp_path / "out"), Tokenizer.load(tmp_path / "out")
     assert isinstance(again, DecoderLM) and again.config.width == model.config.width
     for name, tensor in model.state_dict().items():

@@ -124,7 +124,7 @@ class Near(scores.Score):
 class Coupled(normalizers.Sigmoid):
     """A normalizer whose weights depend on all scores of a row: sums over some of the keys cannot be added up."""
 
-    couples = True
+    row_normalized = True
 
     def weights(self, scores: Tensor) -> Tensor:
         return torch.sigmoid(scores) / torch.sigmoid(scores).sum(-1, keepdim=True)

@@ -80,7 +80,7 @@ def test_parts_add_up_to_the_whole(engine: str, score: Any, name: str, groups: i
         problem = Problem.of(
             Call(query, key[:, :, first:stop], value[:, :, first:stop], cut, enable_gqa=True, score=part)
         )
-        made = engines.TABLE[engine].part_of(problem, output.detach(), aux.lse)
+        made = engines.TABLE[engine].partial_backward(problem, output.detach(), aux.lse)
         assert made is not None
         assert torch.equal(made, output)
         ran += 1
@@ -100,5 +100,5 @@ def part(mask: Tensor | None, **named: Any) -> Any:
 
 
 def test_engines_say_what_they_cannot() -> None:
-    assert engines.TABLE["reference"].part_of(*part(None)) is None
-    assert engines.TABLE["streaming"].part_of(*part(None, normalizer="sparsemax")) is None
+    assert engines.TABLE["reference"].partial_backward(*part(None)) is None
+    assert engines.TABLE["streaming"].partial_backward(*part(None, normalizer="sparsemax")) is None

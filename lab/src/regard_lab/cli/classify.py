@@ -21,7 +21,7 @@ from regard_lab.data.labelled_images import read_labelled_images, reason, unread
 from regard_lab.models import ImageClassifier, TokenClassifier, load
 from regard_lab.models.folders import ModelFileError
 from regard_lab.models.hugging_face.hosted import HostedImageClassifier, HostedTokenClassifier
-from regard_lab.tasks.classification.images import PictureClassifier
+from regard_lab.tasks.classification.images import ImageClassificationPipeline
 from regard_lab.tasks.classification.texts import LabelledTokens, TextClassifier, TokenLabeller
 
 #: What a line in is: its text, and the second one.
@@ -41,7 +41,7 @@ def run(
         if isinstance(loaded, ImageClassifier | HostedImageClassifier):
             if pairs:
                 raise rejected("classify", "--pairs", "be left out for a classifier of images", True)
-            pictures = PictureClassifier.load(model, "classify", loaded)
+            pictures = ImageClassificationPipeline.load(model, "classify", loaded)
             classify_pictures(texts, pictures, data=data, top=top, batch=batch, as_json=as_json)
             return
         if isinstance(loaded, TokenClassifier | HostedTokenClassifier):
@@ -97,7 +97,13 @@ _AHEAD = 256
 
 
 def classify_pictures(
-    files: Sequence[str], classifier: PictureClassifier, *, data: str | None, top: int | None, batch: int, as_json: bool
+    files: Sequence[str],
+    classifier: ImageClassificationPipeline,
+    *,
+    data: str | None,
+    top: int | None,
+    batch: int,
+    as_json: bool,
 ) -> None:
     """Name the label of each image file, or of each in a folder or tar archive; say which could not be read.
 
@@ -133,7 +139,7 @@ def classify_pictures(
 
 
 def _images(
-    files: Sequence[str], data: str | None, left_out: list[tuple[str, str]], classifier: PictureClassifier
+    files: Sequence[str], data: str | None, left_out: list[tuple[str, str]], classifier: ImageClassificationPipeline
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield each image's name and pixels; what cannot be read goes to ``left_out``."""
     how = {"side": classifier.preprocessing.side, "function": "classify_pictures"}
@@ -154,7 +160,7 @@ def _images(
 
 
 def evaluate_pictures(
-    data: str, classifier: PictureClassifier, *, batch: int, precision: str
+    data: str, classifier: ImageClassificationPipeline, *, batch: int, precision: str
 ) -> tuple[tuple[str, ...], np.ndarray, Tensor]:
     """Return the labels of a classifier, those of images by their numbers, and probabilities (N, K)."""
     images = read_labelled_images(data, classifier.preprocessing, function="evaluate")

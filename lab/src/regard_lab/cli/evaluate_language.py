@@ -23,7 +23,7 @@ from regard_lab.models.hugging_face.hosted import (
     HostedMaskedLM,
     HostedWriter,
 )
-from regard_lab.tasks.classification.images import PictureClassifier
+from regard_lab.tasks.classification.images import ImageClassificationPipeline
 from regard_lab.tasks.classification.texts import TextClassifier
 from regard_lab.tasks.classification.training import classification_metrics
 from regard_lab.tasks.folders import check_tokenizer
@@ -60,7 +60,7 @@ def evaluate(
             raise rejected("evaluate", "model", expected, f"one of problem_type {model.problem}")
         if isinstance(model, ImageClassifier | HostedImageClassifier):
             reading.leave_out("a classifier of images", "pairs")
-            pictures = PictureClassifier.load(folder, "evaluate", model)
+            pictures = ImageClassificationPipeline.load(folder, "evaluate", model)
             found = evaluate_pictures(data, pictures, batch=batch, precision=precision)
             report = {"images": len(found[1])} | _named(*found, out)
         else:

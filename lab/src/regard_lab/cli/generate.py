@@ -42,7 +42,7 @@ def run(
     drawn = alignment or plot is not None or html is not None
     with report_errors("regard-lab[train]"):
         require_writable(html, picture=plot)
-        options = GenerationOptions.from_places(given)
+        options = GenerationOptions.from_dotted(given)
         _check(options, beams, stop, draft, drawn)
         texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts or [""]]
         generator = TextGenerator.load(model, int8=int8)

@@ -265,7 +265,7 @@ class Plan:
 def run(name: str | None, *, given: dict[str, Any], settings: Sequence[str], table: bool, as_json: bool) -> None:
     """Print the plan of a model, or the table of published ones."""
     with report_errors("regard-lab"):
-        options = PlanOptions.from_places(given)
+        options = PlanOptions.from_dotted(given)
         if table:
             _check_alone(name, options, settings)
             rows = published_rows()

@@ -103,7 +103,7 @@ class TrainingDisplay(Callback):
             return
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("valid_")}
         line = "  ".join(f"{name.removeprefix('valid_')} {value:.4g}" for name, value in metrics.items())
-        line += f"  no better than guessing by frequency, {module.guess:.4g}" if module.guesses else ""
+        line += f"  no better than guessing by frequency, {module.guess:.4g}" if module.at_frequency_baseline else ""
         self._console.print(f"step {trainer.global_step:,}  {line}  ({self._state(trainer, module)})")
 
     def on_train_end(self, trainer: Trainer, module: Any) -> None:
@@ -244,7 +244,7 @@ def shown_options(options: RunOptions, rest: dict[str, Any]) -> str:
     return "\n".join([*lines, "", "# What else [model] may have, as it is now:", *rested]) + "\n"
 
 
-def carry_out(console: Console, run: Run, task: str, resume: bool, *, piped: str = "") -> tuple[Any, Any]:
+def run_training(console: Console, run: Run, task: str, resume: bool, *, piped: str = "") -> tuple[Any, Any]:
     """Train with a display, and return the model and how training ended; say how to go on where it was interrupted.
 
     Parameters
@@ -280,7 +280,7 @@ def carry_out(console: Console, run: Run, task: str, resume: bool, *, piped: str
     why = {"steps": "all steps are done", "seconds": "the time is up", "patience": "nothing better was found"}
     best = "" if math.isnan(ended.best) else f"; best {training.metric} {ended.best:.4g}"
     run.say(f"Ended after step {ended.steps:,}: {why[ended.reason]}{best}.")
-    if ended.guesses:
+    if ended.at_frequency_baseline:
         run.say(
             "It has learned no more than how often each symbol is written. Go on with --resume and more --steps or "
             f"--seconds; if that changes nothing, begin anew with a lower --learning-rate (now "

@@ -9,10 +9,10 @@ from typing import Any
 from regard._utils.errors import described, rejected, unknown_name
 from regard_cli.messages import Console, echo, report_errors
 from regard_lab.cli.runs import (
-    carry_out,
     change_options,
     gather_changes,
     read_options,
+    run_training,
     shown_options,
     training_changes,
 )
@@ -73,8 +73,8 @@ def run(
 def _train(console: Console, experiment: Experiment, resume: bool) -> None:
     task, out = experiment.options.task, experiment.folder
     piped = " < the same pairs" if experiment.options.data.data == "-" else ""
-    translator, ended = carry_out(console, experiment, task, resume, piped=piped)
-    if ended.best == 0 and not ended.guesses and experiment.options.training.metric == "bleu":
+    translator, ended = run_training(console, experiment, task, resume, piped=piped)
+    if ended.best == 0 and not ended.at_frequency_baseline and experiment.options.training.metric == "bleu":
         experiment.say(
             "BLEU is 0 where no four words in a row are right: --set training.metric=chrf ranks short texts."
         )

@@ -8,10 +8,10 @@ from typing import Any
 
 from regard_cli.messages import Console, echo, report_errors
 from regard_lab.cli.runs import (
-    carry_out,
     change_options,
     gather_changes,
     read_options,
+    run_training,
     shown_options,
     training_changes,
 )
@@ -50,7 +50,7 @@ def run(
             captioning = Captioning(chosen, out, console.print)
         captioning.progress = progress
         piped = " < the same lines" if "-" in (captioning.options.data.data, captioning.options.data.valid) else ""
-        carry_out(console, captioning, TASK, resume, piped=piped)
+        run_training(console, captioning, TASK, resume, piped=piped)
         where = shlex.quote(str(out))
         captioning.say(
             f"The model is in {out}. Now try:  regard caption photo.jpg --model {where} --attention attention.png"

@@ -12,11 +12,11 @@ from torch import Tensor
 from regard._utils.errors import rejected
 from regard_lab.generation.continuous_batching import AttentionRequest, Batcher
 from regard_lab.generation.sampling import (
-    Attended,
     GenerationOptions,
     Request,
     Stops,
     Token,
+    TokenAttention,
     checked_prompt,
     checked_stops,
     drawn,
@@ -64,7 +64,7 @@ def _next(writing: Writing, request: Request, told: bool, attention: AttentionRe
     writing.tokens.append(number)
     attended = None
     if attention is not None and weights is not None:
-        attended = Attended(_joined(weights, len(writing.tokens) - 1, attention.average))
+        attended = TokenAttention(_joined(weights, len(writing.tokens) - 1, attention.average))
     own = float(logits.log_softmax(-1)[number]) if told else None
     return Token(request.number, number, None, own, attended)
 
@@ -174,14 +174,14 @@ class Generated:
         Why they end: ``"stop"`` or ``"length"``.
     log_probabilities : list of float
         What the model gave each token, where that was asked for; otherwise empty.
-    attended : list of Attended
+    attended : list of TokenAttention
         What each was written from, where that was asked for; otherwise empty.
     """
 
     numbers: list[int] = field(default_factory=list)
     end: str = ""
     log_probabilities: list[float] = field(default_factory=list)
-    attended: list[Attended] = field(default_factory=list)
+    attended: list[TokenAttention] = field(default_factory=list)
 
     def take(self, token: Token) -> None:
         """Append a token that was written."""

@@ -187,7 +187,7 @@ class GenerationOptions(Options):
 
 
 @dataclass(frozen=True)
-class Attended:
+class TokenAttention:
     """The earlier tokens that a token was written from.
 
     Attributes
@@ -216,7 +216,7 @@ class Token:
         With the last one, why it is the last: ``"stop"`` or ``"length"``.
     log_probability : float or None
         What the model itself gave it, in nats, before temperature and the rest; where that was asked for.
-    attended : Attended or None
+    attended : TokenAttention or None
         Where that was asked for.
     """
 
@@ -224,7 +224,7 @@ class Token:
     token: int | None
     end: str | None = None
     log_probability: float | None = None
-    attended: Attended | None = None
+    attended: TokenAttention | None = None
 
 
 class Request:

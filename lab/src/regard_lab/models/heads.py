@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard import masks
 from regard._utils.constraints import Integer, probability, size
 from regard._utils.errors import rejected, unknown_name
-from regard._utils.tracing import is_blind
+from regard._utils.tracing import values_unavailable
 from regard_lab.models.decoder_lm import DecoderLM
 from regard_lab.models.encoder_lm import EncoderLM
 from regard_lab.models.pooling import WINDOW, WindowFeatures, pooled
@@ -102,7 +102,7 @@ class Head(nn.Module, ABC):
         if isinstance(self.model, EncoderLM):
             return self.model(tokens, keep=keep, **inputs)
         # What reads forward never sees padding that stands behind.
-        if keep is not None and (is_blind(keep) or bool((keep[:, 1:] & ~keep[:, :-1]).any())):
+        if keep is not None and (values_unavailable(keep) or bool((keep[:, 1:] & ~keep[:, :-1]).any())):
             inputs["mask"] = masks.key_padding(keep)
         return self.model.features(tokens, **inputs)
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard._utils.errors import rejected, unknown_name
 from regard._utils.options import Options, option
-from regard._utils.tracing import is_blind
+from regard._utils.tracing import values_unavailable
 from regard.engines.aux import Aux, AuxRequest
 from regard.masks import MaskLike
 from regard.nn import FeedForward, KVCache, LinearCache, LinearSelfAttention, Rotary, SelfAttention, SinusoidalPositions
@@ -285,7 +285,7 @@ class PositionEmbedding(nn.Module):
             return x + self.waves.waves(positions).to(x.dtype)
         if self.learned is None:
             return x
-        if not is_blind(positions) and positions.numel() and int(positions.max()) >= self.longest:
+        if not values_unavailable(positions) and positions.numel() and int(positions.max()) >= self.longest:
             expected = f"stand below {self.longest:,}, as many positions as the model has learned"
             raise rejected("language model", "tokens", expected, int(positions.max()))
         return x + self.learned(positions + self.first if self.first else positions)

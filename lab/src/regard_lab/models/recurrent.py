@@ -17,7 +17,7 @@ from regard._utils.options import option
 from regard._utils.torch_private import has_bfloat16_cells
 from regard._utils.tracing import autocast_is_active, autocast_suspended
 from regard.nn import HardAttention
-from regard.nn._base import cleared
+from regard.nn._base import zero_padding
 from regard.nn.positions.encodings import wide
 from regard_lab.models.attending import (
     DEEPEST,
@@ -596,7 +596,7 @@ class RecurrentEncoderDecoder(RecurrentDecoder):
         turned = torch.where(steps <= last, last - steps, steps)  # (B, S), real steps in reverse order
         # What is cleared can be anything: NaN would come back through the gradients of the recurrences.
         read = self._target_inputs if self.source_embedding is None else self.source_embedding
-        states = cleared(read(source), lengths)  # (B, S, D)
+        states = zero_padding(read(source), lengths)  # (B, S, D)
         for number, onward in enumerate(self.onward):
             states = self.dropout(states)
             made, _ = onward(states)  # (B, S, R)

@@ -25,7 +25,7 @@ from regard.nn import (
     TransformerDecoderLayer,
     TransformerEncoderLayer,
 )
-from regard.nn._base import cleared
+from regard.nn._base import zero_padding
 from regard.nn.positions.encodings import wide
 from regard_lab.models.attending import (
     DEEPEST,
@@ -383,7 +383,7 @@ class TransformerSequenceDecoder(EncoderDecoder):
         self, symbols: Tensor, embedding: nn.Embedding, positions: nn.Module | None, offset: int, lengths: Any = None
     ) -> Tensor:
         """Return the rows (B, L, E) of symbols (B, L), the first of which stands at ``offset``."""
-        rows = cleared(embedding(symbols), lengths) * math.sqrt(self.config.width)
+        rows = zero_padding(embedding(symbols), lengths) * math.sqrt(self.config.width)
         return self.dropout(rows if positions is None else positions(rows, offset))
 
     def _embed_step(self, symbols: Tensor, state: State) -> tuple[Tensor, Tensor | None]:

@@ -78,7 +78,7 @@ class Learner(LightningModule):
         self._count = 0  # of symbols in the batches of a step
 
     @property
-    def guesses(self) -> bool:
+    def at_frequency_baseline(self) -> bool:
         """Whether the last validation found no more learned than how often each symbol is written."""
         return self.valid_loss > self.guess - _LEARNED
 

@@ -156,7 +156,7 @@ class TrainingResult:
         The best value of the metric; NaN where there was no validation.
     seconds : float
         Of training; what came before an interrupted run was resumed is counted in.
-    guesses : bool
+    at_frequency_baseline : bool
         Whether the last validation found a loss no better than that of guessing symbols by their frequency.
     """
 
@@ -165,7 +165,7 @@ class TrainingResult:
     reason: str
     best: float
     seconds: float = field(compare=False)
-    guesses: bool = False
+    at_frequency_baseline: bool = False
 
 
 def train(
@@ -229,7 +229,9 @@ def train(
         load_best_average(learner, best, options.average)
     score = None if best is None else best.best_model_score
     best_score = float("nan") if score is None else float(score)
-    return TrainingResult(trainer.global_step, stop.pairs, reason, best_score, stop.used(), learner.guesses)
+    return TrainingResult(
+        trainer.global_step, stop.pairs, reason, best_score, stop.used(), learner.at_frequency_baseline
+    )
 
 
 def _trainer(options: TrainingOptions, folder: Path | None, callbacks: list[Callback], *, validates: bool) -> Trainer:

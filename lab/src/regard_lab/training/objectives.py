@@ -376,7 +376,7 @@ class Objective(ABC):
         return {}
 
 
-class WriteTargets(Objective):
+class Seq2SeqObjective(Objective):
     """Write the targets of sources: cross-entropy, smoothed, and of attention with links where a batch has any.
 
     Parameters

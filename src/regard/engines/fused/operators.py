@@ -19,7 +19,7 @@ from regard.masks.base import Extent
 
 
 @dataclass(frozen=True)
-class Setting:
+class StaticArguments:
     """The arguments of a call that are not differentiated.
 
     Attributes
@@ -60,7 +60,7 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, *tensors: Tensor
+        ctx: Any, setting: StaticArguments, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         value, rows = value.contiguous(), setting.rows(query, key, weight)
         found = setting.known
@@ -95,7 +95,9 @@ def _optional(found: ForwardResult) -> tuple[Tensor | None, ...]:
     return found.top, found.entropy, found.received, found.best, found.best_key
 
 
-def attend_differentiably(setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> ForwardResult:
+def attend_differentiably(
+    setting: StaticArguments, query: Tensor, key: Tensor, value: Tensor, weight: Tensor
+) -> ForwardResult:
     """Run the kernels; the output is differentiable."""
     given = [query, key, value, weight]
     if setting.visible.mask is not None:

@@ -40,7 +40,7 @@ from regard.inspect._capture.products import FEATURES, PARTS, ProductObserver, R
 from regard.inspect._capture.record import Record
 from regard.inspect._capture.running import ModuleCalls, Observing, Running, in_compiled_code, thread
 from regard.inspect._record.calls import (
-    Attended,
+    AttentionCall,
     Change,
     OutputGradient,
     Projected,
@@ -62,37 +62,37 @@ _UNLIMITED = 1 << 30
 def of_sdpa(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,  # noqa: ARG001
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,  # noqa: ARG001
-) -> Attended:  # fmt: skip
+) -> AttentionCall:  # fmt: skip
     """``scaled_dot_product_attention``."""
-    return Attended(query, key, attn_mask, is_causal=is_causal, scale=scale, value=value)
+    return AttentionCall(query, key, attn_mask, is_causal=is_causal, scale=scale, value=value)
 
 
-def of_kernel(given: Mapping[str, Any]) -> Attended:
+def of_kernel(given: Mapping[str, Any]) -> AttentionCall:
     """One of torch's operators that ``scaled_dot_product_attention`` chooses from, with its arguments by name."""
     mask = given.get("attn_mask", given.get("attn_bias"))
-    return Attended(
+    return AttentionCall(
         given["query"], given["key"], mask, is_causal=bool(given.get("is_causal", False)), scale=given.get("scale"),
         value=given["value"],
     )  # fmt: skip
 
 
-def of_regard(signature: inspect.Signature, *args: Any, **kwargs: Any) -> Attended:
+def of_regard(signature: inspect.Signature, *args: Any, **kwargs: Any) -> AttentionCall:
     """:func:`regard.attention`, whose signature comes first."""
     given = signature.bind(*args, **kwargs)
     given.apply_defaults()
     names = ("query", "key", "value", "is_causal", "scale", "score", "normalizer", "softcap")
-    return Attended(mask=given.arguments["attn_mask"], **{name: given.arguments[name] for name in names})
+    return AttentionCall(mask=given.arguments["attn_mask"], **{name: given.arguments[name] for name in names})
 
 
 def of_flex_attention(
     query: Tensor, key: Tensor, value: Tensor, score_mod: ScoreModFunction | None = None, block_mask: Any = None,
     scale: float | None = None, *_: Any, **__: Any,
-) -> Attended:  # fmt: skip
+) -> AttentionCall:  # fmt: skip
     """Torch's ``flex_attention``; a mask of one block of unlimited size hides nothing."""
     score = None if score_mod is None else ScoreMod(score_mod)
     hides = block_mask is not None and max(block_mask.BLOCK_SIZE) < _UNLIMITED
     mask = as_mask(block_mask) if hides else None
-    return Attended(query, key, mask, scale=scale, score=score, value=value)
+    return AttentionCall(query, key, mask, scale=scale, score=score, value=value)
 
 
 def of_fused_attention(query: Tensor, key: Tensor, *others: Any) -> Projected:
@@ -134,7 +134,7 @@ def of_transformers(
     attention_mask: Any,
     *_: Any,
     **kwargs: Any,
-) -> Attended | None:
+) -> AttentionCall | None:
     """Any attention function of transformers; first comes which: a model's own ("eager"), ours, or another.
 
     None where a keyword may change what is attended to in a way that is not known.
@@ -161,7 +161,7 @@ def of_transformers(
     if getattr(module, "is_causal", False):
         key, mask = _seen(query, key, mask)
     parts, scale = parts_of(module), kwargs.get("scaling")
-    return Attended(
+    return AttentionCall(
         query, key, mask, scale=scale, softcap=kwargs.get("softcap"), score=parts.score, normalizer=parts.normalizer,
         sinks=inputs.sink, value=value[:, :, : key.shape[2]], difference=_difference(module),
     )  # fmt: skip
@@ -303,7 +303,7 @@ def intervening(intervention: Intervention, model: nn.Module) -> Iterator[None]:
 
 
 def _makers() -> dict[int, Callable[[Any], Any]]:
-    tells: list[tuple[Callable[..., Any], Callable[..., Attended]]] = [
+    tells: list[tuple[Callable[..., Any], Callable[..., AttentionCall]]] = [
         (F.scaled_dot_product_attention, of_sdpa),
         (regard.attention, functools.partial(of_regard, inspect.signature(regard.attention))),
     ]
@@ -363,7 +363,7 @@ def _attributes(model: nn.Module) -> Iterator[tuple[Any, str]]:
 
 def _wrapped(
     function: Callable[..., Any],
-    tell: Callable[..., Attended | Projected | None],
+    tell: Callable[..., AttentionCall | Projected | None],
     *,
     part: str = "",
     rows_first: bool = False,
@@ -398,19 +398,19 @@ def _wrapped(
                 raise ValueError(f"a call of attention {_UNKNOWN}, nor changed.")
             return answer
         for each in watch.interventions:
-            assert isinstance(attended, Attended)  # fused layers do not run while somebody intervenes
+            assert isinstance(attended, AttentionCall)  # fused layers do not run while somebody intervenes
             if each.concerns(caller_of(each.names, part), attended):
                 answer, attended = _changed(each, answer, attended, rows_first)
         if record is None:
             return answer
-        if isinstance(attended, Attended) and attended.query.is_nested:
+        if isinstance(attended, AttentionCall) and attended.query.is_nested:
             attended = attended.padded()
-        elif isinstance(attended, Attended) and attended.difference is not None and thread.stack:
+        elif isinstance(attended, AttentionCall) and attended.difference is not None and thread.stack:
             if thread.stack[-1].combined:  # it reads the other half of the values with the same weights
                 return answer
             thread.stack[-1].combined = True
             attended = attended.combined()
-        elif record.gradients and isinstance(attended, Attended):
+        elif record.gradients and isinstance(attended, AttentionCall):
             attended = replace(attended, output=watch.output or _output_gradient(answer, rows_first))
         _tell(record, attended, part)
         return answer
@@ -437,7 +437,7 @@ def _elsewhere() -> None:
 
 
 def _tell(
-    record: Record, attended: Attended | Projected, part: str = "", running: Sequence[Running] | None = None
+    record: Record, attended: AttentionCall | Projected, part: str = "", running: Sequence[Running] | None = None
 ) -> None:
     """Add a call to a record, with what the modules that run say of it."""
     running = thread.stack if running is None else running
@@ -449,7 +449,7 @@ def _tell(
     record.add(_described(caller, attended, running), attended)
 
 
-def _described(caller: Caller, attended: Attended | Projected, running: Sequence[Running]) -> Caller:
+def _described(caller: Caller, attended: AttentionCall | Projected, running: Sequence[Running]) -> Caller:
     if not running:
         return caller
     query, key = attended.query, attended.key
@@ -493,7 +493,7 @@ def _read(read: Read) -> None:
     if owner is not None and positions and not positions & set(weights.shape[2:]):
         owner.reasons.append(FEATURES)
         return
-    attended = Attended.of_weights(weights.detach().clone(), None if value is None else value.detach().clone())
+    attended = AttentionCall.of_weights(weights.detach().clone(), None if value is None else value.detach().clone())
     if owner is None:
         _tell(record, attended, running=())
     else:
@@ -635,7 +635,9 @@ def _output_gradient(answer: Any, rows_first: bool) -> OutputGradient | None:
     return found
 
 
-def _changed(intervention: Intervention, answer: Any, attended: Attended, rows_first: bool) -> tuple[Any, Attended]:
+def _changed(
+    intervention: Intervention, answer: Any, attended: AttentionCall, rows_first: bool
+) -> tuple[Any, AttentionCall]:
     """Return what a function answers, and what it attended to, after an intervention."""
     change = intervention.change(attended)
     output, *rest = answer if isinstance(answer, tuple) else (answer,)
@@ -772,7 +774,7 @@ class Intervention:
         self._tracker = LayerTracker()
         self._calls = 0
 
-    def concerns(self, caller: Caller, attended: Attended) -> bool:
+    def concerns(self, caller: Caller, attended: AttentionCall) -> bool:
         """Whether a call is of the layer."""
         if attended.query.is_nested:
             run, _ = self._tracker.run_of(caller, None, None)
@@ -781,7 +783,7 @@ class Intervention:
             run, _ = self._tracker.run_of(caller, call.query, call.marks)
         return chosen(run.layer, self._tracker.layers, self._layer)
 
-    def change(self, attended: Attended) -> Change:
+    def change(self, attended: AttentionCall) -> Change:
         """Return the weights of a call."""
         if attended.query.is_nested:
             raise rejected(self.function, "layer", "attend in tensors that are not nested", repr(self._layer))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from regard.inspect._record.calls import Attended, dense_mask
+from regard.inspect._record.calls import AttentionCall, dense_mask
 from regard.inspect._record.layer_tracker import Caller
 
 #: What is said of beams that cannot be followed.
@@ -23,16 +23,16 @@ class BeamSearch:
 
     Attributes
     ----------
-    calls : dict of str to list of (Caller, Attended)
+    calls : dict of str to list of (Caller, AttentionCall)
         In the order of the steps.
     indices : Tensor (R, T), optional
         The row of step t from which token t of a sequence was chosen; −1 behind its end.
     """
 
-    calls: dict[str, list[tuple[Caller, Attended]]] = field(default_factory=dict)
+    calls: dict[str, list[tuple[Caller, AttentionCall]]] = field(default_factory=dict)
     indices: Tensor | None = None
 
-    def add(self, layer: str, caller: Caller, call: Attended) -> None:
+    def add(self, layer: str, caller: Caller, call: AttentionCall) -> None:
         """Note a call of a layer."""
         self.calls.setdefault(layer, []).append((caller, call))
 
@@ -40,11 +40,11 @@ class BeamSearch:
         """Give a layer another name."""
         self.calls = {name if each == layer else each: calls for each, calls in self.calls.items()}
 
-    def followed(self) -> dict[str, list[Attended]] | None:
+    def followed(self) -> dict[str, list[AttentionCall]] | None:
         """Return each layer's calls with the rows of the sequences that are returned; None where that is not known."""
         if self.indices is None or not self.indices.numel():
             return None
-        found: dict[str, list[Attended]] = {}
+        found: dict[str, list[AttentionCall]] = {}
         for layer, calls in self.calls.items():
             followed = _followed([call for _, call in calls], self.indices)
             if followed is None:
@@ -53,7 +53,7 @@ class BeamSearch:
         return found
 
 
-def _followed(calls: list[Attended], indices: Tensor) -> list[Attended] | None:
+def _followed(calls: list[AttentionCall], indices: Tensor) -> list[AttentionCall] | None:
     T = indices.shape[1]
     whole = all(call.query.shape[2] == 1 for call in calls[1:])  # without a cache, each step computes all rows again
     if len(calls) < T or not whole or int(indices.max()) >= len(calls[0].query):
@@ -74,7 +74,7 @@ def _followed(calls: list[Attended], indices: Tensor) -> list[Attended] | None:
     return found
 
 
-def _begins(calls: list[Attended], rows: Tensor) -> list[int]:
+def _begins(calls: list[AttentionCall], rows: Tensor) -> list[int]:
     """Return where the keys of each call begin among all keys: they grow by one a step, or are the same in each."""
     first = calls[0].key.shape[2]
     if len(calls) > 1 and calls[1].key.shape[2] == first:
@@ -84,7 +84,7 @@ def _begins(calls: list[Attended], rows: Tensor) -> list[int]:
     return [first + t - call.key.shape[2] for t, call in enumerate(calls)]
 
 
-def _gathered(call: Attended, key: Tensor, first: int, rows: Tensor, valid: Tensor) -> Attended:
+def _gathered(call: AttentionCall, key: Tensor, first: int, rows: Tensor, valid: Tensor) -> AttentionCall:
     hidden = ~valid[:, None, None, None]
     mask = dense_mask(call)
     if mask is not None:

@@ -23,7 +23,7 @@ from regard.scores import ScoreLike
 
 
 @dataclass(frozen=True)
-class Attended:
+class AttentionCall:
     """One call of attention: what its weights follow from.
 
     Attributes
@@ -68,7 +68,7 @@ class Attended:
     difference: float | None = None
 
     @classmethod
-    def of_weights(cls, weights: Tensor, value: Tensor | None = None) -> Attended:
+    def of_weights(cls, weights: Tensor, value: Tensor | None = None) -> AttentionCall:
         """Return a call of which only the weights (B, H, L, S) are known, and values (B, G, S, V) if they are."""
         B, H, L, S = weights.shape
         return cls(weights.new_empty(B, H, L, 0), weights.new_empty(B, H, S, 0), given=weights, value=value)
@@ -80,7 +80,7 @@ class Attended:
         return None if rows is None or not rows.shape[-1] else rows[..., [0, rows.shape[-1] // 2]]
 
     @torch.no_grad()
-    def flat(self) -> Attended:
+    def flat(self) -> AttentionCall:
         """Return the call in four dimensions, without its values where nothing will be read of them; no copy."""
         if self.given is not None:
             return self
@@ -94,17 +94,17 @@ class Attended:
         return replace(self, query=query, key=key, mask=mask, value=read[0] if read else None)
 
     @torch.no_grad()
-    def combined(self) -> Attended:
+    def combined(self) -> AttentionCall:
         """Return the weights that a differential layer uses: ``softmax(first) − λ · softmax(second)`` of its heads."""
         assert self.difference is not None
         call = self.flat()
         weights = call.rows(0, call.query.shape[2], AuxRequest(weights=True)).weights
         assert weights is not None
         first, second = weights.chunk(2, 1)
-        return Attended.of_weights(first - self.difference * second, call.key.detach().clone())
+        return AttentionCall.of_weights(first - self.difference * second, call.key.detach().clone())
 
     @torch.no_grad()
-    def padded(self) -> Attended:
+    def padded(self) -> AttentionCall:
         """Return a call on nested tensors as one on tensors, whose mask leaves out what was added to sequences."""
         lengths, others = (lengths_of(each) for each in (self.query, self.key))
         query, key, value = (
@@ -115,7 +115,7 @@ class Attended:
         return replace(self, query=query, key=key, value=value, mask=visible_pairs(lengths, others))
 
     @torch.no_grad()
-    def kept(self, dtype: torch.dtype) -> Attended:
+    def kept(self, dtype: torch.dtype) -> AttentionCall:
         """Return a copy that later changes of its tensors do not reach, in four dimensions."""
         if self.given is not None:
             return replace(self, given=self.given.to(dtype, copy=True), value=None)
@@ -283,13 +283,13 @@ class Projected:
         return Projected(query, key, weight, bias, self.heads, _kept_mask(self.mask), dtype)
 
     @torch.no_grad()
-    def attended(self) -> Attended:
+    def attended(self) -> AttentionCall:
         """Return the call with its queries and keys."""
         query, key = (
             F.linear(rows, weight, bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for rows, weight, bias in zip((self.query, self.key), self.weight.chunk(2), self.bias.chunk(2))
         )
-        return Attended(query, key, self.mask).kept(self.dtype)
+        return AttentionCall(query, key, self.mask).kept(self.dtype)
 
 
 def lengths_of(nested: Tensor) -> Tensor:
@@ -304,7 +304,7 @@ def visible_pairs(lengths: Tensor, others: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def dense_mask(call: Attended) -> Tensor | None:
+def dense_mask(call: AttentionCall) -> Tensor | None:
     """Return a call's mask, without its causal one, as a tensor that broadcasts to (B, H, L, S)."""
     if call.mask is None or isinstance(call.mask, Tensor):
         return call.mask if call.mask is None else call.mask[(None,) * (4 - call.mask.dim())]
@@ -457,7 +457,7 @@ def before_projection(weight: Tensor, heads: int) -> Callable[[Tensor], Tensor]:
 
 
 @torch.no_grad()
-def gradients_of(call: Attended, first: int, last: int) -> Tensor:
+def gradients_of(call: AttentionCall, first: int, last: int) -> Tensor:
     """Return the gradients (B, H, last − first, S) in a call's weights.
 
     Raises

@@ -20,7 +20,7 @@ from regard import masks
 from regard._utils.errors import available_memory, rejected
 from regard._utils.files import write_together
 from regard._utils.part import Part
-from regard.inspect._record.calls import Attended, Change, OutputGradient, dense_mask
+from regard.inspect._record.calls import AttentionCall, Change, OutputGradient, dense_mask
 from regard.inspect._record.layer_record import AttentionRecord, LayerRecord
 from regard.inspect._record.summary import AttentionSummary
 from regard.inspect._record.texts import Patches, Text
@@ -170,7 +170,7 @@ def _runs(described: Any, tensors: dict[str, Tensor]) -> dict[str, list[LayerRec
     return found
 
 
-def _goes_on(call: Attended, first: Attended, keys: Tensor) -> bool:
+def _goes_on(call: AttentionCall, first: AttentionCall, keys: Tensor) -> bool:
     """Whether a call's rows can stand below those of earlier ones, whose keys are all there."""
     same = call.query.shape[:2] == first.query.shape[:2] and call.query.shape[3] == first.query.shape[3]
     end = call.first + call.key.shape[2]
@@ -183,7 +183,7 @@ def _fit(sinks: Tensor, query: Tensor) -> bool:
     return sinks.dim() == 3 and len(sinks) in (1, B) and sinks.shape[1] == H and sinks.shape[2] in (1, L)
 
 
-def _call(call: Any, name: str, at: str, i: int, tensors: dict[str, Tensor]) -> Attended:
+def _call(call: Any, name: str, at: str, i: int, tensors: dict[str, Tensor]) -> AttentionCall:
     for field, kind in _FIELDS.items():
         if call[field] is not None and not isinstance(call[field], kind):
             raise TypeError(f"{field} is {call[field]!r}")
@@ -201,7 +201,7 @@ def _call(call: Any, name: str, at: str, i: int, tensors: dict[str, Tensor]) -> 
     given = {field: call[field] for field in ("is_causal", "scale", "softcap")}
     given |= {part: _made(part, call[part], f"{at}.{i}.{part}", tensors) for part in _PARTS}
     weights = tensors.get(f"{at}.{i}.weights")
-    attended = Attended(query, key, sinks=sinks, first=first, given=weights, **given)
+    attended = AttentionCall(query, key, sinks=sinks, first=first, given=weights, **given)
     _require_whole(attended, name)
     changes = _changes(call["changes"], f"{at}.{i}", tensors, attended)
     value, output = _with_gradient(tensors, at, i, attended)
@@ -210,7 +210,7 @@ def _call(call: Any, name: str, at: str, i: int, tensors: dict[str, Tensor]) -> 
     )
 
 
-def _require_whole(call: Attended, name: str) -> None:
+def _require_whole(call: AttentionCall, name: str) -> None:
     """Refuse a call whose extents no model has, or whose weights do not fit it."""
     (B, H, L, E), S = call.query.shape, call.key.shape[2]
     if min(B, H) == 0:
@@ -225,7 +225,7 @@ def _require_whole(call: Attended, name: str) -> None:
 
 
 def _with_gradient(
-    tensors: Mapping[str, Tensor], at: str, i: int, attended: Attended
+    tensors: Mapping[str, Tensor], at: str, i: int, attended: AttentionCall
 ) -> tuple[Tensor | None, OutputGradient | None]:
     whole, gradient = tensors.get(f"{at}.value"), tensors.get(f"{at}.{i}.gradient")
     if whole is None:
@@ -250,7 +250,7 @@ def _texts(described: Any, tensors: dict[str, Tensor]) -> tuple[Text, ...]:
     return tuple(found)
 
 
-def _numbers(call: Attended) -> dict[str, Any]:
+def _numbers(call: AttentionCall) -> dict[str, Any]:
     scale, softcap = (None if each is None else float(each) for each in (call.scale, call.softcap))
     return {"scale": scale, "softcap": softcap, "is_causal": bool(call.is_causal)}
 
@@ -284,7 +284,7 @@ def _made(kind: str, described: Any, at: str, tensors: Mapping[str, Tensor]) -> 
     return made(**fields)
 
 
-def _mask_tensors(call: Attended) -> tuple[str | None, dict[str, Tensor]]:
+def _mask_tensors(call: AttentionCall) -> tuple[str | None, dict[str, Tensor]]:
     """Return how a mask is written, and as what: as a tensor, as the keys that each query sees, or as a matrix."""
     if call.mask is None:
         return None, {}
@@ -301,7 +301,7 @@ def _mask_tensors(call: Attended) -> tuple[str | None, dict[str, Tensor]]:
     return "tensor", {"mask": mask}
 
 
-def _mask(kind: str | None, at: str, tensors: Mapping[str, Tensor], attended: Attended) -> Any:
+def _mask(kind: str | None, at: str, tensors: Mapping[str, Tensor], attended: AttentionCall) -> Any:
     if kind is None:
         return None
     (B, H, L, _), S = attended.query.shape, attended.key.shape[2]
@@ -318,7 +318,7 @@ def _mask(kind: str | None, at: str, tensors: Mapping[str, Tensor], attended: At
 
 
 def _changes(
-    given: Sequence[Sequence[int]], at: str, tensors: Mapping[str, Tensor], attended: Attended
+    given: Sequence[Sequence[int]], at: str, tensors: Mapping[str, Tensor], attended: AttentionCall
 ) -> tuple[Change, ...]:
     changes = tuple(Change(tuple(heads), tensors.get(f"{at}.change.{j}")) for j, heads in enumerate(given))
     (B, H, L, _), S = attended.query.shape, attended.key.shape[2]

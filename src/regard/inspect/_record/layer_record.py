@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard import AuxRequest, TopK
 from regard._utils.errors import rejected
-from regard.inspect._record.calls import Attended, Projected, gradients_of
+from regard.inspect._record.calls import AttentionCall, Projected, gradients_of
 
 #: What layers are called that read another sequence: in torch, BART, T5 and BERT, and in our recurrent decoders.
 _CROSS = ("cross", "multihead_attn", "encoder_attn", "encdec", "attending")
@@ -92,7 +92,7 @@ class LayerRecord(ABC):
         """Return how much each key is attended to, (B, H, S): the sum of its weights over all queries."""
 
     @abstractmethod
-    def grow(self, attended: Attended) -> None:
+    def grow(self, attended: AttentionCall) -> None:
         """Append the rows of a call."""
 
     @property
@@ -118,14 +118,16 @@ class AttentionRecord(LayerRecord):
         B, H, L and S.
     """
 
-    def __init__(self, name: str, attended: Attended | Projected, reads: str | None = None, windows: int = 1) -> None:
+    def __init__(
+        self, name: str, attended: AttentionCall | Projected, reads: str | None = None, windows: int = 1
+    ) -> None:
         super().__init__(name, reads, windows)
         self._calls = [attended]
         self._key: Tensor | None = None
         self._value: Tensor | None = None
 
     @property
-    def calls(self) -> list[Attended]:
+    def calls(self) -> list[AttentionCall]:
         """The calls, in turn, of which the rows are."""
         self._calls = [each.attended() if isinstance(each, Projected) else each for each in self._calls]
         return self._calls  # type: ignore[return-value]
@@ -140,7 +142,7 @@ class AttentionRecord(LayerRecord):
         """The values (B, G, S, V) of all calls, where they are kept."""
         return self.calls[0].value if self._value is None else self._value
 
-    def grow(self, attended: Attended) -> None:
+    def grow(self, attended: AttentionCall) -> None:
         key = self._key = _after(self.key, attended.key, attended.first)
         if self.value is not None and attended.value is not None:
             self._value = _after(self.value, attended.value, attended.first)
@@ -200,7 +202,7 @@ class AttentionRecord(LayerRecord):
         return self._part("gradients", gradients_of, batch, head, rows, cols)
 
     def _part(
-        self, function: str, read: Callable[[Attended, int, int], Tensor], batch: int | slice | None,
+        self, function: str, read: Callable[[AttentionCall, int, int], Tensor], batch: int | slice | None,
         head: int | slice | None, rows: int | slice | None, cols: int | slice | None,
     ) -> Tensor:  # fmt: skip
         B, H, L, S = self.shape
@@ -254,7 +256,7 @@ class AttentionRecord(LayerRecord):
         return f"AttentionRecord({self.name!r}: {B} × {H} heads, {L} queries, {S} keys{calls})"
 
 
-def _whole(call: Attended, request: AuxRequest) -> Any:
+def _whole(call: AttentionCall, request: AuxRequest) -> Any:
     return call.rows(0, call.query.shape[2], request)
 
 
@@ -275,7 +277,7 @@ def _after(old: Tensor, new: Tensor, first: int) -> Tensor:
     return torch.cat((old[:, :, :first], new), 2) if first else new
 
 
-def _weights(call: Attended, first: int, last: int) -> Tensor:
+def _weights(call: AttentionCall, first: int, last: int) -> Tensor:
     found = call.rows(first, last, AuxRequest(weights=True)).weights
     assert found is not None
     return found

@@ -15,7 +15,7 @@ from torch import nn
 
 from regard._utils.errors import rejected, unknown_name
 from regard.inspect._record.beam_search import UNFOLLOWED, BeamSearch
-from regard.inspect._record.calls import Attended, Projected
+from regard.inspect._record.calls import AttentionCall, Projected
 from regard.inspect._record.layer_record import AttentionRecord, LayerRecord
 from regard.inspect._record.layer_tracker import Caller, LayerTracker, chosen, runs_of_module
 from regard.inspect._record.summary import AttentionSummary
@@ -201,16 +201,16 @@ class Recording:
         #: Of each thread that writes with several beams.
         self._searches: dict[int, BeamSearch] = {}
 
-    def add(self, caller: Caller, attended: Attended | Projected) -> None:
+    def add(self, caller: Caller, attended: AttentionCall | Projected) -> None:
         """Keep a call of a layer, if it is wanted: as rows of a run that it goes on with, or as a new run."""
         with self._lock:
             search = self._searches.get(threading.get_ident())
-            if search is not None and isinstance(attended, Attended):
+            if search is not None and isinstance(attended, AttentionCall):
                 layer = self._named(caller, self.tracker.layer_of(caller))
                 if self._wants(layer):
                     search.add(layer, caller, attended.kept(self._dtype))
                 return
-            call = attended.flat() if isinstance(attended, Attended) else None
+            call = attended.flat() if isinstance(attended, AttentionCall) else None
             of, first = self.tracker.run_of(caller, *(None, None) if call is None else (call.query, call.marks))
             if first is None:
                 self._named(caller, of.layer)
@@ -222,7 +222,7 @@ class Recording:
             else:
                 self._begin(of.layer, caller, call or attended)
 
-    def _begin(self, layer: str, caller: Caller, call: Attended | Projected) -> LayerRecord:
+    def _begin(self, layer: str, caller: Caller, call: AttentionCall | Projected) -> LayerRecord:
         """Begin a run of a layer."""
         if self._topk:
             run: LayerRecord = AttentionSummary(layer, call, self._topk, caller.reads, caller.windows)

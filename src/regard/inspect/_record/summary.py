@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard import AuxRequest, TopK
 from regard._utils.errors import rejected
-from regard.inspect._record.calls import Attended, Projected, entropy_of, topk_of
+from regard.inspect._record.calls import AttentionCall, Projected, entropy_of, topk_of
 from regard.inspect._record.layer_record import LayerRecord, shifted
 
 #: Blocks along a side of a pyramid's base, at most; a power of two.
@@ -109,14 +109,14 @@ class AttentionSummary(LayerRecord):
     ----------
     name : str
         The layer's name in the model.
-    attended : Attended or Projected
+    attended : AttentionCall or Projected
         Its first call.
     k : int
         How many of each query's weights are kept.
     """
 
     def __init__(
-        self, name: str, attended: Attended | Projected, k: int, reads: str | None = None, windows: int = 1
+        self, name: str, attended: AttentionCall | Projected, k: int, reads: str | None = None, windows: int = 1
     ) -> None:
         super().__init__(name, reads, windows)
         call = attended.attended() if isinstance(attended, Projected) else attended.flat()
@@ -164,7 +164,7 @@ class AttentionSummary(LayerRecord):
         return made
 
     @torch.no_grad()
-    def grow(self, attended: Attended) -> None:
+    def grow(self, attended: AttentionCall) -> None:
         attended = attended.flat()
         (_, H, L, _), S = attended.query.shape, attended.key.shape[2]
         step = max(_AT_ONCE // max(self.shape[0] * H * S, 1), 1)

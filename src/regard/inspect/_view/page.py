@@ -23,7 +23,7 @@ from torch import Tensor
 
 from regard._utils.errors import rejected
 from regard._utils.files import write_out
-from regard.inspect._record.calls import Attended
+from regard.inspect._record.calls import AttentionCall
 from regard.inspect._record.layer_record import AttentionRecord, LayerRecord
 from regard.inspect._record.recording import Recording
 from regard.inspect._record.summary import AttentionSummary
@@ -191,7 +191,7 @@ def _add_heads(
         )
 
 
-def _sinks(call: Attended, batch: int) -> Tensor:
+def _sinks(call: AttentionCall, batch: int) -> Tensor:
     """Return the scores (H, L) of the keys without values that each query of a sequence sees."""
     B, H, L, _ = call.query.shape
     assert call.sinks is not None
@@ -259,7 +259,7 @@ def _largest(data: PageData, run: AttentionSummary, batch: int) -> list[dict[str
     ]  # fmt: skip
 
 
-def _span(call: Attended, batch: int) -> tuple[Tensor, Tensor] | None:
+def _span(call: AttentionCall, batch: int) -> tuple[Tensor, Tensor] | None:
     """Return the first key that each query of a sequence sees, and the one behind its last, where that says all."""
     found = call.intervals()
     return None if found is None else (found[0][batch], found[1][batch])

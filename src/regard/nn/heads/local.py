@@ -16,7 +16,7 @@ from regard.engines import EngineLike
 from regard.engines.aux import Aux, AuxRequest
 from regard.functional import attention
 from regard.masks import Mask, MaskLike
-from regard.nn._base import Layer, attention_inputs, combined_mask, current, parameter
+from regard.nn._base import Layer, attention_inputs, combined_mask, parameter, resolve_part
 from regard.nn.heads.scored import without_heads
 from regard.nn.heads.stochastic import scorer
 from regard.normalizers import Normalizer, NormalizerLike, Softmax
@@ -214,7 +214,7 @@ class LocalAttention(Layer):
             self.dropout if self.training else 0.0,
             is_causal,
             self.scorer.scale,
-            score=current(self.scorer.score()),
+            score=resolve_part(self.scorer.score()),
             normalizer=normalizer,
             engine=self.engine,
             return_aux=return_aux,

@@ -21,12 +21,12 @@ from regard._utils.constraints import probability, size
 from regard._utils.errors import described, rejected, shape
 from regard._utils.mechanism import mechanism
 from regard._utils.torch_private import OutProjection
-from regard._utils.tracing import is_blind
+from regard._utils.tracing import values_unavailable
 from regard.engines import EngineLike
 from regard.engines.aux import FIELDS, Aux, AuxRequest, TopK
 from regard.functional import attention
 from regard.masks import Extent, Mask, MaskLike, as_mask
-from regard.nn._base import PartLayer, current, parameter
+from regard.nn._base import PartLayer, parameter, resolve_part
 from regard.nn.heads.scored import ScoredAttention
 from regard.nn.kv_cache import AttendingCache, KVCache
 from regard.normalizers import NormalizerLike
@@ -176,7 +176,7 @@ def is_causal_matrix(mask: Any) -> bool:
     """Return whether a mask is a matrix that hides what ``is_causal=True`` hides; False where it cannot be read."""
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.requires_grad or mask.device.type != "cpu":
         return False
-    if is_blind(mask):
+    if values_unavailable(mask):
         return False
     later = torch.ones(mask.shape, dtype=torch.bool).triu(1)
     if mask.dtype != torch.bool:
@@ -605,8 +605,8 @@ class MultiheadAttention(PartLayer):
     ) -> tuple[Tensor, Tensor | Aux | None]:
         """Return the heads' outputs (B, H, L, D), and weights (B, H, L, S) or what else is asked for."""
         dropout_p = self.dropout if self.training else 0.0
-        score = current(self.score.score() if isinstance(self.score, ScoredAttention) else self.score)
-        parts: dict[str, Any] = {"score": score, "normalizer": current(self.normalizer), "engine": self.engine}
+        score = resolve_part(self.score.score() if isinstance(self.score, ScoredAttention) else self.score)
+        parts: dict[str, Any] = {"score": score, "normalizer": resolve_part(self.normalizer), "engine": self.engine}
         if request is not None:
             return attention(q, k, v, mask, dropout_p, enable_gqa=True, return_aux=request, **parts)
         if not need_weights:

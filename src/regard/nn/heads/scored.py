@@ -17,7 +17,7 @@ from regard.engines import EngineLike
 from regard.engines.aux import FIELDS, Aux, AuxRequest, TopK
 from regard.functional import attention
 from regard.masks import MaskLike
-from regard.nn._base import PartLayer, attention_inputs, combined_mask, current, parameter, unusual
+from regard.nn._base import PartLayer, attention_inputs, combined_mask, non_default, parameter, resolve_part
 from regard.normalizers import NormalizerLike
 from regard.scores.base import KernelName
 from regard.scores.kernels import kernels
@@ -110,8 +110,8 @@ class ScoredAttention(PartLayer, ABC):
             self.dropout if self.training else 0.0,
             is_causal,
             self.scale,
-            score=current(self.score()),
-            normalizer=current(self.normalizer),
+            score=resolve_part(self.score()),
+            normalizer=resolve_part(self.normalizer),
             engine=self.engine,
             return_aux=return_aux,
         )
@@ -123,7 +123,7 @@ class ScoredAttention(PartLayer, ABC):
     def extra_repr(self) -> str:
         """Return what the layer prints: sizes first, then what is not the default."""
         settings = [f"dropout={self.dropout}"] if self.dropout else []
-        settings += unusual(self, "normalizer", "softmax")
+        settings += non_default(self, "normalizer", "softmax")
         return ", ".join([*self._sizes(), *settings, *([f"scale={self.scale}"] if self.scale is not None else [])])
 
     def _sizes(self) -> list[str]:

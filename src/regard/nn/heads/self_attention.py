@@ -19,7 +19,7 @@ from regard.engines import EngineLike
 from regard.engines.aux import Aux, AuxRequest
 from regard.functional import attention
 from regard.masks import MaskLike
-from regard.nn._base import Layer, PartLayer, current, unusual
+from regard.nn._base import Layer, PartLayer, non_default, resolve_part
 from regard.nn.heads.scored import ScoredAttention
 from regard.nn.kv_cache import StepCache
 from regard.nn.positions.rotary import Rotary, Rotation
@@ -144,7 +144,9 @@ class GroupedProjections(Layer):
         """Return the sizes, and which are not the default."""
         settings = [f"embed_dim={self.embed_dim}", f"num_heads={self.num_heads}"]
         usual = {"num_kv_heads": self.num_heads, "head_dim": self.embed_dim // self.num_heads}
-        return ", ".join([*settings, *(each for name, value in usual.items() for each in unusual(self, name, value))])
+        return ", ".join(
+            [*settings, *(each for name, value in usual.items() for each in non_default(self, name, value))]
+        )
 
 
 class SplitProjection(nn.Module):
@@ -345,7 +347,7 @@ class SelfAttention(PartLayer, GroupedProjections):
             with torch.autocast("cpu", enabled=False):
                 found: Any = self._attend(q.float(), k.float(), v.float(), mask, is_causal, request)
             return found.to(q.dtype) if request is None else (found[0].to(q.dtype), found[1])
-        score = current(self.score.score() if isinstance(self.score, ScoredAttention) else self.score)
+        score = resolve_part(self.score.score() if isinstance(self.score, ScoredAttention) else self.score)
         attend = attention if self.context is None else self.context.attend
         return attend(
             q,
@@ -356,7 +358,7 @@ class SelfAttention(PartLayer, GroupedProjections):
             is_causal,
             enable_gqa=self.num_kv_heads != self.num_heads,
             score=score,
-            normalizer=current(self.normalizer),
+            normalizer=resolve_part(self.normalizer),
             engine=self.engine,
             return_aux=request,
         )
@@ -371,7 +373,7 @@ class SelfAttention(PartLayer, GroupedProjections):
         """Return the sizes, and what is not the default."""
         usual: dict[str, Any] = {"dropout": 0.0, "score": None, "normalizer": "softmax", "engine": "auto"}
         return ", ".join(
-            [super().extra_repr(), *(each for name, value in usual.items() for each in unusual(self, name, value))]
+            [super().extra_repr(), *(each for name, value in usual.items() for each in non_default(self, name, value))]
         )
 
 

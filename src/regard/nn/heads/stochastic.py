@@ -15,7 +15,7 @@ from regard.engines import EngineLike
 from regard.engines.aux import FIELDS, Aux, AuxRequest
 from regard.functional import attention
 from regard.masks import MaskLike
-from regard.nn._base import Layer, attention_inputs, combined_mask, current
+from regard.nn._base import Layer, attention_inputs, combined_mask, resolve_part
 from regard.nn.heads.scored import (
     AdditiveAttention,
     ConcatAttention,
@@ -204,7 +204,7 @@ class HardAttention(Layer):
             self.dropout if self.training else 0.0,
             is_causal,
             self.scorer.scale,
-            score=current(self.scorer.score()),
+            score=resolve_part(self.scorer.score()),
             normalizer=self._normalizer(),
             engine=self.engine,
             return_aux=_with_draw(return_aux) if kept else return_aux,

@@ -16,7 +16,7 @@ from regard.engines import EngineLike
 from regard.engines.aux import Aux, AuxRequest
 from regard.functional import attention
 from regard.masks import Mask, MaskLike
-from regard.nn._base import PartLayer, combined_mask, current, parameter, sequences, unusual
+from regard.nn._base import PartLayer, combined_mask, non_default, parameter, resolve_part, sequences
 from regard.nn.heads.scored import without_heads
 from regard.normalizers import NormalizerLike
 
@@ -84,7 +84,7 @@ class _Positional(PartLayer, ABC):
             self.dropout if self.training else 0.0,
             is_causal,
             score=score,
-            normalizer=current(self.normalizer),
+            normalizer=resolve_part(self.normalizer),
             engine=self.engine,
             return_aux=return_aux,
         )
@@ -96,7 +96,7 @@ class _Positional(PartLayer, ABC):
         """Return what the layer prints: sizes first, then what is not the default."""
         settings = [f"max_length={self.max_length}"]
         settings += [f"dropout={self.dropout}"] if self.dropout else []
-        return ", ".join([*settings, *unusual(self, "normalizer", "softmax")])
+        return ", ".join([*settings, *non_default(self, "normalizer", "softmax")])
 
 
 @mechanism(

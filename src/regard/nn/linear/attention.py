@@ -16,7 +16,6 @@ from regard.nn._base import Layer, sequences
 from regard.nn.linear.recurrence import (
     FeatureMap,
     LinearState,
-    cleared,
     document_runs,
     features,
     initial,
@@ -24,6 +23,7 @@ from regard.nn.linear.recurrence import (
     options,
     real_rows,
     recurrence,
+    zero_padding,
 )
 
 
@@ -111,7 +111,7 @@ def linear_attention(
     query, key, value = inputs(name, query, key, value, is_causal)
     dtype = query.dtype
     with autocast_suspended(query.device.type):
-        query, key, value, real = cleared(name, query, key, value, valid_lens)
+        query, key, value, real = zero_padding(name, query, key, value, valid_lens)
         query, key = features(name, function, query, key, real)
         runs = document_runs(name, documents, key, is_causal)
         matrix, normalizer = initial(name, state, key, value, normalize)

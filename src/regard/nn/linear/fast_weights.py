@@ -11,7 +11,16 @@ from regard._utils.constraints import Options, floats
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import autocast_suspended
 from regard.nn.linear.attention import ProjectedHeads
-from regard.nn.linear.recurrence import FeatureMap, LinearState, cleared, features, initial, inputs, options, recurrence
+from regard.nn.linear.recurrence import (
+    FeatureMap,
+    LinearState,
+    features,
+    initial,
+    inputs,
+    options,
+    recurrence,
+    zero_padding,
+)
 
 RULES = ("delta", "sum")
 
@@ -104,7 +113,7 @@ def fast_weights(
     query, key, value = inputs(name, query, key, value, is_causal=True)
     dtype, rate = query.dtype, _rate(name, beta, key)
     with autocast_suspended(query.device.type):
-        query, key, value, real = cleared(name, query, key, value, valid_lens)
+        query, key, value, real = zero_padding(name, query, key, value, valid_lens)
         if rate is not None:
             rate = rate.to(key.dtype).unsqueeze(-1)
             rate = rate if real is None else torch.where(real, rate, 0.0)

@@ -119,7 +119,7 @@ def inputs(function: str, query: Any, key: Any, value: Any, is_causal: bool) -> 
     return query, key, value
 
 
-def cleared(
+def zero_padding(
     function: str, query: Tensor, key: Tensor, value: Tensor, valid_lens: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the three in the dtype that sums are made in, keys and values of padding 0, and which keys are real."""

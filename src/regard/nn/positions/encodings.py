@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard._utils.constraints import Integer, positive, probability, size
 from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
-from regard._utils.tracing import is_blind
+from regard._utils.tracing import values_unavailable
 from regard.masks.base import as_int, int_tensor
 from regard.nn._base import Layer, parameter, sequences
 
@@ -207,7 +207,7 @@ class LearnedPositions(Layer):
 
     def _check(self, length: int, offset: int | Tensor) -> None:
         if isinstance(offset, Tensor):
-            if is_blind(offset) or offset.device.type != "cpu" or not offset.numel():
+            if values_unavailable(offset) or offset.device.type != "cpu" or not offset.numel():
                 return
             least, most = int(offset.min()), int(offset.max())
         else:

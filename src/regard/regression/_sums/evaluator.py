@@ -192,7 +192,7 @@ class Evaluator:
         self._tiles: Tiles | None = None
         self._transformed: dict[bytes, TransformedPoints] = {}
         self._trees: dict[bytes, Neighbours | None] = {}
-        self._looks: dict[bytes, Look] = {}
+        self._looks: dict[bytes, PilotStatistics] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -369,15 +369,15 @@ class Evaluator:
         low, high = smoother.key.amin(0).numpy() / unit, smoother.key.amax(0).numpy() / unit
         return Series(low, high, self._eps(smoother, bandwidth, spread))
 
-    def _look(self, smoother: Smoother, bandwidth: Tensor) -> Look:
+    def _look(self, smoother: Smoother, bandwidth: Tensor) -> PilotStatistics:
         place = bandwidth.detach().numpy().tobytes()
         if place not in self._looks:
-            self._looks = {place: Look.at(smoother, bandwidth.detach())}
+            self._looks = {place: PilotStatistics.at(smoother, bandwidth.detach())}
         return self._looks[place]
 
 
 @dataclass(frozen=True)
-class Look:
+class PilotStatistics:
     """What some of the points say of all of them.
 
     Attributes
@@ -401,7 +401,7 @@ class Look:
     points: int
 
     @classmethod
-    def at(cls, smoother: Smoother, bandwidth: Tensor) -> Look:
+    def at(cls, smoother: Smoother, bandwidth: Tensor) -> PilotStatistics:
         """Look at points of a smoother."""
         N = len(smoother.key)
         keys = torch.linspace(0, N - 1, min(N, LOOK), dtype=torch.float64).long()

@@ -69,7 +69,7 @@ class Kernel:
 class Shaped(Radial):
     """The logarithm of a function of the distance."""
 
-    excludes = True
+    can_return_neg_inf = True
 
     def __init__(self, function: Profile, width: float | Tensor = 1.0) -> None:
         super().__init__(width)

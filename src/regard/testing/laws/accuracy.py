@@ -11,9 +11,9 @@ from torch import Tensor
 from regard.engines import Engine
 from regard.testing.budget import Budget, array, error, one_rounding
 from regard.testing.case import Case, CaseCall, gradients, has_graph
-from regard.testing.formulas import WEIGHINGS, Array
+from regard.testing.formulas import NORMALIZER_FORMULAS, Array
 from regard.testing.laws.base import law, require
-from regard.testing.oracle import Oracle, Sized, has_formula
+from regard.testing.oracle import Oracle, WithAmplitude, has_formula
 from regard.testing.trial import Trial, is_judged, keeps_lse
 
 
@@ -124,7 +124,7 @@ def _check_field(trial: Trial, name: str, found: Tensor, decided: Array) -> None
         right, eager, got = (np.where(mask, x, 0) for x in (right, eager, got))
     finite = np.where(np.isfinite(right), abs(right), 0)
     amplitude = _amplitude(trial, name, finite)
-    budget = Budget.of(Sized(right, amplitude), torch.from_numpy(eager.astype("float64")), found.dtype)
+    budget = Budget.of(WithAmplitude(right, amplitude), torch.from_numpy(eager.astype("float64")), found.dtype)
     budget.check(f"aux.{name}", torch.from_numpy(got.astype("float64")))
 
 
@@ -161,7 +161,7 @@ def _check_topk(trial: Trial, top: Tensor, keys: Tensor, decided: Array, k: int)
     ranked = np.pad(-np.sort(-weights, axis=-1), [(0, 0)] * 4 + [(0, missing)])[..., :k]
     eager = trial.eager.weights.detach().double().sort(-1, descending=True).values
     eager = torch.nn.functional.pad(eager, (0, missing))[..., :k].reshape(ranked.shape)
-    right = Sized(
+    right = WithAmplitude(
         ranked * decided[..., None],
         ranked + trial.oracle.shaken(top.dtype, by_lse=True).max(-1, keepdims=True, initial=0),
     )
@@ -213,7 +213,7 @@ def lse_gradient(case: Case, engine: Engine) -> None:
 
 def _stated(case: Case) -> Case | None:
     call = CaseCall.of(case)
-    if call.normalizer.random or not has_formula(call.score) or type(call.normalizer) not in WEIGHINGS:
+    if call.normalizer.random or not has_formula(call.score) or type(call.normalizer) not in NORMALIZER_FORMULAS:
         return None
     return case.but(dtype="float64", wide=False)
 

@@ -11,7 +11,7 @@ from regard.testing.budget import Budget
 from regard.testing.case import Case, CaseCall, gradients, has_graph
 from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law, require
-from regard.testing.oracle import Sized
+from regard.testing.oracle import WithAmplitude
 from regard.testing.statement import look
 from regard.testing.trial import Trial, is_judged, keeps_lse
 
@@ -151,7 +151,7 @@ def contained(case: Case, engine: Engine) -> None:
     right, K = trial.oracle.output, trial.statement.query.shape[0]
     mask = kept.numpy()
     budget = Budget.of(
-        Sized(right.value * mask, right.amplitude * mask),
+        WithAmplitude(right.value * mask, right.amplitude * mask),
         trial.eager.output.detach().unflatten(0, (K, -1)).double() * kept,
         output.dtype,
     )
@@ -276,6 +276,6 @@ def _check_rows_up_to(trial: Trial, i: int, output: Tensor) -> None:
     K = trial.statement.query.shape[0]
     eager = trial.eager.output.detach().unflatten(0, (K, -1)).double() * torch.from_numpy(mask)
     right = trial.oracle.output
-    budget = Budget.of(Sized(right.value * mask, right.amplitude * mask), eager, output.dtype)
+    budget = Budget.of(WithAmplitude(right.value * mask, right.amplitude * mask), eager, output.dtype)
     got = np.where(mask, trial.canonical(output).double().cpu().numpy(), 0)
     budget.check(f"with later rows changed, an output up to row {i}", torch.from_numpy(got))

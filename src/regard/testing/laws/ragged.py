@@ -13,7 +13,7 @@ from torch.nested import nested_tensor_from_jagged
 from regard.engines import Engine
 from regard.nn import MultiheadAttention
 from regard.testing.case import Case, CaseCall, Recipe
-from regard.testing.case_generator import Dice
+from regard.testing.case_generator import CaseSampler
 from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law
 from regard.testing.trial import Trial, keeps_lse
@@ -121,7 +121,7 @@ def _is_of_positions(recipe: Recipe | None) -> bool:
 )
 def ragged(case: Case, engine: Engine) -> None:
     """Run a multi-head layer without projections on sequences that are cut from a case, some of them without rows."""
-    call, dice = CaseCall.of(case), Dice(case.seed)
+    call, dice = CaseCall.of(case), CaseSampler(case.seed)
     make = dice.pick(MAKERS)
     inputs = {name: getattr(call, name).detach() for name in ("query", "key", "value")}  # (B, H or G, N, E) each
     places = {name: _places(dice, case.extent.B, inputs[name].shape[-2]) for name in ("query", "key")}
@@ -151,7 +151,7 @@ def ragged(case: Case, engine: Engine) -> None:
         trial.check_gradients(grads, upstreams[i])
 
 
-def _places(dice: Dice, count: int, rows: int) -> list[tuple[int, int]]:
+def _places(dice: CaseSampler, count: int, rows: int) -> list[tuple[int, int]]:
     """Return where sequences begin, and how long they are: one at least has a row."""
     lengths = [dice.pick(range(rows + 1)) for _ in range(count)]
     lengths[-1] = max(lengths[-1], 1)

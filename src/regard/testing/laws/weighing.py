@@ -14,8 +14,8 @@ from regard.testing.budget import Budget, array
 from regard.testing.case import Case, CaseCall, gradients
 from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law, require
-from regard.testing.oracle import Oracle, Sized
-from regard.testing.statement import Statement
+from regard.testing.oracle import Oracle, WithAmplitude
+from regard.testing.statement import NumpyCall
 from regard.testing.trial import Trial, keeps_lse
 
 #: Draws of dropout that are averaged, and the chance that a correct engine fails for each number compared.
@@ -165,7 +165,7 @@ def convexity(case: Case, engine: Engine) -> None:
     # Each weight is rounded, and so is what all of them are divided by, or their threshold. Eager may err by nothing in
     # a narrower dtype, where equal weights are powers of two.
     amplitude = 2 * total + trial.oracle.shaken(dtype, by_lse=False).sum(-1)
-    budget = Budget.of(Sized(total, amplitude), torch.from_numpy(eager), dtype)
+    budget = Budget.of(WithAmplitude(total, amplitude), torch.from_numpy(eager), dtype)
     found = weights.sum(-1).reshape(total.shape[1:]) * torch.from_numpy(some[0])
     budget.check("the sum of a row's weights", found)
     _check_hull(trial, output)
@@ -256,7 +256,7 @@ def _stays_finite(call: CaseCall, limit: float) -> bool:
     """Return whether no score, before or after scale and bias, leaves the dtype."""
     if not (call.query.isfinite().all() and call.key.isfinite().all()):
         return False
-    oracle = Oracle(Statement.of(call))
+    oracle = Oracle(NumpyCall.of(call))
     raw, final = oracle.comparison.values, oracle.scores
     return all(np.abs(np.where(s == -np.inf, 0, s)).max(initial=0) <= limit for s in (raw, final))
 

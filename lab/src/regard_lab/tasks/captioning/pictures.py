@@ -30,7 +30,7 @@ _QUALITY = 90
 
 
 @dataclass(frozen=True)
-class LookedAt:
+class CaptionAttention:
     """A caption with the image, and where each of its words looked.
 
     Attributes
@@ -73,7 +73,7 @@ def word_weights(prediction: Prediction) -> Tensor:
     return torch.stack(rows) if rows else weights[:0]
 
 
-def save_captions(captions: Sequence[LookedAt], path: str | Path, *, dpi: int = 110) -> Path:
+def save_captions(captions: Sequence[CaptionAttention], path: str | Path, *, dpi: int = 110) -> Path:
     """Draw captions word by word and write them to a picture: PNG, SVG or PDF, as its name ends.
 
     Those of one image stand one above the other. The first panel of each is the image itself.
@@ -121,7 +121,7 @@ def save_captions(captions: Sequence[LookedAt], path: str | Path, *, dpi: int = 
     return path
 
 
-def _draw(panel: Any, caption: LookedAt, number: int) -> None:
+def _draw(panel: Any, caption: CaptionAttention, number: int) -> None:
     """Draw the image, and for numbers above 0 where a word looked."""
     if number:
         plot_image(caption.weights[number - 1], caption.image, caption.grid, panel, smooth=not caption.sharp)

@@ -35,7 +35,7 @@ from regard_lab.tasks.captioning.options import CaptionDataOptions, CaptionOptio
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.vocabulary import Vocabulary
 from regard_lab.training.frequencies import Frequencies
-from regard_lab.training.objectives import Loss, WriteTargets, cross_entropy, shifted
+from regard_lab.training.objectives import Loss, Seq2SeqObjective, cross_entropy, shifted
 from regard_lab.training.run import FolderRun, RunFolder, restore_conditions, save_unbroken
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 Reward = Callable[[Tensor, Tensor], Tensor]
 
 
-class EarnRewards(WriteTargets):
+class PolicyGradientObjective(Seq2SeqObjective):
     """Write what earns rewards, by the gradient of their expectation (Williams 1992; Rennie 2017, arXiv 1612.00563).
 
     Of each source K targets y are drawn from the model. Each is compared with the mean of what the others earn (Luo
@@ -71,7 +71,7 @@ class EarnRewards(WriteTargets):
     temperature : float, default 1.0
         Below 1, draws are closer to what a search finds.
     likelihood : float, default 0.0
-        Weight of the loss of :class:`WriteTargets`, which is added where it is above 0.
+        Weight of the loss of :class:`Seq2SeqObjective`, which is added where it is above 0.
     smoothing, guided, coverage
         Of that.
     """
@@ -375,7 +375,7 @@ class Captioning(FolderRun[CaptionOptions]):
         each: dict[str, Any] = {"size": training.batch_images, "each": training.captions, "seed": training.seed}
         return CaptionBatches(grids, captions, owners, mirror=mirror, **each)
 
-    def _objective(self, captioner: Captioner, learn: Pairs, targets: Ragged) -> WriteTargets:
+    def _objective(self, captioner: Captioner, learn: Pairs, targets: Ragged) -> Seq2SeqObjective:
         """Return what is learned: the captions of people, or what earns rewards."""
         training, reward = self.options.training, self.options.reward
         guided = captioner.model.maps[0] if training.coverage and captioner.model.maps else ""
@@ -385,12 +385,12 @@ class Captioning(FolderRun[CaptionOptions]):
             "coverage": training.coverage,
         }
         if not reward.some:
-            return WriteTargets(training.teacher_forcing, **others)
+            return Seq2SeqObjective(training.teacher_forcing, **others)
         earned = CaptionReward(
             list(learn.references().values()), captioner.vocabulary, cider=reward.cider, bleu=reward.bleu
         )
         longest = int(targets.lengths.max()) + 1
-        return EarnRewards(earned, reward.draws, longest, reward.temperature, reward.likelihood, **others)
+        return PolicyGradientObjective(earned, reward.draws, longest, reward.temperature, reward.likelihood, **others)
 
     def _score(self, captioner: Captioner, valid: Pairs, grids: Grids) -> Callable[[Any], dict[str, float]]:
         """Return what a validation asks beside the loss: greedy search for some of the held-out images."""

@@ -15,12 +15,12 @@ from regard_lab.data.images import Preprocessing
 from regard_lab.data.labelled_images import SIDE, LabelledImages, read_labelled_images
 from regard_lab.models import ImageClassifier, ResNet, VisionTransformer, load
 from regard_lab.tasks.classification.image_options import KINDS, ImageClassificationOptions
-from regard_lab.tasks.classification.images import PictureClassifier
+from regard_lab.tasks.classification.images import ImageClassificationPipeline
 from regard_lab.tasks.classification.training import ClassificationRun, Prepared, classification_metrics
 from regard_lab.training.run import place
 
 
-class ImageTraining(ClassificationRun[ImageClassificationOptions, LabelledImages, PictureClassifier]):
+class ImageTraining(ClassificationRun[ImageClassificationOptions, LabelledImages, ImageClassificationPipeline]):
     """A run in a folder that learns labels of images; parameters as :class:`ClassificationRun` has them."""
 
     kind = ImageClassificationOptions
@@ -59,7 +59,7 @@ class ImageTraining(ClassificationRun[ImageClassificationOptions, LabelledImages
         valid: LabelledImages,
         names: list[str],
         resume: bool,  # noqa: ARG002
-    ) -> Prepared[PictureClassifier]:
+    ) -> Prepared[ImageClassificationPipeline]:
         assert self._preprocessing is not None
         self._valid = valid
         how = self._preprocessing if self.options.start else self._preprocessing.with_statistics(learn.pixels)
@@ -76,10 +76,10 @@ class ImageTraining(ClassificationRun[ImageClassificationOptions, LabelledImages
             self._batches(learn, names, how, self.options.augmentation),
             self._batches(valid, names, how, None).once,
             self.options.suitable_rate(model.model),
-            lambda: PictureClassifier(model.eval(), how),
+            lambda: ImageClassificationPipeline(model.eval(), how),
         )
 
-    def scores(self, made: PictureClassifier) -> dict[str, float]:
+    def scores(self, made: ImageClassificationPipeline) -> dict[str, float]:
         """Return the accuracy and the F1 of a classifier on the images that the training validated with."""
         assert self._valid is not None, "there are some when it was trained"
         true, K = self._valid.numbers(made.labels), len(made.labels)

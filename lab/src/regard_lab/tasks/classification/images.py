@@ -21,7 +21,7 @@ from regard_lab.models.folders import json_bytes
 from regard_lab.models.hugging_face.hosted import HostedImageClassifier
 
 
-class PictureClassifier:
+class ImageClassificationPipeline:
     """A model that names labels of images, and how images are read for it.
 
     Parameters
@@ -38,7 +38,7 @@ class PictureClassifier:
     --------
     >>> from regard_lab.models import ResNet, ResNetConfig
     >>> model = ImageClassifier(ResNet(ResNetConfig(features=4, layers=1)), ["cat", "dog"]).eval()
-    >>> classifier = PictureClassifier(model, Preprocessing(16, (16, 16)))
+    >>> classifier = ImageClassificationPipeline(model, Preprocessing(16, (16, 16)))
     >>> pixels = classifier.fit([np.zeros((20, 30, 3), np.uint8), np.zeros((9, 9, 3), np.uint8)])
     >>> classifier.probabilities(pixels).shape
     torch.Size([2, 2])
@@ -53,7 +53,7 @@ class PictureClassifier:
         channels = model.model.config.channels
         if channels != preprocessing.channels:
             expected = f"read images of {channels} channels, as its model"
-            raise rejected("PictureClassifier", "preprocessing", expected, preprocessing.channels)
+            raise rejected("ImageClassificationPipeline", "preprocessing", expected, preprocessing.channels)
 
     @classmethod
     def load(cls, folder: str | Path, function: str = "load", model: nn.Module | None = None) -> Self:

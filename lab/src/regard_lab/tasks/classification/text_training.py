@@ -27,7 +27,7 @@ from regard_lab.tasks.classification.texts import (
     readable_length,
     surrounded,
 )
-from regard_lab.tasks.classification.training import ClassificationRun, LabelledBatch, NameLabels, Prepared
+from regard_lab.tasks.classification.training import ClassificationObjective, ClassificationRun, LabelledBatch, Prepared
 from regard_lab.tasks.folders import check_tokenizer
 from regard_lab.tasks.language.options import KINDS, SIZED, TOKENIZERS
 from regard_lab.text.inputs import Inputs
@@ -36,7 +36,7 @@ from regard_lab.training.objectives import Loss
 from regard_lab.training.run import place
 
 
-class AdversarialLabels(NameLabels):
+class AdversarialLabels(ClassificationObjective):
     """Name the label of each text, and of its vectors moved uphill (Goodfellow 2015; Miyato 2017, arXiv 1605.07725).
 
     For a text with vectors x (L, W) and label y::
@@ -53,7 +53,7 @@ class AdversarialLabels(NameLabels):
     step : float
         ε, the length of r as a share of the length of x.
     smoothing : float, default 0.0
-        As :class:`~regard_lab.tasks.classification.training.NameLabels` has it.
+        As :class:`~regard_lab.tasks.classification.training.ClassificationObjective` has it.
     """
 
     def __init__(self, labels: Sequence[str], step: float, smoothing: float = 0.0) -> None:
@@ -183,7 +183,7 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
             begin=lambda: tokenizer.limited(length).save(self.folder),
         )
 
-    def objective(self, names: list[str]) -> NameLabels:
+    def objective(self, names: list[str]) -> ClassificationObjective:
         training = self.options.training
         if not training.adversarial:
             return super().objective(names)

@@ -81,7 +81,7 @@ class LabelledBatch(Protocol):
         """Return the logits (B, C) that a classifier makes of the examples."""
 
 
-class NameLabels(Objective):
+class ClassificationObjective(Objective):
     """Name the label of each example: the cross-entropy of labels.
 
     Parameters
@@ -185,9 +185,9 @@ class ClassificationRun(FolderRun[_O], Generic[_O, _L, _C]):
     def prepare(self, learn: _L, valid: _L, names: list[str], resume: bool) -> Prepared[_C]:
         """Return the model and its batches."""
 
-    def objective(self, names: list[str]) -> NameLabels:
+    def objective(self, names: list[str]) -> ClassificationObjective:
         """Return what is learned."""
-        return NameLabels(names, self.options.training.label_smoothing)
+        return ClassificationObjective(names, self.options.training.label_smoothing)
 
     def train(self, *, resume: bool = False, callbacks: Iterable[Callback] = ()) -> tuple[_C, TrainingResult]:
         """Read the examples, train, and save the classifier to the folder.

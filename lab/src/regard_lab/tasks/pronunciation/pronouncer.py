@@ -225,12 +225,12 @@ class Pronouncer:
         """
         from regard_lab.training.learner import Learner, Stream
         from regard_lab.training.loop import train
-        from regard_lab.training.objectives import WriteTargets
+        from regard_lab.training.objectives import Seq2SeqObjective
 
         sources, targets = self.model.source.encode_all(pairs.sources), self.model.target.encode_all(pairs.targets)
         batches = Batches(sources, targets, size=PAIRS, seed=options.seed)
         try:
-            learner = Learner(self.model.model, options, Stream(batches.batch), WriteTargets.of(options))
+            learner = Learner(self.model.model, options, Stream(batches.batch), Seq2SeqObjective.of(options))
             return train(learner, (), options, None, callbacks=callbacks)
         finally:
             self.model.model.eval()

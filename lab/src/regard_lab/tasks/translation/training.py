@@ -183,7 +183,7 @@ class Experiment(FolderRun[ExperimentOptions]):
         """
         from regard_lab.training.learner import Learner, Stream
         from regard_lab.training.loop import train
-        from regard_lab.training.objectives import WriteTargets
+        from regard_lab.training.objectives import Seq2SeqObjective
 
         training = self.options.training
         (_, here), files = self.open(resume), self.files(self.folder)
@@ -218,7 +218,7 @@ class Experiment(FolderRun[ExperimentOptions]):
         if start is None:
             frequencies.set_bias(model)
         guess = frequencies.loss(checks[1])
-        objective = WriteTargets.of(training, guided)
+        objective = Seq2SeqObjective.of(training, guided)
         score = self._score(sequence_model, valid)
         learner = Learner(model, training, Stream(batches.batch), objective, score, guess)
         ended = train(learner, list(once.once()), training, self.folder, resume=resume, callbacks=callbacks)

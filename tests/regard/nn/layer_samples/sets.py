@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.regard.nn.layer_samples.sample import Array, Padded, array, sample, softmax
 from torch import Tensor
 
 from regard.nn.sets import ISAB, MAB, PMA, SAB
-from regard.testing.layers.sample import Array, Padded, array, sample, softmax
 
 LENGTHS = torch.tensor([3, 5])
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.regard.nn.layer_samples.sample import Array, LayerCall, Padded, array, sample, softmax
 from torch import Tensor
 
 from regard import masks
@@ -21,7 +22,6 @@ from regard.nn.transformer import (
     TransformerEncoder,
     TransformerEncoderLayer,
 )
-from regard.testing.layers.sample import Array, CaseCall, Padded, array, sample, softmax
 
 LENGTHS = torch.tensor([3, 5])
 PADDING = torch.arange(5) >= LENGTHS.unsqueeze(1)
@@ -98,7 +98,7 @@ def _formula(layer: Any, query: Tensor, key: Tensor, value: Tensor, **masks: Any
 
 
 def _call(width: int, kdim: int, vdim: int, **named: Any) -> Any:
-    def call(new: Any) -> CaseCall:
+    def call(new: Any) -> LayerCall:
         return (new(2, 4, width), new(2, 5, kdim), new(2, 5, vdim)), {"key_padding_mask": PADDING, **named}
 
     return call

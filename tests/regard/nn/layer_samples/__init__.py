@@ -1,7 +1,7 @@
 """Samples of layers: a small one of each, a call of it, and its formula in NumPy, for the test that all share."""
 
-from regard.testing.layers import choices, images, linear, memory, multihead, positions, scored, sets
-from regard.testing.layers.sample import SAMPLES, Sample, sample
+from tests.regard.nn.layer_samples import choices, images, linear, memory, multihead, positions, scored, sets
+from tests.regard.nn.layer_samples.sample import SAMPLES, Sample, sample
 
 __all__ = [
     "SAMPLES",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.regard.nn.layer_samples.sample import Array, LayerCall, Padded, array, first, sample, softmax
 from torch import Tensor, nn
 
 from regard import masks
@@ -16,7 +17,6 @@ from regard.functional import attention
 from regard.nn.positions.encodings import LearnedPositions, SinusoidalPositions
 from regard.nn.positions.relative import AlibiBias, RelativeBias, RelativePositions
 from regard.nn.positions.rotary import Rotary
-from regard.testing.layers.sample import Array, CaseCall, Padded, array, first, sample, softmax
 
 LENGTHS = torch.tensor([3, 5])
 OFFSETS = torch.tensor([4, 0])
@@ -51,11 +51,11 @@ def _rotary(layer: Any, x: Tensor, offset: Any = 0) -> Array:
     return found
 
 
-def _rows(width: int, **named: Any) -> Callable[[Callable[..., Tensor]], CaseCall]:
+def _rows(width: int, **named: Any) -> Callable[[Callable[..., Tensor]], LayerCall]:
     return lambda new: ((new(2, 5, width),), named)
 
 
-def _heads(**named: Any) -> Callable[[Callable[..., Tensor]], CaseCall]:
+def _heads(**named: Any) -> Callable[[Callable[..., Tensor]], LayerCall]:
     return lambda new: ((new(2, 3, 5, 8),), named)
 
 
@@ -159,7 +159,7 @@ def _read(bias: Callable[[Any, Array, int], Array]) -> Callable[..., Array]:
     return formula
 
 
-def _call(**named: Any) -> Callable[[Callable[..., Tensor]], CaseCall]:
+def _call(**named: Any) -> Callable[[Callable[..., Tensor]], LayerCall]:
     width = HEADS * WIDTH
     return lambda new: ((new(2, 4, width), new(2, 5, width), new(2, 5, width), LENGTHS), named)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.regard.nn.layer_samples.sample import Array, LayerCall, Padded, array, filled, first, sample, softmax
 from torch import Tensor
 
 from regard.nn.heads.decomposable import DecomposableAttention
@@ -14,18 +15,17 @@ from regard.nn.heads.local import LocalAttention
 from regard.nn.heads.stochastic import HardAttention
 from regard.nn.heads.synthesizer import FactorizedPositionalAttention, PositionalAttention
 from regard.nn.memory.intra import IntraAttention
-from regard.testing.layers.sample import Array, CaseCall, Padded, array, filled, first, sample, softmax
 
 LENGTHS = torch.tensor([3, 5])
 KEYS = Padded((1, 2), LENGTHS)
 FIRST = Padded((0,), LENGTHS)
 
 
-def _call(query: int, key: int, value: int) -> Callable[[Callable[..., Tensor]], CaseCall]:
+def _call(query: int, key: int, value: int) -> Callable[[Callable[..., Tensor]], LayerCall]:
     return lambda new: ((new(2, 4, query), new(2, 5, key), new(2, 5, value), LENGTHS), {})
 
 
-def _alone(width: int, **more: Any) -> Callable[[Callable[..., Tensor]], CaseCall]:
+def _alone(width: int, **more: Any) -> Callable[[Callable[..., Tensor]], LayerCall]:
     return lambda new: ((new(2, 5, width), LENGTHS), more)
 
 
@@ -108,7 +108,7 @@ def _decomposable(layer: Any, a: Tensor, b: Tensor, *lengths: Tensor) -> Array:
     return np.stack([_judged(layer, x[:m], y[:n]) for x, y, m, n in pairs])
 
 
-def _both(call: CaseCall, value: float) -> CaseCall:
+def _both(call: LayerCall, value: float) -> LayerCall:
     (a, b, a_lens, b_lens), kwargs = call
     return (filled(a, a_lens, value), filled(b, b_lens, value), a_lens, b_lens), kwargs
 
@@ -117,7 +117,7 @@ def _sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
-def _lstmn(layer: Any, x: Tensor, state: None = None, lengths: Tensor | None = None) -> Array:  # noqa: ARG001
+def _lstmn(layer: Any, x: Tensor, state: None = None, lengths: Tensor | None = None) -> Array:
     C, T = layer.hidden_size, x.shape[1]
     out = np.zeros((len(x), T, C))
     w_v, w_h, w_x, w_s = (array(getattr(layer, name)) for name in ("w_v", "w_h", "w_x", "w_s"))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
+from tests.regard.nn.layer_samples.sample import Array, LayerCall, array, sample, softmax
 from torch import Tensor, nn
 
 from regard.nn.image.channels import (
@@ -17,12 +18,11 @@ from regard.nn.image.channels import (
     SqueezeExcitation,
 )
 from regard.nn.image.non_local import NonLocalBlock, SelfAttention2d
-from regard.testing.layers.sample import Array, CaseCall, array, sample, softmax
 
 _M = TypeVar("_M", bound=nn.Module)
 
 
-def _call(*shape: int, inputs: int = 1) -> Callable[[Callable[..., Tensor]], CaseCall]:
+def _call(*shape: int, inputs: int = 1) -> Callable[[Callable[..., Tensor]], LayerCall]:
     return lambda new: (tuple(new(*shape) for _ in range(inputs)), {})
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.regard.nn.layer_samples.sample import Array, LayerCall, Padded, array, first, sample
 from torch import Tensor
 
 from regard import masks
 from regard.nn.linear.attention import LinearAttention
 from regard.nn.linear.fast_weights import FastWeights
 from regard.nn.linear.self_attention import LinearSelfAttention
-from regard.testing.layers.sample import Array, CaseCall, Padded, array, first, sample
 
 LENGTHS = torch.tensor([3, 5])
 
@@ -85,11 +85,11 @@ def _fast(layer: Any, query: Tensor, key: Tensor | None, value: Tensor | None, l
     return _out(layer, found)
 
 
-def _itself(**kwargs: Any) -> Callable[[Callable[..., Tensor]], CaseCall]:
+def _itself(**kwargs: Any) -> Callable[[Callable[..., Tensor]], LayerCall]:
     return lambda new: ((new(2, 5, 8), None, None, LENGTHS), kwargs)
 
 
-def _other(queries: int) -> Callable[[Callable[..., Tensor]], CaseCall]:
+def _other(queries: int) -> Callable[[Callable[..., Tensor]], LayerCall]:
     return lambda new: ((new(2, queries, 8), new(2, 5, 6), new(2, 5, 7), LENGTHS), {})
 
 

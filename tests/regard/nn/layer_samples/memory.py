@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.regard.nn.layer_samples.sample import Array, LayerCall, Padded, array, sample, softmax
 from torch import Tensor
 
 from regard.nn.memory.addressing import ContentAddressing
 from regard.nn.memory.dnc import DifferentiableNeuralComputer, DNCReadHead, DNCState, DNCWriteHead
 from regard.nn.memory.ntm import NeuralTuringMachine, NTMReadHead, NTMState, NTMWriteHead
-from regard.testing.layers.sample import Array, CaseCall, Padded, array, sample, softmax
 
 LENGTHS = torch.tensor([2, 3])
 ROWS = torch.tensor([3, 5])
@@ -207,15 +207,15 @@ def _between(new: Numbers, batch: int, rows: int) -> Tensor:
     return torch.where(torch.eye(rows, dtype=torch.bool), 0, links)
 
 
-def _turing_call(new: Numbers) -> CaseCall:
+def _turing_call(new: Numbers) -> LayerCall:
     state = NTMState(
         new(2, 6, 4), _weights(new, 2, 2, 6), _weights(new, 2, 2, 6), new(2, 2, 4), new(2, 7).tanh(), new(2, 7)
     )
     return (new(2, 3, 3), state, LENGTHS), {}
 
 
-def _computer_call(cell: int) -> Callable[[Numbers], CaseCall]:
-    def call(new: Numbers) -> CaseCall:
+def _computer_call(cell: int) -> Callable[[Numbers], LayerCall]:
+    def call(new: Numbers) -> LayerCall:
         state = DNCState(
             new(2, 6, 4),
             torch.sigmoid(new(2, 6)),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 #: Positional and keyword arguments.
-CaseCall = tuple[tuple[Any, ...], dict[str, Any]]
+LayerCall = tuple[tuple[Any, ...], dict[str, Any]]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -43,9 +43,9 @@ class Sample:
 
     name: str
     build: Callable[..., nn.Module]
-    call: Callable[[Callable[..., Tensor]], CaseCall]
+    call: Callable[[Callable[..., Tensor]], LayerCall]
     formula: Callable[..., Any]
-    hidden: Callable[[CaseCall, float], CaseCall] | None = None
+    hidden: Callable[[LayerCall, float], LayerCall] | None = None
     variant: str = ""
     training: bool = False
     compiles: bool = True
@@ -108,7 +108,7 @@ class Padded:
     places: tuple[int, ...]
     lengths: Tensor = field(default_factory=lambda: torch.tensor([3, 5]))
 
-    def __call__(self, call: CaseCall, value: float) -> CaseCall:
+    def __call__(self, call: LayerCall, value: float) -> LayerCall:
         """Return the call with ``value`` in the padding."""
         args, kwargs = call
         changed = [filled(t, self.lengths, value) if i in self.places else t for i, t in enumerate(args)]

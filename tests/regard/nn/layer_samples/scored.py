@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.regard.nn.layer_samples.sample import Array, LayerCall, Padded, array, first, sample, softmax
 from torch import Tensor
 
 from regard import nn
-from regard.testing.layers.sample import Array, CaseCall, Padded, array, first, sample, softmax
 
 LENGTHS = torch.tensor([3, 5])
 
 
-def _call(query: int, key: int, value: int) -> Callable[[Callable[..., Tensor]], CaseCall]:
+def _call(query: int, key: int, value: int) -> Callable[[Callable[..., Tensor]], LayerCall]:
     return lambda new: ((new(2, 4, query), new(2, 5, key), new(2, 5, value), LENGTHS), {})
 
 

@@ -1,4 +1,4 @@
-"""Derivatives of derivatives where an engine has none: an error that names engines which have."""
+"""A call as one operator, for compilers and tracers; and the error for second derivatives that an engine lacks."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from regard.engines.aux import AuxRequest
 from regard.engines.problem import Call, Problem
 from regard.masks import Mask
 from regard.scores.dot_products import DotLike
+
+# Derivatives of derivatives where an engine has none: an error that names engines which have --------------------------
 
 
 def no_second_derivative(what: str) -> RuntimeError:

@@ -1,4 +1,4 @@
-"""How inputs of multi-head attention may lie, as torch has it: with or without a batch, the batch first or second.
+"""Multi-head attention that stands in for ``torch.nn.MultiheadAttention``, with its inputs, masks and nested tensors.
 
 Dimensions: B batch, N rows, E width.
 """
@@ -31,6 +31,8 @@ from regard.nn.heads.scored import ScoredAttention
 from regard.nn.kv_cache import AttendingCache, KVCache
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
+
+# How inputs of multi-head attention may lie, as torch has it: with or without a batch, the batch first or second ------
 
 
 def check_inputs(layer: str, inputs: Sequence[Any], widths: Sequence[int], batch_first: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Learning from rewards: a model draws targets, and those that earn more than others of the source get likelier.
+"""Training of captioners: by likelihood, then by rewards.
 
 Dimensions: B sources, K draws of each, T steps.
 """
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback
 
     from regard_lab.training.loop import TrainingResult
+
+
+# Learning from rewards: a model draws targets, and those that earn more than others of the source get likelier --------
 
 
 #: What K targets of B sources, (B · K, T) with padding behind their end marks, earn, (B, K): of the sources' rows (B,).

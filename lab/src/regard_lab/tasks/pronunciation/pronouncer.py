@@ -1,4 +1,4 @@
-"""The CMU Pronouncing Dictionary: words and how they are spoken, read from a data file."""
+"""Words and how they are spoken: the CMU dictionary, and a model that learns from it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback
 
     from regard_lab.training.loop import TrainingResult
+
+
+# The CMU Pronouncing Dictionary: words and how they are spoken, read from a data file ---------------------------------
 
 
 #: A pronunciation: phonemes such as ``("K", "AE", "T")``.

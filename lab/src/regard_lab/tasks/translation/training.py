@@ -1,4 +1,4 @@
-"""The folder of a run on pairs: what any run has, and the vocabularies."""
+"""Training of translators: the folder of a run, the start from another model, and the run itself."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback
 
     from regard_lab.training.loop import TrainingResult
+
+
+# The folder of a run on pairs: what any run has, and the vocabularies -------------------------------------------------
 
 
 SOURCE, TARGET = "source.json", "target.json"

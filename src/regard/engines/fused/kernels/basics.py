@@ -1,4 +1,4 @@
-"""How a function says that it is a kernel; free of Numba, so that reading it costs nothing."""
+"""What all kernels share: their decorator, the numbers and addresses they read, and elementary functions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any, Final, Literal, TypeVar, cast, get_args
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
+
+# How a function says that it is a kernel; free of Numba, so that reading it costs nothing -----------------------------
+
 
 Type = Literal["real*", "int*", "byte*", "real", "int"]
 TYPES: Final = frozenset(get_args(Type))

@@ -31,14 +31,22 @@ from regard_lab.cli.translate import load
 from regard_lab.data.pairs import Pairs, read_pairs
 from regard_lab.generation.predictions import PredictionOptions
 from regard_lab.generation.sequence_model import SequenceModel
-from regard_lab.tasks.translation.alignment.aligners import eflomal, lexical, lowercase
 from regard_lab.tasks.translation.alignment.attention import (
     predicted_attention,
     strongest_links,
     symmetrize_attention,
     word_attention,
 )
-from regard_lab.tasks.translation.alignment.links import Agreement, Gold, Links, merge_pieces, symmetrize
+from regard_lab.tasks.translation.alignment.links import (
+    Agreement,
+    Gold,
+    Links,
+    eflomal,
+    lexical,
+    lowercase,
+    merge_pieces,
+    symmetrize,
+)
 from regard_lab.text.words import find_words, split_elisions
 
 SEED, LENGTHS = 5, (6, 14)

@@ -29,9 +29,8 @@ from torch import Tensor, nn
 from benchmarks.decoding import interleaved
 from benchmarks.machine import ROOT, facts
 from regard_lab.generation.beam_search import SearchOptions, search
-from regard_lab.generation.forced import pad_to_device, score_targets
 from regard_lab.generation.quantization import pack_weights, quantize
-from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.generation.sequence_model import SequenceModel, pad_to_device, score_targets
 from regard_lab.models import TransformerEncoderDecoder
 from regard_lab.models.base import END
 from regard_lab.text.vocabulary import UNKNOWN

@@ -37,12 +37,17 @@ from regard_lab.data.images import open_images, resize_image
 from regard_lab.generation.beam_search import SearchOptions
 from regard_lab.generation.predictions import PredictionOptions
 from regard_lab.models.captioner import RecurrentCaptioner, RecurrentCaptionerConfig
-from regard_lab.tasks.captioning.caption_metrics import caption_scores, caption_words
-from regard_lab.tasks.captioning.caption_pictures import LookedAt, save_captions, word_weights
 from regard_lab.tasks.captioning.captioner import Captioner
-from regard_lab.tasks.captioning.encoders import EFFICIENTNETS, efficientnet_file, open_encoder
-from regard_lab.tasks.captioning.features import Features, write_features
-from regard_lab.training.objectives import WriteTargets
+from regard_lab.tasks.captioning.encoders import (
+    EFFICIENTNETS,
+    Features,
+    efficientnet_file,
+    open_encoder,
+    write_features,
+)
+from regard_lab.tasks.captioning.metrics import caption_scores, caption_words
+from regard_lab.tasks.captioning.pictures import CaptionAttention, save_captions, word_weights
+from regard_lab.training.objectives import Seq2SeqObjective
 
 RESULTS = ROOT / "benchmarks" / "results" / "captioning.json"
 
@@ -170,7 +175,7 @@ def speed(bench: Bench) -> None:
     }
     ours = RecurrentCaptioner(RecurrentCaptionerConfig(encoder.width, size, **config)).train()
     plain = ShowAttendTell(encoder.width, size, 256, 256, 256).train()
-    objective = WriteTargets(1.0, 0.1, guided="attention", coverage=0.5)
+    objective = Seq2SeqObjective(1.0, 0.1, guided="attention", coverage=0.5)
     optimizers = [torch.optim.AdamW(each.parameters(), 1e-3, fused=True) for each in (ours, plain)]
 
     def learn(batch: Any) -> None:
@@ -251,7 +256,7 @@ def looks(bench: Bench) -> None:
             classifier = torch.load(efficientnet_file(captioner.encoder.kind), weights_only=True)["_fc.weight"]
             grids = bench.grids(captioner, test)
             found: list[Look] = []
-            drawn: dict[str, LookedAt] = {}
+            drawn: dict[str, CaptionAttention] = {}
             for row, (image, grid) in enumerate(zip(test, grids)):
                 (made,) = captioner.caption(grid[None], [image], PredictionOptions(SEARCH, alignment=True))
                 if not made.words or made.alignment is None:
@@ -262,7 +267,7 @@ def looks(bench: Bench) -> None:
                 if some:
                     words = tuple(each.text for each in made.words)
                     shape = (captioner.encoder.rows, captioner.encoder.cols)
-                    drawn[image] = LookedAt(
+                    drawn[image] = CaptionAttention(
                         pixels, words, word_weights(made), shape, made.text, name.startswith("hard")
                     )
                 if len(drawn) == LOOKED:
@@ -273,9 +278,9 @@ def looks(bench: Bench) -> None:
             bench.keep(f"looks {name}", judged(found) | {"worst": [asdict(each) for each in worst]})
 
 
-def _titled(drawn: LookedAt, look: Look) -> LookedAt:
+def _titled(drawn: CaptionAttention, look: Look) -> CaptionAttention:
     title = f"{look.word}: {look.on_it:.2f}, mean word {look.mean:.2f} — {drawn.title}"
-    return LookedAt(drawn.image, drawn.words, drawn.weights, drawn.grid, title, drawn.sharp)
+    return CaptionAttention(drawn.image, drawn.words, drawn.weights, drawn.grid, title, drawn.sharp)
 
 
 def judged(found: list[Look]) -> dict[str, Any]:

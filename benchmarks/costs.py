@@ -20,8 +20,9 @@ import torch
 import regard
 from benchmarks.machine import facts
 from benchmarks.measure import loops_for, sample
-from regard import _problem, masks, scores
+from regard import masks, scores
 from regard.engines import TABLE, cost_model
+from regard.engines.problem import Call, Problem
 
 TARGET = Path(cost_model.__file__).with_name("costs.json")
 #: Pairs times features beyond which a call would take too long to measure.
@@ -96,7 +97,7 @@ def measured(s: Setting) -> Iterator[tuple[str, tuple[float, ...], float]]:
     """Yield the lane, the terms and the seconds of a call for every engine that runs it, sampled in turn."""
     ends, options = made(s)
     mask = options["attn_mask"]
-    problem = _problem.build(*ends, mask, 0.0, False, None, False, options["score"], "softmax", None)
+    problem = Problem.of(Call(*ends, mask, score=options["score"]))
     calls: dict[str, Callable[[], object]] = {}
     for name, engine in TABLE.items():
         if engine.refusal(problem) is None and not engine.grows(problem):

@@ -38,7 +38,7 @@ from regard_lab.data.labelled import read_labelled
 from regard_lab.data.toml import read_toml
 from regard_lab.models import DecoderLM, EncoderLM, load
 from regard_lab.tasks.classification.text_options import ClassificationOptions
-from regard_lab.tasks.classification.text_run import FineTuning
+from regard_lab.tasks.classification.text_training import FineTuning
 from regard_lab.tasks.language.options import LanguageOptions
 from regard_lab.tasks.language.pretraining import Pretraining
 from regard_lab.training.learner import is_bfloat16

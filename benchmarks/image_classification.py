@@ -27,10 +27,10 @@ from benchmarks.machine import ROOT, facts
 from regard_lab.data.labelled_images import read_labelled_images
 from regard_lab.data.toml import read_toml
 from regard_lab.models import ResNet, ResNetConfig
-from regard_lab.tasks.classification.image_classifier import PictureClassifier
 from regard_lab.tasks.classification.image_options import ImageClassificationOptions
-from regard_lab.tasks.classification.image_run import ImageTraining
-from regard_lab.tasks.classification.metrics import classification_metrics
+from regard_lab.tasks.classification.image_training import ImageTraining
+from regard_lab.tasks.classification.images import ImageClassificationPipeline
+from regard_lab.tasks.classification.training import classification_metrics
 
 RUNS, RESULTS = ROOT / "build/image-classification", ROOT / "benchmarks/results/image-classification.json"
 LEARN, TEST = "train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz"
@@ -53,7 +53,7 @@ def trained(recipe: str, name: str, data: Path, changes: dict[str, Any]) -> dict
     return found | scores(classifier, data)
 
 
-def scores(classifier: PictureClassifier, data: Path) -> dict[str, Any]:
+def scores(classifier: ImageClassificationPipeline, data: Path) -> dict[str, Any]:
     """Return how well a classifier names the test images, and how large it is."""
     images = read_labelled_images(data / TEST, classifier.preprocessing)
     true, K = images.numbers(classifier.labels), len(classifier.labels)
@@ -62,7 +62,7 @@ def scores(classifier: PictureClassifier, data: Path) -> dict[str, Any]:
     count = sum(each.numel() for each in classifier.model.parameters())
     found = {"accuracy": measures["accuracy"], "f1": measures["f1"], "parameters": count}
     if classifier.preprocessing.flip_test:
-        plain = PictureClassifier(classifier.model, replace(classifier.preprocessing, flip_test=False))
+        plain = ImageClassificationPipeline(classifier.model, replace(classifier.preprocessing, flip_test=False))
         found["plain"] = float((plain.probabilities(images.pixels).argmax(1).numpy() == true).mean())
     return found
 

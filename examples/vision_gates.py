@@ -22,15 +22,15 @@ from torch import Tensor
 from examples.vision_rollout import scattered
 from regard_lab.models import ResNet
 from regard_lab.models.resnet import ResidualBlock
-from regard_lab.tasks.classification.image_classifier import PictureClassifier
 from regard_lab.tasks.classification.image_options import ImageClassificationOptions
-from regard_lab.tasks.classification.image_run import ImageTraining
+from regard_lab.tasks.classification.image_training import ImageTraining
+from regard_lab.tasks.classification.images import ImageClassificationPipeline
 
 TESTED, EPOCHS = 400, 8.0
 _Maps = list[tuple[Tensor, Tensor]]
 
 
-def trained(pixels: np.ndarray, labels: np.ndarray) -> PictureClassifier:
+def trained(pixels: np.ndarray, labels: np.ndarray) -> ImageClassificationPipeline:
     """Return a classifier of images (N, H, W)."""
     table = {
         "model": {"features": 8, "stages": 3, "layers": 1, "attention": "cbam", "reduction": 4},
@@ -45,7 +45,7 @@ def trained(pixels: np.ndarray, labels: np.ndarray) -> PictureClassifier:
 
 
 @torch.no_grad()
-def gates(classifier: PictureClassifier, images: Tensor) -> _Maps:
+def gates(classifier: ImageClassificationPipeline, images: Tensor) -> _Maps:
     """Return the gates of channels (B, C, 1, 1) and places (B, 1, h, w) of each block."""
     assert isinstance(classifier.model.model, ResNet)
     found: _Maps = []

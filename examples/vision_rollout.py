@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 
 from regard.inspect import capture, plot_image, rollout
-from regard_lab.tasks.classification.image_classifier import PictureClassifier
 from regard_lab.tasks.classification.image_options import ImageClassificationOptions
-from regard_lab.tasks.classification.image_run import ImageTraining
+from regard_lab.tasks.classification.image_training import ImageTraining
+from regard_lab.tasks.classification.images import ImageClassificationPipeline
 
 SIDE, COPIES, SHOWN, TESTED, EPOCHS = 20, 3, 8, 200, 6.0
 
@@ -34,7 +34,7 @@ def scattered(digits: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return fields
 
 
-def trained(images: np.ndarray, labels: np.ndarray) -> PictureClassifier:
+def trained(images: np.ndarray, labels: np.ndarray) -> ImageClassificationPipeline:
     """Return a classifier of images (N, SIDE, SIDE)."""
     table = {
         "kind": "transformer",

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import alignment
 from benchmarks.machine import ROOT, facts
 
-from regard._writing import write_atomically
+from regard._utils.files import write_atomically
 from regard_lab.data.pairs import read_pairs
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.pretrained import CARD

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from regard import _plan
+from regard._call import plan as _plan
 
 #: Doctests are not sought here: two files of this name cannot both be modules.
 collect_ignore = ["conftest.py"]

@@ -71,7 +71,10 @@ def outcomes(numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
                 process.join()
                 if not number:
                     raise
-                yield asdict(Outcome(number, "?", "dead", f"exit code {process.exitcode}")) | {"bytes": 0, "seconds": 0}
+                yield asdict(Outcome(number, "?", "dead", f"exit code {process.exitcode}")) | {
+                    "bytes": 0,
+                    "seconds": 0,
+                }
             finally:
                 process.kill()
                 process.join()

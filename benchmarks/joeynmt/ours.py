@@ -20,8 +20,7 @@ from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder, Transfor
 from regard_lab.models.base import END, EncoderDecoder
 from regard_lab.training.learner import Learner, Stream
 from regard_lab.training.loop import train
-from regard_lab.training.losses import cross_entropy
-from regard_lab.training.objectives import WriteTargets
+from regard_lab.training.objectives import Seq2SeqObjective, cross_entropy
 from regard_lab.training.options import TrainingOptions
 
 
@@ -114,7 +113,7 @@ def main() -> None:
     if job["task"] == "train":
         never = 1_000_000_000
         given = options(steps=never, save_every=never, validate_every=never, precision=job["precision"], metric="loss")
-        learner = Learner(model, given, Stream(repeated(batches)), WriteTargets.of(given))
+        learner = Learner(model, given, Stream(repeated(batches)), Seq2SeqObjective.of(given))
         train(learner, [], given, Path(job["folder"]), callbacks=[Rounds(turns, len(batches))])
     with np.load(job["weights"]) as file:
         model.load_state_dict({name: torch.from_numpy(file[name]) for name in file.files})

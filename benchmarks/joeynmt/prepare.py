@@ -16,12 +16,12 @@ from benchmarks.joeynmt import weights
 from benchmarks.joeynmt.ours import built, options
 from benchmarks.joeynmt.shapes import END, PAD, SHAPES, START, numbers
 from regard_lab.data.batches import Batch, Batches
-from regard_lab.text.normalization import normalize
 from regard_lab.text.ragged import Ragged
-from regard_lab.text.subwords import SubwordVocabulary
+from regard_lab.text.vocabulary import SubwordVocabulary
+from regard_lab.text.words import normalize
 from regard_lab.training.learner import Learner, Stream
 from regard_lab.training.loop import train
-from regard_lab.training.objectives import WriteTargets
+from regard_lab.training.objectives import Seq2SeqObjective
 
 #: Numbers of the joint vocabulary, and tokens of a batch, both sides and padding included.
 SYMBOLS, TOKENS = 8000, 4096
@@ -116,7 +116,7 @@ def learned(path: Path, shape: str, data: Data, steps: int, say: Callable[[str],
     torch.manual_seed(0)
     model = built(shape, data.size, copied=True)
     given = options(schedule="linear", warmup=0.1, learning_rate=2e-3, steps=steps)
-    learner = Learner(model, given, Stream(data.batches.batch), WriteTargets.of(given))
+    learner = Learner(model, given, Stream(data.batches.batch), Seq2SeqObjective.of(given))
     ended = train(learner, [], given, None)
     about = {"steps": ended.steps, "loss": round(learner.loss, 2), "threads": torch.get_num_threads()}
     say(f"{shape}: learned for {ended.seconds:.0f} s, {about}")

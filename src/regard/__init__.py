@@ -4,12 +4,12 @@ from importlib import import_module
 from types import ModuleType
 
 from regard import engines, masks, normalizers, scores
-from regard._attention import attention, explain
-from regard._aux import Aux, AuxRequest, TopK
-from regard._catalogue import cite
-from regard._errors import RegardWarning
-from regard._listing import Catalogue, catalogue
-from regard._plan import Plan
+from regard._call.plan import Plan
+from regard._catalogue import Catalogue, catalogue
+from regard._utils.errors import RegardWarning
+from regard._utils.mechanism import cite
+from regard.engines.aux import Aux, AuxRequest, TopK
+from regard.functional import attention, explain
 
 __version__ = "0.1.0"
 

@@ -1,160 +1,137 @@
-"""The catalogue: what each mechanism is, kept where it is defined; the table, the page and the tests read it here."""
+"""``regard.catalogue()``: every mechanism as a table that prints, and goes into README, docs and JSON."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from types import FunctionType
-from typing import Any, TypeVar
+import json
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, overload
 
-from regard._errors import rejected
-from regard._references import Reference, references
+import torch
 
-#: Modules that define mechanisms and that ``import regard`` does not import.
-_LATE = ("regard.nn",)
+from regard import engines, scores
+from regard._utils.mechanism import Mechanism, mechanisms
+from regard.engines.problem import Call, Problem
+from regard.normalizers import Normalizer
+from regard.scores.base import TABLE as SCORES
 
-
-@dataclass(frozen=True)
-class Mechanism:
-    """One row of the catalogue.
-
-    Attributes
-    ----------
-    name : str
-        What it is called in code.
-    module : str
-        Where it is found: ``regard.scores``, ``regard.nn`` and so on.
-    formula : str
-        In one line.
-    sources : tuple of str
-        Where it comes from: keys of ``references.bib``.
-    learned : str
-        Its parameters, or "".
-    cost : str
-        Operations in L, S and widths, as O(...) says it.
-    reads : str
-        For a layer, the name of the score by which it attends, as ``score=`` takes it; "" where it is no such read.
-    defined : type or function
-        The thing itself.
-    """
-
-    name: str
-    module: str
-    formula: str
-    sources: tuple[str, ...]
-    learned: str
-    cost: str
-    reads: str
-    defined: Any = field(repr=False)
-
-    @property
-    def references(self) -> tuple[Reference, ...]:
-        """Return where it comes from."""
-        return tuple(references()[key] for key in self.sources)
-
-    @property
-    def source(self) -> str:
-        """Return its references in short, as tables show them."""
-        return "; ".join(each.short for each in self.references)
+#: The columns: heading, and the attribute of a row.
+COLUMNS = ("name", "formula", "source", "learned", "engines", "cost")
+#: What the modules are called above their rows.
+HEADINGS = {"regard.scores": "Scores", "regard.normalizers": "Normalizers", "regard.nn": "Layers"}
 
 
-_TABLE: dict[str, Mechanism] = {}
-_D = TypeVar("_D", bound=Callable[..., Any])
+class Catalogue(Sequence[Mechanism]):
+    """The rows of :func:`catalogue`; prints as a table."""
+
+    def __init__(self, rows: Sequence[Mechanism]) -> None:
+        self._rows = tuple(rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Mechanism: ...
+    @overload
+    def __getitem__(self, index: slice) -> Catalogue: ...
+    def __getitem__(self, index: int | slice) -> Mechanism | Catalogue:
+        return Catalogue(self._rows[index]) if isinstance(index, slice) else self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Mechanism]:
+        return iter(self._rows)
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return the rows as dictionaries of text: ``module``, the columns, and ``references`` with their addresses."""
+        return [
+            {
+                "module": row.module,
+                "name": row.name,
+                "formula": row.formula,
+                "source": row.source,
+                "learned": row.learned,
+                "engines": ", ".join(engines_of(row)),
+                "cost": row.cost,
+                "references": [
+                    {"key": each.key, "title": each.fields["title"], "year": each.year, "url": each.url}
+                    for each in row.references
+                ],
+            }
+            for row in self
+        ]
+
+    def json(self) -> str:
+        """Return :meth:`table` as JSON."""
+        return json.dumps(self.table(), ensure_ascii=False, indent=2)
+
+    def markdown(self, columns: Sequence[str] = COLUMNS, level: int = 2) -> str:
+        """Return these columns in Markdown, module by module under headings of this level, sources linked."""
+        parts = []
+        for module, heading in HEADINGS.items():
+            rows = [row for row in self if row.module == module]
+            if not rows:
+                continue
+            head = f"{'#' * level} {heading} (`{module}`)"
+            lines = [head, "", f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
+            for row in rows:
+                cells = [_cell(row, column).replace("|", "\\|") for column in columns]
+                lines.append(f"| {' | '.join(cells)} |")
+            parts.append("\n".join(lines))
+        return "\n\n".join(parts)
+
+    def __str__(self) -> str:
+        table = [dict(zip(COLUMNS, COLUMNS)), *({name: row[name] for name in COLUMNS} for row in self.table())]
+        widths = {name: max(len(row[name]) for row in table) for name in COLUMNS}
+        return "\n".join("  ".join(row[name].ljust(widths[name]) for name in COLUMNS).rstrip() for row in table)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_markdown_(self) -> str:
+        return self.markdown()  # as notebooks show it: lines of text are too long for their cells
 
 
-def mechanism(
-    *, formula: str, sources: tuple[str, ...] = (), learned: str = "", cost: str, reads: str = ""
-) -> Callable[[_D], _D]:
-    """Decorate the class or function that is a mechanism: put it into the catalogue.
-
-    Parameters
-    ----------
-    formula, learned, cost, reads : str
-        As :class:`Mechanism` has them.
-    sources : tuple of str
-        Keys of ``references.bib``.
-    """
-
-    def add(defined: _D) -> _D:
-        module = ".".join(defined.__module__.split(".")[:2])
-        name: str = defined.__name__
-        _TABLE[name] = Mechanism(name, module, formula, sources, learned, cost, reads, defined)
-        return defined
-
-    return add
-
-
-def mechanisms() -> tuple[Mechanism, ...]:
-    """Return every mechanism there is, by module and in the order in which they are defined."""
-    for name in _LATE:
-        importlib.import_module(name)
-    order = ("regard.scores", "regard.normalizers", "regard.nn")
-    return tuple(sorted(_TABLE.values(), key=lambda each: order.index(each.module)))
-
-
-def mechanism_of(thing: object) -> Mechanism | None:
-    """Return the row of an object's class, or of a class or function; None where it has none."""
-    mechanisms()
-    rows: dict[object, Mechanism] = {each.defined: each for each in _TABLE.values()}
-    if isinstance(thing, FunctionType):
-        return rows.get(thing)
-    cls = thing if isinstance(thing, type) else type(thing)
-    return next((rows[each] for each in cls.__mro__ if each in rows), None)  # the nearest class that has one
-
-
-def _parts(thing: object) -> Iterator[object]:
-    """Yield a thing and what of it may be a mechanism: modules inside, and parts that it holds."""
-    modules = getattr(thing, "modules", None)
-    inside = list(modules()) if callable(modules) else [thing]
-    for each in inside:
-        yield each
-        yield from (part for part in getattr(each, "__dict__", {}).values() if part is not each)
-        named = (getattr(each, attribute, None) for attribute in ("score", "normalizer"))
-        yield from (_by_name(name) for name in named if isinstance(name, str))
-
-
-def _by_name(name: str) -> object:
-    """Return the part that ``attention`` calls by this name."""
-    wanted = name.replace("_", "")
-    return next((row.defined for row in _TABLE.values() if row.name.lower() == wanted), None)
-
-
-def cite(thing: object) -> str:
-    r"""Return BibTeX for a mechanism: a class or function of the catalogue, a part, or a model made of such.
-
-    Parameters
-    ----------
-    thing : object
-        A score, a normalizer, a layer, or any ``torch.nn.Module`` that contains layers; an instance or a class.
+def catalogue() -> Catalogue:
+    """Return every mechanism: its name, formula, source, learned parts, engines, and cost.
 
     Returns
     -------
-    str
-        One entry for each reference, in the order in which they come up; nothing is listed twice.
-
-    Raises
-    ------
-    ValueError
-        If nothing in it is in the catalogue with a reference.
+    Catalogue
+        A sequence of rows, which prints as a table.
 
     Examples
     --------
     >>> import regard
-    >>> print(regard.cite(regard.scores.Epanechikov))
-    @article{epanechikov1969,
-      author = {Epanechikov, V. A.},
-      title = {Non-Parametric Estimation of a Multivariate Probability Density},
-      year = {1969},
-      journal = {Theory of Probability \& Its Applications},
-    }
+    >>> rows = {row.name: row for row in regard.catalogue()}
+    >>> rows["Additive"].formula, rows["Additive"].source
+    ('w_vᵀ tanh(W_q q + W_k k)', 'Bahdanau et al. 2014')
     """
-    found: dict[str, Reference] = {}
-    for part in [thing] if isinstance(thing, type) else _parts(thing):
-        row = mechanism_of(part)
-        found |= {each.key: each for each in row.references} if row else {}
-    if not found:
-        name = thing.__name__ if isinstance(thing, type) else type(thing).__name__
-        expected = "be, or contain, a mechanism of regard.catalogue() that has a source"
-        raise rejected("cite", "thing", expected, name)
-    return "\n\n".join(each.bibtex for each in found.values())
+    return Catalogue(mechanisms())
+
+
+def _cell(row: Mechanism, column: str) -> str:
+    """Return a cell in Markdown."""
+    if column == "name":
+        return f"`{row.name}`"
+    if column == "source":
+        return "; ".join(f"[{each.short}]({each.url})" if each.url else each.short for each in row.references)
+    return ", ".join(engines_of(row)) if column == "engines" else str(getattr(row, column))
+
+
+@cache
+def engines_of(row: Mechanism) -> tuple[str, ...]:
+    """Return which engines run a plain call of a mechanism on this machine's CPU; () where none takes part."""
+    generator = torch.Generator().manual_seed(0)
+    defined, score = row.defined, None
+    normalizer: Any = "softmax"
+    if isinstance(defined, type) and issubclass(defined, scores.Score):
+        user = defined is scores.ScoreMod
+        score = scores.ScoreMod(lambda score, *_: score) if user else defined.sample(4, 4, 5, generator)
+    elif isinstance(defined, type) and issubclass(defined, Normalizer):
+        normalizer = defined.sample(generator)
+    elif row.reads:
+        score = SCORES[row.reads].sample(4, 4, 5, generator)
+    else:
+        return ()
+    query, key = torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 5, 4)
+    problem = Problem.of(Call(query, key, key, score=score, normalizer=normalizer))
+    return tuple(name for name, engine in engines.TABLE.items() if engine.refusal(problem) is None)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from regard import Catalogue, catalogue
-from regard._listing import COLUMNS, HEADINGS
+from regard._catalogue import COLUMNS, HEADINGS
 from regard_cli.messages import Console, echo, fail
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard._schema import Options
+from regard._utils.options import Options
 
 
 def flagged(options: type[Options], *places: str) -> dict[str, Field[Any]]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from regard.scores.distance import kernels
+from regard.scores.kernels import kernels
 from regard_cli.messages import Command, report_errors
 
 app = typer.Typer()

@@ -22,7 +22,7 @@ import typer
 from rich.text import Text
 from typer.core import TyperCommand
 
-from regard._errors import RegardWarning, rejection
+from regard._utils.errors import RegardWarning, rejection
 from regard_cli.printing import printable
 
 #: The exit code after wrong input.
@@ -101,7 +101,7 @@ def report_errors(package: str = "regard[cli]") -> Iterator[None]:
     except (ValueError, MemoryError) as error:
         raise fail(sentence(error) or _FULL) from None
     except RuntimeError as error:
-        from regard._memory import is_memory_error
+        from regard._utils.errors import is_memory_error
 
         if not is_memory_error(error):
             raise
@@ -174,7 +174,7 @@ def require(package: str) -> None:
 def require_writable(*paths: Path | None, picture: Path | None = None) -> None:
     """Raise now, rather than after minutes of work, if a file cannot be there, or a picture not be of its name."""
     if picture is not None:
-        from regard.inspect.plots import checked_format
+        from regard.inspect._view.plots import checked_format
 
         checked_format(picture, "--plot")
     for path in (*paths, picture):

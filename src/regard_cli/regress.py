@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from regard._errors import RegardWarning, rejected
+from regard._utils.errors import RegardWarning, rejected
 from regard_cli import regress_report as report
 from regard_cli import tables
 from regard_cli.messages import Console, report_errors, require

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from regard._constraints import Interval
-from regard._errors import rejected, unknown_name
-from regard.scores.distance import kernels
+from regard._utils.constraints import Interval
+from regard._utils.errors import rejected, unknown_name
+from regard.scores.kernels import kernels
 from regard_cli.messages import require
 from regard_cli.tables import METHODS, check_out
 

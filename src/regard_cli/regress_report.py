@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.scores.distance import kernels
+from regard.scores.kernels import kernels
 from regard_cli.tables import Added, Coded, Column, Fitted, Prepared, Quality
 
 _WAYS = {

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regard.inspect import Record
-from regard.inspect.page import describe_page
-from regard.inspect.server import PageServer
+from regard.inspect._view.page import describe_page
+from regard.inspect._view.server import PageServer
 from regard_cli.messages import echo, note, report_errors
 
 

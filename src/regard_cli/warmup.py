@@ -9,7 +9,7 @@ from itertools import product
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from regard.engines.fused import kernel_cache
+from regard.engines.fused import compiler as kernel_cache
 from regard.engines.fused.compiler import KERNELS
 from regard.engines.fused.warmup import Target, compile_ahead
 from regard_cli.messages import Console, fail

@@ -6,7 +6,7 @@ import json
 import pytest
 from benchmarks import alignment
 
-from regard_lab.tasks.translation.alignment.aligners import lexical
+from regard_lab.tasks.translation.alignment.links import lexical
 
 pytestmark = pytest.mark.slow
 

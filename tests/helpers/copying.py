@@ -16,10 +16,10 @@ from torch import nn
 
 from regard_lab.data.batches import Batch
 from regard_lab.models.base import END, EncoderDecoder
-from regard_lab.training import interrupts
+from regard_lab.training import loop as interrupts
 from regard_lab.training.learner import Learner, Stream
 from regard_lab.training.loop import train
-from regard_lab.training.objectives import WriteTargets
+from regard_lab.training.objectives import Seq2SeqObjective
 from regard_lab.training.options import TrainingOptions
 
 SYMBOLS, LENGTH = 12, 5
@@ -81,7 +81,7 @@ OPTIONS = TrainingOptions(
 
 def learner(options: TrainingOptions = OPTIONS, score=None, make=batch) -> Learner:
     torch.manual_seed(options.seed)
-    return Learner(Copier(), options, Stream(make), WriteTargets.of(options), score)
+    return Learner(Copier(), options, Stream(make), Seq2SeqObjective.of(options), score)
 
 
 def begun(target: Callable[..., None], *arguments: object) -> BaseProcess:
@@ -128,7 +128,7 @@ def apart(folder: str, processes: int, rank: int, port: int, seconds: float = 0.
         return {"bleu": float(model.output.bias.detach().sum()) + rank}
 
     stream = Stream(lambda number: batch(number * processes + rank))
-    learning = Learner(Copier(dropout=0.0), options, stream, WriteTargets.of(options), score)
+    learning = Learner(Copier(dropout=0.0), options, stream, Seq2SeqObjective.of(options), score)
     ended = train(learning, VALID[rank::processes], options, folder)
     told = {name: float(value) for name, value in learning.trainer.callback_metrics.items() if "valid" in name}
     found = {"told": told, "asked": len(asked), "reason": ended.reason, "steps": ended.steps}

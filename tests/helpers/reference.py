@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from regard.scores.distance import kernels
+from regard.scores.kernels import kernels
 
 
 def weight(kernel, d):

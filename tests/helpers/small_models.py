@@ -6,7 +6,7 @@ import torch
 
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
-from regard_lab.text.subwords import SubwordVocabulary
+from regard_lab.text.vocabulary import SubwordVocabulary
 
 ENGLISH = ["the zone of international control", "I love you", "a cat and a dog", "the dog loves the cat", "you and I"]
 FRENCH = [

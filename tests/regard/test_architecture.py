@@ -53,9 +53,9 @@ def private_names(tree: ast.AST) -> set[str]:
 
 #: Private names that cross packages still, by the module that uses them: the list may only become shorter.
 CROSSING = {
-    "regard.engines.fused.kernel_cache": {"TYPES"},
-    "regard.nn.positional_encodings": {"as_int", "int_tensor"},
-    "regard.nn.relative_positions": {"_Bias", "as_int", "lookup"},
+    "regard.engines.fused.compiler": {"TYPES"},
+    "regard.nn.positions.encodings": {"as_int", "int_tensor"},
+    "regard.nn.positions.relative": {"_Bias", "as_int", "lookup"},
 }
 
 

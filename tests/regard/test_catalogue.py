@@ -12,7 +12,7 @@ import torch
 import regard
 import regard.nn
 from regard import normalizers, scores
-from regard._references import references
+from regard._utils.mechanism import references
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.scores.base import TABLE as SCORES
 from regard_lab.planner.published import METHODS, PUBLISHED
@@ -32,7 +32,7 @@ def test_a_row_says_everything(row) -> None:
     assert row.formula and row.cost.startswith("O(")
     assert getattr(__import__(row.module, fromlist=["x"]), row.name) is row.defined
     if row.module != "regard.nn":
-        assert regard._listing.engines_of(row), "some engine runs every score and normalizer"
+        assert regard._catalogue.engines_of(row), "some engine runs every score and normalizer"
 
 
 def test_it_prints_as_a_table() -> None:

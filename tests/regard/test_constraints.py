@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard._constraints import Constraint, Flag, Integer, Interval, Options, TensorOf, lengths
+from regard._utils.constraints import Constraint, Flag, Integer, Interval, Options, TensorOf, lengths
 
 RIGHT: list[tuple[Constraint, Any, Any]] = [
     (Flag(), True, True),
@@ -45,12 +45,12 @@ WRONG: list[tuple[Constraint, Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("constraint", "value", "settled"), RIGHT, ids=[f"{type(row[0]).__name__}-{row[1]!r}" for row in RIGHT]
+    ("constraint", "value", "normalized"), RIGHT, ids=[f"{type(row[0]).__name__}-{row[1]!r}" for row in RIGHT]
 )
-def test_what_is_right_comes_back(constraint: Constraint, value: Any, settled: Any) -> None:
+def test_what_is_right_comes_back(constraint: Constraint, value: Any, normalized: Any) -> None:
     found = constraint("f", "x", value)
-    assert found == settled
-    assert type(found) is type(settled)
+    assert found == normalized
+    assert type(found) is type(normalized)
 
 
 @pytest.mark.parametrize(("constraint", "value", "kind", "sentence"), WRONG, ids=[row[3] for row in WRONG])

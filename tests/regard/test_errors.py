@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import regard
 from regard import AuxRequest, engines, masks, normalizers, scores
-from regard._errors import described
+from regard._utils.errors import described
 
 Q, K, V = torch.zeros(2, 8, 12, 64), torch.zeros(2, 8, 9, 64), torch.zeros(2, 8, 9, 16)
 TRUE = torch.ones((), dtype=torch.bool)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 import regard
 from regard import AuxRequest, engines, masks, scores
-from regard._attention import _is_torch_call
-from regard.engines import Engine, Outcome
+from regard.engines import Engine, EngineOutput
 from regard.engines.sdpa import SMALL
+from regard.functional import _is_torch_call
 from regard.normalizers.base import TABLE as NORMALIZERS
 
 
@@ -160,7 +160,7 @@ class Told(Engine):
 
     grows = cost = refusal  # type: ignore[assignment]
 
-    def run(self, problem: Any) -> Outcome:
+    def run(self, problem: Any) -> EngineOutput:
         self.ran.append(self.name)
         return self.engine.run(problem)
 

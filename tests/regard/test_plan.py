@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import _plan, masks, normalizers, scores
-from regard.testing.tiny import tiny_tiles
+from regard import masks, normalizers, scores
+from regard._call import plan as _plan
+from regard.engines.problem import Call
+from regard.testing.conformance import tiny_tiles
 
 
 def normal(*size: int, seed: int = 0) -> Tensor:
@@ -121,7 +123,7 @@ def test_a_plan_keeps_no_tensor_alive(name: str, engine: str) -> None:
     given |= {what: t.clone() for what, t in given.items() if what in ("query", "key", "value")}
     watched = [weakref.ref(t) for t in given.values() if isinstance(t, Tensor)]
     for part in given.values():
-        if isinstance(part, regard._part.Part):
+        if isinstance(part, regard._utils.part.Part):
             watched += [weakref.ref(t) for t in part.tensors()]
             del part
     output = regard.attention(**given, engine=engine)
@@ -308,11 +310,11 @@ def test_a_later_call_is_few_calls_of_python(name: str, most: int) -> None:
 )
 def test_a_mask_that_hides_nothing_is_no_part_of_a_plan(mask: masks.Mask) -> None:
     query, key = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 9, 4)
-    plan, problem = _plan.planned(query, key, key, mask, 0.0, False, None, False, None, "softmax", None, "auto", None)
+    plan, problem = _plan.plan_call(Call(query, key, key, mask), eager=True)
     assert not plan.masked
     assert problem.mask is None
     padded = mask & masks.key_padding(torch.arange(9) < 5)
-    _, problem = _plan.planned(query, key, key, padded, 0.0, False, None, False, None, "softmax", None, "auto", None)
+    _, problem = _plan.plan_call(Call(query, key, key, padded), eager=True)
     assert isinstance(problem.mask, type(masks.key_padding(torch.ones(9, dtype=torch.bool))))
     torch.testing.assert_close(
         regard.attention(query, key, key, padded), regard.attention(query, key[:, :, :5], key[:, :, :5])

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
-from regard import _torch
+from regard._utils import torch_private as _torch
 
 ASKED = (
     _torch.in_functorch, _torch.in_forward_mode, _torch.is_dispatched, _torch.is_proxied, _torch.is_jit_tracing

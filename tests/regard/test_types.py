@@ -17,7 +17,7 @@ from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.scores import Score
 from regard.scores.base import TABLE as SCORES
 from regard.scores.base import KernelName
-from regard.scores.distance import kernels
+from regard.scores.kernels import kernels
 
 
 @pytest.mark.parametrize(

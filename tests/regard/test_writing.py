@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from regard import _writing
-from regard._writing import remove_unfinished, write_atomically, write_together
+from regard._utils import files as _writing
+from regard._utils.files import remove_unfinished, write_atomically, write_together
 
 HANGING = """
 import os, sys, time
 from pathlib import Path
-from regard import _writing
+from regard._utils import files as _writing
 _writing.os.fsync = lambda number: (print("written", flush=True), time.sleep(600))
 _writing.write_atomically(Path(sys.argv[1]), b"half")
 """

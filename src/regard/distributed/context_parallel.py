@@ -4,43 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import overload
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regard import _autocast, _checks, _problem, engines
-from regard._attention import attention
-from regard._aux import FIELDS, Aux, AuxRequest
-from regard._errors import rejected, shape
-from regard._part import Part
-from regard.distributed.agreement import check_agreement
+from regard import engines
+from regard._utils.errors import rejected, shape
+from regard._utils.part import Part
+from regard._utils.tracing import autocast_cast, autocast_suspended
 from regard.distributed.layouts import (
     Layout,
+    Region,
+    Schedule,
     checked_layout,
     gather_sequence,
     pieces_of,
     shard_positions,
     shard_sequence,
 )
-from regard.distributed.partial_results import Parts
-from regard.distributed.ring import Ring
-from regard.distributed.ring_function import Call, RingAttention
-from regard.distributed.schedule import Region, Schedule
+from regard.distributed.ring import Ring, check_agreement
+from regard.distributed.ring_function import Parts, RingAttention, RingCall
 from regard.engines import EngineLike
+from regard.engines.aux import FIELDS, Aux, AuxRequest
+from regard.engines.problem import (
+    Call,
+    Problem,
+    as_normalizer,
+    as_score,
+    bound_mask,
+    canonical,
+    check_device,
+    check_dtypes,
+    check_flag,
+    check_numbers,
+    check_request,
+    check_tensors,
+    check_widths,
+)
+from regard.functional import attention
 from regard.masks import MaskLike
 from regard.masks.base import Extent
 from regard.normalizers import NormalizerLike, Sigmoid
 from regard.scores import ScoreLike
 
 
-@overload
-def ring_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: None = ..., group: dist.ProcessGroup | None = ..., layout: Layout = ..., check: bool = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
-@overload
-def ring_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest, group: dist.ProcessGroup | None = ..., layout: Layout = ..., check: bool = ...) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
-@overload
-def ring_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest | None, group: dist.ProcessGroup | None = ..., layout: Layout = ..., check: bool = ...) -> Tensor | tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
 def ring_attention(
     query: Tensor,
     key: Tensor,
@@ -59,7 +68,7 @@ def ring_attention(
     group: dist.ProcessGroup | None = None,
     layout: Layout = "contiguous",
     check: bool = True,
-) -> Tensor | tuple[Tensor, Aux]:
+) -> Any:
     r"""Return this rank's slice of :func:`regard.attention` over a sequence that all ranks of a group hold together.
 
     Every rank calls it with its own slice of queries, keys and values. Keys and values travel round a ring, one hop
@@ -130,14 +139,14 @@ def ring_attention(
     refusal: Exception | None = None
     try:
         checked_layout("ring_attention", layout)
-        dropout_p, scale, softcap = _checks.numbers(dropout_p, scale, softcap)
-        _checks.flag("is_causal", is_causal)
-        _checks.flag("enable_gqa", enable_gqa)
+        dropout_p, scale, softcap = check_numbers(dropout_p, scale, softcap)
+        check_flag("is_causal", is_causal)
+        check_flag("enable_gqa", enable_gqa)
         _check_arguments(query, key, value, dropout_p, return_aux)
         given = query, key, value
-        query, key, value = _autocast.cast(query, key, value)
-        _checks.dtypes(query, key, value)
-        lead, query, key, value, _ = _problem.canonical(query, key, value, enable_gqa)
+        query, key, value = autocast_cast(query, key, value)
+        check_dtypes(query, key, value)
+        lead, query, key, value, _ = canonical(query, key, value, enable_gqa)
         shapes = [query.shape, key.shape, value.shape]
         if ring.size == 1 or 0 in (*query.shape[:3], key.shape[2], value.shape[-1]):
             answer = attention(
@@ -147,13 +156,13 @@ def ring_attention(
         else:
             (B, H, L, _), S = query.shape, key.shape[2]
             extent = Extent(B, H, ring.size * L, ring.size * S)
-            mask = _problem.bound_mask(attn_mask, is_causal, query, key, extent, lead)
-            normalizer = _problem.as_normalizer(normalizer)
-            parts = Parts(_problem.as_score(score, query, key), mask, normalizer, scale, softcap, engine, extent)
+            mask = bound_mask(attn_mask, is_causal, query, key, extent, lead)
+            normalizer = as_normalizer(normalizer)
+            parts = Parts(as_score(score, query, key), mask, normalizer, scale, softcap, engine, extent)
             _check_parts(parts, query, key, value)
             schedule = _schedule(ring, layout, parts, L, S)
-            call = Call(ring, schedule, parts, return_aux is not None and bool(return_aux.lse))
-            with _autocast.suspended(query.device.type):
+            call = RingCall(ring, schedule, parts, return_aux is not None and bool(return_aux.lse))
+            with autocast_suspended(query.device.type):
                 call.check(query, key, value)
             facts = _facts(call, query, key, value)
     except Exception as error:  # the other ranks wait for this one, and must hear of it before it is raised
@@ -164,7 +173,7 @@ def ring_attention(
         raise refusal
     if answer is not None:
         return answer
-    with _autocast.suspended(query.device.type):
+    with autocast_suspended(query.device.type):
         output, lse = RingAttention.apply(call, query, key, value, *parts.tensors())
     return output if return_aux is None else (output, Aux(lse=lse if return_aux.lse else None))
 
@@ -178,7 +187,7 @@ def _schedule(ring: Ring, layout: Layout, parts: Parts, L: int, S: int) -> Sched
     return Schedule.of(layout, ring.rank, ring.size, parts.extent, parts.mask, parts.moves)
 
 
-def _facts(call: Call, query: Tensor, key: Tensor, value: Tensor) -> dict[str, object]:
+def _facts(call: RingCall, query: Tensor, key: Tensor, value: Tensor) -> dict[str, object]:
     """Return what must be the same on all ranks, besides shapes."""
     parts = call.parts
     wants = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *parts.tensors()))
@@ -191,8 +200,8 @@ def _facts(call: Call, query: Tensor, key: Tensor, value: Tensor) -> dict[str, o
 
 def _check_arguments(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, request: AuxRequest | None) -> None:
     """Check what is narrower than in :func:`regard.attention`."""
-    _checks.tensors(query, key, value)
-    _checks.request(request)
+    check_tensors(query, key, value)
+    check_request(request)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:
             raise rejected("ring_attention", name, "have shape (B, heads, length, width)", shape(tensor))
@@ -214,14 +223,16 @@ def _may_capture(part: Part | None) -> bool:
 def _check_parts(parts: Parts, query: Tensor, key: Tensor, value: Tensor) -> None:
     """Refuse what cannot be merged, and what would silently have no gradient."""
     normalizer, score = parts.normalizer, parts.score
-    alone = isinstance(normalizer, Sigmoid) and not normalizer.couples  # each weight depends on its own score alone
+    alone = (
+        isinstance(normalizer, Sigmoid) and not normalizer.row_normalized
+    )  # each weight depends on its own score alone
     if not (normalizer.online or alone) or not normalizer.streams or normalizer.random:
         expected = "be 'softmax' or 'sigmoid': partial results of others do not merge"
         raise rejected("ring_attention", "normalizer", expected, repr(normalizer))
     parts.at(Region((0, 1), (0, 1), 0, 1, masked=False))
-    _checks.device("score", score.tensors(), query)
+    check_device("score", score.tensors(), query)
     if not score.mixed_widths:
-        _checks.widths(query, key)
+        check_widths(query, key)
     whole = parts.extent
     score.check(
         *(t.new_empty(*t.shape[:2], n, t.shape[3], device="meta") for t, n in ((query, whole.L), (key, whole.S)))
@@ -230,10 +241,9 @@ def _check_parts(parts: Parts, query: Tensor, key: Tensor, value: Tensor) -> Non
         constant = parts.with_tensors([t.detach() for t in parts.tensors()])
         corner = Region((0, 1), (0, 1), 0, 0, True)
         at_corner = constant.at(corner)
-        problem = _problem.build(
-            query[:, :, :1].detach(), key[:, :, :1].detach(), value[:, :, :1].detach(), at_corner[1], 0.0, False,
-            parts.scale, True, at_corner[0], normalizer, parts.softcap,
-        )  # fmt: skip
+        q, k, v = (end[:, :, :1].detach() for end in (query, key, value))
+        call = Call(q, k, v, at_corner[1], 0.0, False, parts.scale, True, at_corner[0], normalizer, parts.softcap)
+        problem = Problem.of(call)
         if engines.TABLE["reference"].run(problem).output.requires_grad:
             expected = "hold tensors that get gradients as attributes, where they are found"
             raise rejected("ring_attention", "score and attn_mask", expected, "one that a function captured")
@@ -301,35 +311,9 @@ class ContextParallel:
         """How many ranks hold a sequence together."""
         return Ring.of("ContextParallel", self.group).size
 
-    @overload
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
-    @overload
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
-    @overload
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest | None) -> Tensor | tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: MaskLike | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        *,
-        score: ScoreLike | None = None,
-        normalizer: NormalizerLike = "softmax",
-        softcap: float | None = None,
-        engine: EngineLike = "auto",
-        return_aux: AuxRequest | None = None,
-    ) -> Tensor | tuple[Tensor, Aux]:
-        """Return :func:`ring_attention` over the ranks of this context."""
-        return ring_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score=score, normalizer=normalizer,
-            softcap=softcap, engine=engine, return_aux=return_aux, group=self.group, layout=self.layout,
-            check=self.check,
-        )  # fmt: skip
+    def attend(self, *args: Any, **kwargs: Any) -> Any:
+        """Return :func:`ring_attention` over the ranks of this context; takes what :func:`regard.attention` takes."""
+        return ring_attention(*args, **kwargs, group=self.group, layout=self.layout, check=self.check)
 
     def shard(self, x: Tensor, dim: int) -> Tensor:
         """Return this rank's slice of a whole sequence; see :func:`shard_sequence`."""

@@ -1,23 +1,171 @@
-"""Ring attention as a differentiable function: keys and values travel, and their gradients travel with them."""
+"""Ring attention as a differentiable function of partial results that merge by log-sum-exp."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard import _autocast
-from regard.distributed.layouts import pieces_of
-from regard.distributed.partial_results import Merged, Parts
+from regard._call.plan import choose_engine, resolve_engine, with_graph
+from regard._utils.errors import rejected
+from regard._utils.tracing import autocast_suspended
+from regard.distributed.layouts import Region, Schedule, pieces_of
 from regard.distributed.ring import Pending, Ring
-from regard.distributed.schedule import Region, Schedule
+from regard.engines import EngineLike
+from regard.engines.aux import AuxRequest
+from regard.engines.problem import Call, Problem
+from regard.engines.tiles import OnlineSoftmax
+from regard.functional import attention
+from regard.masks import submatrix
+from regard.masks.base import Extent, Mask
+from regard.normalizers import Normalizer
+from regard.scores import Score
+
+# Partial results over some of the keys: merged, and differentiated by what is known of all keys -----------------------
 
 
 @dataclass(frozen=True)
-class Call:
+class Parts:
+    """What an attention consists of beside its tensors; the mask is bound to the whole problem.
+
+    Attributes
+    ----------
+    score, mask, normalizer : the parts
+    scale, softcap : float or None
+    engine : str or Engine
+    extent : Extent
+        The size of the whole problem.
+    """
+
+    score: Score
+    mask: Mask | None
+    normalizer: Normalizer
+    scale: float | None
+    softcap: float | None
+    engine: EngineLike
+    extent: Extent
+
+    @property
+    def names_engine(self) -> bool:
+        """Whether the caller names an engine, which may refuse; "auto" always finds one for what merges."""
+        return resolve_engine(self.engine) is not None
+
+    @property
+    def moves(self) -> bool:
+        """Whether the score depends on positions, and so differs between regions."""
+        return self.score.at(0, 1) is not self.score
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors of all parts."""
+        held = (self.score, self.mask, self.normalizer)
+        return [tensor for part in held if part is not None for tensor in part.tensors()]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Parts:
+        """Return the same parts around other tensors, in the order of :meth:`tensors`."""
+        remaining = list(tensors)
+
+        def take(_: Tensor) -> Tensor:
+            return remaining.pop(0)
+
+        score = self.score.map_tensors(take)
+        mask = None if self.mask is None else self.mask.map_tensors(take)
+        return replace(self, score=score, mask=mask, normalizer=self.normalizer.map_tensors(take))
+
+    def at(self, region: Region) -> tuple[Score, Mask | None]:
+        """Return score and mask for a region."""
+        score = self.score.at(region.first_query, region.first_key)
+        if score is None:
+            expected = "know what it is in a part of the sequence (define Score.at), as it looks at positions"
+            raise rejected("ring_attention", "score", expected, repr(self.score))
+        if self.mask is None or not region.masked:
+            return score, None
+        rows = region.first_query, region.rows[1] - region.rows[0]
+        keys = region.first_key, region.keys[1] - region.keys[0]
+        return score, submatrix(self.mask, self.extent, rows, keys)
+
+    def attend(
+        self, region: Region, query: Tensor, key: Tensor, value: Tensor, wants_lse: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output (B, H, l, V) of a region, and the log-sum-exp (B, H, l) of its scores."""
+        score, mask = self.at(region)
+        output, aux = attention(
+            query, key, value, mask, scale=self.scale, enable_gqa=True, score=score, normalizer=self.normalizer,
+            softcap=self.softcap, engine=self.engine, return_aux=AuxRequest(lse=wants_lse),
+        )  # fmt: skip
+        return output, aux.lse
+
+    def attached(self, region: Region, ends: Sequence[Tensor], output: Tensor, lse: Tensor) -> Tensor:
+        """Return a region's rows of the whole output, with the derivative of the region's part in them.
+
+        ``ends`` are its queries, keys and values.
+        """
+        problem = self._problem(region, ends)
+        made = with_graph(problem, choose_engine(problem, self.engine), output, lse)
+        assert made is not None  # engine 'streaming' differentiates what merges
+        return made
+
+    def check_engine(self, region: Region, ends: Sequence[Tensor]) -> None:
+        """Raise if the named engine refuses a region; ``ends`` are tensors like its queries, keys and values."""
+        choose_engine(self._problem(region, ends), self.engine)
+
+    def _problem(self, region: Region, ends: Sequence[Tensor]) -> Problem:
+        (query, key, value), (score, mask) = ends, self.at(region)
+        return Problem.of(
+            Call(query, key, value, mask, 0.0, False, self.scale, True, score, self.normalizer, self.softcap)
+        )
+
+
+class Merged:
+    """The rows of a rank, merged from the regions that were computed so far.
+
+    Parameters
+    ----------
+    query : Tensor (B, H, L, E)
+        Of the dtype to calculate in.
+    width : int
+        That of the values.
+    online : bool
+        Whether parts merge by their log-sum-exp, and not as a plain sum.
+    pieces : int
+        Pieces that the rows consist of; a region has some of them.
+    """
+
+    def __init__(self, query: Tensor, width: int, online: bool, pieces: int) -> None:
+        self.online = online
+        self.step = query.shape[2] // pieces
+        self.sum = query.new_zeros(*query.shape[:3], 0 if online else width)
+        self.states = [
+            OnlineSoftmax(query.new_zeros(*query.shape[:2], self.step, 1), width if online else 0)
+            for _ in range(pieces)
+        ]
+
+    def add(self, region: Region, output: Tensor, lse: Tensor | None) -> None:
+        """Add a region's output (B, H, l, V) and log-sum-exp (B, H, l)."""
+        first, stop = region.rows
+        if not self.online:
+            self.sum[:, :, first:stop] += output
+            output = output[..., :0]
+        if lse is None:
+            return
+        for row in range(first, stop, self.step):
+            part = slice(row - first, row - first + self.step)
+            self.states[row // self.step].merge(output[:, :, part], lse[:, :, part].unsqueeze(-1))
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """Return the output (B, H, L, V), 0 in rows that see nothing, and the log-sum-exp (B, H, L)."""
+        found = [state.finish() for state in self.states]
+        output, lse = (torch.cat(each, 2) for each in zip(*found))
+        return output if self.online else self.sum, lse.squeeze(-1)
+
+
+# Ring attention as a differentiable function: keys and values travel, and their gradients travel with them ------------
+
+
+@dataclass(frozen=True)
+class RingCall:
     """All of a call that is no tensor; ``wants_lse`` also where parts merge without it."""
 
     ring: Ring
@@ -97,7 +245,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: Call, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor
+        ctx: Any, call: RingCall, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         wide = _wide(query.dtype)
         pieces = len(pieces_of(call.ring.rank, call.ring.size, call.schedule.layout))
@@ -122,7 +270,7 @@ class RingAttention(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError("ring_attention: it has no second derivative (create_graph=True).")
         query, key, value, output, lse, *tensors = ctx.saved_tensors
-        with _autocast.suspended(query.device.type):
+        with autocast_suspended(query.device.type):
             pulled = _Backward(ctx.call, query.to(ctx.wide), output, lse, grad.to(ctx.wide), tensors)
             grads = pulled.run(Block.of(key, value), list(ctx.needs_input_grad[1:]))
         given = (query, key, value, *tensors)
@@ -152,7 +300,7 @@ def _cut(region: Region, query: Tensor, block: Block) -> tuple[Tensor, Tensor, T
 class _Backward:
     """The gradients of one call, region by region; all in the dtype to calculate in."""
 
-    def __init__(self, call: Call, query: Tensor, output: Tensor, lse: Tensor, grad: Tensor, tensors: list[Tensor]):
+    def __init__(self, call: RingCall, query: Tensor, output: Tensor, lse: Tensor, grad: Tensor, tensors: list[Tensor]):
         self.call, self.query, self.output, self.lse, self.grad = call, query, output, lse, grad
         self.d_query = torch.zeros_like(query)
         self.tensors = _constants(tensors, query.dtype)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from regard.engines import flops
-from regard.engines.base import Cost, Engine, EngineLike, EngineName, Outcome
+from regard.engines.base import Cost, Engine, EngineLike, EngineName, EngineOutput
 from regard.engines.fused.engine import Fused
 from regard.engines.reference import Reference
 from regard.engines.sdpa import Sdpa
@@ -37,8 +37,8 @@ __all__ = [
     "Engine",
     "EngineLike",
     "EngineName",
+    "EngineOutput",
     "Fused",
-    "Outcome",
     "Reference",
     "Sdpa",
     "Streaming",

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard._aux import FIELDS, Aux, AuxRequest, TopK
-from regard._problem import Problem
-from regard._tracing import is_traced
+from regard._utils.tracing import is_traced
 from regard.engines import dense
-from regard.engines.base import Engine, Outcome
+from regard.engines.aux import FIELDS, Aux, AuxRequest, TopK
+from regard.engines.base import Engine, EngineOutput
+from regard.engines.problem import Problem
 from regard.engines.tiles import TILE_SIDE, Grid, Span, Tiles, tile_shape
 from regard.normalizers.base import Statistic
 
@@ -26,7 +26,7 @@ PANEL = 4
 FLOOR = -1e6
 
 
-def aux_fields(problem: Problem, outcome: Outcome, request: AuxRequest, observer: Engine | None = None) -> Aux:
+def aux_fields(problem: Problem, outcome: EngineOutput, request: AuxRequest, observer: Engine | None = None) -> Aux:
     """Return the fields asked for, in the caller's leading dimensions.
 
     What the outcome does not tell is found in a second pass: by ``observer``, an engine that tells all of it without
@@ -56,7 +56,7 @@ def aux_fields(problem: Problem, outcome: Outcome, request: AuxRequest, observer
     return _aux(problem, found, request)
 
 
-def _completed(problem: Problem, outcome: Outcome, request: AuxRequest) -> Aux:
+def _completed(problem: Problem, outcome: EngineOutput, request: AuxRequest) -> Aux:
     """Return what the engine told, and find the rest in a second pass."""
     asked = [name for name in FIELDS if getattr(request, name)]
     told = {name: field for name in asked if (field := getattr(outcome, name)) is not None}
@@ -66,7 +66,7 @@ def _completed(problem: Problem, outcome: Outcome, request: AuxRequest) -> Aux:
         return _aux(problem, {**_SecondPass(problem, outcome, rest).run(), **told}, request)
 
 
-def _is_complete(outcome: Outcome, request: AuxRequest) -> bool:
+def _is_complete(outcome: EngineOutput, request: AuxRequest) -> bool:
     """Whether the engine told all that is asked for."""
     return all(getattr(outcome, name) is not None for name in FIELDS if getattr(request, name))
 
@@ -177,7 +177,7 @@ class _SecondPass:
     Buffers are made once: beside them, nothing that is large lives longer than a tile.
     """
 
-    def __init__(self, problem: Problem, outcome: Outcome, request: AuxRequest) -> None:
+    def __init__(self, problem: Problem, outcome: EngineOutput, request: AuxRequest) -> None:
         self.problem, self.outcome, self.request = problem, outcome, request
         B, H, L, S = _sizes(problem)
         rows, cols = self._shape()
@@ -246,7 +246,7 @@ class _SecondPass:
             return weights.new_zeros(())
         if not normalizer.online:
             return _entropy(weights)
-        hides = tiles.states is not None or tiles.score.excludes
+        hides = tiles.states is not None or tiles.score.can_return_neg_inf
         scores = scores.clamp(min=FLOOR) if hides else scores  # 0·−inf is not what is meant
         return -torch.mul(weights, scores, out=weights).sum(-1)
 

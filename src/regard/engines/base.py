@@ -9,12 +9,12 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from regard._aux import AuxRequest, TopK
-from regard._problem import Problem
+from regard.engines.aux import AuxRequest, TopK
+from regard.engines.problem import Problem
 
 
 @dataclass(slots=True, eq=False)
-class Outcome:
+class EngineOutput:
     """The output (B, H, L, V) of a run, and what else it has at hand anyway.
 
     Attributes
@@ -63,7 +63,7 @@ class Cost:
 
 
 #: Executes problems of one structure.
-Runner = Callable[[Problem], Outcome]
+Runner = Callable[[Problem], EngineOutput]
 
 
 class Engine(ABC):
@@ -87,7 +87,7 @@ class Engine(ABC):
     def grows(self, problem: Problem) -> bool:
         """Return whether the workspace grows with L×S."""
 
-    def run(self, problem: Problem) -> Outcome:
+    def run(self, problem: Problem) -> EngineOutput:
         """Execute the problem."""
         return self.prepare(problem, None)(problem)
 
@@ -106,7 +106,7 @@ class Engine(ABC):
         """Return the fields of :class:`regard.Aux` that can come from the pass that makes the output."""
         return frozenset()
 
-    def part_of(
+    def partial_backward(
         self,
         problem: Problem,  # noqa: ARG002
         output: Tensor,  # noqa: ARG002

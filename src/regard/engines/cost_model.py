@@ -1,6 +1,6 @@
 """How long each engine takes: a model fitted on measurements, by which ``engine="auto"`` chooses on a CPU.
 
-``costs.json`` holds, for each lane (engine, family of scores, kind of mask, with or without a backward pass), the
+``costs.json`` holds, for each cost_key (engine, family of scores, kind of mask, with or without a backward pass), the
 seconds that each of :data:`TERMS` costs. ``python -m benchmarks.costs`` measures and writes it anew.
 """
 
@@ -11,9 +11,9 @@ from functools import cache
 from importlib.resources import files
 
 from regard import masks, scores
-from regard._problem import Problem
-from regard.scores.distance import Distance
-from regard.scores.dot_like import DotLike
+from regard.engines.problem import Problem
+from regard.scores.dot_products import DotLike
+from regard.scores.kernels import Distance
 
 #: What costs time: the call, each sequence, each visible pair, its features, its values, each number of the inputs.
 TERMS = ("call", "sequences", "pairs", "pairs·features", "pairs·values", "numbers")
@@ -31,11 +31,11 @@ def family(problem: Problem) -> str:
     if isinstance(score, (scores.Additive, scores.Concat)):
         return "additive"
     if isinstance(score, Distance):
-        return "compact" if score.excludes else "gaussian"
+        return "compact" if score.can_return_neg_inf else "gaussian"
     return "dot" if isinstance(score, DotLike) and type(score).compare is DotLike.compare else "other"
 
 
-def lane(problem: Problem) -> str:
+def cost_key(problem: Problem) -> str:
     """Return under which name, below the engine's, a call's costs are kept."""
     mask = problem.mask
     if mask is None:
@@ -72,13 +72,13 @@ def looks_at_mask(problem: Problem) -> bool:
 
 @cache
 def table() -> dict[str, list[float]]:
-    """Return the seconds of each lane's terms."""
+    """Return the seconds of each cost_key's terms."""
     return dict(json.loads(files("regard.engines").joinpath("costs.json").read_text(encoding="utf-8"))["lanes"])
 
 
 def seconds(names: list[str], problem: Problem) -> dict[str, float]:
     """Return how long a call should take on each of these engines, of those that something like it was measured on."""
-    place = lane(problem)
+    place = cost_key(problem)
     rates = {name: found for name in names if (found := table().get(f"{name}/{place}")) is not None}
     amounts = terms(problem) if rates else ()
     return {name: sum(rate * amount for rate, amount in zip(found, amounts)) for name, found in rates.items()}

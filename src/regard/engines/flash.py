@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard._torch import flash_attention as kernel
+from regard._utils.torch_private import flash_attention as kernel
 from regard.engines.dense import is_finite, square_sum
 from regard.normalizers import Softmax
 

@@ -8,17 +8,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard._problem import Problem
 from regard.engines import dense
-from regard.engines.base import Outcome
+from regard.engines.base import EngineOutput
 from regard.engines.flash import FEW_KEYS
+from regard.engines.problem import Problem
 from regard.engines.tiles import is_harmless
 
 #: What values are multiplied by where their sums overflow: a power of two, which rounds nothing.
 SHRUNK = 2.0**-32
 
 #: Runs a problem on a fast kernel; None where something that is masked might show without a trace.
-Attend = Callable[[Problem], Outcome | None]
+Attend = Callable[[Problem], EngineOutput | None]
 
 
 def is_settled(query: Tensor, key: Tensor, output: Tensor) -> bool:
@@ -26,7 +26,7 @@ def is_settled(query: Tensor, key: Tensor, output: Tensor) -> bool:
     return dense.is_finite(output) and (key.shape[2] >= FEW_KEYS or dense.is_finite(query))
 
 
-def settled(problem: Problem, attend: Attend) -> Outcome:
+def recomputed(problem: Problem, attend: Attend) -> EngineOutput:
     """Return the outcome of a fast kernel if its output is finite, else what is right.
 
     What leaks through a masked pair shows as NaN in the output (0·NaN, or inf − inf), and a sum of values that
@@ -40,7 +40,7 @@ def settled(problem: Problem, attend: Attend) -> Outcome:
     return contained(problem, attend) if outcome is None or problem.mask is not None else outcome
 
 
-def contained(problem: Problem, attend: Attend) -> Outcome:
+def contained(problem: Problem, attend: Attend) -> EngineOutput:
     """Run a masked problem some of whose inputs are not finite, or so large that products of them are not."""
     if not _is_finite(problem.query) or is_visible(problem):
         return dense.attend_by_rows(problem)
@@ -49,7 +49,7 @@ def contained(problem: Problem, attend: Attend) -> Outcome:
     return outcome if outcome is not None and _is_finite(outcome.output) else _fitted(problem, attend)
 
 
-def fitted(problem: Problem, attend: Callable[[Problem], Outcome]) -> Outcome:
+def fitted(problem: Problem, attend: Callable[[Problem], EngineOutput]) -> EngineOutput:
     """Return an outcome on smaller values where sums of finite values overflow; for engines that contain NaN."""
     state = torch.get_rng_state() if problem.dropout_p else None
     outcome = attend(problem)
@@ -63,12 +63,12 @@ def fitted(problem: Problem, attend: Callable[[Problem], Outcome]) -> Outcome:
     return outcome if smaller is None else smaller
 
 
-def _fitted(problem: Problem, attend: Attend) -> Outcome:
+def _fitted(problem: Problem, attend: Attend) -> EngineOutput:
     """Run a problem of finite inputs on smaller values, or by its definition where that is no remedy."""
     return _on_smaller_values(problem, attend) or dense.attend_by_rows(problem)
 
 
-def _on_smaller_values(problem: Problem, attend: Attend) -> Outcome | None:
+def _on_smaller_values(problem: Problem, attend: Attend) -> EngineOutput | None:
     """Return a finite outcome on values that are made smaller and the output larger, or None."""
     if problem.value.dtype == torch.float16:  # it is accumulated in float32
         return None

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from regard._errors import described, rejected
-from regard._problem import Problem
+from regard._utils.errors import described, rejected
 from regard.engines import dense
-from regard.engines.base import Cost, Engine, Outcome
+from regard.engines.base import Cost, Engine, EngineOutput
+from regard.engines.problem import Problem
 
 
 class Reference(Engine):
@@ -51,7 +51,7 @@ class Reference(Engine):
         moved = sum(t.numel() * t.element_size() for t in (problem.query, problem.key, problem.value))
         return Cost(float(B * H * L * S * pair), float(moved), float(B * H * L * S * held), grows=self.grows(problem))
 
-    def run(self, problem: Problem) -> Outcome:
+    def run(self, problem: Problem) -> EngineOutput:
         if self.dtype is None:
             return dense.attend(problem)
         cast = [t.to(self.dtype) for t in (problem.query, problem.key, problem.value)]

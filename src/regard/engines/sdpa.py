@@ -1,8 +1,14 @@
-"""Engine ``sdpa``: everything that reduces to a scaled dot product, through torch's fused kernels."""
+"""Engine ``sdpa``: torch's fused kernel, structured masks in blocks of queries included.
+
+Ranges of one block are merged by their log-sum-exp. The backward pass hands the merged output and log-sum-exp to
+the kernel's own backward for each range, which is exact: every range's weights are relative to the whole row.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,29 +17,408 @@ from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as torch_attention  # bound once: users replace it
 
 from regard import masks
-from regard._aux import AuxRequest
-from regard._problem import Problem
-from regard._torch import flash_attention_backward, in_forward_mode
-from regard._tracing import is_exported_to_onnx, is_traced
-from regard.engines import dense, nonfinite, query_blocks
-from regard.engines.base import Cost, Engine, Outcome, Runner
+from regard._utils.torch_private import flash_attention_backward, in_forward_mode
+from regard._utils.tracing import is_exported_to_onnx, is_traced
+from regard.engines import dense, nonfinite
+from regard.engines.aux import AuxRequest
+from regard.engines.base import Cost, Engine, EngineOutput, Runner
 from regard.engines.flash import flash_attention, scores_fit
-from regard.engines.kernel_mask import (
-    AT_ONCE,
-    FEW,
-    GIVEN,
-    KernelMask,
-    fixed_part,
-    indices,
-    is_causal,
-    matrix,
-    wide_dtype,
-)
-from regard.engines.tiles import Span, spans
-from regard.masks.base import Mask
+from regard.engines.problem import Problem
+from regard.engines.tiles import BlockMask, OnlineSoftmax, Run, Span, spans
+from regard.masks.base import EMPTY, FULL, MIXED, Extent, Mask
 from regard.normalizers import Softmax
 from regard.scores import DotForm, Score
-from regard.scores.dot_like import DotLike
+from regard.scores.dot_products import DotLike
+
+# Structured masks through torch's fused kernel: blocks of queries, each over the ranges of keys that it sees ----------
+
+
+#: Rows of a block, and the keys by which its ranges are measured.
+ROWS, BLOCK = 128, 128
+#: A run of full blocks at least this long is worth a call of its own, free of a mask.
+FULL_RUN = 4
+#: Keys of one masked call at most, which bounds the mask that is made for it.
+MASKED_RUN = 16
+
+
+def largest_mask() -> int:
+    """Return how many numbers the mask of one call holds at most, for each head."""
+    return ROWS * BLOCK * MASKED_RUN
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """Keys that a block sees in one call; ``masked`` when some pairs among them may not meet."""
+
+    cols: Span
+    masked: bool
+
+
+@dataclass(frozen=True)
+class QueryBlock:
+    """Queries ``rows`` of batches and heads ``where``, and the ranges of keys they see."""
+
+    where: tuple[slice, slice]
+    rows: Span
+    ranges: tuple[KeyRange, ...]
+
+
+def cut_queries(mask: Mask, extent: Extent) -> list[QueryBlock]:
+    """Cut a bound mask into blocks, for each batch and head in which it differs."""
+    blocks = BlockMask.of(mask, extent, ROWS, BLOCK)
+    by_batch, by_head = blocks.differs
+    found = []
+    for b, h, row, runs in blocks.rows():
+        where = slice(b, b + 1) if by_batch else slice(None), slice(h, h + 1) if by_head else slice(None)
+        rows = Span(row * ROWS, min((row + 1) * ROWS, extent.L))
+        found.append(QueryBlock(where, rows, tuple(_ranges(runs))))
+    return found
+
+
+def _is_long(run: Run) -> bool:
+    """Whether a run is worth a call of its own, free of a mask."""
+    return run.state == FULL and run.stop - run.start > (FULL_RUN - 1) * BLOCK
+
+
+def _ranges(runs: list[Run]) -> Iterator[KeyRange]:
+    """Join runs of blocks into ranges: long full ones by themselves, the rest masked, in parts of bounded size."""
+    joined: list[Run] = []
+    for run in runs:
+        alone = run.state == EMPTY or _is_long(run)
+        last = joined[-1] if joined and joined[-1].stop == run.start else None
+        if alone or last is None or last.state == EMPTY or _is_long(last):
+            joined.append(run)
+        else:
+            state = FULL if last.state == run.state == FULL else MIXED
+            joined[-1] = Run(last.start, run.stop, state)
+    for run in joined:
+        if run.state == FULL:
+            yield KeyRange(Span(run.start, run.stop), masked=False)
+        elif run.state == MIXED:
+            for start in range(run.start, run.stop, MASKED_RUN * BLOCK):
+                yield KeyRange(Span(start, min(start + MASKED_RUN * BLOCK, run.stop)), masked=True)
+
+
+@dataclass(frozen=True)
+class BlockedRun:
+    """Everything about a block run that is not differentiated."""
+
+    mask: Mask
+    extent: Extent
+    blocks: list[QueryBlock]
+    scale: float
+    wants_grad: bool
+    #: The output and log-sum-exp of rows that see more keys than these, where they were found elsewhere.
+    known: tuple[Tensor, Tensor] | None = None
+
+    def shift(self, block: QueryBlock, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        """Return the largest bias of each row (b, h, l, 1), 0 where it sees nothing; None where nothing is merged.
+
+        Ranges merge by their log-sum-exp, in which a bias of −1e9 would leave no digit for the scores.
+        """
+        if not self.mask.has_bias or len(block.ranges) < 2:
+            return None
+        peak: Tensor | None = None
+        for part in block.ranges:
+            added, _ = self.tile_mask(block, part, dtype, device, None)
+            assert added is not None
+            largest = added.amax(-1, keepdim=True)
+            peak = largest if peak is None else torch.maximum(peak, largest)
+        assert peak is not None
+        return torch.where(peak == -torch.inf, 0.0, peak)
+
+    def tile_mask(
+        self, block: QueryBlock, part: KeyRange, dtype: torch.dtype, device: torch.device, shift: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return what is added to the scores (b, h, l, s), and which rows see anything (b, h, l, 1); None for all.
+
+        It is added in float32 where features of ``dtype`` are narrower, and less the ``shift`` of each row.
+        """
+        if not part.masked and not self.mask.has_bias:
+            return None, None
+        b = torch.arange(self.extent.B, device=device)[block.where[0]].view(-1, 1, 1, 1)
+        h = torch.arange(self.extent.H, device=device)[block.where[1]].view(-1, 1, 1)
+        q_idx = torch.arange(block.rows.start, block.rows.stop, device=device).unsqueeze(1)
+        index = b, h, q_idx, torch.arange(part.cols.start, part.cols.stop, device=device)
+        bias = self.mask.bias(*index) if self.mask.has_bias else None
+        wide = torch.promote_types(dtype, torch.float32)
+        added = torch.zeros((), dtype=wide, device=device) if bias is None else bias.detach().to(wide)
+        seen = None
+        visible = self.mask.visible(*index) if part.masked else None
+        if visible is not None:
+            added = torch.where(visible, added, -torch.inf)
+            seen = visible.any(-1, keepdim=True)
+            seen = seen.view((1,) * (4 - seen.dim()) + seen.shape)
+        if shift is not None:
+            added = added - shift
+        sizes = (q_idx.shape[0], index[3].shape[0])
+        outer = added.shape[:-2] if added.dim() >= 2 else ()
+        return added.expand(*(1,) * (2 - len(outer)), *outer, *sizes), seen
+
+
+class BlockedAttention(torch.autograd.Function):
+    """Attention under a structured mask; query, key and value (B, H, N, E) of one width, on the CPU."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: BlockedRun, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if run.known is not None:
+            return _attached(ctx, run, query, key, value, tensors)
+        output = torch.zeros_like(query)
+        relative = query.new_full(query.shape[:3], -torch.inf, dtype=torch.promote_types(query.dtype, torch.float32))
+        lse = relative.clone()
+        for block in run.blocks:
+            rows = (*block.where, block.rows.slice)
+            shift = run.shift(block, query.dtype, query.device)
+            found = _block(run, block, query[rows], key[block.where], value[block.where], shift)
+            output[rows], relative[rows] = found
+            lse[rows] = found[1] if shift is None else found[1] + shift.squeeze(-1)
+        ctx.run = run
+        # The mask's tensors are saved too, so that autograd notices when one was changed in place.
+        ctx.save_for_backward(query, key, value, output, relative, *tensors)
+        ctx.mark_non_differentiable(lse)
+        return output, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, lse, *tensors = ctx.saved_tensors
+        run = replace(ctx.run, mask=ctx.run.mask.with_tensors(tensors))
+        grad = grad.contiguous()
+        wide = lse.dtype  # sums over blocks keep their precision for narrow inputs
+        d_query, d_key, d_value = (torch.zeros_like(t, dtype=wide) for t in (query, key, value))
+        lse = torch.where(lse == -torch.inf, 0.0, lse)  # what the kernel writes for a row that sees nothing
+        for block in run.blocks:
+            rows = (*block.where, block.rows.slice)
+            shift = run.shift(block, query.dtype, query.device)
+            for part in block.ranges:
+                cols = (*block.where, part.cols.slice)
+                added = run.tile_mask(block, part, query.dtype, query.device, shift)[0]
+                found = flash_attention_backward(
+                    grad[rows], query[rows], key[cols], value[cols], output[rows], lse[rows], 0.0, False,
+                    attn_mask=added, scale=run.scale,
+                )  # fmt: skip
+                for total, where, gradient in zip((d_query, d_key, d_value), (rows, cols, cols), found):
+                    total[where] += gradient
+        grads = (total.to(query.dtype) for total in (d_query, d_key, d_value))
+        return None, *grads, *(None for _ in tensors)
+
+
+def _attached(
+    ctx: Any, run: BlockedRun, query: Tensor, key: Tensor, value: Tensor, tensors: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
+    """Return a known output and log-sum-exp, with what :meth:`BlockedAttention.backward` needs of them."""
+    assert run.known is not None
+    output, lse = (t.detach() for t in run.known)
+    relative = lse.clone()
+    for block in run.blocks:
+        shift = run.shift(block, query.dtype, query.device)
+        if shift is not None:
+            relative[(*block.where, block.rows.slice)] -= shift.squeeze(-1)
+    ctx.run = replace(run, known=None)
+    ctx.save_for_backward(query, key, value, output, relative, *tensors)
+    ctx.mark_non_differentiable(lse)
+    return output, lse
+
+
+def _block(
+    run: BlockedRun, block: QueryBlock, query: Tensor, key: Tensor, value: Tensor, shift: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return a block's output (b, h, l, V) and log-sum-exp (b, h, l), relative to the ``shift`` of its rows."""
+    parts = []
+    for part in block.ranges:
+        added, seen = run.tile_mask(block, part, query.dtype, query.device, shift)
+        cols = part.cols.slice
+        out, flat = flash_attention(query, key[:, :, cols], value[:, :, cols], False, added, run.scale, fits=True)
+        lse = flat.unsqueeze(-1)
+        parts.append((out, lse if seen is None else torch.where(seen, lse, -torch.inf)))
+    if len(parts) == 1:
+        return parts[0][0], parts[0][1].squeeze(-1)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    state = OnlineSoftmax(query.new_zeros(*query.shape[:3], 1, dtype=wide), value.shape[-1])
+    for out, lse in parts:
+        state.merge(out, lse)
+    out, lse = state.finish()
+    return out.to(query.dtype), lse.squeeze(-1)
+
+
+# A mask as torch's fused CPU kernel takes it: nothing, its own causal mask, a matrix, or blocks of queries ------------
+
+
+#: Queries so few that their scores are made at once: keys are read once, and what is masked is cut out of them.
+FEW = 4
+#: Pairs of a mask that is a matrix for the kernel, where blocks of it would not save what more calls cost.
+MATRIX = 256 * 256
+#: Numbers of such a mask over all sequences and heads.
+MATRICES = 64 * MATRIX
+#: Numbers of one that is kept for later calls.
+KEPT = 8 * MATRIX
+
+
+@dataclass(frozen=True)
+class KernelMask:
+    """A mask in the form that torch's kernel takes.
+
+    Attributes
+    ----------
+    hides : bool
+        Whether a mask is still to be taken into account.
+    causal : bool
+        Whether the kernel's own causal mask is part of it.
+    keys : slice, or None
+        The keys that are read; None is all.
+    added : Tensor (1 or B, 1 or H, 1 or L, S), or None
+        What is added to the scores.
+    empty : Tensor (1 or B, 1 or H, 1 or L), or None
+        Where a row sees nothing; None where none does, or the log-sum-exp is not requested.
+    blocks : list of QueryBlock, or None
+    """
+
+    hides: bool = False
+    causal: bool = False
+    keys: slice | None = None
+    added: Tensor | None = None
+    empty: Tensor | None = None
+    blocks: list[QueryBlock] | None = None
+
+    @classmethod
+    def of(cls, problem: Problem, told: bool = True, fixed: Tensor | None = None) -> KernelMask:
+        """Return what a problem's mask means.
+
+        Parameters
+        ----------
+        problem : Problem
+        told : bool
+            Whether the log-sum-exp is asked for.
+        fixed : Tensor (1, 1 or H, 1 or L, S), optional
+            What the fixed parts of the mask add, as :func:`fixed_part` says.
+        """
+        mask, extent = problem.mask, problem.extent
+        if mask is None:
+            return cls()
+        if isinstance(mask, masks.Dense):
+            return GIVEN
+        if is_causal(problem):
+            # Later keys are seen by no query; a seed drops the same weights only where as many numbers are drawn.
+            keys = slice(extent.L) if extent.L < extent.S and not problem.dropout_p else None
+            return cls(hides=True, causal=True, keys=keys)
+        kept = mask.is_fixed
+        keys = _shared_keys(problem) if kept and not mask.has_bias else None
+        if keys is not None:
+            return cls(keys=None if keys == slice(0, extent.S) else keys)
+        if FEW < extent.L <= MATRIX // extent.S:
+            causal, rest = _split(mask, extent)
+            added = _matrix_of(problem, rest if fixed is None else _among(rest, fixed=False))
+            added = added if fixed is None else fixed + added
+            if added.numel() <= (KEPT if kept else MATRICES):
+                return cls(
+                    hides=True, causal=causal, added=added, empty=_empty(mask, causal, added, extent) if told else None
+                )
+        return cls(hides=True, blocks=cut_queries(mask, extent))
+
+
+#: A matrix that the caller wrote out.
+GIVEN = KernelMask(hides=True)
+#: One that is cut out of scores made at once, where nothing of a masked key is left.
+AT_ONCE = KernelMask(hides=True)
+
+
+def _shared_keys(problem: Problem) -> slice | None:
+    """Return the keys that every query sees, where these are all that any query sees, and more than one."""
+    if problem.intervals is None:
+        return None
+    (first, last), (least, most) = ((int(edge.min()), int(edge.max())) for edge in problem.intervals)
+    return slice(first, most) if first == last and least == most and most - first > 1 else None
+
+
+def fixed_part(problem: Problem) -> Tensor | None:
+    """Return what the fixed parts of a short mask add, which is the same in every call of a structure.
+
+    None where the mask does not consist of such parts and others, or is no matrix for the kernel.
+    """
+    mask, extent = problem.mask, problem.extent
+    if not isinstance(mask, masks.AndMask) or not FEW < extent.L <= MATRIX // extent.S or is_causal(problem):
+        return None
+    rest = _split(mask, extent)[1]
+    if not isinstance(rest, masks.AndMask) or len({part.is_fixed for part in rest.masks}) < 2:
+        return None
+    added = _matrix_of(problem, _among(rest, fixed=True))
+    return added if added.numel() <= KEPT else None
+
+
+def _split(mask: Mask, extent: Extent) -> tuple[bool, Mask]:
+    """Return whether the kernel's own causal mask is part of a mask, and the rest of it."""
+    if not isinstance(mask, masks.AndMask):
+        return False, mask
+    rest = tuple([part for part in mask.masks if not part.is_plain_causal(extent)])
+    if len(rest) == len(mask.masks):
+        return False, mask
+    return True, rest[0] if len(rest) == 1 else masks.AndMask(rest)
+
+
+def _among(mask: Mask, fixed: bool) -> Mask:
+    """Return the parts of a composed mask that are fixed, or those that are not."""
+    assert isinstance(mask, masks.AndMask)
+    return masks.AndMask(tuple([part for part in mask.masks if part.is_fixed == fixed]))
+
+
+def _empty(mask: Mask, causal: bool, added: Tensor, extent: Extent) -> Tensor | None:
+    """Return which rows (1 or B, 1 or H, 1 or L) see nothing; None where all see something."""
+    if not mask.hides:
+        return None
+    hidden = added == -torch.inf
+    if causal:
+        hidden = hidden | torch.ones(extent.L, extent.S, dtype=torch.bool, device=hidden.device).triu(1)
+    return hidden.all(-1)
+
+
+def _matrix_of(problem: Problem, mask: Mask) -> Tensor:
+    """Return what a mask adds to the scores, −inf where it hides: (1 or B, 1 or H, 1 or L, S)."""
+    extent, dtype = problem.extent, wide_dtype(problem.query.dtype)
+    index = indices(problem, Span(0, extent.L), Span(0, extent.S))
+    visible, bias = mask.visible(*index), mask.cast(dtype).bias(*index) if mask.has_bias else None
+    if bias is None:
+        bias = _constant(0.0, dtype, problem.query.device)
+    added = bias if visible is None else torch.where(visible, bias, _constant(-torch.inf, dtype, bias.device))
+    added = added.detach()[(None,) * (4 - added.dim())]
+    return added.expand(*added.shape[:3], extent.S).contiguous()
+
+
+def is_causal(problem: Problem) -> bool:
+    """Whether a mask is the kernel's own causal one."""
+    return problem.mask is not None and problem.mask.is_plain_causal(problem.extent)
+
+
+def matrix(mask: masks.Dense, dtype: torch.dtype) -> Tensor:
+    """Return what a dense mask adds to the scores, with four dimensions."""
+    values = mask.values
+    values = values if values.dim() == 4 else values[(None,) * (4 - values.dim())]
+    if values.dtype != torch.bool:
+        return values.to(dtype)
+    return torch.where(values, _constant(0.0, dtype, values.device), _constant(-torch.inf, dtype, values.device))
+
+
+@lru_cache(64)
+def _constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(number, dtype=dtype, device=device)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which torch's kernels add to scores of these features: float32 for narrower ones."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def indices(problem: Problem, rows: Span, cols: Span) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return b (B, 1, 1, 1), h (H, 1, 1), q_idx (l, 1) and kv_idx (s,), as masks take them."""
+    device, extent = problem.query.device, problem.extent
+    b = torch.arange(extent.B, device=device).view(-1, 1, 1, 1)
+    h = torch.arange(extent.H, device=device).view(-1, 1, 1)
+    q_idx = torch.arange(rows.start, rows.stop, device=device).unsqueeze(1)
+    return b, h, q_idx, torch.arange(cols.start, cols.stop, device=device)
+
+
+# Engine ``sdpa``: everything that reduces to a scaled dot product, through torch's fused kernels ----------------------
+
 
 #: Queries whose mask is a matrix at one time where calls are traced.
 TRACED_STRIP = 512
@@ -97,13 +482,7 @@ class Sdpa(Engine):
                 mask_bytes = float(sum(t.numel() * t.element_size() for t in mask.tensors()))
             else:
                 share = problem.visible_share
-                work = float(
-                    query_blocks.ROWS
-                    * query_blocks.BLOCK
-                    * query_blocks.MASKED_RUN
-                    * size
-                    * (H if mask.has_bias else 1)
-                )
+                work = float(ROWS * BLOCK * MASKED_RUN * size * (H if mask.has_bias else 1))
         ends = (problem.query, problem.key, problem.value)
         moved = sum(t.numel() * t.element_size() for t in ends) + mask_bytes
         work += float(B * H * L * S * size) if problem.dropout_p else float(B * H * L * (V + 1) * size)
@@ -125,25 +504,25 @@ class Sdpa(Engine):
         if few and (kernel_mask is None or kernel_mask.hides):
             kernel_mask, attend = AT_ONCE, _run_at_once
 
-        def run(problem: Problem) -> Outcome:
+        def run(problem: Problem) -> EngineOutput:
             own = KernelMask.of(problem, told, part) if kernel_mask is None else kernel_mask
 
-            def once(problem: Problem) -> Outcome | None:
+            def once(problem: Problem) -> EngineOutput | None:
                 outcome = attend(problem, own)
-                return outcome if told or outcome is None else Outcome(outcome.output)
+                return outcome if told or outcome is None else EngineOutput(outcome.output)
 
             # A backward pass reads what is hidden, too, and multiplies it by 0.
             if wants_grad and own.hides and dense.needs_care(problem):
                 return nonfinite.contained(problem, once)
             if own.hides or on_cpu:
-                return nonfinite.settled(problem, once)
+                return nonfinite.recomputed(problem, once)
             outcome = once(problem)
             assert outcome is not None
             return outcome
 
         return run
 
-    def part_of(
+    def partial_backward(
         self,
         problem: Problem,
         output: Tensor,
@@ -183,11 +562,11 @@ def _is_as_given(problem: Problem, kernel_mask: KernelMask | None) -> bool:
     )
 
 
-def _run_at_once(problem: Problem, kernel_mask: KernelMask) -> Outcome:  # noqa: ARG001
+def _run_at_once(problem: Problem, kernel_mask: KernelMask) -> EngineOutput:  # noqa: ARG001
     return dense.attend_few(problem)
 
 
-def _run_as_given(problem: Problem, kernel_mask: KernelMask) -> Outcome | None:
+def _run_as_given(problem: Problem, kernel_mask: KernelMask) -> EngineOutput | None:
     """Run with nothing to do before the kernel or after it, where a mask needs nothing either."""
     if kernel_mask.blocks is not None:
         return _run(problem, kernel_mask)
@@ -195,15 +574,15 @@ def _run_as_given(problem: Problem, kernel_mask: KernelMask) -> Outcome | None:
     if kernel_mask.keys is not None:
         key, value = key[:, :, kernel_mask.keys], value[:, :, kernel_mask.keys]
     if query.shape[1] != key.shape[1]:
-        return Outcome(*_folded(query, key, value, problem.scale, None, 0.0))
+        return EngineOutput(*_folded(query, key, value, problem.scale, None, 0.0))
     added = matrix(mask, query.dtype) if isinstance(mask, masks.Dense) else kernel_mask.added
     output, lse = flash_attention(query, key, value, kernel_mask.causal, added, problem.scale)
     if kernel_mask is GIVEN:
-        return Outcome(output)
-    return Outcome(output, lse if kernel_mask.empty is None else lse.masked_fill(kernel_mask.empty, -torch.inf))
+        return EngineOutput(output)
+    return EngineOutput(output, lse if kernel_mask.empty is None else lse.masked_fill(kernel_mask.empty, -torch.inf))
 
 
-def _run(problem: Problem, kernel_mask: KernelMask) -> Outcome | None:
+def _run(problem: Problem, kernel_mask: KernelMask) -> EngineOutput | None:
     """Run with what is to be done before the kernel and after it; None where a masked score might not be finite."""
     dtype = problem.query.dtype
     form = _form(problem)
@@ -222,7 +601,7 @@ def _run(problem: Problem, kernel_mask: KernelMask) -> Outcome | None:
         lse = lse + problem.scale * form.offset
     if dtype not in (torch.float32, torch.float64) or form.query.dtype != dtype:
         lse = None  # of features in another precision: not the scores' own
-    return Outcome((output if width == V else output[..., :V].contiguous()).to(dtype), lse)
+    return EngineOutput((output if width == V else output[..., :V].contiguous()).to(dtype), lse)
 
 
 def _form(problem: Problem) -> DotForm:
@@ -263,8 +642,8 @@ def _dispatch(
             lse = lse.masked_fill(kernel_mask.empty, -torch.inf)
         return output, lse
     assert mask is not None
-    plan = query_blocks.BlockedRun(mask, problem.extent, kernel_mask.blocks, scale, problem.wants_grad)
-    return query_blocks.BlockedAttention.apply(plan, query, key, value, *mask.tensors())
+    plan = BlockedRun(mask, problem.extent, kernel_mask.blocks, scale, problem.wants_grad)
+    return BlockedAttention.apply(plan, query, key, value, *mask.tensors())
 
 
 def _scaled(query: Tensor, scale: float) -> tuple[Tensor, float]:
@@ -299,7 +678,7 @@ def _kernel(
 def _part(
     problem: Problem, own: KernelMask, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor
 ) -> Any:
-    """Return :meth:`Sdpa.part_of` of features of one width."""
+    """Return :meth:`Sdpa.partial_backward` of features of one width."""
     mask, (query, scale) = problem.mask, _scaled(query, problem.scale)
     (B, H, L, E), G = query.shape, key.shape[1]
     if own.keys is not None:
@@ -310,8 +689,8 @@ def _part(
         return attached.reshape(B, H, L, E)
     key, value = _expanded(H, key, value)
     if own.blocks is not None and mask is not None:
-        plan = query_blocks.BlockedRun(mask, problem.extent, own.blocks, scale, True, (output, lse))
-        return query_blocks.BlockedAttention.apply(plan, query, key, value, *mask.tensors())[0]
+        plan = BlockedRun(mask, problem.extent, own.blocks, scale, True, (output, lse))
+        return BlockedAttention.apply(plan, query, key, value, *mask.tensors())[0]
     added = matrix(mask, query.dtype) if isinstance(mask, masks.Dense) else own.added
     return _KernelPart.apply((output, lse, added, own.causal, scale), query, key, value)
 
@@ -341,13 +720,13 @@ class _KernelPart(torch.autograd.Function):
         return None, *found
 
 
-def _traced(problem: Problem) -> Outcome:
+def _traced(problem: Problem) -> EngineOutput:
     """Run where values cannot be looked at: torch's function, the mask as a matrix for a strip of queries at a time."""
     mask, extent = problem.mask, problem.extent
     if mask is None or is_causal(problem):
         if mask is not None:
             problem = replace(problem, key=problem.key[:, :, : extent.L], value=problem.value[:, :, : extent.L])
-        return Outcome(_plain(problem, None, mask is not None))
+        return EngineOutput(_plain(problem, None, mask is not None))
     rows = spans(extent.L, TRACED_STRIP)
     band = mask.as_band(extent)
     if band is None:
@@ -372,7 +751,7 @@ def _traced(problem: Problem) -> Outcome:
             seen = added if added.dtype == torch.bool else added > -torch.inf
             output = torch.where(seen.any(-1, keepdim=True), output, 0.0)
         outputs.append(output)
-    return Outcome(outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2))
+    return EngineOutput(outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2))
 
 
 def _any_row(problem: Problem, mask: Mask, rows: list[Span]) -> Tensor:

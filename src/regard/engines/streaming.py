@@ -11,14 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard._aux import AuxRequest
-from regard._problem import Problem
-from regard._torch import is_jit_tracing
-from regard._tracing import in_transform, is_traced
+from regard._utils.torch_private import is_jit_tracing
+from regard._utils.tracing import in_transform, is_traced
 from regard.engines import dense, nonfinite
-from regard.engines.base import Cost, Engine, Outcome, Runner
-from regard.engines.online_softmax import OnlineSoftmax
-from regard.engines.tiles import Grid, Tiles, tile_shape
+from regard.engines.aux import AuxRequest
+from regard.engines.base import Cost, Engine, EngineOutput, Runner
+from regard.engines.problem import Problem
+from regard.engines.tiles import Grid, OnlineSoftmax, Tiles, tile_shape
 from regard.masks.base import MIXED
 from regard.normalizers.base import Statistic
 
@@ -45,7 +44,7 @@ class Streaming(Engine):
     def cost(self, problem: Problem) -> Cost:
         B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
         E, V = problem.query.shape[-1], problem.value.shape[-1]
-        sweeps = 1 if problem.normalizer.online or problem.normalizer.gathers else 2
+        sweeps = 1 if problem.normalizer.online or problem.normalizer.needs_whole_row else 2
         size = torch.finfo(problem.compute_dtype).bits // 8
         flops = B * H * L * S * (sweeps * problem.score.pair_flops(E) + 2 * V + 8)
         pair = problem.score.pair_size(E)
@@ -63,7 +62,7 @@ class Streaming(Engine):
         traced = torch.compiler.is_compiling() or in_transform() or is_jit_tracing()
         known = traced or _lists_its_tensors(problem)
 
-        def run(problem: Problem) -> Outcome:
+        def run(problem: Problem) -> EngineOutput:
             nonlocal grid
             tiles = Tiles.of(problem, dense.needs_care(problem), grid)
             grid = tiles.grid if fixed else None
@@ -80,11 +79,11 @@ class Streaming(Engine):
             lse = None
             if problem.normalizer.online:
                 lse = (row.shift + row.offset).squeeze(-1).masked_fill(_empty(row), -torch.inf)
-            return Outcome(output.to(problem.query.dtype), lse)
+            return EngineOutput(output.to(problem.query.dtype), lse)
 
         return run if is_traced(problem.query) else partial(nonfinite.fitted, attend=run)
 
-    def part_of(
+    def partial_backward(
         self,
         problem: Problem,
         output: Tensor,
@@ -92,7 +91,7 @@ class Streaming(Engine):
         runner: Runner | None = None,  # noqa: ARG002
     ) -> Tensor | None:
         normalizer = problem.normalizer
-        if (normalizer.couples and not normalizer.online) or problem.dropout_p:
+        if (normalizer.row_normalized and not normalizer.online) or problem.dropout_p:
             return None
         tiles = Tiles.of(problem, dense.needs_care(problem))
         lse = lse.unsqueeze(-1)
@@ -185,7 +184,9 @@ def _online(tiles: Tiles, row: int, dropout: Dropout) -> tuple[Tensor, Statistic
 
 
 def _swept(tiles: Tiles, row: int, dropout: Dropout) -> tuple[Tensor, Statistic]:
-    held = {col: tiles.scores(row, col) for col, _ in tiles.visible_cols(row)} if tiles.normalizer.gathers else {}
+    held = (
+        {col: tiles.scores(row, col) for col, _ in tiles.visible_cols(row)} if tiles.normalizer.needs_whole_row else {}
+    )
 
     def scores_of(col: int) -> Tensor:
         return held[col] if col in held else tiles.scores(row, col)
@@ -292,7 +293,7 @@ class _Backward:
             statistic = Statistic(self.rows.shift[:, :, rows.slice], self.rows.offset[:, :, rows.slice])
             cols = [col for col, _ in tiles.visible_cols(row)]
             compared: Callable[[int], _Compared] = partial(self._compared, row, statistic)
-            if tiles.normalizer.gathers:  # all tiles of a row are held at once
+            if tiles.normalizer.needs_whole_row:  # all tiles of a row are held at once
                 compared = {col: compared(col) for col in cols}.__getitem__
             delta = self._delta(row, cols, compared)
             for col in cols:
@@ -315,7 +316,7 @@ class _Backward:
         tiles, part = self.tiles, self.tiles.rows[row].slice
         grad, like = self.grad[:, :, part], tiles.like(tiles.rows[row])
         own = None if self.grad_offset is None else self.grad_offset[:, :, part]
-        if not tiles.normalizer.couples:
+        if not tiles.normalizer.row_normalized:
             return like, None
         if tiles.normalizer.online:
             return (grad * self.output[:, :, part]).sum(-1, keepdim=True), own

@@ -1,21 +1,138 @@
-"""The scores of a problem tile by tile: what every engine that does not materialize them starts from."""
+"""The scores of a problem tile by tile: which tiles a mask shows, their scores, and the online softmax over them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from regard._problem import Problem
-from regard._torch import is_fake
-from regard._tracing import is_symbolic, is_traced
-from regard.engines.block_mask import BlockMask
-from regard.masks.base import EMPTY, FULL, MIXED, Mask
+from regard._utils.torch_private import is_fake
+from regard._utils.tracing import is_symbolic, is_traced
+from regard.engines.problem import Problem
+from regard.masks.base import EMPTY, FULL, MIXED, Extent, Mask
 from regard.normalizers.base import Normalizer
 from regard.scores.base import Score
-from regard.scores.dot_like import DotLike
+from regard.scores.dot_products import DotLike
+
+# Which blocks of the score matrix a mask shows, in the one form that engines read -------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring blocks of keys in one state, EMPTY, MIXED or FULL: keys ``start ≤ k < stop``."""
+
+    start: int
+    stop: int
+    state: int
+
+
+@dataclass(frozen=True)
+class BlockMask:
+    """The state of every block of a bound mask.
+
+    Attributes
+    ----------
+    states : Tensor (B or 1, H or 1, nq, nk), int8
+        EMPTY, MIXED or FULL, with 1 where it is the same in all.
+    q_block, kv_block : int
+        The size of a block; the last ones may be smaller.
+    extent : Extent
+    """
+
+    states: Tensor
+    q_block: int
+    kv_block: int
+    extent: Extent
+
+    @classmethod
+    def of(cls, mask: Mask, extent: Extent, q_block: int, kv_block: int) -> BlockMask:
+        """Ask a bound mask for its blocks."""
+        return cls(mask.tiles(extent, q_block, kv_block, device="cpu"), q_block, kv_block, extent)
+
+    @property
+    def differs(self) -> tuple[bool, bool]:
+        """Whether blocks differ between batches, and between heads."""
+        return self.states.shape[0] > 1, self.states.shape[1] > 1
+
+    def over_heads(self) -> list[list[int]]:
+        """Return the states over all batches and heads: EMPTY or FULL only where it is so in every one."""
+        if 0 in self.states.shape[:2]:
+            return []
+        low, high = self.states.amin((0, 1)), self.states.amax((0, 1))
+        return torch.where(low == high, low, MIXED).tolist()
+
+    def rows(self, by_head: bool = False) -> Iterator[tuple[int, int, int, list[Run]]]:
+        """Yield batch, head, row of blocks, and its runs; ``by_head`` also where heads do not differ."""
+        states = self.states
+        if by_head:
+            states = states.expand(self.extent.B, self.extent.H, -1, -1)
+        for b, of_batch in enumerate(states.tolist()):
+            for h, of_head in enumerate(of_batch):
+                for row, line in enumerate(of_head):
+                    yield b, h, row, self._runs(line)
+
+    def _runs(self, line: list[int]) -> list[Run]:
+        runs, first = [], 0
+        for state, group in groupby(line):
+            last = first + len(list(group))
+            runs.append(Run(first * self.kv_block, min(last * self.kv_block, self.extent.S), state))
+            first = last
+        return runs
+
+
+# The running state of a softmax read: (maximum, denominator, output), in a form that merges ---------------------------
+
+
+class OnlineSoftmax:
+    """``Σ exp(s − max)`` and ``Σ exp(s − max) v`` over the keys seen so far, one row for each query.
+
+    The neutral element is (−inf, 0, 0). Factors that change the reference point are constants to autograd: the
+    finished output does not depend on it.
+
+    Attributes
+    ----------
+    peak : Tensor (B, H, l, 1)
+    total : Tensor (B, H, l, 1)
+    out : Tensor (B, H, l, V)
+    """
+
+    def __init__(self, like: Tensor, width: int) -> None:
+        self.peak = torch.full_like(like, -torch.inf)
+        self.total = torch.zeros_like(like)
+        self.out = like.new_zeros(*like.shape[:-1], width)
+
+    def update(self, scores: Tensor, read: Callable[[Tensor], Tensor]) -> None:
+        """Add a tile of scores (B, H, l, s); ``read`` multiplies its unnormalized weights into the values."""
+        shift = self._move(scores.detach().amax(-1, keepdim=True))
+        weights = torch.exp(scores - shift)
+        self.total = self.total + weights.sum(-1, keepdim=True)
+        self.out = self.out + read(weights)
+
+    def merge(self, out: Tensor, lse: Tensor) -> None:
+        """Add a finished read over other keys: its output (B, H, l, V) and log-sum-exp (B, H, l, 1)."""
+        weight = torch.exp(lse - self._move(lse))
+        self.total = self.total + weight
+        self.out = self.out + weight * out
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """Return the output, 0 in empty rows, and the log-sum-exp (B, H, l, 1), −inf there."""
+        total = torch.where(self.total == 0, 1, self.total)
+        return self.out / total, self.peak + total.log()
+
+    def _move(self, peak: Tensor) -> Tensor:
+        """Take a new maximum into account and return the reference point, finite also where nothing was seen."""
+        peak = torch.maximum(self.peak, peak)
+        shift = torch.where(peak == -torch.inf, 0.0, peak)
+        factor = torch.exp(self.peak - shift)
+        self.peak, self.total, self.out = peak, self.total * factor, self.out * factor
+        return shift
+
+
+# The scores of a problem tile by tile: what every engine that does not materialize them starts from -------------------
+
 
 #: Numbers that one tile may hold at once: small enough for a cache, large enough that calls do not matter.
 TILE_SIZE = 1 << 20
@@ -51,7 +168,7 @@ def tile_shape(problem: Problem, pair_size: int) -> tuple[int, int]:
     B, H, S = (1 if is_symbolic(n) else n for n in (extent.B, extent.H, extent.S))
     pairs = max(TILE_SIZE // max(B * H * pair_size, 1), 1)
     rows = min(max(1 << (pairs.bit_length() - 1) // 2, TILE_SIDE), 256)
-    if problem.normalizer.gathers:
+    if problem.normalizer.needs_whole_row:
         held = max(TILE_SIZE // max(B * H * S, 1), 1)
         rows = min(rows, 1 << held.bit_length() - 1)
     cols = min(max(1 << (max(pairs // rows, 1)).bit_length() - 1, TILE_SIDE), 4096)
@@ -191,7 +308,7 @@ class Tiles:
                 exact = self._compared(query.detach(), self.exact_key[:, :, cols.slice])
             scores = torch.where(bad, exact, scores)
         excluded = None
-        if self.score.excludes:
+        if self.score.can_return_neg_inf:
             excluded = scores == -torch.inf
             scores = torch.where(excluded, 0.0, scores)  # −inf times a scale of 0, or of −1, is not what is meant
         if self.scale != 1.0:
@@ -202,7 +319,7 @@ class Tiles:
             scores = self.score.modify(scores, *index)
         if self.softcap is not None:
             capped = self.softcap * torch.tanh(scores / self.softcap)
-            scores = torch.where(scores == -torch.inf, scores, capped) if self.score.excludes else capped
+            scores = torch.where(scores == -torch.inf, scores, capped) if self.score.can_return_neg_inf else capped
         if excluded is not None:
             scores = torch.where(excluded, -torch.inf, scores)
         scores = self._masked(scores, row, col, index)

@@ -12,22 +12,29 @@ causal() & window(1, 0)
 2 ·██
 """
 
-from regard.masks.algebra import AndMask, Everything, NotMask, OrMask, everything
-from regard.masks.aligned import Aligned
-from regard.masks.band import Band, causal, window
-from regard.masks.base import EMPTY, FULL, MIXED, Extent, Mask, MaskLike, MaskMod
+from regard.masks.band import Aligned, Band, Dilated, causal, dilated, window
+from regard.masks.base import (
+    EMPTY,
+    FULL,
+    MIXED,
+    AndMask,
+    Everything,
+    Extent,
+    Mask,
+    MaskLike,
+    MaskMod,
+    NotMask,
+    OrMask,
+    Predicate,
+    Tiling,
+    as_mask,
+    everything,
+)
 from regard.masks.biases import Alibi, Relative, alibi, relative
-from regard.masks.block_sparse import BlockSparse
-from regard.masks.convert import as_mask
-from regard.masks.dilation import Dilated, dilated
 from regard.masks.documents import Documents, Packed, document, from_cu_seqlens
-from regard.masks.first_keys import FirstKeys, padding, prefix, sinks
-from regard.masks.key_padding import KeyPadding, key_padding
 from regard.masks.leave_one_out import LeaveOneOut, leave_one_out
-from regard.masks.matrix import Dense, dense
-from regard.masks.predicate import Predicate
-from regard.masks.submatrix import Submatrix, submatrix
-from regard.masks.tiling import Tiling
+from regard.masks.matrix import BlockSparse, Dense, Submatrix, dense, submatrix
+from regard.masks.padding import FirstKeys, KeyPadding, key_padding, padding, prefix, sinks
 
 __all__ = [
     "EMPTY",

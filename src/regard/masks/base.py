@@ -1,24 +1,183 @@
-"""The interface of a mask: which pairs may meet, and what is added to their score."""
+"""The base class of masks, its algebra, and what engines ask of a mask: its tiles and its runs of keys."""
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Union
+from functools import reduce
+from html import escape
+from numbers import Integral
+from operator import and_, or_
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, final
 
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
-from regard._part import Part
-from regard._tracing import is_symbolic
-from regard.masks.intervals import Span, clamped, reached
+from regard._utils.elementwise import meaning, per_element
+from regard._utils.errors import described, rejected
+from regard._utils.part import Part
+from regard._utils.tracing import is_symbolic, values_unavailable
+from regard.masks.drawing import Picture, as_html, as_text, picture
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-    from regard.masks.tiling import Tiling
+
+# Checks of arguments, and the lookup, that several masks share --------------------------------------------------------
+
+
+def as_int(function: str, argument: str, value: Any, least: int | None = None, note: str = "") -> int:
+    """Return an int of at least ``least``, or raise."""
+    expected = "be an int" if least is None else f"be an int of at least {least}{note}"
+    if isinstance(value, bool) or not isinstance(value, (Integral, torch.SymInt)):
+        raise rejected(function, argument, expected, described(value), TypeError)
+    if least is not None and value < least:
+        raise rejected(function, argument, expected, value)
+    return value if isinstance(value, torch.SymInt) else int(value)  # type: ignore[return-value]
+
+
+def int_tensor(function: str, argument: str, value: Any, expected: str, dims: tuple[int, ...]) -> Tensor:
+    """Return an integer tensor of one of these numbers of dimensions, or raise."""
+    if not isinstance(value, Tensor) or is_float(value) or value.dtype == torch.bool:
+        raise rejected(function, argument, f"be {expected}", described(value), TypeError)
+    if value.dim() not in dims:
+        raise rejected(function, argument, f"be {expected}", described(value))
+    return value
+
+
+def is_float(tensor: Tensor) -> bool:
+    """Whether a tensor holds real or complex numbers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def lookup(table: Tensor, *index: Tensor) -> Tensor:
+    """Return ``table[index]``, one index per dimension; a dimension of size 1 is shared and needs none.
+
+    Unlike ``table[index]`` it reads no index's value in Python, so that 0-d indices work under vmap.
+    """
+    shared = [dim for dim, size in enumerate(table.shape) if size == 1]
+    kept = [i for dim, i in enumerate(index) if dim not in shared]
+    if shared:  # by number: a size that is known only when an exported program runs may be 1 then
+        table = table.squeeze(shared)
+    return torch.ops.aten.index.Tensor(table, kept) if kept else table
+
+
+# Masks whose every row shows one run of keys: intersections, unions and complements of such runs ----------------------
+
+
+#: Each query sees exactly the keys start ≤ k < stop: two int64 tensors (B or 1, H or 1, L or 1), None where there is
+#: no bound on that side. They may lie outside [0, S], and start past stop where nothing is seen.
+Span = tuple[Tensor | None, Tensor | None]
+
+
+def clamped(span: Span, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the span as two tensors with 0 ≤ start ≤ stop ≤ S.
+
+    Examples
+    --------
+    >>> import torch
+    >>> start, stop = clamped((None, torch.tensor([[[-1, 3, 9]]])), 5, torch.device("cpu"))
+    >>> start.tolist(), stop.tolist()
+    ([[[0]]], [[[0, 3, 5]]])
+    """
+    start, stop = (None if edge is None else edge.clamp(0, S) for edge in span)
+    if start is not None and stop is not None:
+        stop = torch.maximum(start, stop)
+    return (
+        constant(0, device) if start is None else start,
+        constant(S, device) if stop is None else stop,
+    )
+
+
+def constant(value: int, device: torch.device) -> Tensor:
+    """Return an edge that is the same in every row: (1, 1, 1), int64."""
+    return torch.full((1, 1, 1), value, dtype=torch.int64, device=device)
+
+
+def intersection(spans: list[Span]) -> Span:
+    """Return the keys that lie in all spans."""
+    starts = [start for start, _ in spans if start is not None]
+    stops = [stop for _, stop in spans if stop is not None]
+    return reduce(torch.maximum, starts) if starts else None, reduce(torch.minimum, stops) if stops else None
+
+
+def union(spans: list[Span], S: int, device: torch.device) -> Span | None:
+    """Return the keys that lie in one of the spans; None if in some row there is a gap, or it cannot be seen."""
+    starts = [start for start, _ in spans if start is not None]
+    stops = [stop for _, stop in spans if stop is not None]
+    if not starts or not stops:  # all begin with the first key, or all end with the last
+        from_first = reduce(torch.maximum, stops) if len(stops) == len(spans) else None
+        to_last = reduce(torch.minimum, starts) if len(starts) == len(spans) else None
+        return to_last, from_first
+    edges = [edge for span in spans for edge in clamped(span, S, device)]
+    if any(values_unavailable(edge) for edge in edges):
+        return None
+    stacked = torch.stack(torch.broadcast_tensors(*edges))
+    first, end = stacked[::2], stacked[1::2]
+    empty = first == end  # sorted behind all others, where they fill no gap
+    first, order = first.masked_fill(empty, S).sort(0)
+    reached = end.masked_fill(empty, 0).gather(0, order).cummax(0).values
+    if bool(((first[1:] > reached[:-1]) & (first[1:] < S)).any()):
+        return None
+    return first[0], reached[-1]
+
+
+def outside(span: Span, S: int, device: torch.device) -> Span | None:
+    """Return the keys that do not lie in the span; None if in some row they are on both sides, or it cannot be seen."""
+    start, stop = span
+    if start is None:
+        return (constant(S, device) if stop is None else stop), None
+    if stop is None:
+        return None, start
+    start, stop = clamped(span, S, device)
+    if values_unavailable(start) or values_unavailable(stop):
+        return None
+    empty = start == stop
+    before = start.masked_fill(empty, 0)  # how many keys lie before the span
+    if bool(((before > 0) & (stop < S)).any()):
+        return None
+    return torch.where(before == 0, stop.masked_fill(empty, 0), 0), torch.where(before == 0, S, before)
+
+
+def run(marks: Tensor) -> Span | None:
+    """Return where the marked keys are; None if in some row they are not neighbours, or it cannot be seen.
+
+    Parameters
+    ----------
+    marks : Tensor (B or 1, H or 1, L or 1, S), bool
+
+    Examples
+    --------
+    >>> import torch
+    >>> run(torch.tensor([[[[False, True, True, False]]]]))
+    (tensor([[[1]]]), tensor([[[3]]]))
+    >>> run(torch.tensor([[[[False, True, False, True]]]])) is None
+    True
+    """
+    if values_unavailable(marks):
+        return None
+    k = torch.arange(marks.shape[-1] + 1, device=marks.device)
+    marks = torch.nn.functional.pad(marks, (0, 1))  # so that there is a key to take the least of
+    start = torch.where(marks, k, marks.shape[-1]).amin(-1)
+    stop = torch.where(marks, k + 1, 0).amax(-1)
+    counts = marks.sum(-1)
+    if bool(((stop - start != counts) & (counts > 0)).any()):
+        return None
+    return start, stop
+
+
+def reached(start: Tensor, stop: Tensor, keys: int) -> Tensor:
+    """Return which keys (b, h, S) lie in the interval of any row, for intervals (b, h, L)."""
+    start, stop = torch.broadcast_tensors(start, stop)
+    one = (start < stop).to(torch.int64)
+    counts = one.new_zeros(*start.shape[:2], keys + 1)
+    return counts.scatter_add(-1, start, one).scatter_add(-1, stop, -one).cumsum(-1)[..., :keys] > 0
+
+
+# The interface of a mask: which pairs may meet, and what is added to their score --------------------------------------
+
 
 #: What a tile can be. EMPTY tiles are skipped; FULL ones need no predicate.
 EMPTY, MIXED, FULL = 0, 1, 2
@@ -301,8 +460,6 @@ class Mask(Part, ABC):
         tensor([[1, 0],
                 [2, 1]], dtype=torch.int8)
         """
-        from regard.masks.tiling import Tiling, tile_states
-
         home = self._device()
         where = torch.device(device or "cpu") if self.is_structural else home
         states = tile_states(self.fit(extent, home), Tiling(extent, q_block, kv_block, exact, where))
@@ -321,27 +478,22 @@ class Mask(Part, ABC):
         return inside[0].device if inside else torch.device("cpu")
 
     def __and__(self, other: Any) -> Mask:
-        from regard.masks.algebra import both
 
         return both(self, other)
 
     def __rand__(self, other: Any) -> Mask:
-        from regard.masks.algebra import both
 
         return both(other, self)
 
     def __or__(self, other: Any) -> Mask:
-        from regard.masks.algebra import either
 
         return either(self, other)
 
     def __ror__(self, other: Any) -> Mask:
-        from regard.masks.algebra import either
 
         return either(other, self)
 
     def __invert__(self) -> Mask:
-        from regard.masks.algebra import complement
 
         return complement(self)
 
@@ -371,9 +523,17 @@ class Mask(Part, ABC):
         1 ██·
         2 ·██
         """
-        from regard.masks.drawing import as_text, sample
+        return as_text(self._picture(L, S, b, h))
 
-        return as_text(sample(self, L, S, b, h))
+    def _picture(self, L: int | None, S: int | None, b: int, h: int) -> Picture:
+        B, H, rows, columns = self.sizes()
+        L = as_int("Mask.draw", "L", L, 0) if L is not None else rows or columns or S or 16
+        S = as_int("Mask.draw", "S", S, 0) if S is not None else columns or L
+        extent = Extent(B or 1, H or 1, L, S)
+        for argument, index, size in (("b", b, extent.B), ("h", h, extent.H)):
+            if not 0 <= index < size:
+                raise rejected("Mask.draw", argument, f"be an index below {size}", index)
+        return picture(self, self.bind(extent, self._device()), extent, b, h)
 
     def __str__(self) -> str:
         try:
@@ -382,12 +542,8 @@ class Mask(Part, ABC):
             return f"{self!r}\n(cannot be drawn: {error})"
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        from regard.masks.drawing import as_html, sample
-
         try:
-            return as_html(sample(self, None, None, 0, 0))
+            return as_html(self._picture(None, None, 0, 0))
         except ValueError:
             return f"<pre>{escape(str(self))}</pre>"
 
@@ -404,3 +560,495 @@ def _on(tensor: Tensor, device: torch.device) -> Tensor:
 
 #: What stands for a mask: a bool or float tensor, a Mask, or FlexAttention's ``mask_mod`` or BlockMask.
 MaskLike = Union[Tensor, Mask, MaskMod, "BlockMask"]
+
+
+# Which tiles of the score matrix are empty, full or mixed, without building the matrix --------------------------------
+
+
+#: How many pairs are evaluated at once when mixed tiles are looked into.
+PAIRS_AT_ONCE = 1 << 21
+
+
+class Tiling:
+    """A grid of tiles over L queries and S keys.
+
+    Attributes
+    ----------
+    extent : Extent
+    q_block, kv_block : int
+        The size of a tile; the last row and column of tiles may be smaller.
+    exact : bool
+        Whether mixed tiles will be evaluated, pair by pair.
+    q_lo, q_hi : Tensor (nq, 1)
+        The first and last query of each row of tiles.
+    k_lo, k_hi : Tensor (nk,)
+        The first and last key of each column of tiles.
+    first_query, first_key : int
+        Where the grid begins, if it is laid over a part of the matrices: tiles are then those of the part.
+    lengths : (int, int)
+        How many queries and keys the grid is laid over.
+    """
+
+    def __init__(self, extent: Extent, q_block: int, kv_block: int, exact: bool, device: torch.device) -> None:
+        self.extent = extent
+        self.q_block = as_int("Mask.tiles", "q_block", q_block, 1)
+        self.kv_block = as_int("Mask.tiles", "kv_block", kv_block, 1)
+        self.exact = exact
+        self.device = device
+        self.q_lo, self.q_hi = (x.unsqueeze(1) for x in _edges(extent.L, self.q_block, device))
+        self.k_lo, self.k_hi = _edges(extent.S, self.kv_block, device)
+        self.first_query = self.first_key = 0
+        self.lengths = extent.L, extent.S
+
+    def inside(self, whole: Extent, first_query: int, first_key: int) -> Tiling:
+        """Return the same tiles as those of a part of larger matrices, which begins at this query and key."""
+        tiling = copy.copy(self)
+        tiling.extent = whole
+        tiling.q_lo, tiling.q_hi = (edge + first_query for edge in (self.q_lo, self.q_hi))
+        tiling.k_lo, tiling.k_hi = (edge + first_key for edge in (self.k_lo, self.k_hi))
+        tiling.first_query, tiling.first_key = self.first_query + first_query, self.first_key + first_key
+        return tiling
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many rows and columns of tiles there are."""
+        return self.q_lo.shape[0], self.k_lo.shape[0]
+
+    def full(self) -> tuple[Tensor, Tensor]:
+        """Return the bounds of a mask that hides nothing."""
+        every = torch.ones((), dtype=torch.bool, device=self.device)
+        return every, every
+
+    def over_queries(self, x: Tensor, how: Reduction) -> Tensor:
+        """Return (..., L, n) reduced over the queries of each row of tiles: (..., nq, n)."""
+        return _reduce(_narrowed(x, -2, self.first_query, self.lengths[0]), -2, self.q_block, how)
+
+    def over_keys(self, x: Tensor, how: Reduction) -> Tensor:
+        """Return (..., S) reduced over the keys of each column of tiles: (..., nk)."""
+        return _reduce(_narrowed(x, -1, self.first_key, self.lengths[1]), -1, self.kv_block, how)
+
+
+Reduction = Literal["any", "all", "amax", "amin"]
+
+
+def tile_states(mask: Mask, tiling: Tiling) -> Tensor:
+    """Return the state of every tile of a bound mask: (B or 1, H or 1, nq, nk), int8; see :meth:`Mask.tiles`."""
+    nq, nk = tiling.counts
+    if not mask.hides:
+        return torch.full((1, 1, nq, nk), FULL, dtype=torch.int8, device=tiling.device)
+    some, every = mask.bounds(tiling)
+    states = some.to(torch.int8) + every.to(torch.int8)
+    states = states.expand(torch.broadcast_shapes(states.shape, (1, 1, nq, nk)))
+    if tiling.exact and not mask.bounds_are_exact:
+        states = _looked_into(mask, tiling, states)
+    return states
+
+
+def _edges(size: int, block: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    first = torch.arange(0, size, block, device=device)
+    return first, (first + (block - 1)).clamp(max=size - 1)
+
+
+def _narrowed(x: Tensor, dim: int, first: int, count: int) -> Tensor:
+    return x if x.shape[dim] in (1, count) else x.narrow(dim, first, count)
+
+
+def _reduce(x: Tensor, dim: int, block: int, how: Reduction) -> Tensor:
+    size = x.shape[dim]
+    if size == 1:  # either one element, or one that is shared along the dimension
+        return x
+    # The partial block at the end is reduced by itself: padding would copy the whole tensor.
+    whole = size // block * block
+    parts = [x.narrow(dim, 0, whole).unflatten(dim, (whole // block, block)), x.narrow(dim, whole, size - whole)]
+    done = [getattr(parts[0], how)(dim)] if whole else [x.narrow(dim, 0, 0)]
+    if whole < size:
+        done.append(getattr(parts[1].unsqueeze(dim - 1), how)(dim))
+    return torch.cat(done, dim) if len(done) > 1 else done[0]
+
+
+def _looked_into(mask: Mask, tiling: Tiling, states: Tensor) -> Tensor:
+    mixed = (states == MIXED).nonzero()
+    if len(mixed) == 0:
+        return states
+    states = states.clone(memory_format=torch.contiguous_format)
+    per_tile = tiling.q_block * tiling.kv_block
+    for tile in mixed.split(max(1, PAIRS_AT_ONCE // per_tile)):
+        some = torch.zeros(len(tile), dtype=torch.bool, device=states.device)
+        every = torch.ones_like(some)
+        for seen in _evaluated(mask, tiling, tile):
+            some |= seen.any(2).any(1)
+            every &= seen.all(2).all(1)
+        found = torch.where(every, FULL, torch.where(some, MIXED, EMPTY)).to(torch.int8)
+        states[tuple(tile.T)] = found
+    return states
+
+
+def _evaluated(mask: Mask, tiling: Tiling, tile: Tensor) -> Iterator[Tensor]:
+    """Yield where pairs are visible, (tiles, rows, kv_block), some rows of each tile (b, h, i, j) at a time.
+
+    Rows and keys past the end repeat the last one, which changes neither "any" nor "all".
+    """
+    b, h, i, j = tile.T[:, :, None, None]
+    kv_block = min(tiling.kv_block, tiling.extent.S)
+    q_block = min(tiling.q_block, tiling.extent.L)
+    kv_idx = (j * tiling.kv_block + torch.arange(kv_block, device=tile.device)).clamp(max=tiling.extent.S - 1)
+    rows = torch.arange(q_block, device=tile.device)[:, None]
+    for some_rows in rows.split(max(1, PAIRS_AT_ONCE // (len(tile) * kv_block))):
+        q_idx = (i * tiling.q_block + some_rows).clamp(max=tiling.extent.L - 1)
+        yield mask(b, h, q_idx, kv_idx)
+
+
+# The algebra of masks: and, or, not, and the mask that hides nothing --------------------------------------------------
+
+
+def both(a: Any, b: Any) -> Mask:
+    """Return ``a & b``: pairs visible in both; biases add up."""
+    return AndMask((*_parts(as_mask(a), AndMask), *_parts(as_mask(b), AndMask)))
+
+
+def either(a: Any, b: Any) -> Mask:
+    """Return ``a | b``: pairs visible in one of them.
+
+    Raises
+    ------
+    TypeError
+        If one of them adds a bias, which has no meaning where only the other shows a pair.
+    """
+    sides = as_mask(a), as_mask(b)
+    for side in sides:
+        if side.has_bias:
+            raise TypeError(f"|: {side!r} adds a bias, and only masks without one can be joined; use & for the bias.")
+    return OrMask((*_parts(sides[0], OrMask), *_parts(sides[1], OrMask)))
+
+
+def complement(mask: Mask) -> Mask:
+    """Return ``~mask``: the pairs that the mask hides.
+
+    Raises
+    ------
+    TypeError
+        If the mask adds a bias, which has no complement.
+    """
+    if mask.has_bias:
+        raise TypeError(f"~: {mask!r} adds a bias, and only a mask without one has a complement.")
+    return mask.mask if isinstance(mask, NotMask) else NotMask(mask)
+
+
+def everything() -> Mask:
+    """Return the mask that hides nothing; ``~everything()`` hides all.
+
+    Examples
+    --------
+    >>> from regard import masks
+    >>> masks.everything()(0, 0, 3, 9), (~masks.everything())(0, 0, 3, 9)
+    (tensor(True), tensor(False))
+    """
+    return Everything()
+
+
+class _Node(Mask):
+    """Several masks in one."""
+
+    def __init__(self, masks: tuple[Mask, ...]) -> None:
+        self.masks = masks
+
+    def fit(self, extent: Extent, device: torch.device) -> Mask:
+        return type(self)(tuple([mask.fit(extent, device) for mask in self.masks]))
+
+    def for_lengths(self, queries: Tensor, keys: Tensor) -> Mask:
+        return type(self)(tuple([mask.for_lengths(queries, keys) for mask in self.masks]))
+
+    @property
+    def is_structural(self) -> bool:
+        return all(mask.is_structural for mask in self.masks)
+
+    def sizes(self) -> Sizes:
+        return _largest([mask.sizes() for mask in self.masks])
+
+
+@final
+class AndMask(_Node):
+    """Pairs that every one of several masks shows; biases add up."""
+
+    def fit(self, extent: Extent, device: torch.device) -> Mask:
+        """Fit the masks inside, without those that then hide nothing."""
+        fitted = [mask.fit(extent, device) for mask in self.masks]
+        kept = [mask for mask in fitted if not mask.shows_everything(extent)]
+        return AndMask(tuple(kept)) if len(kept) > 1 else (kept or fitted)[0]
+
+    def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
+        """Return where all masks show a pair."""
+        found = [mask.visible(b, h, q_idx, kv_idx) for mask in self.masks if mask.hides]
+        seen = [x for x in found if x is not None]
+        return reduce(and_, seen) if seen else None
+
+    def bias(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
+        """Return the sum of the biases."""
+        found = [mask.bias(b, h, q_idx, kv_idx) for mask in self.masks if mask.has_bias]
+        added = [x for x in found if x is not None]
+        return sum(added[1:], start=added[0]) if added else None
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether one of them has."""
+        return any(mask.has_bias for mask in self.masks)
+
+    @property
+    def hides(self) -> bool:
+        """Whether one of them does."""
+        return any(mask.hides for mask in self.masks)
+
+    def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
+        """Return the conjunction of the bounds."""
+        found = [mask.bounds(tiling) for mask in self.masks if mask.hides]
+        if not found:
+            return tiling.full()
+        return reduce(and_, [some for some, _ in found]), reduce(and_, [every for _, every in found])
+
+    @property
+    def bounds_are_exact(self) -> bool:
+        """Whether only one of them hides anything, and is exact."""
+        hiding = [mask for mask in self.masks if mask.hides]
+        return len(hiding) == 1 and hiding[0].bounds_are_exact
+
+    def as_band(self, extent: Extent) -> Diagonals | None:
+        """Return the intersection of the bands, if all are."""
+        lo: int | None = None
+        hi: int | None = None
+        for mask in self.masks:
+            band = mask.as_band(extent)
+            if band is None:
+                return None
+            if band[0] is not None:
+                lo = band[0] if lo is None else max(lo, band[0])
+            if band[1] is not None:
+                hi = band[1] if hi is None else min(hi, band[1])
+        return lo, hi
+
+    def span(self, extent: Extent, device: torch.device) -> Span | None:
+        """Return the intersection of the spans, if all are known."""
+        found = [mask.span(extent, device) for mask in self.masks if mask.hides]
+        known = [span for span in found if span is not None]
+        return intersection(known) if len(known) == len(found) else None
+
+    def __repr__(self) -> str:
+        return " & ".join([_wrapped(mask) for mask in self.masks])
+
+
+@final
+class OrMask(_Node):
+    """Pairs that one of several masks shows."""
+
+    def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
+        """Return where a mask shows a pair."""
+        found = [mask.visible(b, h, q_idx, kv_idx) for mask in self.masks]
+        seen = [x for x in found if x is not None]
+        return reduce(or_, seen) if len(seen) == len(found) else None
+
+    @property
+    def hides(self) -> bool:
+        """Whether all of them do."""
+        return all(mask.hides for mask in self.masks)
+
+    def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
+        """Return the disjunction of the bounds."""
+        found = [mask.bounds(tiling) for mask in self.masks]
+        return reduce(or_, [some for some, _ in found]), reduce(or_, [every for _, every in found])
+
+    def span(self, extent: Extent, device: torch.device) -> Span | None:
+        """Return the union of the spans, if all are known and it has no gap."""
+        if not self.hides:
+            return None, None
+        found = [mask.span(extent, device) for mask in self.masks]
+        known = [span for span in found if span is not None]
+        return union(known, extent.S, device) if len(known) == len(found) else None
+
+    def __repr__(self) -> str:
+        return " | ".join([_wrapped(mask) for mask in self.masks])
+
+
+@final
+class NotMask(Mask):
+    """The pairs that a mask hides."""
+
+    def __init__(self, mask: Mask) -> None:
+        self.mask = mask
+
+    def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
+        """Return where the mask hides a pair."""
+        seen = self.mask.visible(b, h, q_idx, kv_idx)
+        return torch.zeros((), dtype=torch.bool, device=kv_idx.device) if seen is None else ~seen
+
+    @property
+    def bounds_are_exact(self) -> bool:
+        """Whether the mask's are."""
+        return self.mask.bounds_are_exact
+
+    def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
+        """Return the bounds, exchanged."""
+        some, every = self.mask.bounds(tiling)
+        return ~every, ~some
+
+    def span(self, extent: Extent, device: torch.device) -> Span | None:
+        """Return what the mask's span leaves, if that is on one side of it."""
+        span = self.mask.span(extent, device)
+        return None if span is None else outside(span, extent.S, device)
+
+    def fit(self, extent: Extent, device: torch.device) -> Mask:
+        """Fit the mask inside."""
+        return NotMask(self.mask.fit(extent, device))
+
+    def for_lengths(self, queries: Tensor, keys: Tensor) -> Mask:
+        """Return the mask inside for these lengths, negated."""
+        return NotMask(self.mask.for_lengths(queries, keys))
+
+    def sizes(self) -> Sizes:
+        """Return the sizes of the mask inside."""
+        return self.mask.sizes()
+
+    def __repr__(self) -> str:
+        return f"~{_wrapped(self.mask)}"
+
+
+@final
+class Everything(Mask):
+    """No pair is hidden."""
+
+    def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return None."""
+        return None
+
+    @property
+    def hides(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def bounds_are_exact(self) -> bool:
+        """Always."""
+        return True
+
+    def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
+        """Return that all is visible."""
+        return tiling.full()
+
+    def as_band(self, extent: Extent) -> Diagonals | None:  # noqa: ARG002
+        """Return the band without bounds."""
+        return None, None
+
+    def __repr__(self) -> str:
+        return "everything()"
+
+
+def _parts(mask: Mask, kind: type[_Node]) -> tuple[Mask, ...]:
+    return mask.masks if isinstance(mask, _Node) and type(mask) is kind else (mask,)
+
+
+def _wrapped(mask: Mask) -> str:
+    return f"({mask!r})" if isinstance(mask, _Node) else repr(mask)
+
+
+def _largest(found: list[Sizes]) -> Sizes:
+    b, h, q, k = (max([size for size in axis if size is not None], default=None) for axis in zip(*found))
+    return b, h, q, k
+
+
+# A mask given as a function: FlexAttention's mask_mod -----------------------------------------------------------------
+
+
+@final
+class Predicate(Mask):
+    """Pairs for which ``mask_mod(b, h, q_idx, kv_idx)`` is True; made by :func:`~regard.masks.as_mask`.
+
+    As in FlexAttention the function is called for one pair, with 0-d tensors, and must work under ``torch.vmap``.
+    Tensors it closes over are not seen by engines: they must be on the query's device.
+    """
+
+    def __init__(self, mask_mod: Callable[..., Any]) -> None:
+        self.mask_mod = mask_mod
+
+    def structure(self) -> tuple[Any, ...]:
+        """Return what is known of the function; the plan for an unknown one does not depend on its answers."""
+        return Predicate, meaning(self.mask_mod)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the function answers the same as long as its meaning is the same."""
+        return meaning(self.mask_mod) is not None
+
+    def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
+        """Return what the function says."""
+        return called(self.mask_mod, b, h, q_idx, kv_idx)
+
+    def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
+        """Return that nothing is known."""
+        # What will be looked into pair by pair may differ per sequence and head.
+        shape = (tiling.extent.B, tiling.extent.H, 1, 1) if tiling.exact else ()
+        unknown = torch.ones(shape, dtype=torch.bool, device=tiling.device)
+        return unknown, ~unknown
+
+    def __repr__(self) -> str:
+        return f"as_mask({getattr(self.mask_mod, '__name__', type(self.mask_mod).__name__)})"
+
+
+def called(mask_mod: Callable[..., Any], b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    """Return what a mask_mod says of each pair; a dimension on which a function does not depend has size 1."""
+    if isinstance(mask_mod, Mask):
+        shown = mask_mod.visible(b, h, q_idx, kv_idx)
+        return torch.ones((), dtype=torch.bool, device=kv_idx.device) if shown is None else shown
+    seen = per_element(mask_mod, b, h, q_idx, kv_idx, kind="bool", blame=("masks.as_mask", "mask_mod"))
+    for dim, stride in enumerate(seen.stride()):
+        if not is_symbolic(stride) and stride == 0:
+            seen = seen.narrow(dim, 0, 1)
+    return seen
+
+
+# What may stand for a mask --------------------------------------------------------------------------------------------
+
+
+#: What else than a Mask and a function may stand for a mask, and how it becomes one; modules of masks add theirs.
+_CONVERSIONS: list[tuple[Callable[[Any], bool], Callable[[Any, str, str], Mask]]] = []
+
+
+def as_mask(mask: MaskLike, function: str = "masks.as_mask", argument: str = "mask") -> Mask:
+    """Return as a Mask what may stand for one.
+
+    Parameters
+    ----------
+    mask : Mask, callable, BlockMask, CausalBias or Tensor
+        A callable is a FlexAttention ``mask_mod``: it is called for one pair, with 0-d tensors, and must work
+        under ``torch.vmap``. A BlockMask is torch's; both its block lists and its ``mask_mod`` are honoured. A
+        tensor becomes :func:`~regard.masks.dense`.
+    function, argument : str
+        What error messages name.
+
+    Raises
+    ------
+    TypeError
+        If it is none of these, or an integer tensor.
+
+    Examples
+    --------
+    >>> from regard import masks
+    >>> masks.as_mask(lambda b, h, q_idx, kv_idx: kv_idx % 2 == 0)(0, 0, 1, 2)
+    tensor(True)
+    """
+    if isinstance(mask, Mask):
+        return mask
+    for applies, convert in _CONVERSIONS:
+        if applies(mask):
+            return convert(mask, function, argument)
+    if callable(mask) and not isinstance(mask, type):
+        return Predicate(mask)
+    expected = "be a Mask, a mask_mod(b, h, q_idx, kv_idx), a BlockMask, or a bool or float tensor"
+    raise rejected(function, argument, expected, described(mask), TypeError)
+
+
+def convertible(applies: Callable[[Any], bool], convert: Callable[[Any, str, str], Mask]) -> None:
+    """Let :func:`as_mask` convert values to which ``applies`` says yes, by ``convert(value, function, argument)``."""
+    _CONVERSIONS.append((applies, convert))
+
+
+def is_instance(value: Any, name: str) -> bool:
+    """Whether a value is of a class of torch's, which is not imported for it (flex_attention takes seconds)."""
+    return any(f"{kind.__module__}.{kind.__qualname__}" == name for kind in type(value).__mro__)

@@ -7,12 +7,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from regard._errors import described, rejected, shape
-from regard._part import brief
-from regard.masks._checks import as_int, lookup
-from regard.masks.aligned import Aligned, Offset, checked
-from regard.masks.base import Extent, Mask, Sizes
-from regard.masks.tiling import Tiling
+from regard._utils.errors import described, rejected, shape
+from regard._utils.part import brief
+from regard.masks.band import Aligned, Offset, checked
+from regard.masks.base import Extent, Mask, Sizes, Tiling, as_int, lookup
 
 
 def alibi(slopes: int | Tensor, align: str | None = None, offset: Offset = None) -> Mask:

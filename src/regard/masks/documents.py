@@ -7,13 +7,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from regard._errors import described, rejected, shape
-from regard._part import brief
-from regard._tracing import is_blind
-from regard.masks._checks import as_int, int_tensor, lookup
-from regard.masks.base import Extent, Mask, Sizes
-from regard.masks.intervals import Span, constant
-from regard.masks.tiling import Tiling
+from regard._utils.errors import described, rejected, shape
+from regard._utils.part import brief
+from regard._utils.tracing import values_unavailable
+from regard.masks.base import Extent, Mask, Sizes, Span, Tiling, as_int, constant, int_tensor, lookup
 
 
 def document(ids: Tensor, kv_ids: Tensor | None = None) -> Mask:
@@ -159,7 +156,7 @@ def _cumulative(argument: str, cu: Tensor) -> Tensor:
 
 def _can_look(tensor: Tensor) -> bool:
     """Whether a tensor's values can be read for nothing."""
-    return tensor.is_cpu and not is_blind(tensor)
+    return tensor.is_cpu and not values_unavailable(tensor)
 
 
 def _window(window: Any, align: Any) -> tuple[int, int] | None:
@@ -225,7 +222,7 @@ class Documents(Mask):
         if extent.S == 0:
             return None, constant(0, device)
         q_ids, k_ids = (torch.atleast_2d(ids.to(torch.int64)) for ids in (self.ids, self._keys))
-        if is_blind(q_ids) or is_blind(k_ids):
+        if values_unavailable(q_ids) or values_unavailable(k_ids):
             return None
         # In a stable order, the keys of a document follow each other, first to last.
         k_ids, order = k_ids.sort(stable=True)

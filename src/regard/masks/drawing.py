@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
-from regard.masks._checks import as_int
-from regard.masks.base import Extent, Mask
+if TYPE_CHECKING:
+    from regard.masks.base import Extent, Mask
 
 #: What is drawn pair by pair has at most so many queries and keys.
 ROWS, COLUMNS = 48, 96
@@ -45,16 +45,9 @@ class Picture:
     block: int
 
 
-def sample(mask: Mask, L: int | None, S: int | None, b: int, h: int) -> Picture:
-    """Return the picture of a mask; see :meth:`Mask.draw`."""
-    B, H, rows, columns = mask.sizes()
-    L = as_int("Mask.draw", "L", L, 0) if L is not None else rows or columns or S or 16
-    S = as_int("Mask.draw", "S", S, 0) if S is not None else columns or L
-    extent = Extent(B or 1, H or 1, L, S)
-    for argument, index, size in (("b", b, extent.B), ("h", h, extent.H)):
-        if not 0 <= index < size:
-            raise rejected("Mask.draw", argument, f"be an index below {size}", index)
-    bound = mask.bind(extent, mask._device())
+def picture(mask: Mask, bound: Mask, extent: Extent, b: int, h: int) -> Picture:
+    """Return the picture of a mask that is bound to an extent; see :meth:`Mask.draw`."""
+    L, S = extent.L, extent.S
     block = 1 if L <= ROWS and S <= COLUMNS else max(-(-L // ROWS), -(-S // COLUMNS))
     draw = _pairs if block == 1 else _tiles
     signs, levels, legend = draw(bound, extent, block, b, h)

@@ -7,11 +7,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from regard._errors import rejected, shape
-from regard._part import brief
-from regard.masks._checks import int_tensor, lookup
-from regard.masks.base import Extent, Mask, Sizes
-from regard.masks.tiling import Tiling
+from regard._utils.errors import rejected, shape
+from regard._utils.part import brief
+from regard.masks.base import Extent, Mask, Sizes, Tiling, int_tensor, lookup
 
 
 def leave_one_out(own: Tensor | None = None) -> Mask:

@@ -1,16 +1,41 @@
-"""Shared code of layers: the sequences of a call, and one mask from lengths and masks."""
+"""What all layers share: the base class, checks of inputs, lengths and masks, and parts that hold parameters."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard import masks
-from regard._constraints import TensorOf, floats
+from regard._utils.constraints import TensorOf, floats
+from regard._utils.errors import rejected, shape
+from regard._utils.part import Part
 from regard.masks import Mask, MaskLike
-from regard.masks.convert import is_matrix
+from regard.masks.matrix import is_matrix
+
+# The base class of all layers. To ``torch.fx`` they are leaf modules --------------------------------------------------
+
+
+#: What layers report as their ``__module__``: ``torch.fx`` treats a module as a leaf if this begins with ``torch.nn``.
+_LEAF = "torch.nn (a leaf to torch.fx)"
+
+
+class Layer(nn.Module):
+    """A module that ``torch.fx.symbolic_trace`` records as one ``call_module`` node, like the layers of ``torch.nn``.
+
+    Tracing into a layer would fail: a ``Proxy`` has no shape to check, nor to choose an engine by. fx looks at
+    ``module.__module__``, which instances override here. The class keeps its own, which pickle and documentation use.
+    A call costs nothing extra.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__module__ = _LEAF
+
+
+# Shared code of layers: the sequences of a call, and one mask from lengths and masks ----------------------------------
 
 
 def sequences(layer: object, argument: str, value: Any, width: int | None = None) -> Tensor:
@@ -55,12 +80,12 @@ def attention_inputs(layer: object, query: Any, key: Any, value: Any, valid_lens
         TensorOf((B,), (B, L), integer=True)(layer, "valid_lens", valid_lens)
         if keys is query and L:
             lengths = valid_lens if valid_lens.dim() == 1 else valid_lens.amax(1)
-            clear = cleared(query, lengths)
+            clear = zero_padding(query, lengths)
             query, keys, values = clear, clear, clear if values is query else values
     return query.unsqueeze(1), keys.unsqueeze(1), values.unsqueeze(1)
 
 
-def cleared(sequences: Tensor, lengths: Tensor | None) -> Tensor:
+def zero_padding(sequences: Tensor, lengths: Tensor | None) -> Tensor:
     """Return sequences (B, N, E) with zeros behind each one's length (B,), whatever stood there."""
     if lengths is None:
         return sequences
@@ -71,3 +96,121 @@ def cleared(sequences: Tensor, lengths: Tensor | None) -> Tensor:
 def parameter(*sizes: int, device: Any = None, dtype: Any = None) -> nn.Parameter:
     """Return a parameter of this shape that ``reset_parameters`` is to fill."""
     return nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
+
+
+# Scores and normalizers that a layer is given: their tensors become its parameters and buffers ------------------------
+
+
+class PartModule(nn.Module):
+    """A score or normalizer with tensors, as a module: trained, saved, moved and copied with the layer that has it.
+
+    Parameters of the part are parameters here, under the names of its attributes; other tensors are buffers; modules
+    that it holds are modules here. What the part itself holds is not kept, so that nothing can be out of date.
+
+    Parameters
+    ----------
+    layer : Module
+        Whose part it is, for errors.
+    argument : str
+        What the layer calls it.
+    part : Part
+
+    Raises
+    ------
+    ValueError
+        If a tensor of the part could not be registered.
+    """
+
+    def __init__(self, layer: nn.Module, argument: str, part: Part) -> None:
+        super().__init__()
+        who = type(layer).__name__
+        for path in _unlisted(part):
+            expected = "hold tensors and modules as attributes, or in tuples"
+            raise rejected(who, argument, expected, f"{type(part).__name__}.{path}, which holds some")
+        self._paths = []
+        for path, tensor in part.named_tensors():
+            if tensor.requires_grad and not isinstance(tensor, nn.Parameter):
+                expected = "be made of nn.Parameter and of tensors that require no gradient"
+                raise rejected(who, argument, expected, f"{type(part).__name__}.{path} {shape(tensor)}")
+            module, name = self._place(path)
+            if isinstance(tensor, nn.Parameter):
+                module.register_parameter(name, tensor)
+            else:
+                module.register_buffer(name, tensor)
+            self._paths.append(path)
+        for path, inner in _modules_of(part):
+            module, name = self._place(path)
+            module.add_module(name, inner)
+        self._form = part.map_tensors(lambda tensor: torch.empty_like(tensor, device="meta", requires_grad=False))
+
+    def _place(self, path: str) -> tuple[nn.Module, str]:
+        """Return the module for a dotted path, made where there is none, and the name in it."""
+        module: nn.Module = self
+        *outer, name = path.split(".")
+        for each in outer:
+            if each not in module._modules:
+                module.add_module(each, nn.Module())
+            module = module.get_submodule(each)
+        return module, name
+
+    def part(self) -> Any:
+        """Return the part around the parameters and buffers as they are now."""
+        return self._form.with_tensors([self._tensor(path) for path in self._paths])
+
+    def _tensor(self, path: str) -> Tensor:
+        found: Any = self
+        for name in path.split("."):
+            found = getattr(found, name)
+        return found
+
+    def __repr__(self) -> str:
+        return repr(self._form)
+
+
+class PartLayer(Layer):
+    """A layer that may be given scores and normalizers with tensors: as attributes, these become modules."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(self.__dict__.get("_modules", {}).get(name), PartModule):
+            delattr(self, name)  # torch replaces a module by nothing but a module
+        if isinstance(value, Part) and (value.tensors() or any(_modules_of(value)) or any(_unlisted(value))):
+            value = PartModule(self, name, value)
+        super().__setattr__(name, value)
+
+
+def resolve_part(part: Any) -> Any:
+    """Return what :func:`regard.attention` takes for an attribute of a :class:`PartLayer`."""
+    return part.part() if isinstance(part, PartModule) else part
+
+
+def non_default(layer: nn.Module, name: str, usual: object) -> list[str]:
+    """Return what a layer prints of an attribute: nothing of the usual value, nor of a module, which torch prints."""
+    value = getattr(layer, name)
+    return [] if value == usual or isinstance(value, nn.Module) else [f"{name}={value!r}"]
+
+
+def _modules_of(value: Any) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules that a part holds, with their paths."""
+    for path, item in _items(value):
+        if isinstance(item, nn.Module):
+            yield path, item
+        elif isinstance(item, (Part, tuple)):
+            yield from ((f"{path}.{inner}", module) for inner, module in _modules_of(item))
+
+
+def _unlisted(value: Any) -> Iterator[str]:
+    """Yield the paths of containers in a part that hold what :meth:`Part.tensors` does not find."""
+    for path, item in _items(value):
+        if isinstance(item, (Part, tuple)):
+            yield from (f"{path}.{inner}" for inner in _unlisted(item))
+        elif isinstance(item, (list, set, dict)):
+            inside = item.values() if isinstance(item, dict) else item
+            if any(isinstance(each, (Tensor, nn.Module, Part)) for each in inside):
+                yield path
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Part):
+        yield from vars(value).items()
+    elif isinstance(value, tuple):
+        yield from ((str(i), item) for i, item in enumerate(value))

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from regard._errors import described, rejected
-from regard.nn.multihead import MultiheadAttention, disable_fast_path
+from regard._utils.errors import described, rejected
+from regard.nn.heads.multihead import MultiheadAttention, disable_fast_path
 
 
 def convert(model: nn.Module, *, dropped_weights: bool = False) -> Any:
@@ -44,7 +44,7 @@ def convert(model: nn.Module, *, dropped_weights: bool = False) -> Any:
     >>> x = torch.randn(3, 5, 16)
     >>> before = model(x)
     >>> type(regard.nn.convert(model).self_attn).__module__
-    'regard.nn.multihead'
+    'regard.nn.heads.multihead'
     >>> torch.allclose(model(x), before, atol=1e-6)
     True
     """

@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor
 
-from regard._constraints import Integer
-from regard._errors import rejected, shape
+from regard._utils.constraints import Integer
+from regard._utils.errors import rejected, shape
+
+
+class StepCache(Protocol):
+    """What a layer needs of a cache of keys and values; :class:`KVCache` is one.
+
+    Attributes
+    ----------
+    prefix : (Tensor, Tensor) or None
+        Keys and values (1, G, P, D) of steps that come before those of every sequence.
+    """
+
+    prefix: tuple[Tensor, Tensor] | None
+
+    def __len__(self) -> int:
+        """Return how many steps there are, the prefix included."""
+        ...
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add steps (B, G, N, D) and return all keys and values that queries may see, without the prefix."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forget all steps but the first ``length``."""
+        ...
+
+
+class AttendingCache(Protocol):
+    """A cache that computes a step of attention itself, from rows that it lays out in its own way."""
+
+    def __len__(self) -> int:
+        """Return how many steps there are."""
+        ...
+
+    def attend(self, layer: Any, x: Tensor) -> Tensor:
+        """Add the keys and values of a step of rows (R, E), and return what the layer reads of all steps, (R, E)."""
+        ...
 
 
 class KVCache:
@@ -45,6 +83,9 @@ class KVCache:
     >>> torch.allclose(torch.cat(steps, 1), whole, atol=1e-6), len(cache)
     (True, 5)
     """
+
+    #: No steps come before those of every sequence.
+    prefix = None
 
     def __init__(self, capacity: int | None = None, *, window: int | None = None, sinks: int = 0) -> None:
         for name, count in {"capacity": capacity, "window": window}.items():

@@ -1,27 +1,123 @@
-"""Transformers: torch's encoder and decoder layers, stacks and model, with our multi-head attention inside."""
+"""Transformer layers that stand in for torch's: feed-forward network, encoder, decoder, and both."""
 
 from __future__ import annotations
 
 import copy
 from abc import ABC
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, TypedDict, Unpack
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard._catalogue import mechanism
-from regard._constraints import probability, size
-from regard._errors import described, rejected
+from regard._utils.constraints import flag, probability, size
+from regard._utils.errors import described, rejected, shape, unknown_name
+from regard._utils.mechanism import mechanism
 from regard.engines import EngineLike
-from regard.nn._layer import Layer
-from regard.nn._nested import without_holes
-from regard.nn._scored import ScoredAttention
-from regard.nn._torch_masks import is_causal_matrix, without_garbage
+from regard.nn._base import Layer
+from regard.nn.heads.multihead import MultiheadAttention, is_causal_matrix, without_garbage, without_holes
+from regard.nn.heads.scored import ScoredAttention
 from regard.nn.kv_cache import KVCache
-from regard.nn.multihead import MultiheadAttention
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
+
+# The feed-forward network of Transformers: two matrices with a nonlinearity between them, or three with a gate --------
+
+
+#: What stands between the matrices, by name; "gelu_tanh" is the approximation that GPT-2 was trained with.
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+@mechanism(
+    formula="W₂ φ(W₁ x), or W₂ (φ(W_g x) ∘ W₁ x) with a gate",
+    sources=("vaswani2017", "shazeer2020"),
+    learned="W₁ (F, E), W₂ (E, F), with a gate W_g (F, E), biases",
+    cost="O(L·E·F)",
+)
+class FeedForward(Layer):
+    """A hidden layer for each row by itself: ``W₂ φ(W₁ x + b₁) + b₂`` (Vaswani 2017, arXiv 1706.03762).
+
+    With a gate it is ``W₂ (φ(W_g x) ∘ W₁ x)``: with ``"silu"`` SwiGLU, with ``"gelu"`` GEGLU (Shazeer 2020, arXiv
+    2002.05202).
+
+    Parameters
+    ----------
+    embed_dim : int
+        Width E of the rows.
+    hidden_dim : int
+        Width F of the hidden layer.
+    activation : {"relu", "gelu", "gelu_tanh", "silu"}, default "gelu"
+        φ.
+    gated : bool, default False
+    bias : bool, default True
+    dropout : float, default 0.0
+        Probability of dropping a hidden feature, in training.
+    device, dtype : optional
+        Of the parameters.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If an argument is wrong, in one sentence.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.nn import FeedForward
+    >>> FeedForward(8, 32, "silu", gated=True, bias=False)(torch.randn(2, 5, 8)).shape
+    torch.Size([2, 5, 8])
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        hidden_dim: int,
+        activation: str = "gelu",
+        *,
+        gated: bool = False,
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        E, hidden = size(self, "embed_dim", embed_dim), size(self, "hidden_dim", hidden_dim)
+        flag(self, "gated", gated)
+        flag(self, "bias", bias)
+        if activation not in ACTIVATIONS:
+            raise unknown_name(type(self).__name__, "activation", str(activation), ACTIVATIONS)
+        self.activation, self.dropout = activation, probability(self, "dropout", dropout)
+        where: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        self.gate = nn.Linear(E, hidden, **where) if gated else None
+        self.up = nn.Linear(E, hidden, **where)
+        self.down = nn.Linear(hidden, E, **where)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return rows (..., E) of rows (..., E)."""
+        rise = ACTIVATIONS[self.activation]
+        hidden = rise(self.up(x)) if self.gate is None else rise(self.gate(x)) * self.up(x)
+        return self.down(F.dropout(hidden, self.dropout) if self.dropout and self.training else hidden)
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, as torch's linear layers do."""
+        for layer in self.children():
+            if isinstance(layer, nn.Linear):
+                layer.reset_parameters()
+
+    def extra_repr(self) -> str:
+        """Return the nonlinearity, and the dropout if there is one."""
+        return ", ".join([repr(self.activation), *([f"dropout={self.dropout}"] if self.dropout else [])])
+
+
+# Transformers: torch's encoder and decoder layers, stacks and model, with our multi-head attention inside -------------
+
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
@@ -397,3 +493,142 @@ def _reset(modules: Any) -> None:
     for module in modules:
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()
+
+
+# The whole Transformer: an encoder, and a decoder that attends to its output ------------------------------------------
+
+
+class TransformerParts(TypedDict, total=False):
+    """Keyword arguments that all layers of a Transformer take, as :class:`~regard.nn.MultiheadAttention` has them."""
+
+    num_kv_heads: int | None
+    score: ScoreLike | ScoredAttention | None
+    normalizer: NormalizerLike
+    rotary: nn.Module | None
+    engine: EngineLike
+
+
+@mechanism(
+    formula="decoder(y, M) with M = encoder(x)",
+    sources=("vaswani2017",),
+    learned="those of its layers, two layer norms",
+    cost="O(N·((L + S)·(E² + E·F) + (L + S)²·E))",
+)
+class Transformer(Layer):
+    """An encoder and a decoder; ``torch.nn.Transformer`` (Vaswani 2017, arXiv 1706.03762).
+
+    ``M = encoder(x)``, ``decoder(y, M)``, each a stack with a layer norm after it. Loads torch's ``state_dict`` and
+    agrees with torch to rounding; initial weights are torch's, too.
+
+    Parameters
+    ----------
+    d_model, nhead : int
+        Width E, and number of heads H.
+    num_encoder_layers, num_decoder_layers : int, default 6
+    dim_feedforward, dropout, activation
+        As :class:`~regard.nn.TransformerEncoderLayer` has them.
+    custom_encoder, custom_decoder : Module, optional
+        In place of the stacks.
+    layer_norm_eps, batch_first, norm_first, bias, device, dtype
+        As :class:`~regard.nn.TransformerEncoderLayer` has them.
+    **parts
+        ``num_kv_heads``, ``score``, ``normalizer``, ``rotary`` and ``engine``, for all layers.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If an argument is wrong, in one sentence.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.nn import Transformer
+    >>> model = Transformer(16, 4, 2, 2, 32, batch_first=True, num_kv_heads=2)
+    >>> model(torch.randn(3, 7, 16), torch.randn(3, 5, 16), tgt_is_causal=True).shape
+    torch.Size([3, 5, 16])
+    """
+
+    def __init__(
+        self,
+        d_model: int = 512,
+        nhead: int = 8,
+        num_encoder_layers: int = 6,
+        num_decoder_layers: int = 6,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Callable[[Tensor], Tensor] = F.relu,
+        custom_encoder: nn.Module | None = None,
+        custom_decoder: nn.Module | None = None,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        **parts: Unpack[TransformerParts],
+    ) -> None:
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        sizes: tuple[Any, ...] = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps)
+        layout: dict[str, Any] = {"batch_first": batch_first, "norm_first": norm_first, "bias": bias}
+
+        def norm() -> nn.Module:
+            return nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **where)
+
+        if custom_encoder is None:
+            encoder_layer = TransformerEncoderLayer(*sizes, **layout, **where, **parts)
+            custom_encoder = TransformerEncoder(encoder_layer, num_encoder_layers, norm())
+        if custom_decoder is None:
+            decoder_layer = TransformerDecoderLayer(*sizes, **layout, **where, **parts)
+            custom_decoder = TransformerDecoder(decoder_layer, num_decoder_layers, norm())
+        self.encoder, self.decoder = custom_encoder, custom_decoder
+        self.d_model, self.nhead, self.batch_first = d_model, nhead, batch_first
+        self._reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew: all matrices by Glorot's rule, as torch does."""
+        for stack in (self.encoder, self.decoder):
+            if isinstance(stack, (TransformerEncoder, TransformerDecoder)):
+                stack.reset_parameters()
+        self._reset_parameters()
+
+    def _reset_parameters(self) -> None:
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+
+    def forward(
+        self,
+        src: Tensor,
+        tgt: Tensor,
+        src_mask: Any = None,
+        tgt_mask: Any = None,
+        memory_mask: Any = None,
+        src_key_padding_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        src_is_causal: bool | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+        *,
+        cache: Sequence[KVCache] | None = None,
+    ) -> Tensor:
+        """Return sequences of the shape of ``tgt``; arguments are those of the two stacks.
+
+        Padding of ``src`` is that of the memory, too, only where ``memory_key_padding_mask`` says so, as in torch.
+        ``cache`` is the decoder's. To decode step by step, call ``encoder`` once and ``decoder`` with the cache.
+        """
+        for name, x in (("src", src), ("tgt", tgt)):
+            if x.size(-1) != self.d_model:  # nested tensors have a size, and not all a shape
+                raise rejected(type(self).__name__, name, f"have width d_model {self.d_model}", shape(x))
+        masks = {"mask": src_mask, "src_key_padding_mask": src_key_padding_mask, "is_causal": src_is_causal}
+        memory = self.encoder(src, **masks)
+        masks = {"tgt_mask": tgt_mask, "tgt_key_padding_mask": tgt_key_padding_mask, "tgt_is_causal": tgt_is_causal}
+        masks |= {"memory_mask": memory_mask, "memory_key_padding_mask": memory_key_padding_mask}
+        masks |= {"memory_is_causal": memory_is_causal} | ({} if cache is None else {"cache": cache})
+        return self.decoder(tgt, memory, **masks)
+
+    @staticmethod
+    def generate_square_subsequent_mask(sz: int, device: Any = None, dtype: Any = None) -> Tensor:
+        """Return the causal mask (sz, sz) as torch writes it, −inf above the diagonal; ``is_causal`` needs none."""
+        return torch.full((sz, sz), -torch.inf, dtype=dtype, device=device).triu(1)

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Self, TypeVar
 import torch
 from torch import Tensor
 
-from regard._part import Part
+from regard._utils.part import Part
 
 #: ``sweep(visit)`` calls ``visit(scores, kv_idx)`` on every tile of keys, scores (B, H, l, s), left to right.
 Sweep = Callable[[Callable[[Tensor, Tensor], None]], None]
@@ -52,9 +52,9 @@ class Normalizer(Part, ABC):
     #: Whether the statistic is a log-sum-exp, which a single pass accumulates along with the output.
     online: ClassVar[bool] = False
     #: Whether the statistic needs all scores of a row at once. Engines then cut tiles of fewer rows.
-    gathers: ClassVar[bool] = False
+    needs_whole_row: ClassVar[bool] = False
     #: Whether a weight depends on the other scores of its row in a differentiable way.
-    couples: ClassVar[bool] = True
+    row_normalized: ClassVar[bool] = True
     #: Whether the weights of every non-empty row are ≥ 0 and sum to 1.
     convex: ClassVar[bool] = True
     #: Whether the gradient to the scores is that of the weights (a hard choice has none, or a surrogate).

@@ -1,23 +1,281 @@
-"""α-entmax: weights that can be exactly zero; sparsemax and entmax-1.5 are its best-known members."""
+"""α-entmax, entmax-1.5 and sparsemax: weights above a threshold, which is found for each row."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard._catalogue import mechanism
-from regard._constraints import Interval
+from regard._utils.constraints import Interval
+from regard._utils.mechanism import mechanism
+from regard._utils.tracing import in_transform, is_exported_to_onnx, values_unavailable
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
-from regard.normalizers.threshold import powers, slopes, threshold
+
+# The threshold of α-entmax: where the weights of a row, ``[(α−1)(s − t)]₊^{1/(α−1)}``, sum to 1 -----------------------
+
+
+#: Keys up to which a row is sorted as it is; of longer rows, those that cannot have weight are left out first.
+FEW = 64
+#: Keys of which one stands for all when a long row's threshold is bounded from below.
+GROUP = 8
+#: How much lower, relatively, that bound is taken, for rounding.
+MARGIN = 2.0**-7
+#: Steps at most: bisection alone would leave nothing of the interval.
+STEPS = 128
+#: Steps where that cannot be seen: as many as float32 has digits, and Newton's last ones.
+BLIND_STEPS = 32
+#: Steps by which a threshold in float64 is brought to its last digits.
+POLISH = 2
+
+
+def threshold(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Return the threshold of rows (..., S) as the sum of two numbers (..., 1): a shift, and an offset from it.
+
+    The shift is the threshold rounded, the offset what the rounding took: ``(score − shift) − offset`` then has a small
+    *relative* error also where it is next to nothing, and so has a weight. The offset alone carries the derivative,
+    ``∂t/∂s_i = slope_i / Σ slope`` with slope_i that of a weight to its own score, of any order, backward and forward.
+    """
+    if not (in_transform() or (torch.is_grad_enabled() and scores.requires_grad)):
+        return solve(scores, alpha)
+    # Dynamo follows no function with a forward-mode rule, and never needs one.
+    function = Threshold if torch.compiler.is_compiling() else ThresholdBothWays
+    found: tuple[Tensor, Tensor] = function.apply(scores, alpha)
+    return found
+
+
+def powers(scores: Tensor, shift: Tensor, offset: Tensor, alpha: float) -> Tensor:
+    """Return the weights at a threshold; NaN stays NaN, and derivatives at weight 0 are 0 in every order."""
+    base = scores - shift - offset
+    base = torch.relu(base if alpha == 2 else base * (alpha - 1))
+    if alpha == 2:
+        return base
+    if alpha == 1.5:
+        return base.square()
+    none = base <= 0
+    return torch.where(none, 0.0, torch.where(none, 1.0, base) ** (1 / (alpha - 1)))
+
+
+def slopes(weights: Tensor, alpha: float) -> Tensor:
+    """Return the derivative of each weight to its own score: ``weight^{2−α}``, 0 where there is no weight."""
+    if alpha == 2:
+        return torch.where(weights > 0, 1.0, weights.detach())
+    none = weights <= 0
+    return torch.where(none, 0.0, torch.where(none, 1.0, weights) ** (2 - alpha))
+
+
+class Threshold(torch.autograd.Function):
+    """:func:`solve` with the derivative of the implicit function."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+        return solve(scores, alpha)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        scores, ctx.alpha = inputs
+        ctx.mark_non_differentiable(output[0])
+        ctx.save_for_backward(scores, *output)
+        ctx.save_for_forward(scores, *output)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * _derivative(ctx.saved_tensors, ctx.alpha), None
+
+
+class ThresholdBothWays(Threshold):
+    """The same, for forward mode, too."""
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> tuple[None, Tensor]:
+        derivative = _derivative(ctx.saved_tensors, ctx.alpha)
+        return None, torch.where(derivative == 0, 0.0, derivative * tangent).sum(-1, keepdim=True)
+
+
+def _derivative(saved: tuple[Tensor, Tensor, Tensor], alpha: float) -> Tensor:
+    """Return the derivative of the threshold to each score, from scores, shift and offset."""
+    slope = slopes(powers(*saved, alpha), alpha)
+    total = slope.sum(-1, keepdim=True)
+    return slope / torch.where(total == 0, 1, total)
+
+
+# The number itself ----------------------------------------------------------------------------------------------------
+
+
+def solve(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Return :func:`threshold`, without a derivative."""
+    scores = scores.detach()
+    if scores.is_meta or scores.numel() == 0:
+        like = scores.new_zeros(*scores.shape[:-1], 1)
+        return like, like - 1 / (alpha - 1)
+    blind = values_unavailable(scores)
+    if blind and alpha not in _BY_SORTING and not is_exported_to_onnx():
+        shift, offset = torch.ops.regard.entmax_threshold(scores, alpha)
+        return shift, offset
+    least = torch.finfo(scores.dtype).min  # stands for the largest of a row that has none
+    if alpha in _BY_SORTING and (blind or scores.shape[-1] <= FEW):
+        ordered = _wide(scores.sort(-1, descending=True).values)
+        peak = ordered[..., :1].clamp(min=least)
+        t = _BY_SORTING[alpha](ordered - peak)
+    elif blind:
+        peak = _wide(scores.amax(-1, keepdim=True).clamp(min=least))
+        t = _by_newton(_wide(scores) - peak, alpha, blind)
+    else:
+        peak = scores.amax(-1, keepdim=True).clamp(min=least)
+        t = _root(scores.flatten(0, -2), peak.flatten(0, -2), alpha).view(peak.shape)
+        peak = _wide(peak)
+    shift = (peak + t).to(scores.dtype)
+    offset = (peak - shift + t).to(scores.dtype)
+    if alpha > 2 and scores.dtype == torch.float64 and not blind:
+        offset = _polished(scores - shift, offset, alpha)
+    return shift, offset
+
+
+def _polished(rows: Tensor, offset: Tensor, alpha: float) -> Tensor:
+    """Return the offset after Newton steps near it, where scores close to the threshold have all their digits.
+
+    For α > 2 a weight is infinitely steep in what little its score exceeds the threshold by.
+    """
+    for _ in range(POLISH):
+        total, slope = _sums(rows, offset, alpha)
+        step = _step(total, slope, alpha)
+        # No further than rounding may have moved it: where a weight begins, Newton's method can be far off.
+        offset = offset + torch.where(step.abs() <= 4 * torch.finfo(rows.dtype).eps, step, 0.0)
+    return offset
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.device.type == "mps" else tensor.double()
+
+
+def _root(rows: Tensor, peak: Tensor, alpha: float) -> Tensor:
+    """Return the thresholds (N, 1) of rows (N, S) relative to ``peak``, where values may decide what is done."""
+    if rows.shape[-1] > FEW:
+        # The threshold of some of a row's entries is never above that of all: nothing below it can have weight.
+        part = rows.shape[-1] // GROUP
+        some = rows[:, : part * GROUP].unflatten(-1, (GROUP, part)).amax(1)
+        bound = _root(some, peak, alpha) * (1 + MARGIN)
+        rows = _kept(rows, ~(rows - peak <= bound.to(rows.dtype)))
+    rows = _wide(rows) - _wide(peak)
+    if alpha in _BY_SORTING and rows.shape[-1] <= FEW:
+        return _BY_SORTING[alpha](rows.sort(-1, descending=True).values)
+    return _by_newton(rows, alpha)
+
+
+def _kept(rows: Tensor, keep: Tensor) -> Tensor:
+    """Return the entries of each row (N, S) that are kept, moved together: (N, K), −inf behind them."""
+    row, col = keep.nonzero(as_tuple=True)
+    counts = torch.bincount(row, minlength=len(rows))
+    widest = max(int(counts.max()), 1)
+    if widest > rows.shape[-1] // 2:
+        return rows
+    place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+    found = rows.new_full((len(rows), widest), -torch.inf)
+    found[row, place] = rows[row, col]
+    return found
+
+
+def _sorted_2(ordered: Tensor) -> Tensor:
+    """Return the threshold of sparsemax: the largest that the first k entries alone would have, over all k."""
+    each = (ordered.cumsum(-1) - 1) / _counts(ordered)
+    return each.amax(-1, keepdim=True).clamp(min=-1.0)
+
+
+def _sorted_15(ordered: Tensor) -> Tensor:
+    """Return the threshold of entmax-1.5: Σ (x − τ)² = 1 over the first k of x = s/2 is a quadratic equation in τ.
+
+    Where its solution does not exceed the k-th entry, it is the threshold of the first k, and thus a lower bound.
+    """
+    half, count = ordered / 2, _counts(ordered)
+    total = half.cumsum(-1)
+    mean = total / count
+    left = 1 - half.square().cumsum(-1) + total * mean  # 1 − Σ (x − mean)²
+    each = mean - (left.relu() / count).sqrt()
+    t = 2 * torch.where(each <= half, each, -torch.inf).amax(-1, keepdim=True)
+    return t.clamp(min=-2.0)
+
+
+def _counts(ordered: Tensor) -> Tensor:
+    return torch.arange(1, ordered.shape[-1] + 1, device=ordered.device, dtype=ordered.dtype)
+
+
+_BY_SORTING = {2.0: _sorted_2, 1.5: _sorted_15}
+
+
+def _by_newton(rows: Tensor, alpha: float, blind: bool = False) -> Tensor:
+    """Return the threshold by Newton's method on the norm ``(Σ weights)^{α−1}``, within a bracket.
+
+    For α ≤ 2 the norm is convex in t and falls, so the steps rise to the root and never pass it. For α > 2 it is
+    neither: where a step leaves the bracket, or has not halved it, bisection takes its place. Who is ``blind`` cannot
+    see when to stop.
+    """
+    peak = rows.amax(-1, keepdim=True)
+    high = torch.where(peak == -torch.inf, 0.0, peak)
+    t = low = high - 1 / (alpha - 1)
+    fine = 4 * torch.finfo(rows.dtype).eps
+    for _ in range(BLIND_STEPS if blind else STEPS):
+        total, slope = _sums(rows, t, alpha)
+        gap = high - low
+        low, high = torch.where(total >= 1, t, low), torch.where(total < 1, t, high)
+        new = t + _step(total, slope, alpha)
+        trusted = (new >= low) & (new <= high)
+        if alpha > 2:
+            trusted &= 2 * (high - low) <= gap
+        new = torch.where(trusted, new, (low + high) / 2)
+        moved, t = (new - t).abs(), new
+        if not blind and not (moved > fine * t.abs()).any():
+            break
+    return t
+
+
+def _sums(rows: Tensor, t: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Return Σ weights and Σ slopes of each row, (N, 1)."""
+    base = ((rows - t) * (alpha - 1)).relu_()
+    if alpha == 2:
+        return base.sum(-1, keepdim=True), (base > 0).sum(-1, keepdim=True).to(base.dtype)
+    if alpha == 1.5:
+        return base.square().sum(-1, keepdim=True), base.sum(-1, keepdim=True)
+    weights = base ** (1 / (alpha - 1))
+    return weights.sum(-1, keepdim=True), torch.where(base > 0, weights / base, 0.0).sum(-1, keepdim=True)
+
+
+def _step(total: Tensor, slope: Tensor, alpha: float) -> Tensor:
+    """Return Newton's step for ``total^{α−1} = 1``."""
+    return (total - total ** (2 - alpha)) / ((alpha - 1) * slope)
+
+
+# The same as one operator, for those who cannot look at values --------------------------------------------------------
+
+
+def _shapes(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    return scores.new_empty(*scores.shape[:-1], 1), scores.new_empty(*scores.shape[:-1], 1)
+
+
+def _batch(info: Any, in_dims: Any, scores: Tensor, alpha: float) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:  # noqa: ARG001
+    return torch.ops.regard.entmax_threshold(scores.movedim(in_dims[0], 0), alpha), (0, 0)
+
+
+def _operator(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    return solve(scores, alpha)
+
+
+torch.library.define("regard::entmax_threshold", "(Tensor scores, float alpha) -> (Tensor, Tensor)")
+torch.library.impl("regard::entmax_threshold", "CompositeExplicitAutograd", _operator)
+torch.library.register_fake("regard::entmax_threshold", _shapes)
+torch.library.register_vmap("regard::entmax_threshold", _batch)
+
+
+# α-entmax: weights that can be exactly zero; sparsemax and entmax-1.5 are its best-known members ----------------------
 
 
 class _Threshold(Normalizer):
     """``weight = [(α−1)(s − t)]₊^{1/(α−1)}``, with the threshold t of each row chosen so that the weights sum to 1."""
 
     streams = True
-    gathers = True
+    needs_whole_row = True
     alpha: float
 
     def weights(self, scores: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard._catalogue import mechanism
-from regard._constraints import positive
+from regard._utils.constraints import positive
+from regard._utils.mechanism import mechanism
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 from regard.normalizers.softmax import Softmax
 
@@ -52,7 +52,7 @@ class Argmax(Normalizer):
     """
 
     streams = True
-    couples = False
+    row_normalized = False
     smooth = False
 
     def weights(self, scores: Tensor) -> Tensor:

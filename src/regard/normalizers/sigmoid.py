@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard._catalogue import mechanism
+from regard._utils.mechanism import mechanism
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 
 
@@ -28,7 +28,7 @@ class Sigmoid(Normalizer):
     """
 
     streams = True
-    couples = False
+    row_normalized = False
     convex = False
 
     def weights(self, scores: Tensor) -> Tensor:

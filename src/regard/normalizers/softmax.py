@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard._catalogue import mechanism
+from regard._utils.mechanism import mechanism
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 
 

@@ -15,9 +15,9 @@ if find_spec("sklearn") is None:
         "regard.regression needs scikit-learn, which is missing: pip install 'regard[sklearn]'", name="sklearn"
     )
 
-from regard.regression._bandwidth_selection import Curve
-from regard.regression._explanation import AttendedPoints, Explanation
-from regard.regression._extrapolation import ExtrapolationWarning
+from regard.regression._bandwidth import Curve
+from regard.regression._base import AttendedPoints, Explanation
+from regard.regression._training import ExtrapolationWarning
 from regard.regression.classifier import NadarayaWatsonClassifier
 from regard.regression.plots import plot_fit, plot_loo, plot_weights
 from regard.regression.regressor import NadarayaWatsonRegressor

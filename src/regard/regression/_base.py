@@ -1,26 +1,100 @@
-"""Base of the estimators: predictions, weights and explanations at queries."""
+"""The base class of the estimators: predictions, weights and explanations at queries."""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from regard._constraints import size
-from regard._errors import rejected
-from regard.regression import _validation
-from regard.regression._bandwidth_selection import LeaveOneOut
-from regard.regression._explanation import AttendedPoints, Explanation
-from regard.regression._extrapolation import ExtrapolationWarning
-from regard.regression._kernel_smoother import Estimate, Smoother
-from regard.regression._plan import Plan
-from regard.regression._progress import progress
-from regard.regression._training import TrainingPoints, caller_stacklevel
+from regard._utils.constraints import size
+from regard._utils.errors import rejected
+from regard.regression._bandwidth import LeaveOneOut, progress
+from regard.regression._sums.evaluator import Plan
+from regard.regression._sums.smoother import Estimate, Smoother
+from regard.regression._training import (
+    ExtrapolationWarning,
+    TrainingPoints,
+    as_array,
+    as_tensor,
+    caller_stacklevel,
+    like_input,
+    validate_bandwidth,
+)
+
+# The training points that made a prediction, with their weights -------------------------------------------------------
+
+
+class AttendedPoints(NamedTuple):
+    """The training points with the most weight in each prediction.
+
+    Attributes
+    ----------
+    weights : ndarray (n, k)
+        Largest first; 0 where there are fewer points.
+    indices : ndarray (n, k)
+        Rows of the training data; −1 where there are fewer points.
+    """
+
+    weights: Any
+    indices: Any
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One prediction, and the points that made it; ``print`` shows a table.
+
+    Attributes
+    ----------
+    prediction : object
+        What was predicted: a number, an array or a label.
+    rows : list of dict
+        For each point, the most important first: ``index`` (row of the training data), ``weight``, ``target``,
+        ``distance`` (in bandwidths) and its features by name.
+    share : float
+        The part of all weight (of absolute values, where some are negative) that these points have.
+    effective : float
+        The effective number of points, ``1 / Σ α²`` of the kernel's weights.
+    """
+
+    prediction: Any
+    rows: list[dict[str, Any]]
+    share: float
+    effective: float
+
+    def to_frame(self) -> Any:
+        """Return the rows as a pandas DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+    def __str__(self) -> str:
+        head = (
+            f"prediction {_short(self.prediction)}; these {len(self.rows)} points have {self.share:.1%} of the weight; "
+            f"effectively {self.effective:.3g} points"
+        )
+        if not self.rows:
+            return head
+        cells = [list(self.rows[0])] + [[_short(value) for value in row.values()] for row in self.rows]
+        sizes = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+        return "\n".join([head, *("  ".join(cell.rjust(size) for cell, size in zip(line, sizes)) for line in cells)])
+
+    __repr__ = __str__
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (float, np.floating)):
+        return f"{value:.4g}"
+    if isinstance(value, np.ndarray):
+        return "[" + " ".join(_short(each) for each in value.ravel()) + "]"
+    return str(value)
+
+
+# Base of the estimators: predictions, weights and explanations at queries ---------------------------------------------
 
 
 class KernelEstimator(TrainingPoints):
@@ -35,10 +109,8 @@ class KernelEstimator(TrainingPoints):
         raise NotImplementedError
 
     def _query(self, X: Any, smoother: Smoother) -> Tensor:
-        X = validate_data(
-            self, self._columns.transform(_validation.as_array(X)), reset=False, dtype=[np.float64, np.float32]
-        )
-        return _validation.as_tensor(self._features.coordinates(X)).to(smoother.key)
+        X = validate_data(self, self._columns.transform(as_array(X)), reset=False, dtype=[np.float64, np.float32])
+        return as_tensor(self._features.coordinates(X)).to(smoother.key)
 
     @torch.no_grad()
     def _estimate(self, X: Any, spread: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
@@ -120,7 +192,7 @@ class KernelEstimator(TrainingPoints):
         peak = smoother.kernel.form is smoother.kernel.distance_score
         found = self._evaluator.estimate(smoother, query, bandwidth, peak=peak, plan=plan)
         beyond = self._support.extrapolates(smoother, query, found, self._evaluator)
-        return _validation.like_input(X, beyond.cpu().numpy())
+        return like_input(X, beyond.cpu().numpy())
 
     def _fallback_predictions(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor, count: int) -> np.ndarray:
         """Return what queries get that no point reaches."""
@@ -175,7 +247,7 @@ class KernelEstimator(TrainingPoints):
             self._fallback_predictions(smoother, query[lost], bandwidth, len(query))
         places = indices.cpu().numpy()
         own = np.where(places < 0, -1, self._rows[places])
-        return AttendedPoints(_validation.like_input(X, weights.cpu().numpy()), _validation.like_input(X, own))
+        return AttendedPoints(like_input(X, weights.cpu().numpy()), like_input(X, own))
 
     @torch.no_grad()
     def weights(self, X: Any) -> Any:
@@ -203,7 +275,7 @@ class KernelEstimator(TrainingPoints):
         if lost.any():
             far = query[torch.from_numpy(lost).to(query.device)]
             found[lost] = self._fallback_weights(smoother, far, bandwidth, len(query))
-        return _validation.like_input(X, found)
+        return like_input(X, found)
 
     def _fallback_weights(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor, count: int) -> np.ndarray:
         found = np.zeros((len(lost), self._count))
@@ -233,7 +305,7 @@ class KernelEstimator(TrainingPoints):
         check_is_fitted(self)
         if hasattr(x, "to_frame"):
             x = x.to_frame().T.infer_objects()  # a row of a pandas frame
-        one = x if getattr(x, "ndim", None) == 2 else np.atleast_2d(np.asarray(_validation.as_array(x)))
+        one = x if getattr(x, "ndim", None) == 2 else np.atleast_2d(np.asarray(as_array(x)))
         if len(one) != 1:
             raise rejected(type(self).__name__, "x", "be one row", f"{len(one)} of them")
         found = self.attention(one, topk)
@@ -292,15 +364,11 @@ class KernelEstimator(TrainingPoints):
         """
         check_is_fitted(self)
         name = type(self).__name__
-        given = (
-            self.bandwidth_
-            if bandwidth is None
-            else _validation.validate_bandwidth(name, bandwidth, self.n_features_in_)
-        )
+        given = self.bandwidth_ if bandwidth is None else validate_bandwidth(name, bandwidth, self.n_features_in_)
         if isinstance(given, str):
             raise rejected(name, "bandwidth", "be a number here, or one for each feature", repr(given))
         smoother, evaluator = self._points_to_leave_out()
-        error = LeaveOneOut(smoother, self.empty == "nearest", evaluator).error(_validation.as_tensor(given))
+        error = LeaveOneOut(smoother, self.empty == "nearest", evaluator).error(as_tensor(given))
         self._evaluator.plan = evaluator.plan
         return float(error)
 

@@ -1,4 +1,4 @@
-"""Keep the parameters and training points of an estimator, and choose its bandwidth."""
+"""Training points as estimators keep them: parameters checked, a bandwidth chosen, extrapolation noticed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import wraps
 from typing import Any, Self
 
@@ -16,18 +18,208 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
-from regard._constraints import Integer, Interval, Options, size
-from regard._errors import RegardWarning, rejected
+from regard._utils.constraints import Integer, Interval, Options, size
+from regard._utils.errors import RegardWarning, described, rejected
 from regard.engines.fused.morton import morton_order
-from regard.regression import _bandwidth_selection, _validation
-from regard.regression._bandwidth_selection import LeaveOneOut
-from regard.regression._column_encoder import ColumnEncoder
-from regard.regression._evaluator import Evaluator, resolve_rtol, validate_method
-from regard.regression._extrapolation import DataSupport
-from regard.regression._features import CATEGORICAL, Features, kinds_of
-from regard.regression._kernel_smoother import Smoother
-from regard.regression._kernels import Kernel, resolve_kernel
-from regard.regression._plan import METHODS
+from regard.regression._bandwidth import LOOK, LeaveOneOut, learn_bandwidths, rule_of_thumb, search_bandwidth
+from regard.regression._features import CATEGORICAL, ColumnEncoder, Features, kinds_of
+from regard.regression._sums.evaluator import FEW_PAIRS, METHODS, Evaluator, resolve_rtol, validate_method
+from regard.regression._sums.smoother import Estimate, Kernel, Smoother, resolve_kernel
+
+# Validate parameters when they are used, and convert arrays of NumPy, pandas and torch --------------------------------
+
+
+EMPTY = ("nan", "nearest", "mean", "raise")
+RULES = ("scott", "silverman")
+CHOSEN = ("loo", "learned")
+
+
+def as_array(X: Any) -> Any:
+    """Return a tensor's numbers as a NumPy array, and everything else as it is."""
+    if isinstance(X, Tensor):
+        X = X.detach().cpu()
+        return X.float().numpy() if X.dtype == torch.bfloat16 else X.numpy()
+    return X
+
+
+def as_tensor(array: np.ndarray) -> Tensor:
+    """Return an array as a tensor, without a copy where nobody forbids to write to it."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def resolve_device(function: str, device: Any) -> torch.device:
+    """Return the device asked for, the CPU by default; raise where there is none of this name here."""
+    expected = "be the name of a device that torch has here, such as 'cpu' or 'cuda'"
+    try:
+        found = torch.device("cpu" if device is None else device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError, ValueError):
+        raise rejected(function, "device", expected, described(device)) from None
+    return found
+
+
+def like_input(X: Any, array: np.ndarray) -> Any:
+    """Return an array as a tensor on the device of X where that is a tensor, and as it is elsewhere."""
+    return torch.from_numpy(array).to(X.device) if isinstance(X, Tensor) else array
+
+
+def resolve_dtype(function: str, dtype: Any, X: np.ndarray) -> torch.dtype:
+    """Return the dtype to calculate in: the one asked for, or that of X."""
+    if dtype is None:
+        return torch.float32 if X.dtype == np.float32 else torch.float64
+    expected = "be 'float32', 'float64' or None"
+    if not isinstance(dtype, torch.dtype):
+        try:
+            dtype = getattr(torch, np.dtype(dtype).name, None)
+        except TypeError:
+            raise rejected(function, "dtype", expected, described(dtype)) from None
+    if dtype not in (torch.float32, torch.float64):
+        raise rejected(function, "dtype", expected, str(dtype))
+    return dtype
+
+
+def validate_bandwidth(function: str, bandwidth: Any, width: int) -> np.ndarray | str:
+    """Return a bandwidth for each of ``width`` features, or the name of the way to choose it; else raise."""
+    ways = (*RULES, *CHOSEN)
+    expected = f"be a positive number, {width} of them, or one of {', '.join(map(repr, ways))}"
+    if isinstance(bandwidth, str):
+        if bandwidth not in ways:
+            near = "".join(f" (did you mean {each!r}?)" for each in get_close_matches(bandwidth, ways, 1))
+            raise rejected(function, "bandwidth", expected, f"{bandwidth!r}{near}")
+        return bandwidth
+    try:
+        found = np.asarray(as_array(bandwidth))
+        given = found.astype(np.float64)
+    except (TypeError, ValueError):
+        raise rejected(function, "bandwidth", expected, described(bandwidth), TypeError) from None
+    if given.shape not in ((), (1,), (width,)):
+        raise rejected(function, "bandwidth", expected, f"an array of shape {given.shape}")
+    if found.dtype.kind not in "iuf" or _has_bool(bandwidth) or not (np.isfinite(given) & (given > 0)).all():
+        raise rejected(function, "bandwidth", expected, bandwidth)
+    return np.full(width, given) if given.ndim == 0 else np.broadcast_to(given, (width,)).copy()
+
+
+def _has_bool(bandwidth: Any) -> bool:
+    each = bandwidth if isinstance(bandwidth, (list, tuple)) else (bandwidth,)
+    return any(isinstance(one, (bool, np.bool_)) for one in each)
+
+
+# Detect extrapolation: queries that lie too far from every training point ---------------------------------------------
+
+
+#: Where training points lie further apart: how many of them have a nearer neighbour, and how much further a query is.
+USUAL, FURTHER = 0.95, math.sqrt(2)
+#: No bandwidth counts as wider than this share of the one that has its feature's spread.
+WIDEST = 1 / 3
+#: Training points whose nearest neighbours are looked for.
+LOOKED_AT = 512
+#: Points among which their neighbours are looked for first.
+SOME = 1 << 14
+#: Cells that may be held.
+CELLS = 1 << 28
+
+
+class ExtrapolationWarning(RegardWarning):
+    """Some of the rows to predict at lie beyond the training data."""
+
+
+@dataclass(frozen=True)
+class DataSupport:
+    """The region in which predictions rest on training points.
+
+    A query is beyond reach if the nearest training point lies further than the kernel's radius, in bandwidths: that is
+    where the weight is 1 % of that at no distance, or 0 for a kernel that ends there. No bandwidth counts as wider than
+    a third of its feature's spread: however wide, nothing is known of where no point lies. And where training points
+    themselves lie further apart, as with many features, a query must lie √2 times as far as 95 % of them do from their
+    nearest neighbour. A category that no training point has is always beyond.
+
+    Attributes
+    ----------
+    narrow : ndarray (n_features,)
+        The bandwidths that count.
+    as_given : bool
+        Whether these are all those of the kernel.
+    least : float
+        Where a query is beyond: minus half the square of a distance, or minus a Manhattan distance.
+    """
+
+    narrow: np.ndarray
+    as_given: bool
+    least: float
+
+    @classmethod
+    def of(cls, smoother: Smoother, bandwidth: np.ndarray, spread: np.ndarray, evaluator: Evaluator) -> DataSupport:
+        """Return the reach of the training points; ``spread`` (n_features,) is the bandwidth as wide as a feature."""
+        kernel = smoother.kernel
+        narrow = np.minimum(np.inf if kernel.flat else bandwidth, WIDEST * spread)
+        least = -kernel.radius if kernel.form.manhattan else -(kernel.radius**2) / 2
+        found = cls(narrow, not kernel.flat and bool((bandwidth <= narrow).all()), least)
+        if found._weights_suffice(smoother) or len(smoother.key) < 2:
+            return found
+        rows = torch.linspace(0, len(smoother.key) - 1, min(LOOKED_AT, len(smoother.key)), dtype=torch.float64).long()
+        rows = rows.to(smoother.key.device)
+        times = FURTHER if kernel.form.manhattan else FURTHER**2
+        unit = torch.from_numpy(narrow).to(smoother.key)
+        if len(smoother.key) > SOME + LOOKED_AT:
+            # If their nearest neighbours among some of the points are near enough, so are those among all.
+            some = torch.linspace(0, len(smoother.key) - 1, SOME + LOOKED_AT, dtype=torch.float64).long()
+            some = some.to(rows.device)[~torch.isin(some.to(rows.device), rows)]
+            sample = replace(smoother, key=smoother.key[some], target=smoother.target[some], weight=None)
+            apart = float(sample.closeness(smoother.key[rows], unit).double().quantile(1 - USUAL))
+            if times * apart >= least:
+                return found
+        apart = float(evaluator.closeness(smoother, smoother.key[rows], unit, rows).double().quantile(1 - USUAL))
+        return cls(narrow, found.as_given, min(least, times * apart))
+
+    def extrapolates(self, smoother: Smoother, query: Tensor, found: Estimate, evaluator: Evaluator) -> Tensor:
+        """Return whether queries (L, C), of which this much was found, lie beyond it (L,)."""
+        nowhere = ~found.reached | smoother.features.unseen(query)
+        if self._weights_suffice(smoother):
+            return nowhere
+        if self.as_given and found.peak is not None:
+            return (found.peak < self.least) | nowhere
+        narrow = torch.from_numpy(self.narrow).to(query)
+        # Few queries lie in a cell that has no point, and these alone are compared with points.
+        far = torch.nonzero(~self._shares_cell(smoother, query))[:, 0]
+        near = evaluator.closeness(smoother, query[far], narrow) >= self.least
+        return nowhere.index_put((far,), ~near | nowhere[far])
+
+    def _weights_suffice(self, smoother: Smoother) -> bool:
+        """Return whether it is enough to know which queries have a point of any weight."""
+        return self.as_given and smoother.kernel.form.compact
+
+    def _shares_cell(self, smoother: Smoother, query: Tensor) -> Tensor:
+        """Return which queries are in a cell with a point, where all are near enough to each other (L,).
+
+        Of many queries and many points alone: none elsewhere.
+        """
+        C, N = query.shape[1], len(smoother.key)
+        if float(len(query)) * N <= FEW_PAIRS:
+            return torch.zeros(len(query), dtype=torch.bool, device=query.device)
+        narrow = smoother.coordinate_bandwidth(torch.from_numpy(self.narrow).to(query))
+        manhattan = smoother.kernel.form.manhattan
+        # A little smaller than it may be, so that rounding counts nobody in.
+        edge = narrow * ((-self.least / C if manhattan else math.sqrt(-2 * self.least / C)) * (1 - 1e-6))
+        low, high = smoother.key.amin(0), smoother.key.amax(0)
+        sizes = ((high - low) / edge).double().floor() + 1
+        if not float(sizes.prod()) <= CELLS:
+            return torch.zeros(len(query), dtype=torch.bool, device=query.device)
+        step = torch.cat([sizes[1:].flip(0).cumprod(0).flip(0), torch.ones_like(sizes[:1])]).long()
+        taken = torch.zeros(int(sizes.prod()), dtype=torch.bool, device=query.device)
+        taken[self._cells(smoother.key, low, edge, step)] = True
+        inside = ((query >= low) & (query <= high)).all(1)
+        return inside & taken[self._cells(torch.minimum(torch.maximum(query, low), high), low, edge, step)]
+
+    @staticmethod
+    def _cells(points: Tensor, low: Tensor, edge: Tensor, step: Tensor) -> Tensor:
+        """Return the cell of each point (N,)."""
+        found = torch.zeros(len(points), dtype=torch.long, device=points.device)
+        for axis in range(points.shape[1]):
+            found += ((points[:, axis] - low[axis]) / edge[axis]).long() * step[axis]
+        return found
+
+
+# Keep the parameters and training points of an estimator, and choose its bandwidth ------------------------------------
 
 
 class TrainingPoints(BaseEstimator):
@@ -83,8 +275,8 @@ class TrainingPoints(BaseEstimator):
         """Check the parameters that need no data, and return the estimator's name."""
         name = type(self).__name__
         resolve_kernel(name, self.kernel)
-        _validation.resolve_device(name, self.device)
-        Options(_validation.EMPTY)(name, "empty", self.empty)
+        resolve_device(name, self.device)
+        Options(EMPTY)(name, "empty", self.empty)
         size(name, "max_iter", self.max_iter)
         Interval(0, math.inf, "[)")(name, "tol", self.tol)
         if self.subsample is not None:
@@ -100,9 +292,7 @@ class TrainingPoints(BaseEstimator):
         rows = np.arange(len(X))
         weight = None
         if sample_weight is not None:
-            weight = _check_sample_weight(
-                _validation.as_array(sample_weight), X, dtype=np.float64, ensure_non_negative=True
-            )
+            weight = _check_sample_weight(as_array(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
             rows = np.flatnonzero(weight > 0)
             weight = None if (weight[rows] == 1).all() else weight[rows]
         self._X, self._y, self._weight, self._rows = X[rows], y[rows], weight, rows
@@ -123,7 +313,7 @@ class TrainingPoints(BaseEstimator):
     def _validate_data(self, X: Any, y: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return X and y as arrays."""
         self._columns = ColumnEncoder.fit(X, None if options.get("reset", True) else self._columns)
-        X, y = self._columns.transform(_validation.as_array(X)), _validation.as_array(y)
+        X, y = self._columns.transform(as_array(X)), as_array(y)
         return validate_data(self, X, y, dtype=[np.float64, np.float32], **options)
 
     def _prepare(self, rechoose: bool = True) -> Self:
@@ -134,10 +324,10 @@ class TrainingPoints(BaseEstimator):
         # Codes have no order.
         kinds = tuple(CATEGORICAL if i in self._columns.categories else kind for i, kind in enumerate(kinds))
         self._features = Features.of(name, kinds, self._X, kernel.form.manhattan)
-        self._dtype = _validation.resolve_dtype(name, self.dtype, self._X)
+        self._dtype = resolve_dtype(name, self.dtype, self._X)
         self._evaluator = self._new_evaluator(name)
         self._center = np.average(self._targets(), axis=0, weights=self._weight)
-        asked = _validation.validate_bandwidth(name, self.bandwidth, self.n_features_in_)
+        asked = validate_bandwidth(name, self.bandwidth, self.n_features_in_)
         self._residuals: np.ndarray | None = None
         self._left_out: np.ndarray | None = None
         for stale in ("loo_error_", "loo_curve_"):
@@ -145,7 +335,7 @@ class TrainingPoints(BaseEstimator):
         coordinates = self._features.coordinates(self._X)
         unit = self._features.spread(coordinates, self._weight) * kernel.canonical_factor(coordinates.shape[1])
         if isinstance(asked, str):
-            if rechoose or asked in _validation.RULES or not hasattr(self, "bandwidth_"):
+            if rechoose or asked in RULES or not hasattr(self, "bandwidth_"):
                 self._select_bandwidth(name, kernel, asked, unit)
         else:
             self.bandwidth_ = asked
@@ -175,7 +365,7 @@ class TrainingPoints(BaseEstimator):
             expected = "be fixed, by rule or 'loo' where the kernel's weights do not change smoothly with it"
             raise rejected(name, "bandwidth", expected, f"'learned' with kernel={self.kernel!r}")
         self.n_iter_ = 1
-        if way in _validation.RULES:
+        if way in RULES:
             # A weight counts repetitions, as elsewhere in scikit-learn.
             size = float(len(self._X) if self._weight is None else self._weight.sum())
             if self._weight is not None and size < len(self._X) and (self._weight < 1).all():
@@ -185,7 +375,7 @@ class TrainingPoints(BaseEstimator):
                     RegardWarning,
                     stacklevel=caller_stacklevel(),
                 )
-            self.bandwidth_ = unit * _bandwidth_selection.rule_of_thumb(way, max(size, 1.0), self.n_features_in_)
+            self.bandwidth_ = unit * rule_of_thumb(way, max(size, 1.0), self.n_features_in_)
             return
         if len(self._X) < 2:
             raise rejected(name, "X", f"have at least 2 rows for bandwidth={way!r}", "n_samples = 1")
@@ -193,11 +383,11 @@ class TrainingPoints(BaseEstimator):
         rows = self._subsample(len(self._X), self.subsample)
         nearest = self.empty == "nearest"
         loo = LeaveOneOut(smoother, nearest, evaluator, rows)
-        some = self._subsample(len(self._X), _bandwidth_selection.LOOK) if rows is None else None
+        some = self._subsample(len(self._X), LOOK) if rows is None else None
         look = None if some is None else LeaveOneOut(smoother, nearest, evaluator, some)
-        begin, self.loo_curve_ = _bandwidth_selection.search_bandwidth(loo, look, torch.from_numpy(unit), self.verbose)
+        begin, self.loo_curve_ = search_bandwidth(loo, look, torch.from_numpy(unit), self.verbose)
         if way == "learned":
-            begin, self.n_iter_, self.loo_curve_ = _bandwidth_selection.learn_bandwidths(
+            begin, self.n_iter_, self.loo_curve_ = learn_bandwidths(
                 loo, begin.to(smoother.key), self.max_iter, self.tol, self.verbose
             )
         self.bandwidth_ = begin.double().cpu().numpy()
@@ -214,10 +404,10 @@ class TrainingPoints(BaseEstimator):
         return torch.from_numpy(np.sort(drawn)).to(self._device())
 
     def _device(self) -> torch.device:
-        return _validation.resolve_device(type(self).__name__, self.device)
+        return resolve_device(type(self).__name__, self.device)
 
     def _bandwidth(self, smoother: Smoother) -> Tensor:
-        return _validation.as_tensor(self.bandwidth_).to(smoother.key)
+        return as_tensor(self.bandwidth_).to(smoother.key)
 
     def _smoother(self, in_order: bool = False, double: bool = False) -> Smoother:
         """Return the points on the device.
@@ -231,11 +421,9 @@ class TrainingPoints(BaseEstimator):
         place = self._device()
         double = double and place.type == "cpu" and self._evaluator.needs_double(len(self._X))
         dtype = torch.float64 if order or double else self._dtype
-        key = _validation.as_tensor(self._features.coordinates(self._X)).to(place, dtype)
-        target = _validation.as_tensor(self._targets() - self._center).to(place, dtype)
-        weight = (
-            None if self._weight is None else _validation.as_tensor(self._weight / self._weight.max()).to(place, dtype)
-        )
+        key = as_tensor(self._features.coordinates(self._X)).to(place, dtype)
+        target = as_tensor(self._targets() - self._center).to(place, dtype)
+        weight = None if self._weight is None else as_tensor(self._weight / self._weight.max()).to(place, dtype)
         if in_order:
             along = curve_order(key)
             key, target = key[along], target[along]

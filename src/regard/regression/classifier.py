@@ -9,10 +9,9 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from regard._errors import rejected
-from regard.regression import _validation
+from regard._utils.errors import rejected
 from regard.regression._base import KernelEstimator
-from regard.regression._training import all_or_nothing
+from regard.regression._training import all_or_nothing, as_array, like_input
 
 
 class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
@@ -123,7 +122,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         first = not hasattr(self, "_X")
         X, y = self._validate_data(X, y, reset=first)
         check_classification_targets(y)
-        known = np.unique(y if classes is None else _validation.as_array(classes)) if first else self.classes_
+        known = np.unique(y if classes is None else as_array(classes)) if first else self.classes_
         if not first and classes is not None and not np.array_equal(np.unique(classes), known):
             raise rejected(type(self).__name__, "classes", f"be those of the first call, {known}", classes)
         codes = np.searchsorted(known, y).clip(max=len(known) - 1)
@@ -146,7 +145,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
             In the order of ``classes_``; each row sums to 1.
         """
         shares = np.maximum(self._estimate(X)[0], 0.0)
-        return _validation.like_input(X, shares / shares.sum(1, keepdims=True))
+        return like_input(X, shares / shares.sum(1, keepdims=True))
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each row.

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from regard._constraints import Integer
-from regard._errors import described, rejected
-from regard.regression import _validation
+from regard._utils.constraints import Integer
+from regard._utils.errors import described, rejected
 from regard.regression._base import KernelEstimator
-from regard.regression._extrapolation import ExtrapolationWarning
+from regard.regression._training import ExtrapolationWarning, as_array
 from regard.regression.classifier import NadarayaWatsonClassifier
 
 #: Training points that are drawn at most, and queries of a heat map.
@@ -167,8 +166,8 @@ def plot_weights(estimator: Any, X: Any = None, ax: Any = None, *, feature: int 
         with _nameless():
             weights = np.asarray(estimator.weights(X))
     else:
-        weights = np.asarray(_validation.as_array(estimator.weights(X)))
-    at = np.asarray(_validation.as_array(X))[:, place].astype(np.float64)
+        weights = np.asarray(as_array(estimator.weights(X)))
+    at = np.asarray(as_array(X))[:, place].astype(np.float64)
     seen = estimator._X[:, place]
     down, across = at.argsort(kind="stable"), seen.argsort(kind="stable")
     picture = weights[:, estimator._rows][np.ix_(down, across)]
@@ -271,7 +270,7 @@ def _checked(function: str, estimator: Any, ax: Any, feature: int | str) -> int:
 def _factors(factors: Any) -> np.ndarray:
     expected = "be positive numbers"
     try:
-        times = np.atleast_1d(np.asarray(_validation.as_array(factors), dtype=np.float64))
+        times = np.atleast_1d(np.asarray(as_array(factors), dtype=np.float64))
     except (TypeError, ValueError):
         raise rejected("plot_loo", "factors", expected, described(factors), TypeError) from None
     if times.ndim != 1 or not len(times) or not (np.isfinite(times) & (times > 0)).all():

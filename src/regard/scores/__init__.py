@@ -1,24 +1,24 @@
 """Scores: how a query and a key compare, as a log-weight. One class per file; each is registered by name."""
 
 from regard.scores.additive import Additive as Additive
+from regard.scores.additive import Concat as Concat
 from regard.scores.base import DotForm as DotForm
 from regard.scores.base import Score as Score
 from regard.scores.base import ScoreLike as ScoreLike
 from regard.scores.base import ScoreModFunction as ScoreModFunction
 from regard.scores.base import ScoreName as ScoreName
 from regard.scores.base import register as register
-from regard.scores.boxcar import Boxcar as Boxcar
-from regard.scores.concat import Concat as Concat
-from regard.scores.constant import Constant as Constant
-from regard.scores.cosine import Cosine as Cosine
-from regard.scores.dot import Dot as Dot
-from regard.scores.epanechikov import Epanechikov as Epanechikov
-from regard.scores.gaussian import Gaussian as Gaussian
-from regard.scores.general import General as General
-from regard.scores.laplacian import Laplacian as Laplacian
-from regard.scores.location import Location as Location
-from regard.scores.scaled_dot import ScaledDot as ScaledDot
+from regard.scores.dot_products import Cosine as Cosine
+from regard.scores.dot_products import Dot as Dot
+from regard.scores.dot_products import General as General
+from regard.scores.dot_products import ScaledDot as ScaledDot
+from regard.scores.kernels import Boxcar as Boxcar
+from regard.scores.kernels import Epanechikov as Epanechikov
+from regard.scores.kernels import Gaussian as Gaussian
+from regard.scores.kernels import Laplacian as Laplacian
+from regard.scores.kernels import Triangular as Triangular
 from regard.scores.score_mod import ScoreMod as ScoreMod
-from regard.scores.triangular import Triangular as Triangular
+from regard.scores.without_keys import Constant as Constant
+from regard.scores.without_keys import Location as Location
 
 __all__ = [name for name, value in globals().items() if getattr(value, "__module__", "").startswith(__name__)]

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Self, TypeVar
 import torch
 from torch import Tensor
 
-from regard._part import Part
+from regard._utils.part import Part
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Score(Part, ABC):
     #: True when query and key may differ in width.
     mixed_widths: ClassVar[bool] = False
     #: True when :meth:`compare` may answer −inf for a pair that is too far apart: such a pair never meets.
-    excludes: ClassVar[bool] = False
+    can_return_neg_inf: ClassVar[bool] = False
     #: True when the score depends on where the key stands, so that permuting the keys changes it.
     positional: ClassVar[bool] = False
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard._catalogue import mechanism
-from regard._elementwise import per_element
-from regard._errors import described, rejected
+from regard._utils.elementwise import per_element
+from regard._utils.errors import described, rejected
+from regard._utils.mechanism import mechanism
 from regard.scores.base import Score, ScoreModFunction
-from regard.scores.scaled_dot import ScaledDot
+from regard.scores.dot_products import ScaledDot
 
 
 class _Moved:
@@ -49,7 +49,7 @@ class ScoreMod(Score):
     torch.Size([1, 2, 5, 8])
     """
 
-    excludes = True
+    can_return_neg_inf = True
     positional = True
 
     def __init__(self, score_mod: ScoreModFunction, base: Score | None = None) -> None:

@@ -9,28 +9,26 @@ by registering it and running the suite:
 """
 
 from regard.testing.budget import Budget
-from regard.testing.case import Call, Case
-from regard.testing.conformance import Verdict, judge, sweep
-from regard.testing.formulas import FORMULAS, register_formula
+from regard.testing.case import Case, CaseCall
+from regard.testing.conformance import Verdict, judge, sweep, tiny_tiles
+from regard.testing.formulas import FORMULAS, NormalizerFormula, register_formula, register_weighing
 from regard.testing.laws import LAWS, Law
-from regard.testing.normalizer_formulas import Weighing, register_weighing
 from regard.testing.oracle import Oracle
-from regard.testing.statement import Statement
-from regard.testing.tiny import tiny_tiles
+from regard.testing.statement import NumpyCall
 from regard.testing.trial import Trial
 
 __all__ = [
     "FORMULAS",
     "LAWS",
     "Budget",
-    "Call",
     "Case",
+    "CaseCall",
     "Law",
+    "NormalizerFormula",
+    "NumpyCall",
     "Oracle",
-    "Statement",
     "Trial",
     "Verdict",
-    "Weighing",
     "judge",
     "register_formula",
     "register_weighing",

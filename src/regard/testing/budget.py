@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from regard.testing.formulas import Array
-from regard.testing.oracle import Sized
+from regard.testing.oracle import WithAmplitude
 
 #: Pairs over which eager's error is sampled, at least: a problem of fewer gets neighbours to make them up.
 PAIRS = 512
@@ -61,7 +61,7 @@ class Budget:
         return 2 * self.eager + self.rounding
 
     @classmethod
-    def of(cls, oracle: Sized, eager: Tensor, dtype: torch.dtype) -> Budget:
+    def of(cls, oracle: WithAmplitude, eager: Tensor, dtype: torch.dtype) -> Budget:
         """Return the budget of the first of K problems, given oracle (K, ...) and eager (K, ...)."""
         rounding, largest = one_rounding(oracle.amplitude[0], dtype), torch.finfo(dtype).max
         return cls(oracle.value[0], error(oracle.value, eager, largest - rounding), rounding, largest)

@@ -1,24 +1,355 @@
-"""A case: one call of ``attention`` in a few numbers and names, which print, compare and shrink."""
+"""One case of a law: scores, masks as recipes, and a call of attention made of them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import regard
-from regard import _problem, engines
-from regard._part import Part
-from regard._problem import Problem
+from regard import engines, masks, scores
+from regard._utils.part import Part
 from regard.engines import Engine
+from regard.engines.problem import Call, Problem
 from regard.masks import Extent, Mask
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.normalizers.base import Normalizer
 from regard.scores import Score
-from regard.testing import recipes, samples
+from regard.scores.base import TABLE
+from regard.scores.kernels import Distance, kernels
+from regard.testing.formulas import Array
+
+# Scores for cases: of every registered class its own sample, and variants that a sample does not show -----------------
+
+
+@dataclass(frozen=True)
+class Widths:
+    """The sizes that a score must fit: query and key widths, the number of keys, query heads H and key heads G."""
+
+    query: int
+    key: int
+    keys: int
+    heads: int
+    key_heads: int
+
+
+Maker = Callable[[Widths, torch.Generator], Score]
+
+
+def near_is_more(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # noqa: ARG001
+    """Take a quarter of the distance from a score."""
+    return score - 0.25 * (q_idx - kv_idx).abs()
+
+
+def by_sequence(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # noqa: ARG001
+    """Square a score, with a share that depends on the sequence and the head."""
+    return score + 0.125 * (b + 2 * h) * score * score
+
+
+def not_the_third(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # noqa: ARG001
+    """Exclude every third key."""
+    return torch.where(kv_idx % 3 != 0, score, -torch.inf)
+
+
+#: The same in NumPy: ``(scores (..., B, H, L, S), b, h, q_idx, kv_idx)``, analytic in the scores.
+MODS: dict[object, Callable[[Array, Array, Array, Array, Array], Array]] = {
+    near_is_more: lambda s, b, h, q, k: s - np.abs(q - k) / 4,  # noqa: ARG005
+    by_sequence: lambda s, b, h, q, k: s + (b + 2 * h) * s * s / 8,  # noqa: ARG005
+    not_the_third: lambda s, b, h, q, k: np.where(k % 3 != 0, s, -np.inf),  # noqa: ARG005
+}
+
+
+def _randn(generator: torch.Generator, *size: int) -> Tensor:
+    return torch.randn(*size, generator=generator)
+
+
+def _positive(generator: torch.Generator, *size: int) -> Tensor:
+    return 0.5 + torch.rand(size, generator=generator)
+
+
+def _kernel(cls: type[Distance], size: Callable[[Widths], tuple[int, ...]]) -> Maker:
+    """Return what makes a kernel with a width that is a tensor of this size, around that of its sample."""
+
+    def make(w: Widths, generator: torch.Generator) -> Score:
+        usual = cls.sample(w.query, w.key, w.keys, generator).width
+        return cls((1.2 if cls.compact else 1.0) * usual * _positive(generator, *size(w)))
+
+    return make
+
+
+#: Variants by name, "score/variant"; only those of registered scores are used.
+VARIANTS: dict[str, Maker] = {
+    "general/heads": lambda w, g: scores.General(_randn(g, w.heads, w.query, w.key) / 2),
+    "additive/projected": lambda w, g: scores.Additive(_randn(g, w.query)),
+    "additive/heads": lambda w, g: scores.Additive(
+        _randn(g, w.heads, 3), _randn(g, w.heads, 3, w.query), _randn(g, *_key_heads(w), 3, w.key)
+    ),
+    "concat/heads": lambda w, g: scores.Concat(_randn(g, w.heads, 3), _randn(g, 3, w.query + w.key)),
+    "cosine/learned": lambda w, g: scores.Cosine(_positive(g, 1)),  # noqa: ARG005
+    "score_mod/near": lambda w, g: scores.ScoreMod(near_is_more),  # noqa: ARG005
+    "score_mod/sequence": lambda w, g: scores.ScoreMod(by_sequence, scores.Dot()),  # noqa: ARG005
+    "score_mod/third": lambda w, g: scores.ScoreMod(  # noqa: ARG005
+        not_the_third, scores.Gaussian(_positive(g, 1).squeeze())
+    ),
+    **{f"{name}/learned": _kernel(cls, lambda w: ()) for name, cls in kernels().items()},  # noqa: ARG005
+    **{f"{name}/features": _kernel(cls, lambda w: (w.query,)) for name, cls in kernels().items()},
+}
+
+#: Variants that need equal query and key widths though their class does not.
+SAME_WIDTHS = {"additive/projected"}
+
+
+def _key_heads(w: Widths) -> tuple[int, ...]:
+    return (w.key_heads,) if w.key_heads == w.heads else ()
+
+
+def score_names() -> list[str]:
+    """Return the name of every score and variant there is."""
+    variants = [name for name in VARIANTS if name.split("/")[0] in (*TABLE, "score_mod")]
+    return [*TABLE, *variants]
+
+
+def make_score(name: str, widths: Widths, generator: torch.Generator) -> Score:
+    """Return the score of a name, with random parameters that fit."""
+    if name in VARIANTS:
+        return VARIANTS[name](widths, generator)
+    return TABLE[name].sample(widths.query, widths.key, widths.keys, generator)
+
+
+def mixes_widths(name: str) -> bool:
+    """Return whether the score takes keys of another width than the queries."""
+    base = name.split("/", maxsplit=1)[0]
+    return name not in SAME_WIDTHS and base in TABLE and TABLE[base].mixed_widths
+
+
+# Masks as recipes: nested tuples that print, compare and shrink, and become masks of any size -------------------------
+
+
+#: The name of a kind of mask and its arguments, or ``("and" | "or", recipe, recipe)``, or ``("not", recipe)``, or
+#: ``("part", recipe, first query, first key)`` of a mask for more queries and keys.
+Recipe = tuple[Any, ...]
+
+
+def build_mask(recipe: Recipe, extent: Extent, generator: torch.Generator, dtype: torch.dtype) -> Mask:
+    """Return the mask of a recipe; the generator decides what its tensors hold.
+
+    Examples
+    --------
+    >>> import torch
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> build_mask(("and", ("causal", 1), ("window", 2, -1, 0)), Extent(1, 1, 3, 4), generator, torch.float32)
+    causal(offset=1) & window(2, -1, offset=0)
+    """
+    kind, *arguments = recipe
+    if kind in ("and", "or"):
+        left, right = (build_mask(part, extent, generator, dtype) for part in arguments)
+        return left & right if kind == "and" else left | right
+    if kind == "not":
+        return ~build_mask(arguments[0], extent, generator, dtype)
+    if kind == "part":
+        inner, first_query, first_key = arguments
+        whole = Extent(extent.B, extent.H, extent.L + first_query + 1, extent.S + first_key + 1)
+        bound = build_mask(inner, whole, generator, dtype).bind(whole, "cpu")
+        return masks.Submatrix(bound, whole, first_query, first_key)
+    if kind in KINDS:
+        return KINDS[kind](extent, generator, dtype, *arguments)
+    return sampled()[kind].sample(extent, generator)
+
+
+def has_bias(recipe: Recipe | None) -> bool:
+    """Return whether the mask of a recipe adds something to the scores."""
+    if recipe is None:
+        return False
+    if recipe[0] in sampled():
+        return bool(sampled()[recipe[0]].sample(Extent(1, 1, 1, 1), torch.Generator()).has_bias)
+    return recipe[0] in BIASES or any(has_bias(part) for part in recipe[1:] if isinstance(part, tuple))
+
+
+def plain_recipe(recipe: Recipe | None) -> Recipe | None:
+    """Return the recipe with dense masks plain in memory and biases around 0, where differences are taken."""
+    if recipe is None or recipe[0] in ("dense", "bias"):
+        return None if recipe is None else recipe[:3]
+    return tuple(plain_recipe(part) if isinstance(part, tuple) else part for part in recipe)
+
+
+def _where(offset: Any, extent: Extent, generator: torch.Generator) -> dict[str, Any]:
+    """Return the arguments for an alignment by name, a fixed offset, or "each": one for each sequence."""
+    if offset == "each":
+        return {"offset": _ints(-1, 4, (extent.B,), generator)}
+    return {"offset": offset} if isinstance(offset, int) else {"align": offset}
+
+
+def _ints(low: int, high: int, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randint(low, max(high, low + 1), size, generator=generator)
+
+
+def _bools(share: float, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.rand(size, generator=generator) < share
+
+
+def _causal(extent: Extent, generator: torch.Generator, _: Any, where: Any) -> Mask:
+    return masks.causal(**_where(where, extent, generator))
+
+
+def _window(extent: Extent, generator: torch.Generator, _: Any, left: int, right: int, where: Any) -> Mask:
+    return masks.window(left, right, **_where(where, extent, generator))
+
+
+def _dilated(extent: Extent, generator: torch.Generator, _: Any, step: int, where: Any) -> Mask:
+    return masks.dilated(step, **_where(where, extent, generator))
+
+
+def _padding(extent: Extent, generator: torch.Generator, _: Any, per_query: bool) -> Mask:
+    size = (extent.B, extent.L) if per_query else (extent.B,)
+    return masks.padding(_ints(0, extent.S + 1, size, generator))
+
+
+def _key_padding(extent: Extent, generator: torch.Generator, _: Any, shared: bool) -> Mask:
+    return masks.key_padding(_bools(0.7, (extent.S,) if shared else (extent.B, extent.S), generator))
+
+
+def _prefix(extent: Extent, generator: torch.Generator, _: Any, n: int | str) -> Mask:
+    return masks.prefix(n if isinstance(n, int) else _ints(0, extent.S + 1, (extent.B,), generator))
+
+
+def _sinks(extent: Extent, generator: torch.Generator, _: Any, n: int) -> Mask:  # noqa: ARG001
+    return masks.sinks(n)
+
+
+def _others(extent: Extent, generator: torch.Generator, _: Any, named: bool) -> Mask:
+    return masks.leave_one_out(_ints(-1, extent.S, (extent.L,), generator) if named else None)
+
+
+def _document(extent: Extent, generator: torch.Generator, _: Any, per_sequence: bool) -> Mask:
+    lead = (extent.B,) if per_sequence else ()
+    ids, kv_ids = (_ints(0, 3, (*lead, n), generator).sort(-1).values for n in (extent.L, extent.S))
+    return masks.document(ids, kv_ids)
+
+
+def _packed(
+    extent: Extent,
+    generator: torch.Generator,
+    _: Any,
+    left: int | None = None,
+    right: int | None = None,
+    align: str | None = None,
+) -> Mask:
+    cu_q, cu_kv = (
+        torch.cat((torch.zeros(1, dtype=torch.long), _ints(0, n + 1, (3,), generator).sort().values))
+        for n in (extent.L, extent.S)
+    )
+    window = None if left is None or right is None else (left, right)
+    return masks.from_cu_seqlens(cu_q, cu_kv, window=window, align=align)
+
+
+def _size(extent: Extent, shared: str) -> tuple[int, ...]:
+    """Return the shape of a dense mask: the letters B, H, L and S in upper case are its own, in lower case shared."""
+    return tuple(getattr(extent, letter) if letter.isupper() else 1 for letter in shared)
+
+
+def _stored(values: Tensor, layout: str, extent: Extent, shared: str) -> Tensor:
+    """Return a dense mask's values in memory as a layout says.
+
+    "expanded": what is shared has stride 0; "transposed": queries stand side by side, not keys; "sliced": with gaps.
+    """
+    if layout == "expanded":
+        return values.expand(_size(extent, shared.upper()))
+    if layout == "transposed":
+        return values.mT.contiguous().mT
+    return torch.stack((values, values), -1)[..., 0] if layout == "sliced" else values
+
+
+def _dense(
+    extent: Extent, generator: torch.Generator, _: Any, shared: str, share: float, layout: str = "plain"
+) -> Mask:
+    return masks.dense(_stored(_bools(share, _size(extent, shared), generator), layout, extent, shared))
+
+
+def _bias(
+    extent: Extent,
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    shared: str,
+    share: float,
+    layout: str = "plain",
+    level: float = 0.0,
+) -> Mask:
+    size, most = _size(extent, shared), torch.finfo(dtype).max / 4
+    level = min(max(level, -most), most)
+    values = (level + torch.randn(size, generator=generator)).to(dtype)
+    values = values.masked_fill(~_bools(share, size, generator), -torch.inf)
+    return masks.dense(_stored(values, layout, extent, shared))
+
+
+def _alibi(extent: Extent, generator: torch.Generator, dtype: torch.dtype, paper: bool, where: Any) -> Mask:
+    slopes = torch.rand(extent.H, generator=generator).to(dtype)
+    return masks.alibi(extent.H if paper and extent.H else slopes, **_where(where, extent, generator))
+
+
+def _relative(
+    extent: Extent, generator: torch.Generator, dtype: torch.dtype, reach: int, per_head: bool, where: Any
+) -> Mask:
+    table = torch.randn(*((extent.H,) if per_head else ()), 2 * reach + 1, generator=generator).to(dtype)
+    return masks.relative(table, **_where(where, extent, generator))
+
+
+def _predicate(extent: Extent, generator: torch.Generator, _: Any, step: int) -> Mask:  # noqa: ARG001
+    return masks.as_mask(lambda b, h, q_idx, kv_idx: (b + h + q_idx + 2 * kv_idx) % step != 0)
+
+
+def _everything(extent: Extent, generator: torch.Generator, _: Any) -> Mask:  # noqa: ARG001
+    return masks.everything()
+
+
+def _empty_rows(extent: Extent, generator: torch.Generator, _: Any) -> Mask:
+    rows = _bools(0.5, (extent.L, 1), generator)
+    rows[:1] = False
+    return masks.dense(rows)
+
+
+def _hidden_keys(extent: Extent, generator: torch.Generator, _: Any) -> Mask:
+    keys = _bools(0.6, (1, extent.S), generator)
+    keys[:, -1:] = False
+    return masks.dense(keys)
+
+
+#: What builds each kind: ``(extent, generator, dtype of floats, *arguments) -> Mask``.
+KINDS: dict[str, Callable[..., Mask]] = {
+    "alibi": _alibi,
+    "bias": _bias,
+    "causal": _causal,
+    "dense": _dense,
+    "dilated": _dilated,
+    "document": _document,
+    "empty_rows": _empty_rows,
+    "everything": _everything,
+    "hidden_keys": _hidden_keys,
+    "key_padding": _key_padding,
+    "others": _others,
+    "packed": _packed,
+    "padding": _padding,
+    "predicate": _predicate,
+    "prefix": _prefix,
+    "relative": _relative,
+    "sinks": _sinks,
+    "window": _window,
+}
+
+#: The kinds that add something to the scores, which "or" and "not" refuse.
+BIASES = {"alibi", "bias", "relative"}
+
+
+def sampled() -> dict[str, type[Any]]:
+    """Return the public masks that make a sample of themselves, ``sample(extent, generator)``, by their names."""
+    return {name: cls for name, cls in vars(masks).items() if isinstance(cls, type) and hasattr(cls, "sample")}
+
+
+# A case: one call of ``attention`` in a few numbers and names, which print, compare and shrink ------------------------
 
 
 @dataclass(frozen=True)
@@ -72,7 +403,7 @@ class Case:
     width: int = 4
     key_width: int = 0
     value_width: int = 3
-    mask: recipes.Recipe | None = None
+    mask: Recipe | None = None
     scale: float | None = None
     softcap: float | None = None
     magnitude: float = 1.0
@@ -95,7 +426,7 @@ class Case:
         """Return the case with some fields changed."""
         return replace(self, **changes)
 
-    def masked(self, recipe: recipes.Recipe) -> Case:
+    def masked(self, recipe: Recipe) -> Case:
         """Return the case with a mask added to its own."""
         return replace(self, mask=recipe if self.mask is None else ("and", self.mask, recipe))
 
@@ -107,7 +438,7 @@ class Case:
 
 
 @dataclass
-class Call:
+class CaseCall:
     """The tensors and parts of a case, ready to call ``attention`` with; any of them may be exchanged."""
 
     query: Tensor
@@ -122,7 +453,7 @@ class Call:
     enable_gqa: bool
 
     @classmethod
-    def of(cls, case: Case) -> Call:
+    def of(cls, case: Case) -> CaseCall:
         """Make the tensors and parts of a case."""
         generator = torch.Generator().manual_seed(case.seed)
         dtype, extent = getattr(torch, case.dtype), case.extent
@@ -140,10 +471,10 @@ class Call:
             _laid_out(t, case.layout, i > 0, dtype, case.device)
             for i, t in enumerate((query, key, drawn[2] * case.values))
         )
-        widths = samples.Widths(case.width, key_width, case.keys, extent.H, case.key_heads)
-        score = samples.make(case.score, widths, generator)
+        widths = Widths(case.width, key_width, case.keys, extent.H, case.key_heads)
+        score = make_score(case.score, widths, generator)
         inside = torch.promote_types(dtype, torch.float32) if case.wide else dtype
-        mask = None if case.mask is None else recipes.build(case.mask, extent, generator, inside)
+        mask = None if case.mask is None else build_mask(case.mask, extent, generator, inside)
         normalizer = NORMALIZERS[case.normalizer].sample(generator)
 
         def settle(tensor: Tensor) -> Tensor:
@@ -174,16 +505,13 @@ class Call:
         """Return the output of an engine, and what ``AuxRequest(**request)`` asks for."""
         return regard.attention(**self.arguments(), engine=engine, return_aux=regard.AuxRequest(**request))
 
-    def but(self, **changes: Any) -> Call:
+    def but(self, **changes: Any) -> CaseCall:
         """Return the call with some arguments changed."""
         return replace(self, **changes)
 
     def problem(self) -> Problem:
         """Return the call as engines see it."""
-        return _problem.build(
-            self.query, self.key, self.value, self.mask, self.dropout_p, False, self.scale, self.enable_gqa,
-            self.score, self.normalizer, self.softcap,
-        )  # fmt: skip
+        return Problem.of(Call(**self.arguments()))
 
     def refusal(self, engine: Engine) -> str | None:
         """Return why an engine cannot run the call, or None."""

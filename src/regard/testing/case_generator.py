@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any, Protocol, TypeVar
 
-from regard.testing import samples
-from regard.testing.case import Case
-from regard.testing.recipes import Recipe, has_bias, sampled
+from regard.testing.case import Case, Recipe, has_bias, mixes_widths, sampled
 
 T = TypeVar("T")
 
@@ -26,7 +24,7 @@ class Source(Protocol):
         ...
 
 
-class Dice:
+class CaseSampler:
     """Choices from Python's random numbers."""
 
     def __init__(self, seed: int) -> None:
@@ -72,7 +70,7 @@ def draw(source: Source, score: str, normalizer: str, dtype: str) -> Case:
     }
     if zero:
         sizes[zero] = (0,) if zero == "lead" else 0
-    if samples.mixes_widths(score) and source.pick((False, True)):
+    if mixes_widths(score) and source.pick((False, True)):
         sizes["key_width"] = source.pick(WIDTHS)
     return Case(
         score, normalizer, dtype,

@@ -1,20 +1,58 @@
-"""The suite: every law on every score, normalizer, dtype and engine that is registered."""
+"""The conformance suite: one law, one engine, one case, and sweeps over all."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import cycle, product
+from typing import Any
+from unittest.mock import patch
 
 from regard import engines
-from regard.engines import Engine
+from regard._call.plan import forget
+from regard.engines import Engine, aux_pass, sdpa, tiles
+from regard.normalizers import entmax
 from regard.normalizers.base import TABLE as NORMALIZERS
-from regard.testing import samples
-from regard.testing.case import Call, Case
-from regard.testing.case_generator import DTYPES, Dice, Source, draw
+from regard.testing.case import Case, CaseCall, score_names
+from regard.testing.case_generator import DTYPES, CaseSampler, Source, draw
 from regard.testing.laws import LAWS, Law
-from regard.testing.laws.planning import refused
-from regard.testing.tiny import tiny_tiles
+from regard.testing.laws.parts import refused
+
+# Tiny tiles: with them, a problem of a dozen keys crosses every border that one of thousands does ---------------------
+
+
+@contextmanager
+def tiny_tiles(rows: int = 4, cols: int = 4) -> Iterator[None]:
+    """Make engines that cut a problem into tiles cut it into tiles of this size, for a ``with`` block.
+
+    Examples
+    --------
+    >>> import torch, regard
+    >>> q = torch.randn(1, 1, 10, 3)
+    >>> with tiny_tiles(3, 5):
+    ...     regard.attention(q, q, q, engine="streaming").shape
+    torch.Size([1, 1, 10, 3])
+    """
+
+    def shape(*_: Any, **__: Any) -> tuple[int, int]:
+        return rows, cols
+
+    with (
+        patch.object(tiles, "tile_shape", shape),
+        patch.multiple(sdpa, ROWS=rows, BLOCK=max(cols // 2, 1), FULL_RUN=2, MASKED_RUN=3),
+        patch.object(aux_pass, "GROUP", 2),
+        patch.multiple(entmax, FEW=4, GROUP=2),
+    ):
+        forget()
+        try:
+            yield
+        finally:
+            forget()
+
+
+# The suite: every law on every score, normalizer, dtype and engine that is registered ---------------------------------
 
 
 @dataclass(frozen=True)
@@ -55,7 +93,7 @@ def judge(law: str | Law, engine: str | Engine, case: Case) -> Verdict:
     the_engine = engines.TABLE[engine] if isinstance(engine, str) else engine
     try:
         with tiny_tiles(*case.tile):
-            if Call.of(case).refusal(the_engine) is not None:
+            if CaseCall.of(case).refusal(the_engine) is not None:
                 refused(case, the_engine)
                 return Verdict(the_law.name, the_engine.name, case, "refused")
             the_law(case, the_engine)
@@ -70,7 +108,7 @@ def _combinations(engine: Engine, parts: tuple[str, ...], normalizers: tuple[str
     return [
         (score, normalizer, dtype)
         for score, normalizer, dtype in product(parts, normalizers, DTYPES)
-        if Call.of(Case(score, normalizer, dtype)).refusal(engine) is None
+        if CaseCall.of(Case(score, normalizer, dtype)).refusal(engine) is None
     ]
 
 
@@ -80,7 +118,7 @@ def combinations(engine: Engine) -> list[tuple[str, str, str]]:
     Dtypes are repeated as they are in :data:`~regard.testing.case_generator.DTYPES`, which makes some of them more
     frequent.
     """
-    return _combinations(engine, tuple(samples.names()), tuple(NORMALIZERS))
+    return _combinations(engine, tuple(score_names()), tuple(NORMALIZERS))
 
 
 def sweep(
@@ -105,7 +143,7 @@ def sweep(
         if score not in (None, combination[0]) or normalizer not in (None, combination[1]):
             continue
         for seed in range(i, 4 * len(among), len(among)):  # a case that wants gradients may be refused only then
-            case = draw_for(Dice(seed), the_law, the_engine, [combination])
+            case = draw_for(CaseSampler(seed), the_law, the_engine, [combination])
             verdict = None if case is None else judge(the_law, the_engine, case)
             if verdict is not None and verdict.outcome != "refused":
                 break
@@ -122,6 +160,6 @@ def draw_for(source: Source, law: Law, engine: Engine, among: list[tuple[str, st
     """Return a case, adapted to the law, that the engine runs; None if none was found in some tries."""
     for _ in range(TRIES):
         case = law.adapt(draw(source, *source.pick(among)))
-        if case is not None and (Call.of(case).refusal(engine) is None or source.pick((False,) * 9 + (True,))):
+        if case is not None and (CaseCall.of(case).refusal(engine) is None or source.pick((False,) * 9 + (True,))):
             return case
     return None

@@ -1,31 +1,241 @@
-"""The oracle: attention in NumPy, in a precision wider than the call's, with gradients by complex steps.
-
-The oracle shares no code with the engines: scores are the written-out :data:`~regard.testing.formulas.FORMULAS`,
-weights those of :mod:`~regard.testing.normalizer_formulas`, and masks are asked for each pair. It calculates in 80-bit
-numbers where the platform has them and the call is in float64, and in float64 for narrower calls.
-"""
+"""The right result in float64, by formulas in NumPy or by stand-ins for parts without one."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from regard.masks import Extent, Mask
 from regard.normalizers import Softmax
-from regard.scores import ScoreMod
-from regard.testing import compare
-from regard.testing.case import named
-from regard.testing.fallback_oracle import OwnWeighing, own_modification
-from regard.testing.formulas import Array
-from regard.testing.normalizer_formulas import WEIGHINGS, Weighing
-from regard.testing.samples import MODS
-from regard.testing.statement import Statement, indices
+from regard.normalizers.base import Normalizer
+from regard.scores import Score, ScoreMod
+from regard.testing.case import MODS, named
+from regard.testing.formulas import FORMULAS, NORMALIZER_FORMULAS, Array, Formula, NormalizerFormula, attributes
+from regard.testing.statement import NumpyCall, indices
+
+if TYPE_CHECKING:
+    from regard.testing.statement import NumpyCall
 
 
-class Sized(NamedTuple):
+# Stand-ins for formulas that nobody stated: the part's own code, in float64 -------------------------------------------
+
+
+def _tensor(array: Array) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))
+
+
+class OwnComparison:
+    """A score's own ``project`` and ``compare``, in float64, with gradients by autograd."""
+
+    def __init__(self, score: Score, query: Array, key: Array) -> None:
+        K, B = query.shape[:2]
+        self.sources = [_tensor(rows.reshape(K * B, *rows.shape[2:])).requires_grad_() for rows in (query, key)]
+        self.score = score.map_tensors(_leaf)
+        with torch.enable_grad():
+            self._scores = self.score.compare(*self.score.project(*self.sources))
+        self.values = self._scores.detach().numpy().reshape(K, B, *self._scores.shape[1:]).astype(query.dtype)
+
+    def pull(self, grad: Array, amplitude: Array) -> dict[str, tuple[Array, Array]]:  # noqa: ARG002
+        names = ["query", "key", *(name for name, _ in named("score", self.score))]
+        leaves = [*self.sources, *self.score.tensors()]
+        K, B = grad.shape[:2]
+        found: dict[str, tuple[Array, Array]] = {}
+        parts = []
+        for k in range(K):  # one problem at a time, as the score's tensors are common to all
+            share = np.zeros_like(grad)
+            share[k] = np.where(self.values[k] > -np.inf, grad[k], 0)
+            parts.append(self._pulled(leaves, share.reshape(K * B, *grad.shape[2:])))
+        for i, name in enumerate(names):
+            if not name:
+                continue
+            each = [part[i].reshape(K, B, *part[i].shape[1:])[k] if i < 2 else part[i] for k, part in enumerate(parts)]
+            found[name] = (np.stack(each), np.abs(np.stack(each)))
+        return found
+
+    def _pulled(self, leaves: list[Tensor], grad: Array) -> list[Array]:
+        if not self._scores.requires_grad:
+            return [np.zeros(leaf.shape) for leaf in leaves]
+        found = torch.autograd.grad(self._scores, leaves, _tensor(grad), retain_graph=True, allow_unused=True)
+        return [np.zeros(leaf.shape) if g is None else g.numpy() for leaf, g in zip(leaves, found)]
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().double().cpu().requires_grad_() if tensor.is_floating_point() else tensor
+
+
+def own_modification(statement: NumpyCall, scores: Array) -> tuple[Array, Array]:
+    """Return what a score's ``modify`` makes of scaled scores (K, B, H, L, S), and its derivative."""
+    from regard.testing.statement import indices
+
+    score = statement.score
+    if type(score).modify is Score.modify:
+        return scores, np.ones_like(scores)
+    index = indices(statement.extent)
+    found = []
+    for each in scores:
+        source = _tensor(each).requires_grad_()
+        with torch.enable_grad():
+            moved = score.map_tensors(_leaf).modify(source, *index)
+        (slope,) = torch.autograd.grad(moved, source, torch.ones_like(moved), allow_unused=True)
+        found.append((moved.detach().numpy(), np.zeros(moved.shape) if slope is None else slope.numpy()))
+    values, slopes = (np.stack(part).astype(scores.dtype) for part in zip(*found))
+    return values, slopes
+
+
+class OwnWeighing(NormalizerFormula):
+    """A normalizer's own definition, with its gradient by autograd."""
+
+    def __init__(self) -> None:
+        super().__init__(_own_weights, lambda weights, _: weights)
+
+    def pull(self, scores: Array, weights: Array, grad: Array, normalizer: Normalizer) -> Array:  # noqa: ARG002
+        """Return the gradient to the scores, given that to the weights."""
+        source = _tensor(scores).requires_grad_()
+        with torch.enable_grad():
+            found = normalizer.map_tensors(_leaf).weights(source)
+        if not found.requires_grad:
+            return np.zeros_like(grad)
+        return torch.autograd.grad(found, source, _tensor(grad))[0].numpy().astype(grad.dtype)
+
+    def amplitude(self, weights: Array, grad: Array, normalizer: Normalizer) -> Array:  # noqa: ARG002
+        """Return the size of what is summed, taken as softmax's."""
+        return weights * (grad + (weights * grad).sum(-1, keepdims=True))
+
+
+def _own_weights(scores: Array, normalizer: Normalizer) -> Array:
+    with torch.no_grad():
+        return normalizer.map_tensors(_leaf).weights(_tensor(scores)).numpy().astype(scores.dtype)
+
+
+# Compare queries and keys, with the derivative: by a written-out formula, or by the score's own code ------------------
+
+
+#: The imaginary step by which derivatives are taken: its square vanishes beside anything.
+STEP = 2.0**-100
+#: Numbers that are held at once where slopes are taken.
+_NUMBERS = 2**18
+
+#: A gradient and its amplitude.
+Pair = tuple[Array, Array]
+
+
+class Comparison(Protocol):
+    """Scores before any scale, and their derivative."""
+
+    values: Array
+
+    def pull(self, grad: Array, amplitude: Array) -> dict[str, Pair]:
+        """Return gradient and amplitude for query, key and each tensor of the score, given those of the scores."""
+        ...
+
+
+def comparison_of(score: Score, query: Array, key: Array, tensors: list[Array]) -> Comparison:
+    """Compare query (K, B, H, L, E) with key (K, B, H, S, E); gradients go to those of its tensors that want them."""
+    base = stated(score)
+    formula = FORMULAS.get(type(base))
+    if formula is None:
+        return OwnComparison(base, query, key)
+    return _Stated(formula, base, query, key, tensors)
+
+
+def stated(score: Score) -> Score:
+    """Return the score whose formula is asked for: inside a ScoreMod, its base."""
+    while isinstance(score, ScoreMod):
+        score = score.base
+    return score
+
+
+def has_formula(score: Score) -> bool:
+    """Return whether a score is judged by a formula, and not by its own code."""
+    return type(stated(score)) in FORMULAS
+
+
+class _Stated:
+    """A formula, differentiated by complex steps: exact to the last digit, as nothing is subtracted."""
+
+    def __init__(self, formula: Formula, score: Score, query: Array, key: Array, tensors: list[Array]) -> None:
+        self.formula, self.score, self.query, self.key, self.tensors = formula, score, query, key, tensors
+        with np.errstate(all="ignore"):
+            self.values = self._at(query, key, tensors)
+
+    def _at(self, query: Array, key: Array, tensors: list[Array]) -> Array:
+        remaining = iter(tensors)
+        return self.formula(query, key, attributes(self.score, lambda _: next(remaining)))
+
+    def _slopes(self, at: Callable[[Array], Array], source: Array) -> Array:
+        """Return the derivative of all scores to each feature of the rows: (width, K, B, H, L, S)."""
+        width = source.shape[-1]
+        steps = (1j * STEP * np.eye(width, dtype=source.dtype)).reshape(width, *(1,) * (source.ndim - 1), width)
+        # So many features at once as stay near the processor: a formula may hold every pair's features.
+        parts = min(max(width, 1), 1 + self.values.size * width**2 // _NUMBERS)
+        with np.errstate(all="ignore"):
+            moved = np.concatenate(
+                [
+                    np.broadcast_to(at(source + step).imag / STEP, (len(step), *self.values.shape))
+                    for step in np.array_split(steps, parts)
+                ]
+            )
+        return np.broadcast_to(np.where(self.values > -np.inf, moved, 0), (width, *self.values.shape))
+
+    def pull(self, grad: Array, amplitude: Array) -> dict[str, Pair]:
+        by_query = self._slopes(lambda q: self._at(q, self.key, self.tensors), self.query)
+        by_key = self._slopes(lambda k: self._at(self.query, k, self.tensors), self.key)
+        found = {}
+        for name, slopes, axis in (("query", by_query, -1), ("key", by_key, -2)):
+            pulled = [(d * slope).sum(axis) for d, slope in ((grad, slopes), (amplitude, abs(slopes)))]
+            found[name] = tuple(np.moveaxis(p, 0, -1) for p in pulled)
+        for i, (name, _) in enumerate(named("score", self.score)):
+            if name:
+                found[name] = self._pull_tensor(i, self.tensors[i], grad, amplitude)
+        return found
+
+    def _pull_tensor(self, i: int, tensor: Array, grad: Array, amplitude: Array) -> Pair:
+        """Return the gradient to one of the score's tensors, (K, *shape), one number at a time."""
+        found = np.zeros((2, grad.shape[0], tensor.size), dtype=grad.dtype)
+        for place in range(tensor.size):
+            step = np.zeros(tensor.size, dtype=np.result_type(tensor.dtype, np.complex64))
+            step[place] = 1j * STEP
+            moved = [t + step.reshape(t.shape) if j == i else t for j, t in enumerate(self.tensors)]
+            with np.errstate(all="ignore"):
+                slope = self._at(self.query, self.key, moved).imag / STEP
+            slope = np.where(self.values > -np.inf, slope, 0)
+            for result, d, by in ((found[0], grad, slope), (found[1], amplitude, abs(slope))):
+                result[:, place] = (d * by).reshape(d.shape[0], -1).sum(-1)
+        shape = (grad.shape[0], *tensor.shape)
+        return found[0].reshape(shape), found[1].reshape(shape)
+
+
+def bias_jacobian(mask: Mask, i: int, extent: Extent) -> Array:
+    """Return the derivative of a mask's bias to its i-th tensor: (B · H · L · S, numel)."""
+    tensors = [t.detach().double() if t.is_floating_point() else t for t in mask.tensors()]
+    shape = (extent.B, extent.H, extent.L, extent.S)
+    pairs, numel = math.prod(shape), tensors[i].numel()
+    if not pairs or not numel:
+        return np.zeros((pairs, numel))
+
+    def bias(tensor: torch.Tensor) -> Any:
+        found = mask.with_tensors([tensor if j == i else t for j, t in enumerate(tensors)]).bias(*indices(extent, mask))
+        assert found is not None
+        return found.expand(shape).reshape(-1)
+
+    # A copy: forward mode takes no tensor whose elements share memory.
+    return torch.func.jacfwd(bias)(tensors[i].contiguous()).reshape(pairs, numel).cpu().numpy()
+
+
+# The oracle: attention in NumPy, in a precision wider than the call's, with gradients by complex steps ----------------
+# The oracle shares no code with the engines: scores are the written-out :data:`~regard.testing.formulas.FORMULAS`,
+# weights those of :mod:`~regard.testing.formulas`, and masks are asked for each pair. It calculates in 80-bit
+# numbers where the platform has them and the call is in float64, and in float64 for narrower calls.
+
+
+class WithAmplitude(NamedTuple):
     """A result and its amplitude: the sum of the absolute values of the terms that the result is a sum of."""
 
     value: Array
@@ -40,12 +250,12 @@ class Oracle:
 
     Attributes
     ----------
-    statement : Statement
+    statement : NumpyCall
     keeps_lse : bool
         Whether gradients are made from the log-sum-exp of each row alone, which its rounding then belongs to.
     """
 
-    statement: Statement
+    statement: NumpyCall
     keeps_lse: bool = False
 
     @cached_property
@@ -56,11 +266,11 @@ class Oracle:
         return tuple(np.repeat(r, s.heads // r.shape[2], 2) if r.shape[2] else r for r in rows)  # type: ignore[return-value]
 
     @cached_property
-    def comparison(self) -> compare.Comparison:
+    def comparison(self) -> Comparison:
         """The scores of queries and keys, and their derivative."""
         query, key, _ = self._rows
         s = self.statement
-        return compare.of(s.score, query, key, [s.array(t) for t in s.score.tensors()])
+        return comparison_of(s.score, query, key, [s.array(t) for t in s.score.tensors()])
 
     @cached_property
     def _scored(self) -> tuple[Array, Array]:
@@ -97,8 +307,8 @@ class Oracle:
         return self._scored[0]
 
     @cached_property
-    def _weighing(self) -> Weighing:
-        found = WEIGHINGS.get(type(self.statement.normalizer))
+    def _weighing(self) -> NormalizerFormula:
+        found = NORMALIZER_FORMULAS.get(type(self.statement.normalizer))
         return OwnWeighing() if found is None else found
 
     @cached_property
@@ -107,11 +317,11 @@ class Oracle:
         return self._weighing.weigh(self.scores, self.statement.normalizer)
 
     @cached_property
-    def output(self) -> Sized:
+    def output(self) -> WithAmplitude:
         """Σ weights · values (K, B, H, L, V). What is not finite and weighs nothing counts nothing."""
         value, keep = self._rows[2], self._keep
         shaken = self.weights + self.shaken(self.statement.query.dtype, by_lse=False)
-        return Sized((keep * self.weights) @ value, (keep * shaken) @ np.abs(value))
+        return WithAmplitude((keep * self.weights) @ value, (keep * shaken) @ np.abs(value))
 
     @property
     def _keep(self) -> Array:
@@ -154,8 +364,8 @@ class Oracle:
         with np.errstate(divide="ignore"):
             return np.log(np.exp(self.scores - safe[..., None]).sum(-1)) + safe
 
-    def gradients(self, grad: Array) -> dict[str, Sized]:
-        """Return the gradients of ``(output · grad).sum()``, by the names of :meth:`Call.leaves`; grad (B, H, L, V)."""
+    def gradients(self, grad: Array) -> dict[str, WithAmplitude]:
+        """Return the gradients of ``(output · grad).sum()``, named as in :meth:`CaseCall.leaves`; grad (B, H, L, V)."""
         s, value, keep = self.statement, self._rows[2], self._keep
         grad = np.broadcast_to(grad.astype(s.wide), (*self.weights.shape[:-1], value.shape[-1]))
         d_weights, a_weights = (
@@ -173,9 +383,9 @@ class Oracle:
         for name, shape in (("query", s.query.shape), ("key", s.key.shape), ("value", s.value.shape)):
             found[name] = tuple(self._ungrouped(part, shape) for part in found[name])  # type: ignore[assignment]
         found |= self._bias_gradients(np.where(s.visible, d_scores, 0), np.where(s.visible, a_scores, 0))
-        return {name: Sized(*parts) for name, parts in found.items()}
+        return {name: WithAmplitude(*parts) for name, parts in found.items()}
 
-    def lse_gradients(self, grad: Array) -> dict[str, Sized]:
+    def lse_gradients(self, grad: Array) -> dict[str, WithAmplitude]:
         """Return the gradients of ``(lse · grad).sum()`` over rows that see something, as :meth:`gradients` does."""
         s = self.statement
         safe = np.where(np.isfinite(self.lse), self.lse, np.inf)
@@ -189,7 +399,7 @@ class Oracle:
         for name, shape in (("query", s.query.shape), ("key", s.key.shape)):
             found[name] = tuple(self._ungrouped(part, shape) for part in found[name])  # type: ignore[assignment]
         found |= self._bias_gradients(np.where(s.visible, d_scores, 0), np.where(s.visible, a_scores, 0))
-        return {name: Sized(*parts) for name, parts in found.items()}
+        return {name: WithAmplitude(*parts) for name, parts in found.items()}
 
     def _ungrouped(self, rows: Array, shape: torch.Size) -> Array:
         """Sum (K, B, H, n, width) over the heads of each group and over broadcast dimensions."""
@@ -207,7 +417,7 @@ class Oracle:
         found = {}
         for i, (name, tensor) in enumerate(named("mask", mask)):
             if name:
-                jacobian = compare.bias_jacobian(mask, i, self.statement.extent)  # (B · H · L · S, numel)
+                jacobian = bias_jacobian(mask, i, self.statement.extent)  # (B · H · L · S, numel)
                 pulled = [
                     d.reshape(d.shape[0], len(j)) @ j for d, j in ((d_scores, jacobian), (a_scores, abs(jacobian)))
                 ]

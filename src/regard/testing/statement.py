@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.masks import Extent, Mask
 from regard.normalizers.base import Normalizer
 from regard.scores import Score
-from regard.testing.case import Call
+from regard.testing.case import CaseCall
 from regard.testing.formulas import Array
 
 #: How far, relatively, the inputs of a neighbour lie from those of the call; absolutely where they are 0.
@@ -21,7 +21,7 @@ JITTER = 2.0**-6
 
 
 @dataclass(frozen=True)
-class Statement:
+class NumpyCall:
     """K problems that differ in their inputs and their scale alone; the first is the call itself.
 
     Attributes
@@ -55,7 +55,7 @@ class Statement:
     keep: Array | None = None
 
     @classmethod
-    def of(cls, call: Call, neighbours: int = 0) -> Statement:
+    def of(cls, call: CaseCall, neighbours: int = 0) -> NumpyCall:
         """OnlineSoftmax a call and some neighbours, whose inputs and scale differ by random factors close to 1."""
         query, key, value = (_neighbours(t, neighbours, i) for i, t in enumerate((call.query, call.key, call.value)))
         leads = [t.shape[:-3] for t in (call.query, call.key, call.value)]
@@ -87,7 +87,7 @@ class Statement:
         """Return a tensor as an array of the wider type."""
         return tensor.detach().double().cpu().numpy().astype(self.wide)
 
-    def but(self, **changes: Any) -> Statement:
+    def but(self, **changes: Any) -> NumpyCall:
         """Return the statement with some fields changed."""
         return replace(self, **changes)
 

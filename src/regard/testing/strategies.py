@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from regard import engines
 from regard.engines import Engine
-from regard.testing.case import Call, Case
+from regard.testing.case import Case, CaseCall, Recipe
 from regard.testing.case_generator import draw, mask
 from regard.testing.conformance import combinations
 from regard.testing.laws import LAWS, Law
-from regard.testing.recipes import Recipe
 
 T = TypeVar("T")
 
@@ -70,5 +69,5 @@ def cases(draw_: st.DrawFn, law: str | Law | None = None, engine: str | Engine |
         assume(adapted is not None)
         assert adapted is not None
         case = adapted
-    assume(the_engine is None or Call.of(case).refusal(the_engine) is None)
+    assume(the_engine is None or CaseCall.of(case).refusal(the_engine) is None)
     return case

@@ -1,23 +1,176 @@
-"""A trial of one call: what any engine should answer, and how far off it may be."""
+"""A call of an engine on trial: its results against the oracle, within eager's own error."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard.engines import Engine
-from regard.testing import compare
+from regard.normalizers.base import Normalizer
 from regard.testing.budget import Budget, array, neighbours, one_rounding, overflowed
-from regard.testing.case import Call, gradients, has_graph
-from regard.testing.eager import Eager
-from regard.testing.formulas import Array
-from regard.testing.normalizer_formulas import WEIGHINGS
-from regard.testing.oracle import Oracle, Sized
-from regard.testing.statement import Statement
+from regard.testing.case import CaseCall, gradients, has_graph, named
+from regard.testing.formulas import NORMALIZER_FORMULAS, Array, NormalizerFormula, alpha_of
+from regard.testing.oracle import Oracle, WithAmplitude, has_formula
+from regard.testing.statement import NumpyCall, indices
+
+# The plain eager formula in the call's own dtype, by whose error engines are measured ---------------------------------
+
+
+@dataclass(frozen=True)
+class Eager:
+    """Score, scale, softcap, mask, normalize, read, each written in one line of torch, nothing upcast.
+
+    It runs on a statement's problems at once, the neighbours K stacked into the batch.
+    """
+
+    statement: NumpyCall
+
+    @cached_property
+    def leaves(self) -> dict[str, Tensor]:
+        """Return what gradients are taken to: (K, ...) inputs, and the tensors of the parts as they are."""
+        s = self.statement
+        found = {name: getattr(s, name).detach().clone().requires_grad_() for name in ("query", "key", "value")}
+        for what, part in (("score", s.score), ("mask", s.mask)):
+            found |= {name: t.detach().clone().requires_grad_() for name, t in named(what, part) if name}
+        return found
+
+    def _rows(self, name: str) -> Tensor:
+        s = self.statement
+        rows: Tensor = s.canonical(self.leaves[name]).flatten(0, 1)
+        return rows.repeat_interleave(s.heads // rows.shape[1], 1) if rows.shape[1] else rows
+
+    def _part(self, what: str) -> list[Tensor]:
+        s = self.statement
+        part = s.score if what == "score" else s.mask
+        tensors = [self.leaves.get(name, t) for name, t in named(what, part)]
+        # A mask that is wider than 16-bit inputs is added in float32, as torch adds it.
+        wide = torch.promote_types(s.query.dtype, torch.float32) if what == "mask" else s.query.dtype
+        dtypes = (s.query.dtype if t.dtype == s.query.dtype else wide for t in tensors)
+        return [t.to(dtype) if t.is_floating_point() else t for t, dtype in zip(tensors, dtypes)]
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """Scores after scale, softcap, bias and mask (K·B, H, L, S)."""
+        s = self.statement
+        score = s.score.with_tensors(self._part("score"))
+        b, h, q_idx, kv_idx = (i.to(s.query.device) for i in indices(s.extent))
+        with torch.enable_grad():
+            scores = score.compare(*score.project(self._rows("query"), self._rows("key")))
+            excluded = scores == -torch.inf
+            # As torch multiplies by a Python number: in float32 for narrower dtypes, rounded once.
+            scale = torch.from_numpy(s.scales).to(scores.device, torch.promote_types(s.query.dtype, torch.float32))
+            scale = scale.repeat_interleave(s.extent.B).view(-1, 1, 1, 1)
+            scores = (torch.where(excluded, 0.0, scores) * scale).to(s.query.dtype)
+            scores = score.modify(scores, b.repeat(s.query.shape[0], 1, 1, 1), h, q_idx, kv_idx).to(s.query.dtype)
+            excluded = excluded | (scores == -torch.inf)
+            if s.softcap is not None:
+                scores = s.softcap * torch.tanh(scores / s.softcap)
+            if s.mask is not None and s.mask.has_bias:
+                bias = s.mask.with_tensors(self._part("mask")).bias(b, h, q_idx, kv_idx)
+                assert bias is not None
+                scores = scores + bias.expand(s.visible.shape).repeat(s.query.shape[0], 1, 1, 1)
+            visible = torch.from_numpy(s.visible).to(scores.device).repeat(s.query.shape[0], 1, 1, 1)
+            return torch.where(visible & ~excluded, scores, -torch.inf)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Weights (K·B, H, L, S)."""
+        normalizer = self.statement.normalizer
+        weighing = NORMALIZER_FORMULAS.get(type(normalizer))
+        with torch.enable_grad():
+            if weighing is not None and weighing.threshold is not None:
+                return _Thresholded.apply(self.scores, normalizer, weighing)
+            return normalizer.weights(self.scores)
+
+    @cached_property
+    def output(self) -> Tensor:
+        """Σ weights · values (K·B, H, L, V)."""
+        s = self.statement
+        with torch.enable_grad():
+            weights = self.weights
+            if s.keep is not None:
+                keep = torch.from_numpy(s.keep.astype("float64")).to(weights)
+                weights = weights * keep.repeat(s.query.shape[0], 1, 1, 1)
+            value = self._rows("value")
+            return weights.to(value.dtype) @ value
+
+    def gradients(self, grad: Tensor) -> dict[str, Tensor]:
+        """Return the gradients of ``(output · grad).sum()`` of each problem, K in front; grad (B, H, L, V)."""
+        K = self.statement.query.shape[0]
+        grads = grad.to(self.output.dtype).repeat(K, 1, 1, 1)
+        rows = {name: self.leaves[name] for name in ("query", "key", "value")}
+        found = _autograd(self.output, rows, grads)
+        shared = {name: leaf for name, leaf in self.leaves.items() if name not in rows}
+        if shared:  # tensors that the problems have in common, one problem at a time
+            each = []
+            for k in range(K):
+                share = torch.zeros_like(grads).unflatten(0, (K, -1))
+                share[k] = grad
+                each.append(_autograd(self.output, shared, share.flatten(0, 1)))
+            found |= {name: torch.stack([one[name] for one in each]) for name in shared}
+        return found
+
+    def lse_gradients(self, grad: Tensor) -> dict[str, Tensor]:
+        """Return the gradients of ``(lse · grad).sum()`` over rows that see something; grad (B, H, L)."""
+        K = self.statement.query.shape[0]
+        rows = (self.scores > -torch.inf).any(-1)
+        with torch.enable_grad():
+            lse = torch.logsumexp(torch.where(rows.unsqueeze(-1), self.scores, 0.0), -1)
+        if not lse.requires_grad:
+            return {name: torch.zeros_like(leaf) for name, leaf in self.leaves.items()}
+        grads = torch.where(rows, grad.to(lse.dtype).repeat(K, 1, 1), 0.0)
+        found = _autograd(lse, {name: self.leaves[name] for name in ("query", "key")}, grads)
+        for name in (name for name in self.leaves if name not in ("query", "key", "value")):
+            each = []
+            for k in range(K):
+                share = torch.zeros_like(grads).unflatten(0, (K, -1))
+                share[k] = grads.unflatten(0, (K, -1))[k]
+                each.append(_autograd(lse, {name: self.leaves[name]}, share.flatten(0, 1))[name])
+            found[name] = torch.stack(each)
+        return found
+
+
+class _Thresholded(torch.autograd.Function):
+    """``[(α−1)(s − t)]₊^{1/(α−1)}`` with the best threshold that the dtype can hold.
+
+    The normalizer's own search for it is what is judged: its error is no measure of what is fair.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, normalizer: Normalizer, weighing: NormalizerFormula) -> Tensor:
+        assert weighing.threshold is not None
+        wide = scores.detach().cpu().double().numpy().astype(np.longdouble)
+        size = weighing.threshold(weighing.weigh(wide, normalizer), normalizer)  # −t, relative to the maximum
+        t = -torch.from_numpy(size.astype(np.float64)).to(scores)
+        peak = scores.amax(-1, keepdim=True) if scores.shape[-1] else t
+        alpha = alpha_of(normalizer)
+        base = (alpha - 1) * (scores - torch.where(peak == -torch.inf, 0.0, peak) - t)
+        weights = torch.where(base > 0, base.clamp(min=0) ** (1 / (alpha - 1)), 0.0)
+        ctx.alpha = alpha
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (weights,) = ctx.saved_tensors
+        slope = torch.where(weights > 0, weights ** (2 - ctx.alpha), 0.0)
+        total = slope.sum(-1, keepdim=True)
+        mean = (slope * grad).sum(-1, keepdim=True) / torch.where(total == 0, 1, total)
+        return slope * (grad - mean), None, None
+
+
+def _autograd(output: Tensor, leaves: dict[str, Tensor], grad: Tensor) -> dict[str, Tensor]:
+    found = torch.autograd.grad(output, list(leaves.values()), grad, retain_graph=True, allow_unused=True)
+    return {name: torch.zeros_like(t) if g is None else g for (name, t), g in zip(leaves.items(), found)}
+
+
+# A trial of one call: what any engine should answer, and how far off it may be ----------------------------------------
+
 
 #: Copies of a problem, off by rounding errors, by which it is told which rows hang on them.
 WOBBLES = 4
@@ -29,23 +182,23 @@ class Trial:
 
     Attributes
     ----------
-    call : Call
+    call : CaseCall
     keep : array (B, H, L, S), optional
         What each weight is multiplied by before the values are read, as dropout does.
     keeps_lse : bool
         Whether the engine's backward pass knows a row's statistic through its log-sum-exp alone; see :func:`keeps_lse`.
     """
 
-    call: Call
+    call: CaseCall
     keep: Array | None = None
     keeps_lse: bool = False
 
     @cached_property
-    def statement(self) -> Statement:
+    def statement(self) -> NumpyCall:
         """The call and its neighbours in NumPy."""
         extent = self.call.problem().extent
         count = neighbours(extent.B * extent.H * extent.L * extent.S)
-        return Statement.of(self.call, count).but(keep=self.keep)
+        return NumpyCall.of(self.call, count).but(keep=self.keep)
 
     @cached_property
     def oracle(self) -> Oracle:
@@ -64,9 +217,9 @@ class Trial:
         Nothing is said of them: weights jump there, and either side is right.
         """
         s = self.statement
-        weighing = WEIGHINGS.get(type(s.normalizer))
+        weighing = NORMALIZER_FORMULAS.get(type(s.normalizer))
         jumps = weighing is not None and weighing.sparse
-        if not jumps and not s.score.excludes:
+        if not jumps and not s.score.can_return_neg_inf:
             return np.zeros((s.extent.B, s.extent.H, s.extent.L), dtype=bool)
         oracle, found = self.oracle, np.zeros(self.oracle.scores.shape[:-1], dtype=bool)
         generator = np.random.default_rng(0)
@@ -89,7 +242,7 @@ class Trial:
         right = self.oracle.output
         K = right.value.shape[0]
         eager = self.eager.output.detach().unflatten(0, (K, -1)).double() * torch.from_numpy(decided)
-        budget = Budget.of(Sized(right.value * decided, right.amplitude * decided), eager, output.dtype)
+        budget = Budget.of(WithAmplitude(right.value * decided, right.amplitude * decided), eager, output.dtype)
         return budget.check(what, self.canonical(output).double() * torch.from_numpy(decided))
 
     def upstream(self, like: Tensor) -> Tensor:
@@ -100,7 +253,7 @@ class Trial:
         return (grad * decided).to(like.device, like.dtype)
 
     def check_gradients(self, found: dict[str, Tensor], upstream: Tensor) -> float:
-        """Raise AssertionError unless the gradients, by the names of :meth:`Call.leaves`, are within budget."""
+        """Raise AssertionError unless the gradients, by the names of :meth:`CaseCall.leaves`, are within budget."""
         grad = self.canonical(upstream)
         right = self.oracle.gradients(array(grad, self.statement.wide))
         eager = self.eager.gradients(grad.cpu())
@@ -150,11 +303,11 @@ def keeps_lse(engine: Engine) -> bool:
     return bool(getattr(engine, "keeps_lse", engine.name == "sdpa"))
 
 
-def is_judged(call: Call) -> bool:
+def is_judged(call: CaseCall) -> bool:
     """Return whether a call has an oracle: nothing in it is drawn, and its score is stated in a wider precision."""
     if call.normalizer.random:
         return False
-    stated = compare.has_formula(call.score) and type(call.normalizer) in WEIGHINGS
+    stated = has_formula(call.score) and type(call.normalizer) in NORMALIZER_FORMULAS
     return stated or call.query.dtype != torch.float64
 
 

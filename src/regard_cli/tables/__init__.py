@@ -1,6 +1,6 @@
 """Kernel regression of tables: read a file, find out what its columns are, learn from its rows, predict, and write."""
 
-from regard.regression._plan import METHODS
+from regard.regression._sums.evaluator import METHODS
 from regard_cli.tables.columns import Coded, Column, typed
 from regard_cli.tables.preparation import Prepared, prepare
 from regard_cli.tables.quality import Quality, quality_of, quality_on

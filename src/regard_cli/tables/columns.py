@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_cli.tables.reading import Table
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regard._writing import naming
+from regard._utils.files import naming
 from regard_cli.tables import Column, Fitted
 
 #: Features that get a panel, and inches of one.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from regard._errors import rejected, unknown_name
+from regard._utils.errors import rejected, unknown_name
 from regard_cli.tables.columns import Column, encode, recognise
 from regard_cli.tables.reading import Table
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard._errors import rejected, rejection
-from regard._files import display_name, read_bytes
-from regard._writing import naming, write_atomically
+from regard._utils.errors import rejected, rejection
+from regard._utils.files import display_name, naming, read_bytes, write_atomically
 from regard_cli.printing import printable
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_cli.tables.columns import Coded, encode
 from regard_cli.tables.preparation import Prepared
 from regard_cli.tables.reading import Table

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from regard_lab.tasks.translation.alignment import aligners
-from regard_lab.tasks.translation.alignment.aligners import align_words, lexical
+from regard_lab.tasks.translation.alignment import links as aligners
+from regard_lab.tasks.translation.alignment.links import align_words, lexical
 
 
 def made(count: int = 400, seed: int = 0) -> tuple[list[list[str]], list[list[str]], list[set[tuple[int, int]]]]:

@@ -16,8 +16,7 @@ from regard_lab.generation.predictions import Prediction, PredictionOptions
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
 from regard_lab.tasks.translation.alignment.maps import alignment, alignments, merge, record, select_map
-from regard_lab.text.subwords import SubwordVocabulary
-from regard_lab.text.vocabulary import SymbolVocabulary, Word
+from regard_lab.text.vocabulary import SubwordVocabulary, SymbolVocabulary, Word
 
 MAPS = ("layer 1 head 1", "layer 1 head 2", "layer 2 head 1", "layer 2 head 2", "layer 10 head 1")
 WEIGHTS = torch.softmax(torch.randn(5, 4, 3, generator=torch.Generator().manual_seed(0)), -1)

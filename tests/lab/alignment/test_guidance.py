@@ -17,11 +17,10 @@ from regard_lab.models import RecurrentConfig
 from regard_lab.tasks.translation.alignment import guidance
 from regard_lab.tasks.translation.alignment.guidance import Guidance, Guide, Side
 from regard_lab.tasks.translation.options import DataOptions, ExperimentOptions
-from regard_lab.text.normalization import normalize
 from regard_lab.text.ragged import Ragged
-from regard_lab.text.subwords import SubwordVocabulary
-from regard_lab.text.words import find_words, split_at_spaces, split_elisions
-from regard_lab.training.losses import alignment_loss
+from regard_lab.text.vocabulary import SubwordVocabulary
+from regard_lab.text.words import find_words, normalize, split_at_spaces, split_elisions
+from regard_lab.training.objectives import alignment_loss
 
 
 @settings(derandomize=True, deadline=None)

@@ -12,7 +12,8 @@ from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge
 
 from regard_lab.models.base import END
-from regard_lab.tasks.captioning.caption_metrics import (
+from regard_lab.tasks.captioning.metrics import (
+    CaptionReward,
     CiderD,
     bleu_scores,
     caption_scores,
@@ -20,9 +21,8 @@ from regard_lab.tasks.captioning.caption_metrics import (
     cider_d,
     rouge_l,
 )
-from regard_lab.tasks.captioning.caption_rewards import CaptionReward
 from regard_lab.text.ragged import pad
-from regard_lab.text.subwords import SubwordVocabulary
+from regard_lab.text.vocabulary import SubwordVocabulary
 
 WORDS = ["a", "dog", "cat", "man", "red", "ball", "runs", "sits", "in", "the", "snow", "on", "grass", "with"]
 CAPTION = st.lists(st.sampled_from(WORDS), min_size=1, max_size=12)

@@ -17,12 +17,11 @@ from regard_lab.data.images import open_images, resize_image
 from regard_lab.generation.beam_search import SearchOptions
 from regard_lab.generation.predictions import PredictionOptions
 from regard_lab.models.folders import ModelFileError
-from regard_lab.tasks.captioning.caption_options import CaptionOptions
-from regard_lab.tasks.captioning.caption_pictures import word_weights
 from regard_lab.tasks.captioning.captioner import Captioner, is_captioner
-from regard_lab.tasks.captioning.captioning import Captioning
-from regard_lab.tasks.captioning.encoders import ConvolutionalEncoder
-from regard_lab.tasks.captioning.features import write_features
+from regard_lab.tasks.captioning.encoders import ConvolutionalEncoder, write_features
+from regard_lab.tasks.captioning.options import CaptionOptions
+from regard_lab.tasks.captioning.pictures import word_weights
+from regard_lab.tasks.captioning.training import Captioning
 
 SMALL = {"embedding": 16, "decoder": 32, "features": 16, "states": 32, "dropout": 0.0}
 TRAINING = {"threads": 1, "precision": "float32", "batch_images": 8, "captions": 2, "learning_rate": 0.01}
@@ -58,7 +57,7 @@ class Stand(ConvolutionalEncoder):  # type: ignore[misc]
 
 @pytest.fixture
 def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard_lab.tasks.captioning.captioning.open_encoder", lambda name, side: Stand())
+    monkeypatch.setattr("regard_lab.tasks.captioning.training.open_encoder", lambda name, side: Stand())
 
 
 def options(data: Path, /, **table: Any) -> CaptionOptions:
@@ -236,7 +235,7 @@ def test_features_of_another_encoder_are_refused(data: Path, tmp_path: Path, mon
     path = tmp_path / "features"
     with open_images(data / "images") as images:
         write_features(path, images, images.names, ConvolutionalEncoder(), say=quiet)
-    monkeypatch.setattr("regard_lab.tasks.captioning.captioning.open_encoder", lambda name, side: Stand())
+    monkeypatch.setattr("regard_lab.tasks.captioning.training.open_encoder", lambda name, side: Stand())
     with pytest.raises(ModelFileError, match=r"features must have features of this encoder, .*, got another one"):
         Captioning(options(data, data={"features": str(path)}), tmp_path / "out", quiet).train()
     assert not (tmp_path / "out").exists()
@@ -322,7 +321,7 @@ def test_a_start_that_does_not_fit_is_told_before_features_are_made(
     def never(*_: Any, **__: Any) -> None:
         pytest.fail("features take minutes")
 
-    monkeypatch.setattr("regard_lab.tasks.captioning.captioning.write_features", never)
+    monkeypatch.setattr("regard_lab.tasks.captioning.training.write_features", never)
     other = SMALL | {"decoder": 16}
     with pytest.raises(ValueError, match="train: start must have parameters as the options describe them"):
         Captioning(options(data, start=str(tmp_path / "first"), model=other), tmp_path / "out", quiet).train()

@@ -20,12 +20,13 @@ from regard_lab.models.folders import ModelFileError
 from regard_lab.tasks.captioning.encoders import (
     ConvolutionalEncoder,
     EfficientNetEncoder,
+    Features,
     HuggingFaceEncoder,
     build_encoder,
     efficientnet_file,
     open_encoder,
+    write_features,
 )
-from regard_lab.tasks.captioning.features import Features, write_features
 
 WEIGHTS = [efficientnet_file(f"efficientnet-lite{number}") for number in range(3)]
 

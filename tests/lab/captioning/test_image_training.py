@@ -13,12 +13,12 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from regard_lab.data.preprocessing import Preprocessing
+from regard_lab.data.images import Preprocessing
 from regard_lab.models import ImageClassifier, VisionTransformer, VisionTransformerConfig, load, save
 from regard_lab.models.folders import ModelFileError
-from regard_lab.tasks.classification.image_classifier import PictureClassifier
 from regard_lab.tasks.classification.image_options import ImageClassificationOptions
-from regard_lab.tasks.classification.image_run import ImageTraining
+from regard_lab.tasks.classification.image_training import ImageTraining
+from regard_lab.tasks.classification.images import ImageClassificationPipeline
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +58,7 @@ def options(path: Path, /, **table: Any) -> ImageClassificationOptions:
     return ImageClassificationOptions.from_table(table)
 
 
-def right(classifier: PictureClassifier) -> float:
+def right(classifier: ImageClassificationPipeline) -> float:
     images, labels = drawn(100, seed=1)
     named = classifier.probabilities(classifier.fit(list(images[..., None]))).argmax(1).tolist()
     return sum(classifier.labels[i] == label for i, label in zip(named, labels)) / 100
@@ -72,7 +72,7 @@ def test_it_learns_and_its_folder_answers_alike(kind: dict[str, Any], data: Path
     assert right(classifier) > 0.95 and ended.reason == "steps"
     assert lines[0].endswith("'upright'; 8 × 8 pixels, gray") or lines[0].endswith("'lying'; 8 × 8 pixels, gray")
     assert lines[1] == "held out: 20 images" and "images of 8 × 8 pixels" in lines[2]
-    again = PictureClassifier.load(tmp_path / "out")
+    again = ImageClassificationPipeline.load(tmp_path / "out")
     pixels = again.fit(list(drawn(9)[0][..., None]))
     assert again.preprocessing == classifier.preprocessing and again.labels == ("lying", "upright")
     assert torch.equal(again.probabilities(pixels), classifier.probabilities(pixels, batch=128))
@@ -138,7 +138,7 @@ def test_a_model_to_begin_with(data: Path, tmp_path: Path) -> None:
 def test_a_vit_of_others_is_fine_tuned(data: Path, tmp_path: Path) -> None:
     """A folder as transformers has it, with another size of images, and one without labels."""
     config = VisionTransformerConfig(image=16, patch=4, width=8, layers=1, heads=2, norm_eps=1e-12)
-    PictureClassifier(ImageClassifier(VisionTransformer(config), ["a", "b"]), Preprocessing((16, 16))).save(
+    ImageClassificationPipeline(ImageClassifier(VisionTransformer(config), ["a", "b"]), Preprocessing((16, 16))).save(
         tmp_path / "vit"
     )
     save(VisionTransformer(config), tmp_path / "bare")
@@ -200,10 +200,10 @@ def test_options_that_are_refused(table: dict[str, Any], sentence: str, tmp_path
 def test_labels_by_mirror_images_too(data: Path, tmp_path: Path) -> None:
     asked = options(data, **NETWORK, flip_test=True, training={"epochs": 2.0, "learning_rate": 1e-2})
     made, _ = ImageTraining(asked, tmp_path / "both", lambda _: None).train()
-    both = PictureClassifier.load(tmp_path / "both")
+    both = ImageClassificationPipeline.load(tmp_path / "both")
     assert both.preprocessing == made.preprocessing and both.preprocessing.flip_test
     pixels = drawn(12)[0][..., None]
-    one = PictureClassifier(both.model, replace(both.preprocessing, flip_test=False))
+    one = ImageClassificationPipeline(both.model, replace(both.preprocessing, flip_test=False))
     parts = [one.probabilities(each) for each in (pixels, pixels[:, :, ::-1])]
     assert (parts[0] - parts[1]).abs().max() > 1e-4
     torch.testing.assert_close(both.probabilities(pixels), (parts[0] + parts[1]) / 2)
@@ -214,4 +214,4 @@ def test_labels_by_mirror_images_too(data: Path, tmp_path: Path) -> None:
     described = tmp_path / "both" / "preprocessor_config.json"
     described.write_text(described.read_text().replace('"flip_test": true', '"flip_test": "yes"'))
     with pytest.raises(ModelFileError, match="have a flip_test that is true or false"):
-        PictureClassifier.load(tmp_path / "both")
+        ImageClassificationPipeline.load(tmp_path / "both")

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard_lab.data.batches import Batch
 from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder
 from regard_lab.models.base import END, PAD
-from regard_lab.tasks.captioning.reward_objective import EarnRewards, draw_targets
+from regard_lab.tasks.captioning.training import PolicyGradientObjective, draw_targets
 
 SOURCE, LENGTHS = torch.tensor([[3, 4], [5, 0]]), torch.tensor([2, 1])
 
@@ -54,7 +54,7 @@ def test_the_gradient_is_that_of_the_mean_reward(temperature: float) -> None:
         return torch.tensor([[worth[each] for each in numbers]])
 
     torch.manual_seed(0)
-    objective = EarnRewards(reward, 40_000, 2, temperature)
+    objective = PolicyGradientObjective(reward, 40_000, 2, temperature)
     # Padding is never drawn, and its logit is of no account.
     model.table.data[..., PAD] = -50.0
     batch = Batch(SOURCE[:1], LENGTHS[:1], torch.tensor([[2, END]]), torch.tensor([7]))
@@ -78,7 +78,10 @@ def test_what_earns_more_gets_likelier() -> None:
     def reward(written: Tensor, rows: Tensor) -> Tensor:
         return (written == 5).sum(1).float().view(2, -1) - (written == 6).sum(1).float().view(2, -1)
 
-    objective, batch = EarnRewards(reward, 8, 6), Batch(SOURCE, LENGTHS, torch.tensor([[2, END]] * 2), torch.arange(2))
+    objective, batch = (
+        PolicyGradientObjective(reward, 8, 6),
+        Batch(SOURCE, LENGTHS, torch.tensor([[2, END]] * 2), torch.arange(2)),
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     shown = []
     for _ in range(60):
@@ -98,7 +101,9 @@ def test_the_likelihood_of_targets_stands_beside_it(hard: str) -> None:
     batch = Batch(SOURCE, LENGTHS, target, torch.arange(2))
     for likelihood, weights in itertools.product((0.0, 1.0), (0.0, 1.0)):
         torch.manual_seed(1)
-        objective = EarnRewards(lambda written, rows: weights * torch.randn(2, 3), 3, 6, likelihood=likelihood)  # noqa: B023
+        objective = PolicyGradientObjective(
+            lambda written, rows, weights=weights: weights * torch.randn(2, 3), 3, 6, likelihood=likelihood
+        )
         loss = objective.loss(model, batch)
         gradient = torch.autograd.grad(loss.value, model.output.weight, allow_unused=True)[0]
         learns = bool(likelihood or weights)

@@ -31,7 +31,7 @@ def tokenizer() -> Tokenizer:
 
 
 @torch.no_grad()
-@pytest.mark.filterwarnings("ignore::regard._errors.RegardWarning")
+@pytest.mark.filterwarnings("ignore::regard._utils.errors.RegardWarning")
 @pytest.mark.parametrize("name", MODELS)
 def test_labels_are_those_of_transformers(regard, name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     sizes = {**MODELS[name], "vocab_size": 280, "id2label": LABELS, "pad_token_id": tokenizer.pad}

@@ -8,8 +8,8 @@ import tomllib
 import pytest
 
 from regard_lab.generation.sequence_model import SequenceModel
-from regard_lab.tasks.translation.experiment import Experiment
 from regard_lab.tasks.translation.options import ExperimentOptions
+from regard_lab.tasks.translation.training import Experiment
 from regard_lab.training.comparison import compare
 
 pytestmark = pytest.mark.slow

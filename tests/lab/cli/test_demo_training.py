@@ -14,8 +14,7 @@ from pages import Page
 
 from regard_lab.cli import demo_training as demo
 from regard_lab.data.pairs import Pairs
-from regard_lab.tasks.pronunciation.dictionary import Dictionary
-from regard_lab.tasks.pronunciation.pronouncer import Pronouncer
+from regard_lab.tasks.pronunciation.pronouncer import Dictionary, Pronouncer
 
 
 @pytest.fixture
@@ -130,7 +129,7 @@ def test_a_missing_package_is_noticed_before_training(regard, small, tmp_path: P
 
 
 def test_a_missing_dictionary_says_how_to_get_it(regard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard_lab.tasks.pronunciation.dictionary.find_spec", lambda name: None)
+    monkeypatch.setattr("regard_lab.tasks.pronunciation.pronouncer.find_spec", lambda name: None)
     outcome = regard("demo", "--train", "--out", tmp_path)
     assert outcome.code == 2
     assert "pip install 'regard-lab[pronunciation]'" in outcome.err

@@ -14,7 +14,7 @@ from tests.lab.cli.test_other_families import GPT2, folder_of
 from transformers import AutoModel, AutoTokenizer, T5EncoderModel
 
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig, load, save
-from regard_lab.tasks.language.embedder import Embedder
+from regard_lab.tasks.embedding import Embedder
 from regard_lab.text.tokenizer import Tokenizer
 
 TEXTS = ["to be or not to be", "a", "that is the question of some length", "no"]

@@ -225,13 +225,13 @@ def test_what_a_vision_transformer_sees(regard, tmp_path) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_what_a_vision_transformer_of_ours_sees(regard, tmp_path, channels: int) -> None:
-    from regard_lab.data.preprocessing import Preprocessing
+    from regard_lab.data.images import Preprocessing
     from regard_lab.models import ImageClassifier, ResNet, ResNetConfig, VisionTransformer, VisionTransformerConfig
-    from regard_lab.tasks.classification.image_classifier import PictureClassifier
+    from regard_lab.tasks.classification.images import ImageClassificationPipeline
 
     config = VisionTransformerConfig.preset("tiny", image=16, channels=channels, width=24, stem_width=8)
     how = Preprocessing(16, (16, 16), (0.5,) * channels, (0.5,) * channels)
-    PictureClassifier(ImageClassifier(VisionTransformer(config), ["a", "b"]), how).save(tmp_path / "vit")
+    ImageClassificationPipeline(ImageClassifier(VisionTransformer(config), ["a", "b"]), how).save(tmp_path / "vit")
     picture = tmp_path / "one.png"
     Image.new("RGB", (20, 30), (9, 99, 200)).save(picture)
     result = regard("look", tmp_path / "vit", "--image", picture, "--html", tmp_path / "vit.html")
@@ -240,7 +240,7 @@ def test_what_a_vision_transformer_of_ours_sees(regard, tmp_path, channels: int)
     assert {name: text["image"][name] for name in ("rows", "cols", "first")} == {"rows": 4, "cols": 4, "first": 0}
     assert regard("look", tmp_path / "vit", "--text", "a").err.startswith("regard: look: --image must be given")
     resnet = ImageClassifier(ResNet(ResNetConfig(features=4, layers=1, channels=channels)), ["a", "b"])
-    PictureClassifier(resnet, how).save(tmp_path / "resnet")
+    ImageClassificationPipeline(resnet, how).save(tmp_path / "resnet")
     result = regard("look", tmp_path / "resnet", "--image", picture)
     expected = "regard: look: MODEL must be a vision transformer, whose patches look at each other, got a ResNet.\n"
     assert (result.code, result.err) == (2, expected)

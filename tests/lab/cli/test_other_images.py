@@ -66,7 +66,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @torch.no_grad()
-@pytest.mark.filterwarnings("ignore::regard._errors.RegardWarning")
+@pytest.mark.filterwarnings("ignore::regard._utils.errors.RegardWarning")
 @pytest.mark.parametrize("name", MODELS)
 def test_labels_are_those_of_transformers(regard, name: str, photos: Path, tmp_path: Path) -> None:
     folder = folder_of(tmp_path, name)
@@ -97,7 +97,7 @@ def test_attention_is_ours_where_a_model_takes_it(tmp_path: Path) -> None:
     assert model.module.config.vision_config._attn_implementation == "regard"
 
 
-@pytest.mark.filterwarnings("ignore::regard._errors.RegardWarning")
+@pytest.mark.filterwarnings("ignore::regard._utils.errors.RegardWarning")
 def test_what_cannot_be_read_is_explained(regard, photos: Path, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model", "SwinForImageClassification")
     path, photo = folder / "preprocessor_config.json", photos / "cat" / "0.png"

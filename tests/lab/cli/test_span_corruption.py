@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from regard_lab.generation.sequence_model import SequenceModel
-from regard_lab.text.subwords import SubwordVocabulary
+from regard_lab.text.vocabulary import SubwordVocabulary
 
 pytestmark = pytest.mark.slow
 

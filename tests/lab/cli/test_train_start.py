@@ -13,9 +13,8 @@ import torch
 
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
-from regard_lab.tasks.translation.warm_start import copy_parameters
-from regard_lab.text.subwords import SubwordVocabulary
-from regard_lab.text.vocabulary import SymbolVocabulary
+from regard_lab.tasks.translation.training import copy_parameters
+from regard_lab.text.vocabulary import SubwordVocabulary, SymbolVocabulary
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from regard_lab.cli.training import TrainingDisplay
+from regard_lab.cli.runs import TrainingDisplay
 from regard_lab.data.batches import Batch
 from regard_lab.training.options import TrainingOptions
 
@@ -24,7 +24,9 @@ def _shown(*, terminal: bool, validation: bool = False, **budget: Any) -> str:
     display = TrainingDisplay(console, options, pairs)
     trainer: Any = SimpleNamespace(global_step=0, is_global_zero=True, sanity_checking=False)
     trainer.enable_validation, trainer.callback_metrics = validation, {}
-    module: Any = SimpleNamespace(seconds=lambda: 2.0 * trainer.global_step, loss=0.25, guess=0.1, guesses=True)
+    module: Any = SimpleNamespace(
+        seconds=lambda: 2.0 * trainer.global_step, loss=0.25, guess=0.1, at_frequency_baseline=True
+    )
     module.options = options
     display.on_train_start(trainer, module)
     for step in range(1, 101):
@@ -32,7 +34,7 @@ def _shown(*, terminal: bool, validation: bool = False, **budget: Any) -> str:
         display.on_train_batch_end(trainer, module, None, BATCH, step)
         if validation and step % 50 == 0:
             trainer.callback_metrics = {"loss": torch.tensor(0.25), "valid_loss": torch.tensor(1 / step)}
-            module.guesses = step < 100
+            module.at_frequency_baseline = step < 100
             display.on_validation_end(trainer, module)
     display.on_train_end(trainer, module)
     return console.file.getvalue()  # type: ignore[attr-defined]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from regard import _files as inputs
-from regard._errors import RegardWarning
-from regard._files import read_bytes
+from regard._utils import files as inputs
+from regard._utils.errors import RegardWarning
+from regard._utils.files import read_bytes
 from regard_cli.tables import read
 from regard_lab.data.pairs import read_pairs
 from regard_lab.data.toml import read_toml

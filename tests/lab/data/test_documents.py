@@ -84,7 +84,7 @@ def test_an_endless_line_takes_bounded_memory(tmp_path: Path, monkeypatch: Any) 
             target[:] = b"a" * len(target)
             return len(target)
 
-    monkeypatch.setattr("regard._files._standard_input", lambda: io.BufferedReader(Endless()))
+    monkeypatch.setattr("regard._utils.files._standard_input", lambda: io.BufferedReader(Endless()))
     for per in documents.UNITS:
         tracemalloc.start()
         parts = [len(part) for part in islice(read_documents("-", per=per, longest=1 << 20), 10)]

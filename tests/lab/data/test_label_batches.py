@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard_lab.data.label_batches import LabelBatches, label_batch
+from regard_lab.data.batches import LabelBatches, label_batch
 from regard_lab.text.inputs import Inputs
 from regard_lab.text.ragged import Ragged
 

@@ -20,10 +20,12 @@ from regard_lab.data.packing import (
     LanguageBatch,
     LanguageBatches,
     PackedBatches,
+    Runs,
     StreamBatches,
+    TokenShards,
+    best_fit,
+    write_shards,
 )
-from regard_lab.data.row_layout import Runs, best_fit
-from regard_lab.data.shards import TokenShards, write_shards
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.tokenizer import Tokenizer
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard_lab.data.pairs import Count, Pairs, read_pairs, read_texts, split
-from regard_lab.text.normalization import normalize
+from regard_lab.text.words import normalize
 
 
 def _file(folder: Path, name: str, content: str | bytes) -> Path:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard_lab.data import shards as module
-from regard_lab.data.shards import MANIFEST, TokenShards, write_shards
+from regard_lab.data import packing as module
+from regard_lab.data.packing import MANIFEST, TokenShards, write_shards
 from regard_lab.text.tokenizer import Tokenizer
 
 BYTES = Tokenizer.learn([], kind="bytes")

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tabled import Tabled, everything, log_probability, repeats
 from torch import Tensor
 
-from regard_lab.generation.beam_search import Hypothesis, SearchOptions, search
-from regard_lab.generation.beams import Beams, allowed_logits, top_candidates
+from regard_lab.generation.beam_search import Beams, Hypothesis, SearchOptions, allowed_logits, search, top_candidates
 from regard_lab.models import (
     EncoderDecoder,
     RecurrentConfig,

@@ -10,7 +10,7 @@ import torch
 from language_models import KINDS, LINEAR, greedy, small_model
 
 from regard_lab.generation.continuous_batching import AttentionRequest, Batcher
-from regard_lab.generation.requests import GenerationOptions
+from regard_lab.generation.sampling import GenerationOptions
 
 
 @pytest.mark.campaign(keep=20)

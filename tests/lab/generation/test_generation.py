@@ -10,8 +10,7 @@ from language_models import KINDS, LINEAR, greedy, small_model
 
 from regard_lab.generation.continuous_batching import AttentionRequest
 from regard_lab.generation.generation import SHARED, generate, stream, stream_text
-from regard_lab.generation.requests import GenerationOptions
-from regard_lab.generation.sampling import SamplingOptions
+from regard_lab.generation.sampling import GenerationOptions, SamplingOptions
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [5], [2, 7, 1]]
 FREE = GenerationOptions(max_new_tokens=9, sampling=SamplingOptions(temperature=1.0))

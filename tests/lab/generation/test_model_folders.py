@@ -11,14 +11,13 @@ import torch
 from small_models import ENGLISH, LINES, MAKERS, SOURCE, TARGET, recurrent
 from tabled import Tabled
 
-from regard import _writing
+from regard._utils import files as _writing
 from regard_lab.generation import sequence_model as sequences
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder
 from regard_lab.models import folders as files
 from regard_lab.models.folders import ModelFileError
-from regard_lab.text.subwords import SubwordVocabulary
-from regard_lab.text.vocabulary import SymbolVocabulary
+from regard_lab.text.vocabulary import SubwordVocabulary, SymbolVocabulary
 
 
 @pytest.fixture(params=MAKERS)

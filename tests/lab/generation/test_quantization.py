@@ -8,11 +8,10 @@ import pytest
 import torch
 from language_models import small_model
 
-from regard.nn.packed_weight import PackedWeight
 from regard_lab.generation.beam_search import SearchOptions, search
-from regard_lab.generation.forced import posteriors, score_targets
 from regard_lab.generation.generation import generate
 from regard_lab.generation.quantization import pack_weights, quantize
+from regard_lab.generation.sequence_model import posteriors, score_targets
 from regard_lab.models import (
     DecoderLM,
     RecurrentConfig,
@@ -20,6 +19,7 @@ from regard_lab.models import (
     TransformerConfig,
     TransformerEncoderDecoder,
 )
+from regard_lab.models.packed_weight import PackedWeight
 
 SOURCE, LENGTHS, TARGET = (
     torch.tensor([[3, 4, 5, 6], [7, 8, 0, 0]]),

@@ -9,13 +9,11 @@ import torch
 from small_models import MAKERS, SOURCE, recurrent
 
 from regard_lab.generation.beam_search import SearchOptions, search
-from regard_lab.generation.forced import pad_to_device
 from regard_lab.generation.predictions import Prediction, PredictionOptions, join_sentences, merge_duplicates
-from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.generation.sequence_model import SequenceModel, pad_to_device
 from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder
-from regard_lab.text.normalization import normalize
-from regard_lab.text.sentences import PARAGRAPHS, sentences
-from regard_lab.text.subwords import SubwordVocabulary
+from regard_lab.text.vocabulary import SubwordVocabulary
+from regard_lab.text.words import PARAGRAPHS, normalize, sentences
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,10 @@ from regard_lab.data import batches
 from regard_lab.generation import sequence_model as sequences
 from regard_lab.generation.beam_search import SearchOptions
 from regard_lab.generation.predictions import PredictionOptions
-from regard_lab.generation.sequence_model import SequenceModel
-from regard_lab.generation.unknown_words import replace_unknown
+from regard_lab.generation.sequence_model import SequenceModel, replace_unknown
 from regard_lab.models.base import END
 from regard_lab.models.registry import MODELS
-from regard_lab.text.subwords import SubwordVocabulary
-from regard_lab.text.vocabulary import UNKNOWN, SymbolVocabulary
+from regard_lab.text.vocabulary import UNKNOWN, SubwordVocabulary, SymbolVocabulary
 
 
 @pytest.fixture(params=MAKERS)

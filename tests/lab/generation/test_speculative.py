@@ -10,8 +10,7 @@ import pytest
 import torch
 from language_models import LINEAR, greedy, small_model
 
-from regard_lab.generation.requests import GenerationOptions
-from regard_lab.generation.sampling import Draws, SamplingOptions, probabilities
+from regard_lab.generation.sampling import Draws, GenerationOptions, SamplingOptions, probabilities
 from regard_lab.generation.speculative import (
     Drafter,
     ModelDrafter,

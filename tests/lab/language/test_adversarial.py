@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard_lab.data.label_batches import LabelBatch
+from regard_lab.data.batches import LabelBatch
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig, SequenceClassifier
-from regard_lab.tasks.classification.adversarial import AdversarialLabels, uphill
-from regard_lab.tasks.classification.objective import NameLabels
 from regard_lab.tasks.classification.text_options import ClassificationOptions
-from regard_lab.tasks.classification.text_run import FineTuning
+from regard_lab.tasks.classification.text_training import AdversarialLabels, FineTuning, uphill
+from regard_lab.tasks.classification.training import ClassificationObjective
 
 LABELS = ["bad", "fair", "good"]
 
@@ -95,7 +94,7 @@ def _by_embedding(model: SequenceClassifier, text: Tensor, label: Tensor) -> tup
 def test_the_cost_is_that_of_texts_and_of_texts_moved(kind: str, lengths: list[int], padded: int, step: float) -> None:
     model, texts = classifier(kind), batch(lengths, padded)
     found = AdversarialLabels(LABELS, step).loss(model, texts)
-    plain = NameLabels(LABELS).loss(model, texts)
+    plain = ClassificationObjective(LABELS).loss(model, texts)
     torch.testing.assert_close(found.value.double(), expected(model, texts, step), atol=3e-6, rtol=3e-6)
     assert found.shown == plain.shown and found.count == plain.count
 
@@ -118,17 +117,17 @@ def test_its_gradient_takes_the_step_for_a_constant(kind: str) -> None:
     place = model.model.embedding if model.windows is None else model.windows
     at = (lambda given: given[2]) if model.windows is None else (lambda given: given[1][0])
     hook = place.register_forward_hook(lambda *given: kept.append(at(given)))
-    plain = NameLabels(LABELS).loss(model, texts).value
+    plain = ClassificationObjective(LABELS).loss(model, texts).value
     hook.remove()
     by = uphill(kept[0], torch.autograd.grad(plain, kept[0])[0], 0.05).double()
     if model.windows is None:
         hook = place.register_forward_hook(lambda *given: given[2] + by)
     else:
         hook = place.register_forward_pre_hook(lambda _, given: (given[0] + by, *given[1:]))
-    worse = NameLabels(LABELS).loss(model, texts).value
+    worse = ClassificationObjective(LABELS).loss(model, texts).value
     hook.remove()
     model.zero_grad()
-    ((NameLabels(LABELS).loss(model, texts).value + worse) / 2).backward()
+    ((ClassificationObjective(LABELS).loss(model, texts).value + worse) / 2).backward()
     for name, each in found.items():
         torch.testing.assert_close(each, model.get_parameter(name).grad, atol=1e-7, rtol=1e-5)
 

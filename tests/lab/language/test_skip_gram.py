@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from regard_lab.data.shards import TokenShards
+from regard_lab.data.packing import TokenShards
 from regard_lab.models import EncoderLM, load
 from regard_lab.tasks.language.options import LanguageOptions, SkipGramOptions
-from regard_lab.tasks.language.pretraining import Pretraining
-from regard_lab.tasks.language.skip_gram import SCALE, token_vectors
+from regard_lab.tasks.language.pretraining import SCALE, Pretraining, token_vectors
 from regard_lab.text.tokenizer import Tokenizer
 
 

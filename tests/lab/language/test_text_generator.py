@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard_lab.generation.continuous_batching import AttentionRequest
-from regard_lab.generation.requests import GenerationOptions
+from regard_lab.generation.sampling import GenerationOptions
 from regard_lab.generation.speculative import NGramDrafter
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig, save
 from regard_lab.tasks.language.text_generator import TextGenerator, earlier_tokens
@@ -52,7 +52,7 @@ def test_a_text_goes_on_to_its_end(folder: Path) -> None:
 
 def test_several_prompts_and_samples(folder: Path) -> None:
     generator = TextGenerator.load(folder)
-    options = GenerationOptions.from_places({"samples": 2, "sampling.temperature": 0.7, "sampling.seed": 1})
+    options = GenerationOptions.from_dotted({"samples": 2, "sampling.temperature": 0.7, "sampling.seed": 1})
     written = generator.generate([*TEXTS[:1], "a"], options)
     assert [each.prompt for each in written] == [TEXTS[0], TEXTS[0], "a", "a"]
     (alone,) = generator.generate(["a"], options.with_changes({"samples": 1}))

@@ -16,7 +16,7 @@ from regard_lab.models.captioner import (
     TransformerCaptioner,
     TransformerCaptionerConfig,
 )
-from regard_lab.training.losses import coverage_loss
+from regard_lab.training.objectives import coverage_loss
 
 F64 = torch.float64
 SMALL = {"embedding": 6, "decoder": 7, "features": 8, "states": 10, "places": 9, "dropout": 0.0}

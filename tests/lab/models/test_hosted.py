@@ -14,15 +14,14 @@ import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoTokenizer
 
-from regard._errors import RegardWarning
-from regard_lab.generation.requests import GenerationOptions
-from regard_lab.generation.sampling import SamplingOptions
+from regard._utils.errors import RegardWarning
+from regard_lab.generation.sampling import GenerationOptions, SamplingOptions
 from regard_lab.models import DecoderLM, load
 from regard_lab.models.folders import ModelFileError, NotMappedError
 from regard_lab.models.hugging_face import hosted
 from regard_lab.models.hugging_face.hosted import HostedClassifier, HostedEncoder, HostedMaskedLM, HostedWriter
 from regard_lab.models.hugging_face.reading import read_folder
-from regard_lab.tasks.classification.text_classifier import TextClassifier
+from regard_lab.tasks.classification.texts import TextClassifier
 from regard_lab.tasks.language.evaluation import score_text
 from regard_lab.tasks.language.text_generator import TextGenerator
 from regard_lab.text.tokenizer import Tokenizer

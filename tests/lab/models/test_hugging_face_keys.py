@@ -22,8 +22,8 @@ from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig
 from regard import masks
 from regard_lab.models import DecoderLM, EncoderLM, SequenceClassifier, TokenClassifier
 from regard_lab.models.folders import ModelFileError
-from regard_lab.models.hugging_face.keys import ALIASES, IGNORED, KEYS
 from regard_lab.models.hugging_face.reading import read_folder
+from regard_lab.models.hugging_face.rules import ALIASES, IGNORED, KEYS
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()

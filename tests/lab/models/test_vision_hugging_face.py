@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard_lab.data.preprocessing import PREPROCESSOR, Preprocessing
+from regard_lab.data.images import PREPROCESSOR, Preprocessing
 from regard_lab.models import (
     ImageClassifier,
     ResNet,

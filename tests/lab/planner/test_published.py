@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regard._references import references
+from regard._utils.mechanism import references
 from regard_lab.models.decoder_lm import DecoderLMConfig
 from regard_lab.planner import (
     PUBLISHED,

@@ -453,7 +453,7 @@ def test_folders_that_cannot_be_read(tmp_path: Path, monkeypatch: Any) -> None:
         refused(sentence)
     (tmp_path / "tokenizer_config.json").unlink()
     Tokenizer.load(tmp_path)
-    monkeypatch.setattr("regard_lab.text.tokenizer_files._LARGEST", 100)
+    monkeypatch.setattr("regard_lab.text.tokenizer._LARGEST", 100)
     refused("have at most 100 bytes, got more")
 
 

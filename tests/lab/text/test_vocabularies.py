@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from regard import RegardWarning
 from regard_lab.models.base import END, PAD
 from regard_lab.models.folders import ModelFileError
-from regard_lab.text.normalization import normalize
-from regard_lab.text.subwords import SubwordVocabulary
-from regard_lab.text.vocabulary import FORMAT, SUBWORDS, UNKNOWN, SymbolVocabulary, Vocabulary, Word
+from regard_lab.text.vocabulary import FORMAT, SUBWORDS, UNKNOWN, SubwordVocabulary, SymbolVocabulary, Vocabulary, Word
+from regard_lab.text.words import normalize
 
 TEXTS = [
     "Qu'est-ce que c'est ? C'est l'État, « aujourd'hui » !",
@@ -137,7 +136,7 @@ def test_many_texts_are_encoded_as_each() -> None:
 
 def test_training_does_not_depend_on_order_threads_or_hashes() -> None:
     program = (
-        "import sys, json, random; from regard_lab.text.subwords import SubwordVocabulary\n"
+        "import sys, json, random; from regard_lab.text.vocabulary import SubwordVocabulary\n"
         "from regard_lab.text.vocabulary import SUBWORDS\n"
         "chance = random.Random(1)\n"
         "texts = [' '.join(''.join(chance.choices('aaabcdéx', k=chance.randint(1, 5))) for _ in range(8))"

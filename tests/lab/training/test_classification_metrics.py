@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from regard_lab.tasks.classification.metrics import classification_metrics
+from regard_lab.tasks.classification.training import classification_metrics
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -15,7 +15,7 @@ from regard_lab.text.ragged import Ragged
 from regard_lab.training.frequencies import Frequencies
 from regard_lab.training.learner import Learner, Stream
 from regard_lab.training.loop import train
-from regard_lab.training.objectives import WriteTargets
+from regard_lab.training.objectives import Seq2SeqObjective
 from regard_lab.training.options import TrainingOptions
 
 SYMBOLS, PAIRS = 2000, 3000
@@ -45,7 +45,7 @@ def test_a_model_that_saturates_begins_at_that_loss() -> None:
     sizes = {"embedding": 8, "encoder": 8, "decoder": 8, "features": 8}
     model = RecurrentEncoderDecoder(RecurrentConfig(SYMBOLS, SYMBOLS, **sizes))
     frequencies.set_bias(model)
-    learner = Learner(model, TrainingOptions(precision="float32"), Stream(lambda _: None), WriteTargets())
+    learner = Learner(model, TrainingOptions(precision="float32"), Stream(lambda _: None), Seq2SeqObjective())
     for number, batch in enumerate(Batches(sources, targets, size=1000).once()):
         learner.validation_step(batch, number)
     total, count = learner._sums.tolist()
@@ -69,9 +69,9 @@ def test_a_short_warm_up_learns_more_than_frequencies() -> None:
         if begun:
             frequencies.set_bias(model)
         learner = Learner(
-            model, options, Stream(batches.batch), WriteTargets.of(options), guess=frequencies.loss(targets)
+            model, options, Stream(batches.batch), Seq2SeqObjective.of(options), guess=frequencies.loss(targets)
         )
-        guessing.append(train(learner, [batches.batch(0)], options, None).guesses)
+        guessing.append(train(learner, [batches.batch(0)], options, None).at_frequency_baseline)
         losses.append(learner.valid_loss)
     assert guessing == [False, True]
     assert losses[0] < losses[1] - 0.3

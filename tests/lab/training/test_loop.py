@@ -20,9 +20,9 @@ from copying import OPTIONS, VALID, alone, apart, batch, begun, learner
 from lightning.pytorch import Callback
 
 from regard_lab.training import checkpoints, logs
-from regard_lab.training.learner import TrainingError, is_bfloat16
+from regard_lab.training.learner import is_bfloat16
 from regard_lab.training.loop import train
-from regard_lab.training.options import TrainingOptions
+from regard_lab.training.options import TrainingError, TrainingOptions
 
 pytestmark = pytest.mark.slow
 

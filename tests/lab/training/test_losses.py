@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard_lab.training import losses
-from regard_lab.training.losses import cross_entropy
+from regard_lab.training import objectives as losses
+from regard_lab.training.objectives import cross_entropy
 
 
 def made(seed: int, B: int = 3, T: int = 5, P: int = 4, N: int = 7, dtype: torch.dtype = torch.float64):

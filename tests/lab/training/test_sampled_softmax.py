@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard_lab.training.losses import cross_entropy
-from regard_lab.training.sampled_softmax import SampledSoftmax
+from regard_lab.training.objectives import SampledSoftmax, cross_entropy
 
 IGNORED = -100
 

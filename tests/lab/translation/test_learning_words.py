@@ -78,7 +78,7 @@ def test_a_budget_of_seconds_ends_and_the_rate_goes_by_it(monkeypatch: pytest.Mo
             rates.append(optimizer.param_groups[0]["lr"])
             clock[0] += 1.0  # every step takes a second
 
-    monkeypatch.setattr("regard_lab.training.interrupts.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("regard_lab.training.loop.time.monotonic", lambda: clock[0])
     pairs = spelled_as_spoken(50, seed=1)
     pronouncer = Pronouncer.untrained(pairs, **SIZES)
     options = RECIPE.with_changes({"seconds": 20.0, "warmup": 0.2, "learning_rate": 1.0, "precision": "float32"})

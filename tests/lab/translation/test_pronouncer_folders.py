@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from regard import _writing
+from regard._utils import files as _writing
 from regard_lab.data.pairs import Pairs
 from regard_lab.models.folders import ModelFileError
 from regard_lab.tasks.pronunciation.pronouncer import Pronouncer

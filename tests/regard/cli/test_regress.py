@@ -17,7 +17,7 @@ import pytest
 from sklearn.metrics import r2_score
 
 from regard.regression import NadarayaWatsonClassifier, NadarayaWatsonRegressor
-from regard.regression._kernels import names
+from regard.regression._sums.smoother import names
 from regard_cli import regress as command
 
 

@@ -12,9 +12,8 @@ import pytest
 from regard import engines
 from regard.engines.reference import Reference
 from regard.testing import Case, campaign, judge
-from regard.testing.campaign import Plan, main, run
+from regard.testing.campaign import Failure, Plan, answers, main, run
 from regard.testing.guarded_memory import guarded, guarded_kernels
-from regard.testing.workers import Failure, answers
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +113,7 @@ def test_a_kernel_that_reads_past_its_arrays_dies_on_guarded_memory():
     code = """if True:
         import torch, regard
         from regard.engines.fused.kernel_call import KernelCall
-        from regard.engines.fused.kernels.fields import F
+        from regard.engines.fused.kernels.basics import F
         from regard.testing.guarded_memory import guarded_kernels
         execute = KernelCall.execute
         def beyond(call, arguments):

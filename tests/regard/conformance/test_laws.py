@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from regard import engines
 from regard.testing import LAWS, judge
-from regard.testing.case import Call
-from regard.testing.case_generator import Dice
+from regard.testing.case import CaseCall
+from regard.testing.case_generator import CaseSampler
 from regard.testing.conformance import combinations, draw_for, sweep
 from regard.testing.strategies import cases
 
@@ -20,8 +20,8 @@ EXAMPLES = 32
 def concerned(law, engine):
     """Whether a law says anything of an engine: some only speak of parts, or of dropout, that it does not run."""
     among = combinations(engines.TABLE[engine])
-    drawn = (draw_for(Dice(seed), LAWS[law], engines.TABLE[engine], among) for seed in range(20))
-    return any(case is not None and Call.of(case).refusal(engines.TABLE[engine]) is None for case in drawn)
+    drawn = (draw_for(CaseSampler(seed), LAWS[law], engines.TABLE[engine], among) for seed in range(20))
+    return any(case is not None and CaseCall.of(case).refusal(engines.TABLE[engine]) is None for case in drawn)
 
 
 PAIRS = [(law, engine) for law in LAWS for engine in engines.TABLE]

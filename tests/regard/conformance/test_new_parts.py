@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from regard import _catalogue, engines, masks
+from regard import engines, masks
+from regard._utils import mechanism as _catalogue
 from regard.engines import Reference
 from regard.normalizers import Softmax
 from regard.normalizers.base import TABLE as NORMALIZERS
@@ -19,9 +20,9 @@ from regard.scores.base import TABLE as SCORES
 from regard.scores.base import register as register_score
 from regard.testing import Case, judge, sweep
 from regard.testing.campaign import Plan, run
-from regard.testing.case_generator import Dice, mask
+from regard.testing.case import KINDS, build_mask
+from regard.testing.case_generator import CaseSampler, mask
 from regard.testing.formulas import formula_of
-from regard.testing.recipes import KINDS, build
 
 QUICK = ["budget", "gradient budget", "empty rows", "no leak", "permutation"]
 
@@ -123,8 +124,8 @@ def classes_in(mask):
 
 def test_every_mask_is_drawn():
     extent, generator = masks.Extent(2, 2, 4, 5), torch.Generator().manual_seed(0)
-    recipes = [mask(Dice(seed), 2, True) for seed in range(300)]
-    drawn = set().union(*(classes_in(build(recipe, extent, generator, torch.float32)) for recipe in recipes))
+    recipes = [mask(CaseSampler(seed), 2, True) for seed in range(300)]
+    drawn = set().union(*(classes_in(build_mask(recipe, extent, generator, torch.float32)) for recipe in recipes))
     public = {value for value in vars(masks).values() if isinstance(value, type) and issubclass(value, masks.Mask)}
     # The two bases, and what torch's BlockMask becomes, which tests of FlexAttention's masks make.
     assert public - {masks.Mask, masks.Aligned, masks.BlockSparse} <= drawn

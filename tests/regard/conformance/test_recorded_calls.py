@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard import _operator, masks, scores
+from regard import masks, scores
+from regard._call import operator as _operator
 from regard.masks import Extent
 from regard.normalizers.base import TABLE as NORMALIZERS
-from regard.testing import Call, Case, recipes, samples
+from regard.testing import Case, CaseCall, case
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lru_cache:UserWarning")
 
@@ -26,7 +27,7 @@ def ends(L: int = 12, S: int = 12) -> list[Tensor]:
     return [normal(2, 4, n, 8, seed=n) for n in (L, S, S)]
 
 
-RECIPES: list[recipes.Recipe] = [
+RECIPES: list[case.Recipe] = [
     ("causal", "upper_left"), ("causal", 2), ("causal", "each"), ("window", 1, 2, "lower_right"), ("padding", False),
     ("padding", True), ("key_padding", True), ("prefix", 2), ("prefix", "each"), ("sinks", 1), ("document", True),
     ("packed",), ("packed", 1, 0, "lower_right"), ("dilated", 2, "upper_left"), ("dense", "LS", 0.5, "plain"),
@@ -44,16 +45,16 @@ def _returned(part: Any) -> Any:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
-def test_a_mask_travels_as_a_text(recipe: recipes.Recipe) -> None:
-    mask = recipes.build(recipe, Extent(2, 4, 6, 6), torch.Generator().manual_seed(0), torch.float32)
+def test_a_mask_travels_as_a_text(recipe: case.Recipe) -> None:
+    mask = case.build_mask(recipe, Extent(2, 4, 6, 6), torch.Generator().manual_seed(0), torch.float32)
     back = _returned(mask)
     assert repr(back) == repr(mask)
     assert back.structure() == mask.structure()
 
 
-@pytest.mark.parametrize("name", [name for name in samples.names() if not name.startswith("score_mod")])
+@pytest.mark.parametrize("name", [name for name in case.score_names() if not name.startswith("score_mod")])
 def test_a_score_travels_as_a_text(name: str) -> None:
-    score = Call.of(Case(name, key_heads=2)).score
+    score = CaseCall.of(Case(name, key_heads=2)).score
     assert repr(_returned(score)) == repr(score)
     assert all(torch.equal(a, b) for a, b in zip(_returned(score).tensors(), score.tensors(), strict=True))
 

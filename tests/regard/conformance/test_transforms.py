@@ -5,7 +5,7 @@ import torch
 
 import regard
 from regard import engines, masks
-from regard.testing import Call, Case, Trial, tiny_tiles
+from regard.testing import Case, CaseCall, Trial, tiny_tiles
 from regard.testing.laws.transforms import compiled, function
 from regard.testing.trial import keeps_lse
 
@@ -52,7 +52,7 @@ TWICE = [
 @pytest.mark.parametrize("case", TWICE, ids=str)
 def test_gradgradcheck_and_forward_mode(engine, case):
     with tiny_tiles(2, 3):
-        run, inputs = function(Call.of(case), engines.TABLE[engine])
+        run, inputs = function(CaseCall.of(case), engines.TABLE[engine])
         assert torch.autograd.gradcheck(run, inputs, check_undefined_grad=False)
         assert torch.autograd.gradgradcheck(run, inputs, check_undefined_grad=False)
         forward = torch.autograd.gradcheck(
@@ -63,7 +63,7 @@ def test_gradgradcheck_and_forward_mode(engine, case):
 
 def test_a_gradient_does_not_depend_on_whether_its_graph_is_kept():
     for score in ("general", "additive", "concat", "location", "cosine/learned", "gaussian/learned"):
-        call = Call.of(Case(dtype="float64", score=score, queries=5, keys=7, learned=True))
+        call = CaseCall.of(Case(dtype="float64", score=score, queries=5, keys=7, learned=True))
         leaves = list(call.leaves().values())
         with tiny_tiles(2, 3):
             found = [
@@ -87,7 +87,7 @@ LARGE = [
 @pytest.mark.parametrize("engine", list(engines.TABLE))
 @pytest.mark.parametrize("case", LARGE, ids=str)
 def test_tiles_of_their_own_size(engine, case):
-    call = Call.of(case)
+    call = CaseCall.of(case)
     if call.refusal(engines.TABLE[engine]) is not None:
         pytest.skip("refused")
     leaves = call.leaves()

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from regard import engines, masks
-from regard.engines import Outcome, Reference
+from regard.engines import EngineOutput, Reference
 from regard.engines.tiles import Grid, Tiles
-from regard.normalizers import threshold
+from regard.normalizers import entmax as threshold
 from regard.testing import LAWS, Case, judge
-from regard.testing.case_generator import Dice
+from regard.testing.case_generator import CaseSampler
 from regard.testing.conformance import combinations, draw_for
 
 
@@ -48,14 +48,14 @@ class LeaksNaN(Wrong):
             return super().run(problem)
         scores = self.scores(problem)
         weights = torch.where((scores == -torch.inf).all(-1, keepdim=True), 0.0, scores.softmax(-1))
-        return Outcome(self.read(problem, weights))
+        return EngineOutput(self.read(problem, weights))
 
 
 class UniformEmptyRows(Wrong):
     def run(self, problem):
         if not self.plain(problem):
             return super().run(problem)
-        return Outcome(self.read(problem, self.scores(problem).clamp(min=-1e9).softmax(-1)))
+        return EngineOutput(self.read(problem, self.scores(problem).clamp(min=-1e9).softmax(-1)))
 
 
 class OffByOne(Wrong):
@@ -99,7 +99,7 @@ class SlightlyNarrow(Wrong):
             return super().run(problem)
         cast = {name: getattr(problem, name).float() for name in ("query", "key", "value")}
         outcome = super().run(replace(problem, **cast))
-        return Outcome(outcome.output.double())
+        return EngineOutput(outcome.output.double())
 
 
 class NoKeyGradient(Wrong):
@@ -124,7 +124,7 @@ class WrongLse(Wrong):
         scores = outcome.scores
         if scores is None or not scores.numel():
             return outcome
-        return Outcome(outcome.output, scores.logsumexp(-1) / torch.tensor(2.0).log())
+        return EngineOutput(outcome.output, scores.logsumexp(-1) / torch.tensor(2.0).log())
 
 
 class Overflows(Wrong):
@@ -133,7 +133,7 @@ class Overflows(Wrong):
             return super().run(problem)
         powers = self.scores(problem).exp()
         total = powers.sum(-1, keepdim=True)
-        return Outcome(self.read(problem, powers / torch.where(total == 0, 1, total)))
+        return EngineOutput(self.read(problem, powers / torch.where(total == 0, 1, total)))
 
 
 class Unscaled(Wrong):
@@ -170,7 +170,9 @@ class KnowsOrder(Wrong):
             return super().run(problem)
         scores = self.scores(problem)
         scores = scores + 0.01 * torch.arange(scores.shape[-1])
-        return super().run(problem) if problem.mask is not None else Outcome(self.read(problem, scores.softmax(-1)))
+        return (
+            super().run(problem) if problem.mask is not None else EngineOutput(self.read(problem, scores.softmax(-1)))
+        )
 
 
 class OtherTypes(Wrong):
@@ -215,7 +217,7 @@ def registered():
 def first_broken(law, engine, tries):
     """Return the first verdict of a law that is broken, of so many cases."""
     for i in range(tries):
-        case = draw_for(Dice(i), LAWS[law], engine, combinations(engine))
+        case = draw_for(CaseSampler(i), LAWS[law], engine, combinations(engine))
         if case is not None:
             verdict = judge(law, engine, case)
             if verdict.outcome == "broken":

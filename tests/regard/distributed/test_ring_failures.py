@@ -15,8 +15,8 @@ from torch import Tensor
 
 import regard
 from regard import engines, masks, normalizers, scores
-from regard._problem import Problem
 from regard.distributed import ContextParallel, ring_attention, shard_positions, sum_gradients
+from regard.engines.problem import Problem
 
 #: Seconds that a group waits for a rank that does not answer.
 PATIENCE = 3
@@ -124,7 +124,7 @@ class Near(scores.Score):
 class Coupled(normalizers.Sigmoid):
     """A normalizer whose weights depend on all scores of a row: sums over some of the keys cannot be added up."""
 
-    couples = True
+    row_normalized = True
 
     def weights(self, scores: Tensor) -> Tensor:
         return torch.sigmoid(scores) / torch.sigmoid(scores).sum(-1, keepdim=True)

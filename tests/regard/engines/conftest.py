@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from regard.engines import query_blocks, tiles
+from regard.engines import sdpa as query_blocks
+from regard.engines import tiles
 
 
 @pytest.fixture

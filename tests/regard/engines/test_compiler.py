@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from regard.engines.fused import compiler, kernel_cache
-from regard.engines.fused.compiler import BuildError, Function, Kernels
-from regard.engines.fused.kernel_cache import Code, Entry
+from regard.engines.fused import compiler
+from regard.engines.fused import compiler as kernel_cache
+from regard.engines.fused.compiler import BuildError, Code, Entry, Function, Kernels
 
 pytest.importorskip("numba")
 
@@ -39,7 +39,7 @@ import math
 import numba
 import numpy as np
 
-from regard.engines.fused.kernels._kernel import kernel
+from regard.engines.fused.kernels.basics import kernel
 from {package}.helpers import scaled
 
 

@@ -14,13 +14,12 @@ from torch import Tensor
 
 import regard
 from regard import AuxRequest, masks, scores
-from regard.engines.fused.kernels.fields import RADIAL
+from regard.engines.fused.kernels.basics import RADIAL
 from regard.scores import Score
-from regard.scores.distance import kernels
-from regard.testing import samples
-from regard.testing.case import Call, Case
+from regard.scores.kernels import kernels
+from regard.testing import case as samples
+from regard.testing.case import Case, CaseCall, Recipe
 from regard.testing.conformance import judge
-from regard.testing.recipes import Recipe
 from regard.testing.trial import Trial
 
 F32, F64 = torch.float32, torch.float64
@@ -65,7 +64,7 @@ def holds(law: str, **case: Any) -> None:
 def part(name: str, E: int, H: int = 2) -> Score:
     """Return a score; its tensors are the same for the same sizes."""
     widths = samples.Widths(query=E, key=E, keys=1, heads=H, key_heads=H)
-    return samples.make(name, widths, torch.Generator().manual_seed(3))
+    return samples.make_score(name, widths, torch.Generator().manual_seed(3))
 
 
 @pytest.mark.campaign(keep=20)
@@ -135,7 +134,7 @@ def test_dtypes(score: str, mask: str | None, dtype: str) -> None:
 @pytest.mark.parametrize("scale", [0.3, -1.0, 0.0, 2.5])
 @pytest.mark.parametrize("score", ["additive", *RADIAL, "scaled_dot"])
 def test_scale(score: str, scale: float) -> None:
-    if scores.base.TABLE[score].excludes:
+    if scores.base.TABLE[score].can_return_neg_inf:
         scale = abs(scale) or 1.5  # a scale that turns −inf into NaN or +inf is no kernel's
     for law in LAWS:
         holds(law, score=score, width=3, value_width=4, scale=scale, queries=67, keys=515)
@@ -185,7 +184,7 @@ def test_additive_features_of_every_size(by_query: str, by_key: str, dtype: str)
 
     # A large factor shows the relative error of small features.
     scale = 1e3 if {by_query, by_key} <= {"tiny", "small"} else 1.0
-    call = Call.of(Case(score="additive", dtype=dtype, queries=L, keys=S, width=E, learned=True, scale=scale))
+    call = CaseCall.of(Case(score="additive", dtype=dtype, queries=L, keys=S, width=E, learned=True, scale=scale))
     kind = call.query.dtype
     call = call.but(query=scaled(L, SIZES[by_query], 0).to(kind), key=scaled(S, SIZES[by_key], 1).to(kind))
     leaves = call.leaves()

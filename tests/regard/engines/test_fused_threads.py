@@ -242,7 +242,7 @@ def test_a_spawned_child() -> None:
     assert same([torch.from_numpy(t) for t in found], right)
 
 
-class Attended(Dataset[Tensor]):
+class AttentionCall(Dataset[Tensor]):
     def __len__(self) -> int:
         return 6
 
@@ -255,8 +255,8 @@ class Attended(Dataset[Tensor]):
 def test_workers_of_a_data_loader(method: str) -> None:
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"no {method}")
-    plain = torch.stack([Attended()[i] for i in range(6)])
-    loader = DataLoader(Attended(), batch_size=3, num_workers=2, multiprocessing_context=method, timeout=120)
+    plain = torch.stack([AttentionCall()[i] for i in range(6)])
+    loader = DataLoader(AttentionCall(), batch_size=3, num_workers=2, multiprocessing_context=method, timeout=120)
     torch.testing.assert_close(torch.cat(list(loader)), plain)
 
 

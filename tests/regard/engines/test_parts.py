@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import _problem, engines, masks, scores
+from regard import engines, masks, scores
+from regard.engines.problem import Call, Problem
 
 B, H, L, E = 2, 4, 200, 6
 #: Where the keys are divided.
@@ -76,10 +77,10 @@ def test_parts_add_up_to_the_whole(engine: str, score: Any, name: str, groups: i
     ran = 0
     for first, stop in pairwise(EDGES):
         cut = None if bound is None else masks.submatrix(bound, whole, (0, L), (first, stop - first))
-        problem = _problem.build(
-            query, key[:, :, first:stop], value[:, :, first:stop], cut, 0.0, False, None, True, part, "softmax", None
+        problem = Problem.of(
+            Call(query, key[:, :, first:stop], value[:, :, first:stop], cut, enable_gqa=True, score=part)
         )
-        made = engines.TABLE[engine].part_of(problem, output.detach(), aux.lse)
+        made = engines.TABLE[engine].partial_backward(problem, output.detach(), aux.lse)
         assert made is not None
         assert torch.equal(made, output)
         ran += 1
@@ -94,10 +95,10 @@ def test_parts_add_up_to_the_whole(engine: str, score: Any, name: str, groups: i
 
 def part(mask: Tensor | None, **named: Any) -> Any:
     q = torch.randn(1, 2, 20, 4, requires_grad=True)
-    problem = _problem.build(q, q, q, mask, 0.0, False, None, False, None, named.get("normalizer", "softmax"), None)
+    problem = Problem.of(Call(q, q, q, mask, normalizer=named.get("normalizer", "softmax")))
     return problem, torch.zeros(1, 2, 20, 4), torch.zeros(1, 2, 20)
 
 
 def test_engines_say_what_they_cannot() -> None:
-    assert engines.TABLE["reference"].part_of(*part(None)) is None
-    assert engines.TABLE["streaming"].part_of(*part(None, normalizer="sparsemax")) is None
+    assert engines.TABLE["reference"].partial_backward(*part(None)) is None
+    assert engines.TABLE["streaming"].partial_backward(*part(None, normalizer="sparsemax")) is None

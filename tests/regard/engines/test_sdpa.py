@@ -12,9 +12,10 @@ from torch import Tensor
 
 import regard
 from regard import masks
-from regard.engines import flash, nonfinite, query_blocks, tiles
+from regard.engines import flash, nonfinite, tiles
 from regard.engines import sdpa as module
-from regard.testing.tiny import tiny_tiles
+from regard.engines import sdpa as query_blocks
+from regard.testing.conformance import tiny_tiles
 
 L, S, B, H = 23, 29, 2, 4
 
@@ -148,7 +149,7 @@ def test_strips_cover_what_is_visible_and_no_more(small_strips: Callable[..., No
         b, h = torch.arange(B).view(-1, 1, 1, 1), torch.arange(H).view(-1, 1, 1)
         visible = bound(b, h, torch.arange(L).unsqueeze(1), torch.arange(S))
         reached = torch.zeros_like(visible, dtype=torch.long)
-        for strip in query_blocks.query_blocks(bound, extent):
+        for strip in query_blocks.cut_queries(bound, extent):
             for part in strip.ranges:
                 reached[(*strip.where, strip.rows.slice, part.cols.slice)] += 1
                 if not part.masked:

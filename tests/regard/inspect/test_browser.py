@@ -19,8 +19,8 @@ from hugging_face_models import DECODERS, made
 from PIL import Image
 
 from regard.inspect import Alignment, Patches, Record, Text, capture, save_html
-from regard.inspect.page import describe_page
-from regard.inspect.server import PageServer
+from regard.inspect._view.page import describe_page
+from regard.inspect._view.server import PageServer
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.slow

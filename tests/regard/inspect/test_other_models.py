@@ -533,8 +533,8 @@ def test_nothing_is_left_behind() -> None:
         model(x)
         assert nn.Module.__call__ is not call
     assert nn.Module.__call__ is call
-    from regard._torch import is_eager
-    from regard.inspect.running import thread
+    from regard._utils.torch_private import is_eager
+    from regard.inspect._capture.running import thread
 
     assert is_eager() and not thread.stack and thread.observers == 0 and thread.products is None
 

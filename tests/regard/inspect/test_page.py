@@ -20,8 +20,7 @@ from transformers import AutoModelForSeq2SeqLM
 import regard
 from regard import masks
 from regard.inspect import Alignment, Patches, Record, Text, capture, render_html, save_html
-from regard.inspect.overview import codes
-from regard.inspect.page import HONEST
+from regard.inspect._view.page import HONEST, codes
 from regard_lab.models import DecoderLM, DecoderLMConfig
 
 PIXEL = b"\x89PNG\r\n\x1a\n" + b"0" * 20
@@ -332,7 +331,7 @@ def test_damaged_records_are_refused_in_a_sentence(tmp_path: Path, monkeypatch: 
                 assert str(error).endswith(".") and "\n" not in str(error)
                 refused += 1
     assert refused > 150
-    monkeypatch.setattr("regard.inspect.record_file.available_memory", lambda: 100)
+    monkeypatch.setattr("regard.inspect._record.file.available_memory", lambda: 100)
     with pytest.raises(ValueError, match=r"whole.regard must fit 0.0 GB of memory, got 0.0 GB"):
         Record.load(path)
 

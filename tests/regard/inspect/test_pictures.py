@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from regard.inspect import Alignment, capture, draw, legend, plot_attention, plot_heads, plot_image, save_plot
-from regard.inspect.plots import DIVERGING, SEQUENTIAL
-from regard.inspect.scales import SCALES, pooled, scaled
+from regard.inspect._view.plots import DIVERGING, SCALES, SEQUENTIAL, pooled, scaled
 
 mpl.use("agg")
 import matplotlib.pyplot as plt

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from pages import Page
 
 from regard.inspect import capture
-from regard.inspect.page import describe_page
-from regard.inspect.page_data import PageData
-from regard.inspect.server import HOST, PageServer
+from regard.inspect._view.page import PageData, describe_page
+from regard.inspect._view.server import HOST, PageServer
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM
 
 from regard.inspect import AttentionSummary, LayerRecord, Record, Text, capture
-from regard.inspect.summary import BASE, Pyramid
+from regard.inspect._record.summary import BASE, Pyramid
 from regard.integrations.transformers import register
 
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from regard.inspect import Record, capture
-from regard.inspect.page import bundled
-from regard.inspect.widget import AttentionWidget
+from regard.inspect._view.page import bundled
+from regard.inspect._view.widget import AttentionWidget
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block
 
 import regard
 from regard import masks
-from regard._elementwise import meaning, per_element
+from regard._utils.elementwise import meaning, per_element
 from regard.masks import FULL, MIXED, BlockSparse, Extent
 
 B, H, L, S = 2, 3, 10, 10

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from regard import masks
 from regard.masks import Extent
 from regard.testing import strategies
-from regard.testing.recipes import build
+from regard.testing.case import build_mask
 from regard.testing.statement import look
 
 SETTINGS = settings(max_examples=300, deadline=None, derandomize=True)
@@ -47,7 +47,7 @@ def check(mask, extent):
 @SETTINGS
 @given(strategies.masks(), extents, st.integers(0, 99))
 def test_intervals_are_the_mask(recipe, extent, seed):
-    check(build(recipe, extent, torch.Generator().manual_seed(seed), torch.float32), extent)
+    check(build_mask(recipe, extent, torch.Generator().manual_seed(seed), torch.float32), extent)
 
 
 @st.composite

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.nn.convert import convert
-from regard.nn.multihead import MultiheadAttention
+from regard.nn.heads.multihead import MultiheadAttention
 
 B, S, E, H = 3, 5, 16, 4
 

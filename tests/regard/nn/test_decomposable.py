@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard import AuxRequest
-from regard.nn.decomposable import DecomposableAttention
+from regard.nn.heads.decomposable import DecomposableAttention
 
 F64 = torch.float64
 

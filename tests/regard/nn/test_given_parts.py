@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.regard.nn.layer_samples import SAMPLES, Sample
 from tests.regard.nn.test_layers import built, numbers, outputs
 from torch import Tensor, nn
 
 import regard
 from regard.nn import DotProductAttention, MultiheadAttention, ScoredAttention, Transformer, TransformerEncoderLayer
-from regard.nn._parts import PartLayer
+from regard.nn._base import PartLayer
 from regard.normalizers import Normalizer, Softmax
 from regard.scores import Score, ScoreMod
-from regard.testing.layers import SAMPLES, Sample
 
 
 class Bilinear(Score):

@@ -9,9 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.nn.channels import CBAM, ECA, ChannelAttention, SpatialAttention, SqueezeExcitation
-from regard.nn.conv_attention import MultiheadConvAttention
-from regard.nn.non_local import MODES, NonLocalBlock, SelfAttention2d
+from regard.nn.image.channels import (
+    CBAM,
+    ECA,
+    ChannelAttention,
+    MultiheadConvAttention,
+    SpatialAttention,
+    SqueezeExcitation,
+)
+from regard.nn.image.non_local import MODES, NonLocalBlock, SelfAttention2d
 
 F64 = torch.float64
 SIDES = (1, 2, 5, 7)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard import AuxRequest
-from regard.nn.intra import IntraAttention, IntraState
+from regard.nn.memory.intra import IntraAttention, IntraState
 
 F64 = torch.float64
 NAN = float("nan")

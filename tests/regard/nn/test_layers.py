@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.regard.nn.layer_samples import SAMPLES, Sample
 from torch import Tensor, nn
 
 import regard
-from regard._catalogue import mechanisms
-from regard.testing.layers import SAMPLES, Sample
+from regard._utils.mechanism import mechanisms
 
 LAYERS = [row for row in mechanisms() if row.module == "regard.nn" and isinstance(row.defined, type)]
 every_sample = pytest.mark.parametrize("sample", SAMPLES, ids=str)

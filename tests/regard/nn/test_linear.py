@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from regard.nn._recurrence import LinearState
-from regard.nn.fast_weights import FastWeights, fast_weights
-from regard.nn.linear import LinearAttention, linear_attention
+from regard.nn.linear.attention import LinearAttention, linear_attention
+from regard.nn.linear.fast_weights import FastWeights, fast_weights
+from regard.nn.linear.recurrence import LinearState
 
 FORMS = ("parallel", "chunked", "recurrent", "auto")
 F64 = torch.float64

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard import AuxRequest
-from regard.nn.local import LocalAttention
+from regard.nn.heads.local import LocalAttention
 
 F64 = torch.float64
 WEIGHTS = AuxRequest(weights=True)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import regard
 from regard import AuxRequest, masks
 from regard.nn import GeneralAttention, Rotary, TransformerEncoderLayer
+from regard.nn.heads.multihead import MultiheadAttention
 from regard.nn.kv_cache import KVCache
-from regard.nn.multihead import MultiheadAttention
 
 B, L, S, E, H = 2, 4, 5, 12, 3
 INF = float("inf")

@@ -20,7 +20,7 @@ from regard.nn import (
     TransformerEncoder,
     TransformerEncoderLayer,
 )
-from regard.testing.nested import MAKERS, Maker, jagged, narrowed, rows, sequences, strided, with_ends
+from regard.testing.laws.ragged import MAKERS, Maker, jagged, narrowed, rows, sequences, strided, with_ends
 
 E, H = 8, 2
 PLACES = {"query": [(1, 3), (0, 2), (4, 0), (2, 4)], "key": [(3, 2), (0, 5), (1, 1), (0, 6)]}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bits_loss
 
-from regard.nn.memory import ContentAddressing, content_weights
-from regard.nn.ntm import (
+from regard.nn.memory.addressing import ContentAddressing, content_weights
+from regard.nn.memory.ntm import (
     NeuralTuringMachine,
     NTMReadHead,
     NTMState,

@@ -9,7 +9,7 @@ import torch
 
 import regard
 from regard import AuxRequest
-from regard.nn.positional import FactorizedPositionalAttention, PositionalAttention
+from regard.nn.heads.synthesizer import FactorizedPositionalAttention, PositionalAttention
 
 F64 = torch.float64
 WEIGHTS = AuxRequest(weights=True)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.nn.positional_encodings import LearnedPositions, SinusoidalPositions
-from regard.nn.rotary import Rotary
+from regard.nn.positions.encodings import LearnedPositions, SinusoidalPositions
+from regard.nn.positions.rotary import Rotary
 
 F64 = torch.float64
 B, H, L, D = 2, 3, 7, 8

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.regard.nn.layer_samples.positions import bucket
 from torch import Tensor, nn
 
 import regard
 from regard import AuxRequest, masks
-from regard.nn.relative_positions import AlibiBias, RelativeBias, RelativePositions
-from regard.testing.layers.positions import bucket
+from regard.nn.positions.relative import AlibiBias, RelativeBias, RelativePositions
 
 F64 = torch.float64
 B, H, L, D = 2, 3, 7, 8

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import AuxRequest
-from regard.nn.set_transformer import ISAB, MAB, PMA, SAB
+from regard.nn.sets import ISAB, MAB, PMA, SAB
 
 F64 = torch.float64
 ORDER = [4, 0, 3, 1, 2]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import regard
 from regard import AuxRequest
-from regard.nn.stochastic_attention import HardAttention
+from regard.nn.heads.stochastic import HardAttention
 from regard.normalizers import one_hot as draws
 
 F64 = torch.float64

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.regard.nn.layer_samples.positions import Read
+from tests.regard.nn.layer_samples.sample import LayerCall
 from torch import Tensor, fx, nn
 
 from regard import masks
 from regard import nn as layers
 from regard.nn import LinearAttention, MultiheadAttention, Rotary, SelfAttention, TransformerEncoderLayer
-from regard.testing.layers.positions import Read
-from regard.testing.layers.sample import Call
 
 #: Batch sizes and lengths, in the order of calls. In the first call no two sizes are equal: torch would unify them.
 SIZES = ((3, 4), (3, 7), (5, 9))
@@ -33,7 +33,7 @@ class Case:
 
     name: str
     build: Callable[[], nn.Module]
-    call: Callable[[Callable[..., Tensor], int, int], Call]
+    call: Callable[[Callable[..., Tensor], int, int], LayerCall]
     variant: str = ""
     loops: bool = False
 
@@ -58,11 +58,11 @@ def padded_rows(**how: Any) -> Any:
     return lambda new, B, L: ((new(B, L, E), lengths(B, L)), how)
 
 
-def image(new: Any, B: int, L: int) -> Call:
+def image(new: Any, B: int, L: int) -> LayerCall:
     return (new(B, E, L, L + 2),), {}
 
 
-def padded_ends(new: Any, B: int, L: int) -> Call:
+def padded_ends(new: Any, B: int, L: int) -> LayerCall:
     return (new(B, L, E), new(B, L + 1, E), new(B, L + 1, E), lengths(B, L + 1)), {}
 
 
@@ -71,20 +71,20 @@ def ends(*more: Any, **how: Any) -> Any:
     return lambda new, B, L: ((*[new(B, L, E)] * 3, *(each(B, L) for each in more)), how)
 
 
-def masked_stack(new: Any, B: int, L: int) -> Call:
+def masked_stack(new: Any, B: int, L: int) -> LayerCall:
     return (new(B, L, E), torch.full((L, L), -torch.inf).triu(1)), {}
 
 
-def padded_own(new: Any, B: int, L: int) -> Call:
+def padded_own(new: Any, B: int, L: int) -> LayerCall:
     return (new(B, L, E), None, None, lengths(B, L)), {}
 
 
-def continued(new: Any, B: int, L: int) -> Call:
+def continued(new: Any, B: int, L: int) -> LayerCall:
     state = new(B, H, E // H, E // H), new(B, H, E // H).square()
     return (new(B, L, E),), {"is_causal": True, "state": state, "return_state": True}
 
 
-def steps(new: Any, B: int, L: int) -> Call:
+def steps(new: Any, B: int, L: int) -> LayerCall:
     """Return calls of recurrent layers, with few steps: each is traced by itself."""
     T = L // 3 + 1
     return (new(B, T, E), None, lengths(B, T)), {}
@@ -94,7 +94,7 @@ def memory(*more: Callable[[Any, int, int], Tensor]) -> Any:
     return lambda new, B, L: ((new(B, E), new(B, L, 5), *(each(new, B, L) for each in more)), {})
 
 
-def two_sets(new: Any, B: int, L: int) -> Call:
+def two_sets(new: Any, B: int, L: int) -> LayerCall:
     return (new(B, L, E), new(B, L + 1, E), lengths(B, L + 1)), {}
 
 
@@ -102,7 +102,7 @@ def pair(**how: Any) -> Any:
     return lambda new, B, L: ((new(B, L, E), new(B, L + 1, E)), how)
 
 
-def offsets(new: Any, B: int, L: int) -> Call:
+def offsets(new: Any, B: int, L: int) -> LayerCall:
     return (new(B, L, E), torch.arange(B)), {}
 
 
@@ -320,7 +320,7 @@ def test_one_program_serves_all_sizes(case: Case, dynamic: bool | None) -> None:
 class Model(nn.Module):
     """A model with one layer, all of whose arguments are proxies when traced."""
 
-    def __init__(self, layer: nn.Module, call: Call) -> None:
+    def __init__(self, layer: nn.Module, call: LayerCall) -> None:
         super().__init__()
         self.count, self.names = len(call[0]), list(call[1])
         self.first, self.layer = nn.Identity(), layer
@@ -407,7 +407,7 @@ def test_hooks_run_with_the_graph_and_not_when_it_is_made() -> None:
 )
 def test_copies_are_nodes_too(copied: Callable[[nn.Module], nn.Module]) -> None:
     layer = copied(SelfAttention(E, H))
-    assert type(layer) is SelfAttention and SelfAttention.__module__ == "regard.nn.self_attention"
+    assert type(layer) is SelfAttention and SelfAttention.__module__ == "regard.nn.heads.self_attention"
     assert called(fx.symbolic_trace(nn.Sequential(layer))) == ["0"]
 
 

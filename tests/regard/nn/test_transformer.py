@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.nn.encoder_decoder import Transformer
+from regard.nn.heads.scored import GeneralAttention
 from regard.nn.kv_cache import KVCache
-from regard.nn.scored import GeneralAttention
 from regard.nn.transformer import (
+    Transformer,
     TransformerDecoder,
     TransformerDecoderLayer,
     TransformerEncoder,

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard import normalizers
-from regard.normalizers import Argmax, Entmax, Entmax15, Gumbel, Sampled, Sigmoid, Softmax, Sparsemax, threshold
+from regard.normalizers import Argmax, Entmax, Entmax15, Gumbel, Sampled, Sigmoid, Softmax, Sparsemax
+from regard.normalizers import entmax as threshold
 from regard.normalizers.base import TABLE
-from regard.testing import normalizer_formulas as formulas
+from regard.testing import formulas
 
 PLAIN = [Softmax(), Sparsemax(), Entmax15(), Entmax(1.3), Entmax(1.9), Entmax(3.0), Sigmoid(), Argmax()]
 CONVEX = [n for n in PLAIN if n.convex]
@@ -24,7 +25,7 @@ rows = st.lists(st.one_of(finite, finite, st.just(-math.inf)), min_size=1, max_s
 def by_other_means(normalizer, row):
     if isinstance(normalizer, (Entmax, Entmax15)):
         return formulas.entmax(row, normalizer.alpha)
-    return formulas.WEIGHINGS[type(normalizer)].weigh(row, normalizer)
+    return formulas.NORMALIZER_FORMULAS[type(normalizer)].weigh(row, normalizer)
 
 
 @pytest.mark.parametrize("normalizer", PLAIN, ids=repr)
@@ -170,7 +171,7 @@ def test_nan_shows_and_stays_in_its_row(normalizer):
     spoiled = scores + torch.where(torch.arange(300).view(3, 100) == 150, math.nan, 0.0)
     weights = normalizer.weights(spoiled)
     assert weights[1, 50].isnan() and weights[[0, 2]].isfinite().all()
-    assert normalizer.couples is False or weights[1].isnan().all()
+    assert normalizer.row_normalized is False or weights[1].isnan().all()
 
 
 def test_every_registered_normalizer_is_tested_here():

@@ -12,10 +12,11 @@ from scipy.stats import gaussian_kde
 
 import regard
 from regard import RegardWarning
-from regard.regression import NadarayaWatsonRegressor, _kernel_smoother
-from regard.regression._bandwidth_selection import LeaveOneOut, ParabolaSearch
-from regard.regression._kernels import resolve_kernel
-from regard.scores.distance import kernels
+from regard.regression import NadarayaWatsonRegressor
+from regard.regression._bandwidth import LeaveOneOut, ParabolaSearch
+from regard.regression._sums import smoother as _kernel_smoother
+from regard.regression._sums.smoother import resolve_kernel
+from regard.scores.kernels import kernels
 
 
 def made(n=150, width=2, seed=0):
@@ -73,8 +74,8 @@ def test_errors_of_many_bandwidths_are_those_of_each(kernel, order, nearest, mon
         alone = [float(loo.error(bandwidth)) for bandwidth in bandwidths]
         assert list(loo.errors(bandwidths)) == pytest.approx(alone, rel=rel)
         with monkeypatch.context() as patched:
-            patched.setattr("regard.regression._kernel_smoother.PAIRS", 1)
-            patched.setattr("regard.regression._kernel_smoother.ROWS", 150)
+            patched.setattr("regard.regression._sums.smoother.PAIRS", 1)
+            patched.setattr("regard.regression._sums.smoother.ROWS", 150)
             assert list(loo.errors(bandwidths)) == pytest.approx(alone, rel=rel)
 
 
@@ -153,9 +154,9 @@ def test_parts_make_no_difference(order, monkeypatch):
     X, y = made(n=90)
     sample_weight = np.random.default_rng(0).uniform(0.5, 2, 90)
     whole = NadarayaWatsonRegressor(bandwidth="learned", order=order).fit(X, y, sample_weight)
-    monkeypatch.setattr("regard.regression._kernel_smoother.ROWS", 17)
-    monkeypatch.setattr("regard.regression._kernel_smoother.PAIRS", 1)
-    monkeypatch.setattr("regard.regression._kernel_smoother.COLUMNS", 1)
+    monkeypatch.setattr("regard.regression._sums.smoother.ROWS", 17)
+    monkeypatch.setattr("regard.regression._sums.smoother.PAIRS", 1)
+    monkeypatch.setattr("regard.regression._sums.smoother.COLUMNS", 1)
     parts = NadarayaWatsonRegressor(bandwidth="learned", order=order).fit(X, y, sample_weight)
     np.testing.assert_allclose(parts.loo_error(), whole.loo_error(), rtol=1e-6)
     np.testing.assert_allclose(parts.loo_error([1.0, 2.0]), whole.loo_error([1.0, 2.0]), rtol=1e-12)
@@ -186,7 +187,7 @@ def test_a_subsample_is_seeded_and_near():
 def test_a_look_at_some_finds_the_minimum_over_all(monkeypatch):
     X, y = made(n=600)
     exact = NadarayaWatsonRegressor(bandwidth="loo").fit(X, y)
-    monkeypatch.setattr("regard.regression._bandwidth_selection.LOOK", 300)
+    monkeypatch.setattr("regard.regression._bandwidth.LOOK", 300)
     looked = NadarayaWatsonRegressor(bandwidth="loo", random_state=0).fit(X, y)
     assert looked.loo_error_ == pytest.approx(exact.loo_error_, rel=1e-3)
 

@@ -14,7 +14,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler
 
 from regard.regression import ExtrapolationWarning, NadarayaWatsonClassifier, NadarayaWatsonRegressor
-from regard.regression._kernels import names
+from regard.regression._sums.smoother import names
 
 NAMES = names()
 

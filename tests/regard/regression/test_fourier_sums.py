@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.regression._fourier_sums import MARGIN, FourierSums, Series
+from regard.regression._sums.fourier import MARGIN, FourierSums, Series
 
 
 def sums(query, points, columns, power):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from regard.regression import NadarayaWatsonRegressor
-from regard.regression._conformal import half_width
+from regard.regression.regressor import half_width
 
 
 def sample(rng, n):

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from regard.regression import NadarayaWatsonRegressor, _kernel_smoother
+from regard.regression import NadarayaWatsonRegressor
+from regard.regression._sums import smoother as _kernel_smoother
 
 rng = np.random.default_rng(0)
 X, QUERY = rng.normal(size=(300, 2)), rng.normal(size=(230, 2))

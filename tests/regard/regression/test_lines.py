@@ -7,7 +7,8 @@ import pytest
 from reference import predicted
 from sklearn.linear_model import LinearRegression
 
-from regard.regression import NadarayaWatsonRegressor, _kernel_smoother
+from regard.regression import NadarayaWatsonRegressor
+from regard.regression._sums import smoother as _kernel_smoother
 
 
 @pytest.fixture

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from reference import predicted
 from sklearn.base import clone
 
-from regard._errors import RegardWarning
-from regard.regression import NadarayaWatsonClassifier, NadarayaWatsonRegressor, _evaluator
-from regard.regression._bandwidth_selection import LeaveOneOut
-from regard.scores.distance import kernels
+from regard._utils.errors import RegardWarning
+from regard.regression import NadarayaWatsonClassifier, NadarayaWatsonRegressor
+from regard.regression._bandwidth import LeaveOneOut
+from regard.regression._sums import evaluator as _evaluator
+from regard.scores.kernels import kernels
 
 #: By transforms, by tiles looked at together, and by points that a tree finds near each query.
 FAST = ["nufft", "tiles", "tree"]
@@ -220,7 +221,7 @@ def test_what_cannot_be_is_a_sentence(options, message):
 
 
 def test_without_finufft_a_sentence_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("regard.regression._fourier_sums.find_spec", lambda _: None)
+    monkeypatch.setattr("regard.regression._sums.fourier.find_spec", lambda _: None)
     with pytest.raises(ModuleNotFoundError, match=r"needs finufft, which is missing: pip install 'regard\[nufft\]'"):
         NadarayaWatsonRegressor(method="nufft").fit(*data(7)[:2])
     assert NadarayaWatsonRegressor().fit(*data(7)[:2]).predict([[0.0, 0.0]]).shape == (1, 2)

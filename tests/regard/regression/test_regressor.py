@@ -21,7 +21,7 @@ from sklearn.preprocessing import StandardScaler
 
 from regard import RegardWarning
 from regard.regression import ExtrapolationWarning, NadarayaWatsonRegressor
-from regard.regression._kernels import names
+from regard.regression._sums.smoother import names
 
 NAMES = sorted(names())
 
@@ -415,7 +415,7 @@ class TestAllOrNothing:
         def interrupted(*_):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("regard.regression._bandwidth_selection.LeaveOneOut.error", interrupted)
+        monkeypatch.setattr("regard.regression._bandwidth.LeaveOneOut.error", interrupted)
         with pytest.raises(KeyboardInterrupt):
             model.fit(X[:50], y[:50])
         assert (model.predict(query) == before).all()

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from regard.engines.fused.families import KINDS
-from regard.engines.fused.kernels.fields import COMPACT
-from regard.scores.distance import kernels
+from regard.engines.fused.kernels.basics import COMPACT
+from regard.scores.kernels import kernels
 
 KERNELS = pytest.mark.parametrize("name", kernels())
 
@@ -22,7 +22,7 @@ def test_a_profile_is_the_weight_at_a_distance(name):
 @KERNELS
 def test_where_a_kernel_ends(name):
     cls = kernels()[name]
-    assert (cls.profile(1.0001) == 0) == cls.compact == cls.excludes
+    assert (cls.profile(1.0001) == 0) == cls.compact == cls.can_return_neg_inf
 
 
 @KERNELS

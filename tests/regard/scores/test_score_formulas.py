@@ -9,7 +9,7 @@ import torch
 import regard
 from regard import scores
 from regard.scores.base import TABLE
-from regard.scores.distance import kernels
+from regard.scores.kernels import kernels
 from regard.testing import FORMULAS
 from regard.testing.formulas import attributes
 

@@ -7,7 +7,7 @@ import torch
 
 import regard
 from regard import scores
-from regard.scores.distance import kernels
+from regard.scores.kernels import kernels
 
 ENGINES = ["reference", "streaming", "sdpa"]
 DTYPES = {"reference": torch.float64, "streaming": torch.float64, "sdpa": torch.float32}

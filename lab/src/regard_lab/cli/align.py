@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from regard._errors import rejected, unknown_name
-from regard._writing import write_out
+from regard._utils.errors import rejected, unknown_name
+from regard._utils.files import write_out
 from regard_cli.messages import echo, note, report_errors, require_writable
 from regard_lab.cli.translate import load
 from regard_lab.data.pairs import Pairs, read_pairs
 from regard_lab.generation.sequence_model import SequenceModel
-from regard_lab.tasks.translation.alignment.aligners import align_words, require_aligner
 from regard_lab.tasks.translation.alignment.attention import attention_links
-from regard_lab.tasks.translation.alignment.links import METHODS, Links, format_links, merge_pieces
-from regard_lab.text.subwords import SubwordVocabulary
+from regard_lab.tasks.translation.alignment.links import (
+    METHODS,
+    Links,
+    align_words,
+    format_links,
+    merge_pieces,
+    require_aligner,
+)
+from regard_lab.text.vocabulary import SubwordVocabulary
 from regard_lab.text.words import find_words, split_at_spaces, split_elisions
 
 

@@ -18,7 +18,7 @@ from regard_lab.cli.inspector import inspector
 from regard_lab.cli.plan_options import PlanOptions
 from regard_lab.cli.train_tasks import train
 from regard_lab.generation.predictions import PredictionOptions
-from regard_lab.generation.requests import GenerationOptions
+from regard_lab.generation.sampling import GenerationOptions
 from regard_lab.tasks.classification.image_options import ImageClassificationOptions
 from regard_lab.tasks.translation.options import ExperimentOptions
 
@@ -178,7 +178,7 @@ def translate(
         if tokens and not drawn:
             raise fail("translate: --tokens must come with --alignment, --plot or --html, got it alone.")
         shown = {"alignment": drawn or as_json, "replace_unknown": not keep_unknown}
-        chosen = PredictionOptions.from_places(given | shown)
+        chosen = PredictionOptions.from_dotted(given | shown)
     run(
         texts or [], references=references or [], model=model, options=chosen, int8=int8, alignment=alignment,
         words=not tokens, plot=plot, html=html, as_json=as_json,
@@ -329,7 +329,7 @@ def evaluate(
     from regard_lab.cli.evaluate_language import TextReading
 
     with report_errors("regard-lab[train]"):
-        options = PredictionOptions.from_places(given)
+        options = PredictionOptions.from_dotted(given)
     run(
         data, targets, model=model, options=options, tokenized=tokenized, out=out, as_json=as_json, links=links,
         back=back, reading=TextReading(per, length, stride, pairs), images=images, features=features,

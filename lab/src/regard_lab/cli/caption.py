@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from regard._errors import rejected
-from regard.inspect.page import save_html
+from regard._utils.errors import rejected
+from regard.inspect._view.page import save_html
 from regard_cli.messages import echo, fail, note, report_errors, require, require_writable, sentence
 from regard_lab.data.images import ImageFileError, read_image, resize_image
 from regard_lab.generation.predictions import Prediction, PredictionOptions
 from regard_lab.models.folders import ModelFileError
-from regard_lab.tasks.captioning.caption_pictures import LookedAt, save_captions, word_weights
 from regard_lab.tasks.captioning.captioner import Captioner
+from regard_lab.tasks.captioning.pictures import CaptionAttention, save_captions, word_weights
 
 #: Pixels of an image's side in pictures.
 _SHOWN = 448
@@ -38,7 +38,7 @@ def run(
         captioners = [_load(folder) for folder in models]
         pictured = attention is not None or html is not None
         options = replace(options, alignment=pictured or as_json)
-        drawn: list[LookedAt] = []
+        drawn: list[CaptionAttention] = []
         done = 0
         for file in files:
             try:
@@ -88,9 +88,9 @@ def _show(
         echo("\t".join(cells))
 
 
-def _looked_at(prediction: Prediction, captioner: Captioner, pixels: np.ndarray, name: str) -> LookedAt:
+def _looked_at(prediction: Prediction, captioner: Captioner, pixels: np.ndarray, name: str) -> CaptionAttention:
     sharp = getattr(captioner.model.config, "hard", "none") != "none"
-    return LookedAt(
+    return CaptionAttention(
         resize_image(pixels, _SHOWN),
         tuple(each.text for each in prediction.words),
         word_weights(prediction),
@@ -100,7 +100,7 @@ def _looked_at(prediction: Prediction, captioner: Captioner, pixels: np.ndarray,
     )
 
 
-def _draw(drawn: Sequence[LookedAt], attention: Path | None, html: Path | None) -> None:
+def _draw(drawn: Sequence[CaptionAttention], attention: Path | None, html: Path | None) -> None:
     if attention is not None:
         save_captions(drawn, attention)
     if html is not None:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from regard._errors import rejected
-from regard._memory import fitting
+from regard._utils.errors import fitting, rejected
 from regard_cli.messages import echo, note, report_errors
-from regard_lab.cli import classify_images, classify_tokens
 from regard_lab.cli.lines import Lines, one_source
+from regard_lab.data.images import ImageFileError, open_images, read_image
+from regard_lab.data.labelled_images import read_labelled_images, reason, unreadable
 from regard_lab.models import ImageClassifier, TokenClassifier, load
 from regard_lab.models.folders import ModelFileError
 from regard_lab.models.hugging_face.hosted import HostedImageClassifier, HostedTokenClassifier
-from regard_lab.tasks.classification.image_classifier import PictureClassifier
-from regard_lab.tasks.classification.text_classifier import TextClassifier
-from regard_lab.tasks.classification.token_labeller import TokenLabeller
+from regard_lab.tasks.classification.images import ImageClassificationPipeline
+from regard_lab.tasks.classification.texts import LabelledTokens, TextClassifier, TokenLabeller
 
 #: What a line in is: its text, and the second one.
 _Line = tuple[str, str | None]
@@ -38,15 +41,15 @@ def run(
         if isinstance(loaded, ImageClassifier | HostedImageClassifier):
             if pairs:
                 raise rejected("classify", "--pairs", "be left out for a classifier of images", True)
-            pictures = PictureClassifier.load(model, "classify", loaded)
-            classify_images.classify(texts, pictures, data=data, top=top, batch=batch, as_json=as_json)
+            pictures = ImageClassificationPipeline.load(model, "classify", loaded)
+            classify_pictures(texts, pictures, data=data, top=top, batch=batch, as_json=as_json)
             return
         if isinstance(loaded, TokenClassifier | HostedTokenClassifier):
             if pairs:
                 raise rejected("classify", "--pairs", "be left out for a classifier of tokens", True)
             labeller = TokenLabeller.load(model, "classify", loaded)
             lines = Lines.of("classify", texts, data)
-            classify_tokens.classify(lines, labeller, top=top, batch=batch, as_json=as_json)
+            classify_tokens(lines, labeller, top=top, batch=batch, as_json=as_json)
             return
         classifier = TextClassifier.load(model, "classify", loaded)
         lines = Lines.of("classify", texts, data)
@@ -84,3 +87,120 @@ def _answer(classifier: TextClassifier, block: list[_Line], top: int | None, bat
         else:
             echo("\t".join(f"{name}\t{p:.4f}" for name, p in best))
     return int(inputs.cut.sum())
+
+
+# ``regard classify`` and ``regard evaluate`` of images: a label with its probability for each -------------------------
+
+
+#: Images that are read before the first is answered.
+_AHEAD = 256
+
+
+def classify_pictures(
+    files: Sequence[str],
+    classifier: ImageClassificationPipeline,
+    *,
+    data: str | None,
+    top: int | None,
+    batch: int,
+    as_json: bool,
+) -> None:
+    """Name the label of each image file, or of each in a folder or tar archive; say which could not be read.
+
+    Raises
+    ------
+    ValueError
+        If none could.
+    """
+    if not files and data is None:
+        raise rejected("classify_pictures", "PHOTO", "be given: image files, or --data with a folder of them", "none")
+    left_out: list[tuple[str, str]] = []
+    images, count = _images(files, data, left_out, classifier), 0
+    while block := list(islice(images, _AHEAD)):
+        count += len(block)
+        full = (
+            f"classify_pictures: images must fit in memory, got an allocation that failed; lower --batch (now {batch})."
+        )
+        with fitting(full, MemoryError):
+            probabilities = classifier.probabilities(np.stack([pixels for _, pixels in block]), batch=batch).tolist()
+        for (name, _), shares in zip(block, probabilities):
+            named = sorted(zip(classifier.labels, shares), key=lambda each: -each[1])
+            best = named[: top or (len(named) if as_json else 1)]
+            if as_json:
+                listed = {label: round(share, 6) for label, share in best}
+                echo(json.dumps({"image": name, "label": best[0][0], "probabilities": listed}, ensure_ascii=False))
+            else:
+                cells = [f"{label}\t{share:.4f}" for label, share in best]
+                echo("\t".join([name] * (len(files) != 1) + cells))
+    for line in unreadable(left_out):
+        note(line)
+    if not count:
+        raise rejected("classify_pictures", data or "PHOTO", "have images that can be read", "none", ImageFileError)
+
+
+def _images(
+    files: Sequence[str], data: str | None, left_out: list[tuple[str, str]], classifier: ImageClassificationPipeline
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield each image's name and pixels; what cannot be read goes to ``left_out``."""
+    how = {"side": classifier.preprocessing.side, "function": "classify_pictures"}
+    with ExitStack() as stack:
+        read: Callable[..., np.ndarray] = read_image
+        if data is not None:
+            found = stack.enter_context(open_images(data, "classify_pictures"))
+            files, read = found.names, found.read
+        for name in files:
+            try:
+                pixels = read(name, **how)
+            except ImageFileError as error:
+                if len(files) == 1:
+                    raise
+                left_out.append((name, reason(error)))
+            else:
+                yield name, classifier.preprocessing.fit(pixels)
+
+
+def evaluate_pictures(
+    data: str, classifier: ImageClassificationPipeline, *, batch: int, precision: str
+) -> tuple[tuple[str, ...], np.ndarray, Tensor]:
+    """Return the labels of a classifier, those of images by their numbers, and probabilities (N, K)."""
+    images = read_labelled_images(data, classifier.preprocessing, function="evaluate")
+    for line in images.report():
+        note(line)
+    true = images.numbers(classifier.labels, "evaluate")
+    probabilities = classifier.probabilities(images.pixels, batch=batch, precision=precision)
+    return classifier.labels, true, probabilities
+
+
+# ``regard classify`` of tokens: a label with its probability for each token of a text ---------------------------------
+
+
+def classify_tokens(lines: Lines, labeller: TokenLabeller, *, top: int | None, batch: int, as_json: bool) -> None:
+    """Print a line for each token of a text, and an empty line behind it, as CoNLL's files have; or JSON for each."""
+    full = f"classify_tokens: lines must fit in memory, got an allocation that failed; lower --batch (now {batch})."
+    count = cut = 0
+    for block in lines.blocks():
+        with fitting(full, MemoryError):
+            found = labeller.label([text for _, text in block], batch=batch)
+        for each in found:
+            _show(each, labeller.labels, top, as_json)
+        count, cut = count + len(found), cut + sum(each.cut for each in found)
+    if cut:
+        note(f"regard: {cut:,} of {count:,} texts were cut to {labeller.length:,} tokens")
+
+
+def _show(found: LabelledTokens, labels: tuple[str, ...], top: int | None, as_json: bool) -> None:
+    named = [
+        sorted(zip(labels, shares), key=lambda each: -each[1])[: top or (len(labels) if as_json else 1)]
+        for shares in found.probabilities.tolist()
+    ]
+    if as_json:
+        tokens = [
+            {"token": token, "start": start, "end": end, "label": best[0][0],
+             "probabilities": {label: round(share, 6) for label, share in best}}
+            for token, (start, end), best in zip(found.tokens, found.spans, named)
+        ]  # fmt: skip
+        echo(json.dumps({"text": found.text, "tokens": tokens}, ensure_ascii=False))
+        return
+    for token, best in zip(found.tokens, named):
+        echo("\t".join([token, *(f"{label}\t{share:.4f}" for label, share in best)]))
+    echo()

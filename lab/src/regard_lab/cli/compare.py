@@ -9,20 +9,18 @@ from typing import Any
 
 from rich.table import Table
 
-from regard._errors import rejected, unknown_name
+from regard._utils.errors import rejected, unknown_name
 from regard_cli.messages import Console, fail, report_errors, require, sentence
-from regard_lab.cli.runs import change_options, read_options
-from regard_lab.cli.settings import parse_setting
+from regard_lab.cli.runs import change_options, parse_setting, read_options
 from regard_lab.cli.train import options_table
 from regard_lab.models.registry import MODELS
 from regard_lab.models.resnet import ATTENTIONS
 from regard_lab.tasks.classification.image_options import KINDS, TASK, ImageClassificationOptions
-from regard_lab.tasks.classification.image_run import ImageTraining
-from regard_lab.tasks.translation.experiment import Experiment
+from regard_lab.tasks.classification.image_training import ImageTraining
 from regard_lab.tasks.translation.options import ExperimentOptions
 from regard_lab.tasks.translation.tasks import get_task
-from regard_lab.training.comparison import ComparedRun, compare
-from regard_lab.training.comparison_picture import picture
+from regard_lab.tasks.translation.training import Experiment
+from regard_lab.training.comparison import ComparedRun, compare, picture
 from regard_lab.training.options import RunOptions
 
 #: What a variant is: the table of its options, of its name, a file of options and changes.
@@ -59,7 +57,7 @@ def run(
             variants = _variants(names, ExperimentOptions, MODELS, table, options, changes)
             if any(each.data.data == "-" for each in variants.values()):
                 raise rejected("compare", "--data", "be a file, which each of them reads", "standard input")
-        from regard_lab.training.learner import TrainingError
+        from regard_lab.training.options import TrainingError
 
         kind: Any = ImageTraining if task == TASK else Experiment
         try:

@@ -12,8 +12,7 @@ from regard.inspect import draw, legend
 from regard_cli.messages import Console, ascii_only, fail, report_errors, require, sentence
 from regard_lab.cli.pronounce import aligned, write_pictures
 from regard_lab.data.pairs import Pairs
-from regard_lab.tasks.pronunciation.dictionary import Dictionary, load_dictionary, pairs_of, split
-from regard_lab.tasks.pronunciation.pronouncer import RECIPE, Pronouncer
+from regard_lab.tasks.pronunciation.pronouncer import RECIPE, Dictionary, Pronouncer, load_dictionary, pairs_of, split
 from regard_lab.tasks.translation.metrics import edit_distance
 from regard_lab.training.options import TrainingOptions
 
@@ -70,8 +69,8 @@ def _warm(console: Console, pairs: Pairs) -> float:
 
 
 def _train(console: Console, pairs: Pairs, recipe: TrainingOptions, *, deadline: float) -> Pronouncer:
-    from regard_lab.cli.training import TrainingDisplay
-    from regard_lab.training.learner import TrainingError
+    from regard_lab.cli.runs import TrainingDisplay
+    from regard_lab.training.options import TrainingError
 
     deadline += _warm(console, pairs)
     pronouncer = Pronouncer.untrained(pairs, seed=recipe.seed)

@@ -34,5 +34,5 @@ def caption(
     from regard_lab.cli.caption import run
 
     with report_errors("regard-lab[vision]"):
-        options = PredictionOptions.from_places(given)
+        options = PredictionOptions.from_dotted(given)
     run(images, models=model, options=options, attention=attention, html=html, as_json=as_json)

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from regard._errors import rejected
-from regard._memory import fitting
-from regard._writing import write_out
+from regard._utils.errors import fitting, rejected
+from regard._utils.files import write_out
 from regard_cli.messages import echo, note, report_errors, require_writable
 from regard_lab.cli.lines import Lines
-from regard_lab.tasks.language.embedder import Embedder
+from regard_lab.tasks.embedding import Embedder
 
 #: What files may be called: an array of NumPy, numbers between tabs, or JSON for each text.
 _SUFFIXES = (".npy", ".tsv", ".jsonl")

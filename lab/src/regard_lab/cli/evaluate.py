@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from regard._errors import rejected
-from regard._writing import naming
+from regard._utils.errors import rejected
+from regard._utils.files import naming
 from regard_cli.messages import echo, note, report_errors, require_writable
 from regard_lab.cli import evaluate_captions, evaluate_language
 from regard_lab.cli.align import require_attention

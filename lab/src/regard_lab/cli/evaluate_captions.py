@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from regard._errors import rejected
-from regard._writing import naming
+from regard._utils.errors import rejected
+from regard._utils.files import naming
 from regard_cli.messages import note
 from regard_lab.data.captions import read_captions, with_images
 from regard_lab.data.images import ImageFileError, Images, open_images
 from regard_lab.generation.predictions import Prediction, PredictionOptions
-from regard_lab.tasks.captioning.caption_metrics import caption_scores
 from regard_lab.tasks.captioning.captioner import Captioner
-from regard_lab.tasks.captioning.features import Features
+from regard_lab.tasks.captioning.encoders import Features
+from regard_lab.tasks.captioning.metrics import caption_scores
 
 #: Images that are described at once.
 _TOGETHER = 128

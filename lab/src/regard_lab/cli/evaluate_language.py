@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard._errors import rejected
-from regard._writing import write_out
+from regard._utils.errors import rejected
+from regard._utils.files import write_out
 from regard_cli.messages import note
-from regard_lab.cli import classify_images
+from regard_lab.cli.classify import evaluate_pictures
 from regard_lab.data.documents import read_documents
 from regard_lab.data.labelled import read_labelled
 from regard_lab.models import DecoderLM, EncoderLM, ImageClassifier, SequenceClassifier, load
@@ -23,11 +23,11 @@ from regard_lab.models.hugging_face.hosted import (
     HostedMaskedLM,
     HostedWriter,
 )
-from regard_lab.tasks.classification.image_classifier import PictureClassifier
-from regard_lab.tasks.classification.metrics import classification_metrics
-from regard_lab.tasks.classification.text_classifier import TextClassifier
+from regard_lab.tasks.classification.images import ImageClassificationPipeline
+from regard_lab.tasks.classification.texts import TextClassifier
+from regard_lab.tasks.classification.training import classification_metrics
+from regard_lab.tasks.folders import check_tokenizer
 from regard_lab.tasks.language.evaluation import score_text
-from regard_lab.tasks.language.folders import check_tokenizer
 from regard_lab.text.tokenizer import Tokenizer
 
 
@@ -60,8 +60,8 @@ def evaluate(
             raise rejected("evaluate", "model", expected, f"one of problem_type {model.problem}")
         if isinstance(model, ImageClassifier | HostedImageClassifier):
             reading.leave_out("a classifier of images", "pairs")
-            pictures = PictureClassifier.load(folder, "evaluate", model)
-            found = classify_images.evaluate(data, pictures, batch=batch, precision=precision)
+            pictures = ImageClassificationPipeline.load(folder, "evaluate", model)
+            found = evaluate_pictures(data, pictures, batch=batch, precision=precision)
             report = {"images": len(found[1])} | _named(*found, out)
         else:
             found = _labels(data, TextClassifier.load(folder, "evaluate", model), reading.pairs, batch, precision)

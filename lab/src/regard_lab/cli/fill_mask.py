@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard._errors import rejected
-from regard._memory import fitting
+from regard._utils.errors import fitting, rejected
 from regard_cli.messages import echo, report_errors
 from regard_lab.cli.lines import Lines
 from regard_lab.tasks.language.mask_filler import FilledText, MaskFiller

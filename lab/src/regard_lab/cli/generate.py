@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard.inspect import draw, legend, save_html, save_plot
 from regard_cli.messages import ascii_only, echo, note, report_errors, require_writable
 from regard_lab.generation.continuous_batching import AttentionRequest
-from regard_lab.generation.requests import GenerationOptions
+from regard_lab.generation.sampling import GenerationOptions
 from regard_lab.generation.speculative import Drafter, NGramDrafter
 from regard_lab.models import DecoderLM
 from regard_lab.models.hugging_face.hosted import HostedWriter
@@ -42,7 +42,7 @@ def run(
     drawn = alignment or plot is not None or html is not None
     with report_errors("regard-lab[train]"):
         require_writable(html, picture=plot)
-        options = GenerationOptions.from_places(given)
+        options = GenerationOptions.from_dotted(given)
         _check(options, beams, stop, draft, drawn)
         texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts or [""]]
         generator = TextGenerator.load(model, int8=int8)

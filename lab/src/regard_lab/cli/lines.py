@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from regard._errors import rejected
-from regard._files import display_name
+from regard._utils.errors import rejected
+from regard._utils.files import display_name
 from regard_cli.messages import note
 from regard_lab.data.pairs import read_lines
 

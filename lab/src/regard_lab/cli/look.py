@@ -1,19 +1,281 @@
-"""``regard look``: what a model attends to in a text or an image."""
+"""``regard look``: what a model in a folder, or in a function of yours, attends to."""
 
 from __future__ import annotations
 
+import io
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard._errors import rejected, unknown_name
+from regard._utils.errors import rejected, unknown_name
 from regard.inspect import Alignment, Record, capture, draw, legend, save_plot
-from regard.inspect.scales import SCALES
-from regard.inspect.texts import texts_of
+from regard.inspect._record.texts import Patches, Text, texts_of
+from regard.inspect._view.plots import SCALES
 from regard_cli.messages import ascii_only, echo, note, report_errors, require_writable
 from regard_cli.view import serve
-from regard_lab.cli.look_models import subject
+from regard_lab import pretrained
+from regard_lab.data.images import Preprocessing
+from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.models import DecoderLM, EncoderLM, VisionTransformer, load
+from regard_lab.models.base import END
+from regard_lab.models.folders import CONFIG, read_json
+from regard_lab.models.hugging_face.hosted import Hosted, load_module
+from regard_lab.models.hugging_face.reading import FAMILIES
+from regard_lab.models.registry import MODELS
+from regard_lab.models.stored_models import VISION_FORMAT
+from regard_lab.text.ragged import pad
+from regard_lab.text.tokenizer import Tokenizer
+
+# What ``regard look`` looks at: a folder of any model, or a function in a file ----------------------------------------
+
+
+#: Tokens that an encoder–decoder writes, at most.
+_LONGEST = 128
+#: The mean and deviation of pixels where a folder says nothing.
+_GREY = (0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, how it runs, and what it reads."""
+
+    model: nn.Module
+    run: Callable[[], object]
+    texts: tuple[Text, ...]
+    title: str = ""
+    #: Modules whose attention is of the texts; None is all.
+    layers: tuple[str, ...] | None = None
+
+
+def subject(path: str, text: str | None, image: Path | None, target: str | None) -> Subject:
+    """Return the model at a path, and what it is to read.
+
+    Raises
+    ------
+    ValueError
+        If there is no such model, or it reads something else.
+    """
+    file, colon, function = path.rpartition(":")
+    if colon and file.endswith(".py"):
+        return _of_function(Path(file), function, [each for each in (text, image) if each is not None])
+    folder = pretrained.path(path) if path in pretrained.names() and not Path(path, CONFIG).exists() else Path(path)
+    described = read_json(folder / CONFIG)
+    described = described if isinstance(described, dict) else {}
+    seeing = described.get("vision_config")
+    if isinstance(seeing, dict) and "text_config" in described:
+        return _of_image_and_text(folder, described, seeing, image, text)
+    ours = described.get("format") == VISION_FORMAT
+    vision = ours or ("image_size" in described and "patch_size" in described)
+    if (image is not None) != vision:
+        wanted = (
+            ("--image", "be given for a model of images") if vision else ("--image", "be left out for one of texts")
+        )
+        raise rejected("look", *wanted, "none" if vision else image)
+    if vision:
+        assert image is not None
+        return _of_image_with_ours(folder, image) if ours else _of_image(folder, described, image)
+    if text is None:
+        raise rejected("look", "--text", "be given", "none")
+    if described.get("kind") in MODELS and "model_type" not in described:
+        return _translator(folder, text, target)
+    kind = described.get("model_type")
+    if kind is None or any(kind in family.types for family in FAMILIES):
+        loaded = load(folder, dtype=torch.float32)
+        model: Any = loaded if isinstance(loaded, EncoderLM | DecoderLM | Hosted) else loaded.model
+    else:
+        model = _hugging_face(folder, "AutoModel")
+        if model.config.is_encoder_decoder:
+            return _pair(folder, text, target)
+    if target is not None:
+        raise rejected("look", "--target", "be left out for a model that reads one text", repr(target))
+    numbers, read = _tokens(folder, text)
+    return Subject(model, lambda: model(torch.tensor([numbers])), (read,), text)
+
+
+def _hugging_face(folder: Path, kind: str) -> Any:
+    """Return a model that transformers knows; nothing is downloaded, no pickle and no code of a folder's is run."""
+    return load_module(folder, kind, torch.float32)
+
+
+def _tokens(folder: Path, text: str, argument: str = "--text") -> tuple[list[int], Text]:
+    """Return the numbers of a text, and their tokens."""
+    tokenizer = Tokenizer.load(folder)
+    plain, numbers = tokenizer.encode(text), tokenizer.encode(text, specials=True)
+    if not plain:
+        raise rejected("look", argument, "have a token", repr(text))
+    at = next(at for at in range(len(numbers)) if numbers[at : at + len(plain)] == plain)
+    special = [*range(at), *range(at + len(plain), len(numbers))]
+    return numbers, Text(tuple(map(_spelled, tokenizer.tokens(numbers))), tuple(special))
+
+
+def _spelled(token: str) -> str:
+    """Return a token with the space that its mark stands for."""
+    return f" {token[1:]}" if token[:1] in ("▁", "Ġ") else token
+
+
+def _pair(folder: Path, text: str, target: str | None) -> Subject:
+    """Look at an encoder–decoder of transformers that has written, or is given, what follows from a text."""
+    model = _hugging_face(folder, "AutoModelForSeq2SeqLM")
+    numbers, read = _tokens(folder, text)
+    source = torch.tensor([numbers])
+    begins = (model.config, model.generation_config)
+    if all(getattr(each, "decoder_start_token_id", None) is None for each in begins):
+        raise rejected("look", "MODEL", "say which token its decoder begins with", "no decoder_start_token_id")
+    if target is None:
+        with torch.no_grad():
+            written = model.generate(source, max_new_tokens=_LONGEST, do_sample=False, num_beams=1)[:, :-1]
+    else:
+        written = model.prepare_decoder_input_ids_from_labels(torch.tensor([_tokens(folder, target, "--target")[0]]))
+    tokens = tuple(map(_spelled, Tokenizer.load(folder).tokens(written[0].tolist())))
+    return Subject(model, lambda: model(input_ids=source, decoder_input_ids=written), (read, Text(tokens, (0,))), text)
+
+
+def _translator(folder: Path, text: str, target: str | None) -> Subject:
+    """Look at a model of ours that has written, or is given, what follows from a text."""
+    translator = SequenceModel.load(folder)
+    if target is None:
+        target = translator.predict([text])[0].text
+    source, written = translator.source.encode(text), translator.target.encode(target)
+    if not source or not written:
+        raise rejected("look", "--text", "be one for which the model writes something", repr(text))
+    read, lengths = pad([source])
+    before, _ = pad([[END, *written]])
+    # A recurrent decoder looks at the source as it writes a token, a Transformer as it has read the one before.
+    rows = [*written, END] if translator.kind == "recurrent" else [END, *written]
+    end = rows.index(END)
+    tokens = [tuple(map(_spelled, each)) for each in (translator.source.tokens(source), translator.target.tokens(rows))]
+    texts = (Text(tokens[0]), Text(tokens[1], (end,)))
+    return Subject(translator.model, lambda: translator.model.features(read, lengths, before), texts, text)
+
+
+def _of_image_with_ours(folder: Path, path: Path) -> Subject:
+    """Look at a vision transformer of ours, or a classifier on one."""
+    from PIL import Image
+
+    from regard_lab.data.images import read_image
+
+    loaded: Any = load(folder, dtype=torch.float32)
+    model = getattr(loaded, "model", loaded)
+    if not isinstance(model, VisionTransformer):
+        expected = "be a vision transformer, whose patches look at each other"
+        raise rejected("look", "MODEL", expected, f"a {type(model).__name__}")
+    how = Preprocessing.load(folder)
+    pixels = how.fit(read_image(path, function="look"))  # (height, width, channels)
+    rows, cols = ((side >> model.config.stem) // model.config.patch for side in pixels.shape[:2])
+    written, special = io.BytesIO(), tuple(range(model.config.leading))
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(written, "PNG")
+    names = [f"[{i}]" for i in special] + _patch_names(rows, cols)
+    text = Text(tuple(names), special, Patches(written.getvalue(), rows, cols, len(special)))
+    values = how.normalized(torch.from_numpy(pixels.copy())[None])
+    return Subject(model, lambda: model(values), (text,), path.name)
+
+
+def _of_image(folder: Path, described: Mapping[str, Any], path: Path) -> Subject:
+    """Look at a vision transformer, by whose size an image is cut into patches."""
+    model = _hugging_face(folder, "AutoModel")
+    values, written, (rows, cols) = _pixels(folder, described, path)
+    with torch.no_grad():
+        first = model(values).last_hidden_state.shape[1] - rows * cols  # [CLS], and what distillation or registers add
+    names = [f"[{i}]" for i in range(max(first, 0))] + _patch_names(rows, cols)
+    text = Text(tuple(names), tuple(range(max(first, 0))), Patches(written, rows, cols, max(first, 0)))
+    return Subject(model, lambda: model(values), (text,), path.name)
+
+
+def _of_image_and_text(
+    folder: Path, described: Mapping[str, Any], seeing: Mapping[str, Any], path: Path | None, text: str | None
+) -> Subject:
+    """Look at the language model of a vision–language model, which reads an image's patches before a text."""
+    if path is None or text is None:
+        got = "no image" if path is None else "no text"
+        raise rejected("look", "--image and --text", "be given for a model of both", got)
+    model = _hugging_face(folder, "AutoModelForImageTextToText")
+    mark = next((described[name] for name in ("image_token_id", "image_token_index") if name in described), None)
+    expected = "read an image of one size as one rectangle of tokens (a function in a file can make others)"
+    try:
+        values, written, sides = _pixels(folder, seeing, path)
+        with torch.no_grad():
+            count = model.get_image_features(pixel_values=values).pooler_output[0].shape[0]
+    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        raise rejected("look", "MODEL", expected, f"{described.get('model_type')} ({error!r})") from None
+    share = round((sides[0] * sides[1] / max(count, 1)) ** 0.5)  # patches along the side of one that are merged
+    rows, cols = (each // max(share, 1) for each in sides)
+    if rows * cols != count or mark is None:
+        raise rejected(
+            "look", "MODEL", expected, f"{described.get('model_type')} with {count} tokens for {sides} patches"
+        )
+    numbers, read = _tokens(folder, text)
+    first = next((at for at in range(len(numbers)) if at not in read.special), 0)  # behind what begins a text
+    tokens = (*read.tokens[:first], *_patch_names(rows, cols), *read.tokens[first:])
+    special = tuple(each if each < first else each + count for each in read.special)
+    ids = torch.tensor([[*numbers[:first], *[mark] * count, *numbers[first:]]])
+    texts = (Text(tokens, special, Patches(written, rows, cols, first)),)
+    layers = tuple(name for name, module in model.named_modules() if module is model.get_decoder())
+    return Subject(model, lambda: model(input_ids=ids, pixel_values=values), texts, f"{path.name}: {text}", layers)
+
+
+def _patch_names(rows: int, cols: int) -> list[str]:
+    return [f"patch {i // cols},{i % cols}" for i in range(rows * cols)]
+
+
+def _pixels(folder: Path, described: Mapping[str, Any], path: Path) -> tuple[Tensor, bytes, tuple[int, int]]:
+    """Return an image as a model reads it (1, 3, height, width), as a file, and its rows and columns of patches."""
+    from PIL import Image, UnidentifiedImageError
+
+    (height, width), (tall, wide) = (_pair_of(described[name]) for name in ("image_size", "patch_size"))
+    try:
+        with Image.open(path) as opened:
+            picture = opened.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise rejected("look", "--image", "be a picture that can be read", error) from None
+    file = folder / "preprocessor_config.json"
+    prepared = read_json(file) if file.exists() else {}
+    mean, deviation = (torch.tensor(prepared.get(name, _GREY))[:, None, None] for name in ("image_mean", "image_std"))
+    pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)
+    values: Tensor = ((pixels.float() / 255 - mean) / deviation)[None]
+    written = io.BytesIO()
+    picture.save(written, "PNG")
+    return values, written.getvalue(), (height // tall, width // wide)
+
+
+def _pair_of(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def _of_function(file: Path, name: str, given: Sequence[str | Path]) -> Subject:
+    """Look at the model that a function returns, with its inputs and, if it likes, its tokens."""
+    if not file.is_file():
+        raise rejected("look", "MODEL", "be a folder, or FILE.py:FUNCTION", f"{file}, which is not there")
+    spec = spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.path.insert(0, str(file.parent.resolve()))  # as python FILE.py does
+    spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise rejected("look", "MODEL", f"name a function in {file.name}", repr(name))
+    answer = function(*given)
+    if not isinstance(answer, tuple) or not 2 <= len(answer) <= 3 or not isinstance(answer[0], nn.Module):
+        expected = "return a module and its inputs, and, if it likes, its tokens"
+        raise rejected("look", f"{file.name}:{name}", expected, type(answer).__name__)
+    model, inputs, *tokens = answer
+    texts: tuple[Text, ...] = ()
+    if tokens:
+        one = all(isinstance(each, str) for each in tokens[0]) or isinstance(tokens[0], Text)
+        texts = tuple(each if isinstance(each, Text) else Text(tuple(each)) for each in (tokens if one else tokens[0]))
+    if isinstance(inputs, Mapping):
+        return Subject(model, lambda: model(**inputs), texts, name)
+    several = isinstance(inputs, tuple | list)
+    return Subject(model, lambda: model(*(inputs if several else (inputs,))), texts, name)
+
+
+# ``regard look``: what a model attends to in a text or an image -------------------------------------------------------
+
 
 #: Heads whose entropies stand side by side.
 _SHOWN = 16

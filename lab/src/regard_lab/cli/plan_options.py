@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from regard._schema import Options, option
+from regard._utils.options import Options, option
 from regard_lab.planner import OPTIMIZERS, PRECISIONS
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard.inspect import Alignment, draw, legend, save_html, save_plot
 from regard_cli.messages import ascii_only, echo, fail, report_errors, require_writable
 from regard_lab.generation.predictions import Prediction

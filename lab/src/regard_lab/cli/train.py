@@ -6,23 +6,22 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from regard._errors import described, rejected, unknown_name
+from regard._utils.errors import described, rejected, unknown_name
 from regard_cli.messages import Console, echo, report_errors
 from regard_lab.cli.runs import (
-    carry_out,
     change_options,
     gather_changes,
     read_options,
+    run_training,
     shown_options,
     training_changes,
 )
 from regard_lab.cli.translate import folder_of
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.models.attending import SCORES
-from regard_lab.tasks.translation.experiment import Experiment
 from regard_lab.tasks.translation.options import ExperimentOptions
 from regard_lab.tasks.translation.tasks import get_task
-from regard_lab.tasks.translation.warm_start import inherit_options
+from regard_lab.tasks.translation.training import Experiment, inherit_options
 
 #: What ``--attention`` may say beside a score, and the settings of the recurrent model it stands for.
 SHORT: dict[str, dict[str, Any]] = {
@@ -74,8 +73,8 @@ def run(
 def _train(console: Console, experiment: Experiment, resume: bool) -> None:
     task, out = experiment.options.task, experiment.folder
     piped = " < the same pairs" if experiment.options.data.data == "-" else ""
-    translator, ended = carry_out(console, experiment, task, resume, piped=piped)
-    if ended.best == 0 and not ended.guesses and experiment.options.training.metric == "bleu":
+    translator, ended = run_training(console, experiment, task, resume, piped=piped)
+    if ended.best == 0 and not ended.at_frequency_baseline and experiment.options.training.metric == "bleu":
         experiment.say(
             "BLEU is 0 where no four words in a row are right: --set training.metric=chrf ranks short texts."
         )

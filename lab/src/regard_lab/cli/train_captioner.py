@@ -8,15 +8,15 @@ from typing import Any
 
 from regard_cli.messages import Console, echo, report_errors
 from regard_lab.cli.runs import (
-    carry_out,
     change_options,
     gather_changes,
     read_options,
+    run_training,
     shown_options,
     training_changes,
 )
-from regard_lab.tasks.captioning.caption_options import CaptionOptions
-from regard_lab.tasks.captioning.captioning import Captioning
+from regard_lab.tasks.captioning.options import CaptionOptions
+from regard_lab.tasks.captioning.training import Captioning
 
 TASK = "captioner"
 _NAMES = {"rnn": "recurrent"}
@@ -50,7 +50,7 @@ def run(
             captioning = Captioning(chosen, out, console.print)
         captioning.progress = progress
         piped = " < the same lines" if "-" in (captioning.options.data.data, captioning.options.data.valid) else ""
-        carry_out(console, captioning, TASK, resume, piped=piped)
+        run_training(console, captioning, TASK, resume, piped=piped)
         where = shlex.quote(str(out))
         captioning.say(
             f"The model is in {out}. Now try:  regard caption photo.jpg --model {where} --attention attention.png"

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_cli.messages import Console, report_errors
-from regard_lab.cli.runs import carry_out, gather_changes, read_model_options, show_model_options, training_changes
+from regard_lab.cli.runs import gather_changes, read_model_options, run_training, show_model_options, training_changes
 from regard_lab.data.toml import read_toml
 from regard_lab.models.folders import OPTIONS
 from regard_lab.tasks.classification.image_options import TASK as IMAGES
-from regard_lab.tasks.classification.image_run import ImageTraining
-from regard_lab.tasks.classification.run import ClassificationRun
+from regard_lab.tasks.classification.image_training import ImageTraining
 from regard_lab.tasks.classification.text_options import ClassificationOptions
-from regard_lab.tasks.classification.text_run import FineTuning
+from regard_lab.tasks.classification.text_training import FineTuning
+from regard_lab.tasks.classification.training import ClassificationRun
 
 TASK = "classifier"
 
@@ -76,7 +76,7 @@ def run(
                 return
             run = kind.run(chosen, out, console.print)
         piped = " < the same lines" if "-" in run.sources() else ""
-        carry_out(console, run, TASK, resume, piped=piped)
+        run_training(console, run, TASK, resume, piped=piped)
         where = shlex.quote(str(out))
         run.say(f"The model is in {out}. Now try:  regard classify --model {where} {kind.try_out(run.options)}")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regard_cli.messages import Console, report_errors
-from regard_lab.cli.runs import carry_out, gather_changes, read_model_options, show_model_options, training_changes
+from regard_lab.cli.runs import gather_changes, read_model_options, run_training, show_model_options, training_changes
 from regard_lab.tasks.language.options import LanguageOptions
 from regard_lab.tasks.language.pretraining import Pretraining
 
@@ -30,7 +30,7 @@ def run(
                 return
             pretraining = Pretraining(chosen, out, console.print)
         piped = " < the same text" if "-" in pretraining.options.data.data else ""
-        carry_out(console, pretraining, TASK, resume, piped=piped)
+        run_training(console, pretraining, TASK, resume, piped=piped)
         where = shlex.quote(str(out))
         if pretraining.options.masked:
             pretraining.say(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard.inspect import draw, legend, save_html, save_plot
 from regard_cli.messages import ascii_only, echo, fail, note, report_errors, require_writable
 from regard_lab import pretrained
@@ -17,7 +17,7 @@ from regard_lab.generation.predictions import Prediction, PredictionOptions
 from regard_lab.generation.quantization import pack_weights, quantize
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.models.folders import CONFIG
-from regard_lab.models.transformer_decoder import TransformerSequenceDecoder
+from regard_lab.models.transformer import TransformerSequenceDecoder
 from regard_lab.tasks.translation.alignment.maps import alignment as aligned
 from regard_lab.tasks.translation.alignment.maps import record
 from regard_lab.tasks.translation.tasks import SpanCorruption

@@ -1,4 +1,4 @@
-"""Examples of unequal lengths as padded batches, with little padding."""
+"""Padded batches of pairs, of labelled texts and of labelled images."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
+from regard._utils.options import Options, option
+from regard_lab.data.images import Preprocessing
 from regard_lab.models.base import END, PAD
+from regard_lab.text.inputs import Inputs
 from regard_lab.text.ragged import Ragged
+
+# Examples of unequal lengths as padded batches, with little padding ---------------------------------------------------
+
 
 #: The most padding, as a share of real symbols, and the most pairs fewer in a batch, for which batches are mixed.
 _WASTE = 0.05
@@ -280,3 +287,331 @@ def _divisible(cuts: np.ndarray, world: int) -> np.ndarray:
             return np.delete(cuts, np.arange(1, 2 * over, 2))
         cuts = np.sort(np.concatenate([cuts, cuts[largest] + sizes[largest] // 2]))
     return cuts
+
+
+# Batches of texts with labels, those of similar lengths together ------------------------------------------------------
+# Dimensions: B batch, L tokens, N texts.
+
+
+@dataclass(frozen=True)
+class LabelBatch:
+    """Texts, padded with 0 behind, and their labels.
+
+    Attributes
+    ----------
+    tokens : Tensor (B, L), int64
+    labels : Tensor (B,), int64
+        Their numbers.
+    keep : Tensor (B, L) of bool or None
+        Which tokens are real; None where all are.
+    segments : Tensor (B, L), int64, or None
+        The segment of each token, where there are second texts.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    keep: Tensor | None = None
+    segments: Tensor | None = None
+
+    @property
+    def targets(self) -> Tensor:
+        """What is learned: the labels."""
+        return self.labels
+
+    def logits(self, model: nn.Module) -> Tensor:
+        """Return the logits (B, C) that a classifier makes of the texts."""
+        beside = {"keep": self.keep} | ({} if self.segments is None else {"segments": self.segments})
+        made: Tensor = model(self.tokens, **beside)
+        return made
+
+    @property
+    def examples(self) -> int:
+        """How many texts there are."""
+        return len(self.tokens)
+
+    @property
+    def count(self) -> int:
+        """How many tokens there are, without padding."""
+        return self.tokens.numel() if self.keep is None else int(self.keep.sum())
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> LabelBatch:
+        """Return the batch on another device."""
+        return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> LabelBatch:
+        """Return the batch in memory that is copied to a GPU without waiting."""
+        return self._with(Tensor.pin_memory)
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> LabelBatch:
+        keep, segments = (None if each is None else change(each) for each in (self.keep, self.segments))
+        return LabelBatch(change(self.tokens), change(self.labels), keep, segments)
+
+
+def label_batch(inputs: Inputs, labels: np.ndarray, rows: np.ndarray) -> LabelBatch:
+    """Return some texts as a batch; ``labels`` are those of all texts."""
+    tokens, lengths = inputs.tokens.padded(rows)
+    steps = torch.arange(tokens.shape[1])
+    keep = steps < lengths[:, None]
+    segments = None
+    if inputs.second is not None and inputs.segment:
+        behind = steps >= torch.from_numpy(inputs.second[rows].astype(np.int64))[:, None]
+        segments = inputs.segment * (behind & keep).long()
+    return LabelBatch(tokens, torch.from_numpy(labels[rows]), None if bool(keep.all()) else keep, segments)
+
+
+class LabelBatches:
+    """Shuffled batches, epoch after epoch without end; see :class:`~regard_lab.data.batches.Batches`.
+
+    Batch number k depends on the data, the seed and k alone.
+
+    Parameters
+    ----------
+    inputs : Inputs
+        N texts as tokens.
+    labels : ndarray (N,) of int64
+    size : int
+        Texts in a batch; some batches may have fewer.
+    seed : int, default 0
+    rank, world : int, default 0 and 1
+        Of ``world`` processes that train one model, each takes other batches, and equally many.
+
+    Raises
+    ------
+    ValueError
+        If there are no texts, or fewer than processes, or an argument is out of its range.
+
+    Examples
+    --------
+    >>> from regard_lab.text.inputs import Inputs
+    >>> inputs = Inputs(Ragged.of([[5, 6], [7]]), None, 0, np.zeros(2, bool))
+    >>> batch = LabelBatches(inputs, np.array([1, 0]), size=2).batch(0)
+    >>> sorted(zip(batch.tokens.tolist(), batch.labels.tolist())), batch.count
+    ([([5, 6], 1), ([7, 0], 0)], 3)
+    """
+
+    def __init__(
+        self, inputs: Inputs, labels: np.ndarray, *, size: int, seed: int = 0, rank: int = 0, world: int = 1
+    ) -> None:
+        if len(labels) != len(inputs):
+            raise rejected("LabelBatches", "labels", "be as many as texts", f"{len(labels)} for {len(inputs)} texts")
+        self._inputs, self._labels = inputs, labels
+        nothing = Ragged(np.zeros(0, np.int32), np.zeros(len(inputs) + 1, np.int64))
+        self._batches = Batches(inputs.tokens, nothing, size=size, seed=seed, rank=rank, world=world)
+
+    def __len__(self) -> int:
+        """Return the number of texts."""
+        return len(self._labels)
+
+    @property
+    def per_epoch(self) -> int:
+        """How many batches an epoch has (for each process)."""
+        return self._batches.per_epoch
+
+    def batch(self, number: int) -> LabelBatch:
+        """Return the batch of this number, counted from 0 through all epochs; any one at any time."""
+        return self._made(self._batches.batch(number))
+
+    def once(self) -> Iterator[LabelBatch]:
+        """Yield every text once, from short to long, in the same batches every time: to evaluate."""
+        return map(self._made, self._batches.once())
+
+    def _made(self, batch: Batch) -> LabelBatch:
+        assert batch.rows is not None
+        return label_batch(self._inputs, self._labels, batch.rows.numpy())
+
+
+# Batches of images with labels, changed at random from the seed and the batch's number alone --------------------------
+# Dimensions: N images, B batch, H and W pixels, C channels, K labels.
+
+
+@dataclass(frozen=True)
+class Augmentation(Options):
+    """What is changed at random in an image before it is learned from; by default nothing."""
+
+    flip: bool = option(False, "mirror every other image, left and right", flag="--flip",
+                        short="Mirror every other image.")  # fmt: skip
+    shift: int = option(0, "pixels that images are moved by at most, each way; those at the edge are repeated",
+                        least=0, most=1 << 10, flag="--shift", short="Pixels that images are moved by.")  # fmt: skip
+    cutout: int = option(0, "side of a square that is cut out at random places (DeVries 2017)", least=0, most=1 << 12,
+                         flag="--cutout", short="Side of a square that is cut out.")  # fmt: skip
+    mixup: float = option(0.0, "mix pairs of images, and their labels, by a share from Beta(α, α) of this α (Zhang "
+                               "2017)", least=0, most=16, flag="--mixup",
+                          short="Mix pairs of images by Beta(α, α).")  # fmt: skip
+
+    def apply(self, images: Tensor, targets: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Return images (B, C, H, W) and their targets, changed as the generator draws it.
+
+        Targets are probabilities of labels (B, K) where images are mixed. What is cut out is 0, the mean of the data.
+        """
+        B, _, H, W = images.shape
+        rows, columns = np.arange(H)[None].repeat(B, 0), np.arange(W)[None].repeat(B, 0)
+        if self.flip:
+            columns = np.where(random.random((B, 1)) < 0.5, columns[:, ::-1], columns)
+        if self.shift:
+            images = F.pad(images, (self.shift,) * 4, mode="replicate")
+            moved = random.integers(0, 2 * self.shift + 1, (2, B, 1))
+            rows, columns = rows + moved[0], columns + moved[1]
+        if self.flip or self.shift:
+            at = torch.from_numpy(rows)[:, None, :, None], torch.from_numpy(columns)[:, None, None, :]
+            images = images[torch.arange(B)[:, None, None, None], torch.arange(images.shape[1])[:, None, None], *at]
+        if self.cutout:
+            images = images * torch.from_numpy(_squares(B, H, W, self.cutout, random))
+        if self.mixup:
+            share, order = float(random.beta(self.mixup, self.mixup)), torch.from_numpy(random.permutation(B))
+            images = share * images + (1 - share) * images[order]
+            targets = share * targets + (1 - share) * targets[order]
+        return images, targets
+
+
+def _squares(B: int, H: int, W: int, side: int, random: np.random.Generator) -> np.ndarray:
+    """Return (B, 1, H, W) of 1, and of 0 in a square about a place of each image; it may reach over the edge."""
+    top, left = (random.integers(0, n, (B, 1)) - side // 2 for n in (H, W))
+    down, across = np.arange(H) - top, np.arange(W) - left
+    inside = ((down >= 0) & (down < side))[:, :, None] & ((across >= 0) & (across < side))[:, None]
+    return (~inside)[:, None].astype(np.float32)
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """Images and their labels.
+
+    Attributes
+    ----------
+    images : Tensor (B, C, H, W) of float32
+    labels : Tensor (B,) of int64
+        Their numbers.
+    targets : Tensor (B,) of int64, or (B, K) of float32
+        What is learned: the labels, or probabilities where images were mixed.
+    """
+
+    images: Tensor
+    labels: Tensor
+    targets: Tensor
+
+    @property
+    def examples(self) -> int:
+        """How many images there are."""
+        return len(self.images)
+
+    @property
+    def count(self) -> int:
+        """How many images there are: of each, one label is learned."""
+        return len(self.images)
+
+    def logits(self, model: nn.Module) -> Tensor:
+        """Return the logits (B, K) that a classifier makes of the images."""
+        made: Tensor = model(self.images)
+        return made
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> ImageBatch:
+        """Return the batch on another device."""
+        return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> ImageBatch:
+        """Return the batch in memory that is copied to a GPU without waiting."""
+        return self._with(Tensor.pin_memory)
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> ImageBatch:
+        return ImageBatch(change(self.images), change(self.labels), change(self.targets))
+
+
+class ImageBatches:
+    """Shuffled batches, epoch after epoch without end.
+
+    Batch number k, and what is changed in it, depends on the data, the seed and k alone: a run that was stopped goes on
+    with the same pixels.
+
+    Parameters
+    ----------
+    pixels : ndarray (N, H, W, C) of uint8
+    labels : ndarray (N,) of int64
+    preprocessing : Preprocessing
+        How pixels become numbers.
+    size : int
+        Images in a batch; the last of an epoch may have fewer.
+    classes : int
+        How many labels K there are.
+    augmentation : Augmentation, optional
+    seed : int, default 0
+    rank, world : int, default 0 and 1
+        Of ``world`` processes that train one model, each takes other batches, and equally many.
+
+    Raises
+    ------
+    ValueError
+        If there are no images, or fewer than processes, or an argument is out of its range.
+
+    Examples
+    --------
+    >>> pixels, labels = np.zeros((3, 4, 4, 1), np.uint8), np.array([0, 1, 1])
+    >>> batches = ImageBatches(pixels, labels, Preprocessing((4, 4), None, (0.0,), (1.0,)), size=2, classes=2)
+    >>> batches.per_epoch, batches.batch(0).images.shape, sum(each.count for each in batches.once)
+    (2, torch.Size([2, 1, 4, 4]), 3)
+    """
+
+    def __init__(
+        self,
+        pixels: np.ndarray,
+        labels: np.ndarray,
+        preprocessing: Preprocessing,
+        *,
+        size: int,
+        classes: int,
+        augmentation: Augmentation | None = None,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        if len(labels) != len(pixels):
+            raise rejected("ImageBatches", "labels", "be as many as images", f"{len(labels)} for {len(pixels)} images")
+        self._pixels, self._labels, self._preprocessing = pixels, labels, preprocessing
+        self._classes, self._seed, self._rank, self._world = classes, seed, rank, world
+        self._augmentation = None if augmentation == Augmentation() else augmentation
+        N = len(pixels)
+        alike = Ragged(np.zeros(N, np.int32), np.arange(N + 1))  # all of one length: shuffled without stretches
+        nothing = Ragged(np.zeros(0, np.int32), np.zeros(N + 1, np.int64))
+        self._batches = Batches(alike, nothing, size=size, seed=seed, rank=rank, world=world)
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self._labels)
+
+    @property
+    def per_epoch(self) -> int:
+        """How many batches an epoch has (for each process)."""
+        return self._batches.per_epoch
+
+    def batch(self, number: int) -> ImageBatch:
+        """Return the batch of this number, counted from 0 through all epochs; any one at any time."""
+        batch = self._batches.batch(number)
+        assert batch.rows is not None
+        made = self._made(batch.rows.numpy())
+        if self._augmentation is None:
+            return made
+        random = np.random.default_rng([self._seed, number * self._world + self._rank, 1])
+        targets = F.one_hot(made.labels, self._classes).float() if self._augmentation.mixup else made.labels
+        images, targets = self._augmentation.apply(made.images, targets, random)
+        return ImageBatch(images, made.labels, targets)
+
+    @property
+    def once(self) -> Sequence[ImageBatch]:
+        """Every image once, unchanged, in the same batches every time, made when they are asked for: to evaluate."""
+        return _Once([batch.rows.numpy() for batch in self._batches.once() if batch.rows is not None], self._made)
+
+    def _made(self, rows: np.ndarray) -> ImageBatch:
+        images = self._preprocessing.normalized(torch.from_numpy(self._pixels[rows]))
+        labels = torch.from_numpy(self._labels[rows])
+        return ImageBatch(images, labels, labels)
+
+
+class _Once(Sequence[ImageBatch]):
+    """Batches that are made when they are asked for: as pixels they take a quarter of the memory."""
+
+    def __init__(self, rows: list[np.ndarray], made: Callable[[np.ndarray], ImageBatch]) -> None:
+        self._rows, self._made = rows, made
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> ImageBatch:  # type: ignore[override]
+        return self._made(self._rows[index])

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.data.batches import Batch
 from regard_lab.data.images import Images, resize_image
 from regard_lab.data.pairs import Pairs, read_pairs

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._errors import described, rejected
+from regard._utils.errors import described, rejected
 from regard_lab.data.packing import IGNORE_INDEX
 from regard_lab.text.ragged import Ragged
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from regard._errors import rejected, unknown_name
-from regard._files import display_name, not_text, open_file
+from regard._utils.errors import rejected, unknown_name
+from regard._utils.files import display_name, not_text, open_file
 
 #: What a document is in a file of text.
 UNITS = ("file", "line", "paragraph")

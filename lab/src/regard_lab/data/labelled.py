@@ -12,8 +12,8 @@ from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 
-from regard._errors import rejected
-from regard._files import display_name
+from regard._utils.errors import rejected
+from regard._utils.files import display_name
 from regard_lab.data.pairs import Count, Tally, read_lines
 from regard_lab.models.folders import brief
 

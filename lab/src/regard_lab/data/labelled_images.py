@@ -15,13 +15,10 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from regard._errors import rejected, rejection
-from regard._files import read_bytes
-from regard._memory import available_memory
-from regard_lab.data.image_processor import ImageProcessor
-from regard_lab.data.images import ImageFileError, open_images
+from regard._utils.errors import available_memory, rejected, rejection
+from regard._utils.files import read_bytes
+from regard_lab.data.images import ImageFileError, ImageProcessor, Preprocessing, open_images
 from regard_lab.data.labelled import Labelled
-from regard_lab.data.preprocessing import Preprocessing
 from regard_lab.models.folders import brief
 
 #: The magic numbers of IDX files of bytes, by their dimensions.

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from itertools import count, zip_longest
 from pathlib import Path
 
-from regard._errors import rejected
-from regard._files import DAMAGED, display_name, not_text, open_file
+from regard._utils.errors import rejected
+from regard._utils.files import DAMAGED, display_name, not_text, open_file
 from regard_lab.data.documents import read_documents
-from regard_lab.text.normalization import normalize
+from regard_lab.text.words import normalize
 
 #: Bytes of a line; a file of gigabytes without a line feed is no text.
 _LONGEST_LINE = 1 << 20

@@ -6,8 +6,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from regard._errors import rejected
-from regard._files import read_bytes
+from regard._utils.errors import rejected
+from regard._utils.files import read_bytes
 
 #: Bytes of a file of options; tables and arrays that may stand in each other in it.
 _LARGEST, _DEPTH = 1 << 20, 8

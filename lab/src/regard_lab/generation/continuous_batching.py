@@ -15,22 +15,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._aux import Aux, AuxRequest
-from regard._constraints import Integer
-from regard._errors import described, rejected
-from regard.nn.slot_cache import Slots
-from regard_lab.generation.requests import (
-    Attended,
+from regard._utils.constraints import Integer
+from regard._utils.errors import described, rejected
+from regard.engines.aux import Aux, AuxRequest
+from regard_lab.generation.sampling import (
     GenerationOptions,
     Request,
+    SamplingOptions,
     Stops,
     Token,
+    TokenAttention,
     checked_prompt,
     checked_stops,
+    drawn,
     positions_left,
+    probabilities,
+    processed,
 )
-from regard_lab.generation.sampling import SamplingOptions, drawn, probabilities, processed
 from regard_lab.models import DecoderLM
+from regard_lab.models.slot_cache import Slots
 
 #: Of the tokens of a group that joins, at most this share is padding.
 _PADDING = 0.25
@@ -304,7 +307,7 @@ class Batcher:
         if told[0].topk is not None:
             weights = torch.stack([aux.topk.weights[:, :, 0] for aux in told if aux.topk], 1)  # (B, A, H, k)
             indices = torch.stack([aux.topk.indices[:, :, 0] for aux in told if aux.topk], 1)
-            return [Attended(*pair) for pair in zip(weights.cpu(), indices.cpu())]
+            return [TokenAttention(*pair) for pair in zip(weights.cpu(), indices.cpu())]
         weights = torch.stack(
             [aux.weights[:, :, 0] for aux in told if aux.weights is not None], 1
         ).cpu()  # (B, A, H, S)
@@ -316,9 +319,9 @@ class Batcher:
             made[..., steps] = weights[i][..., places]
             if request.topk:
                 most = made.topk(min(request.topk, made.shape[-1]))
-                found.append(Attended(most.values, most.indices))
+                found.append(TokenAttention(most.values, most.indices))
             else:
-                found.append(Attended(made))
+                found.append(TokenAttention(made))
         return found
 
     def _leave(self, gone: list[int]) -> None:

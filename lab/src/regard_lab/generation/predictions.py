@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from regard._schema import Options, option, section
+from regard._utils.options import Options, option, section
 from regard_lab.generation.beam_search import SearchOptions
-from regard_lab.text.sentences import DENSE
 from regard_lab.text.vocabulary import Word
+from regard_lab.text.words import DENSE
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class PredictionOptions(Options):
     #: Otherwise, or where the model has no attention, only what the vocabulary can spell is written.
     replace_unknown: bool = option(True, "write the source word with the most attention in place of one that the "
                                    "vocabulary cannot spell")  # fmt: skip
-    #: See :func:`regard_lab.text.sentences.sentences`. None: unless the model learned from lines of several sentences.
+    #: See :func:`regard_lab.text.words.sentences`. None: unless the model learned from lines of several sentences.
     #: Only texts are taken apart, not letters or other symbols.
     split: bool | None = option(None, "a line sentence by sentence, or at once; else as learned", kind=bool,
                                 flag="--split/--whole")  # fmt: skip

@@ -12,17 +12,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from regard._constraints import Integer
-from regard._errors import described, rejected
-from regard.nn.slot_cache import Slots
+from regard._utils.constraints import Integer
+from regard._utils.errors import described, rejected
 from regard_lab.generation.beam_search import Hypothesis, SearchOptions, search
 from regard_lab.generation.continuous_batching import evaluating
-from regard_lab.generation.generation import Prompts
-from regard_lab.generation.requests import checked_prompt, positions_left
-from regard_lab.generation.stepwise import StepwiseDecoder
+from regard_lab.generation.generation import Prompts, StepwiseDecoder
+from regard_lab.generation.sampling import checked_prompt, positions_left
 from regard_lab.models import DecoderLM
 from regard_lab.models.base import END
 from regard_lab.models.hugging_face.hosted import HostedWriter
+from regard_lab.models.slot_cache import Slots
 
 #: A search numbers symbols from here on; those before are its own padding and end mark.
 FIRST = 2

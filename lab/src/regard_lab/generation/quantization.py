@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from regard._errors import described, rejected
+from regard._utils.errors import described, rejected
 from regard.nn import MultiheadAttention, TransformerDecoderLayer, TransformerEncoderLayer
-from regard.nn.packed_weight import PackedWeight, can_pack
 from regard_lab.models import DecoderLM
-from regard_lab.models.transformer_decoder import TransformerSequenceDecoder
+from regard_lab.models.packed_weight import PackedWeight, can_pack
+from regard_lab.models.transformer import TransformerSequenceDecoder
 
 M = TypeVar("M", DecoderLM, TransformerSequenceDecoder)
 

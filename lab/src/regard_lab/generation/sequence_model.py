@@ -1,29 +1,33 @@
-"""A trained model with its vocabularies: saved, loaded, and put to lines of text.
+"""Encoder–decoders with their vocabularies: texts in, texts out, forced targets and unknown words included.
 
-Dimensions: A attention maps, T target tokens, S source tokens.
+Dimensions: T target tokens, S source tokens.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from regard._errors import described, rejected, unknown_name
-from regard._memory import fitting
+from regard._utils.errors import described, fitting, rejected, unknown_name
 from regard_lab.data.batches import length_batches
 from regard_lab.generation.beam_search import Hypothesis, search
-from regard_lab.generation.detokenization import Line, detokenize
-from regard_lab.generation.forced import pad_to_device, score_targets
-from regard_lab.generation.predictions import Prediction, PredictionOptions, join_sentences
-from regard_lab.generation.unknown_words import restore_words
+from regard_lab.generation.predictions import (
+    Prediction,
+    PredictionOptions,
+    join_sentences,
+    merge_duplicates,
+    with_alternatives,
+)
 from regard_lab.models import RecurrentConfig, TransformerConfig
-from regard_lab.models.base import EncoderDecoder
+from regard_lab.models.base import END, EncoderDecoder
 from regard_lab.models.folders import (
     CONFIG,
     build_model,
@@ -33,9 +37,192 @@ from regard_lab.models.folders import (
     load_weights,
     save_model,
 )
+from regard_lab.models.packed_weight import PackedWeight
 from regard_lab.models.registry import MODELS
-from regard_lab.text.sentences import PARAGRAPHS, sentences
-from regard_lab.text.vocabulary import SymbolVocabulary, Vocabulary
+from regard_lab.text.ragged import pad
+from regard_lab.text.vocabulary import UNKNOWN, SymbolVocabulary, Vocabulary, Word
+from regard_lab.text.words import PARAGRAPHS, normalize, sentences
+from regard_lab.training.objectives import cross_entropy
+
+# Replace words that a vocabulary cannot spell, by the source words that were attended to ------------------------------
+
+
+def words_of_tokens(vocabulary: Vocabulary, text: str, tokens: int) -> list[str]:
+    """Return the word of a text itself in which each of its tokens stands, punctuation around it apart."""
+    text = normalize(text, vocabulary.lowercase)
+    words = [(word, len(vocabulary.encode(word))) for word in text.split()]
+    words_of = [word for word, tokens in words for _ in range(tokens)]
+    words_of = list(text) if len(words_of) < tokens else words_of  # spaces are tokens, too: each character is
+    signs = "".join(sign for sign in set(text) if unicodedata.category(sign).startswith("P"))
+    return [word.strip(signs) or word for word in words_of]
+
+
+def restore_words(vocabulary: Vocabulary, text: str, numbers: Sequence[int]) -> list[Word]:
+    """Return the words of a text's numbers; those that are not wholly known are as the text has them."""
+    words = vocabulary.words(numbers)
+    if UNKNOWN not in numbers:
+        return words
+    whole = words_of_tokens(vocabulary, text, len(numbers))
+    unknown = [UNKNOWN in numbers[word.tokens.start : word.tokens.stop] for word in words]
+    return [replace(word, text=whole[word.tokens.start]) if new else word for word, new in zip(words, unknown)]
+
+
+def replace_unknown(
+    vocabulary: Vocabulary, numbers: Sequence[int], words: Sequence[Word], whole: Sequence[str], alignment: Tensor
+) -> tuple[str, list[Word]]:
+    """Return a text and its words, of which those that are not wholly known become the source words looked at.
+
+    Parameters
+    ----------
+    vocabulary : Vocabulary
+    numbers : sequence of int (T,)
+    words : sequence of Word
+        Which of them make up words.
+    whole : sequence of str (S,)
+        The word of the source in which each of its tokens stands.
+    alignment : Tensor (T, S)
+    """
+    most = alignment.argmax(-1).tolist()  # (T,)
+    known: list[int] = []
+    replaced, replacements = [], []
+    for word in words:
+        own = list(numbers[word.tokens.start : word.tokens.stop])
+        if UNKNOWN in own:
+            word = replace(word, text=whole[most[word.tokens.start + own.index(UNKNOWN)]])
+            replacements.append(" " * vocabulary.tokens(own[:1])[0].startswith("▁") + word.text)
+            own = [UNKNOWN]
+        known += own
+        replaced.append(word)
+    return vocabulary.decode(known, replacements), replaced
+
+
+# Forced decoding: scores of given targets, and the attention with which they are written ------------------------------
+# Dimensions: A attention maps, T target tokens, S source tokens.
+
+
+#: The numbers of a source and of a target.
+Numbers = tuple[Sequence[int], Sequence[int]]
+
+
+def pad_to_device(model: EncoderDecoder, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Return sequences as a tensor (B, S) and their lengths (B,), where the model is."""
+    device = next(model.parameters()).device
+    numbers, lengths = pad(sequences)
+    return numbers.to(device), lengths.to(device)
+
+
+@torch.no_grad()
+def score_targets(model: EncoderDecoder, pairs: Sequence[Numbers]) -> list[float]:
+    """Return the log-probability of targets with their end marks."""
+    sources = pad_to_device(model, [source for source, _ in pairs])
+    target, _ = pad_to_device(model, [[*target, END] for _, target in pairs])
+    before = torch.cat([target.new_full((len(pairs), 1), END), target[:, :-1]], 1)
+    weight, bias = model.projection
+    weight = weight.unpacked() if isinstance(weight, PackedWeight) else weight
+    _, each = cross_entropy(model.features(*sources, before), (weight, bias), target)  # (B, T)
+    return list(each.double().sum(1).tolist())
+
+
+@torch.no_grad()
+def attention_maps(model: EncoderDecoder, pairs: Sequence[Numbers]) -> list[Tensor]:
+    """Return the attention weights (A, T, S) with which targets were written for sources."""
+    if not pairs:
+        return []
+    source, lengths = pad_to_device(model, [source for source, _ in pairs])
+    target, _ = pad_to_device(model, [[END, *target[:-1]] for _, target in pairs])
+    weights = model.align(source, lengths, target).cpu()
+    return [each[:, : len(target), : len(source)] for each, (source, target) in zip(weights, pairs)]
+
+
+def attention_weights(model: EncoderDecoder, pairs: Sequence[Numbers], name: str | None) -> list[Tensor]:
+    """Return the weights (T, S) of one attention map, or the mean of all, with which targets were written."""
+    place = slice(None) if name is None else [model.maps.index(name)]
+    return [each[place].mean(0) for each in attention_maps(model, pairs)]
+
+
+@torch.no_grad()
+def posteriors(model: EncoderDecoder, pairs: Sequence[Numbers], name: str | None) -> list[Tensor]:
+    """Return how much of each token of targets is due to each source token, (T, S), by one map or the mean of all."""
+    if not pairs:
+        return []
+    source, lengths = pad_to_device(model, [source for source, _ in pairs])
+    target, _ = pad_to_device(model, [[END, *target[:-1]] for _, target in pairs])
+    written, _ = pad_to_device(model, [target for _, target in pairs])
+    posterior = model.posterior(source, lengths, target, written, name).cpu()
+    return [each[: len(target), : len(source)] for each, (source, target) in zip(posterior, pairs)]
+
+
+# Turn the hypotheses of a search into predictions: text, words and alignment ------------------------------------------
+# Dimensions: A attention maps, T target tokens, S source tokens.
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line as the model reads it, with the hypotheses of a search."""
+
+    text: str
+    numbers: list[int]
+    note: str = ""
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+
+
+def detokenize(model: SequenceModel, batch: Sequence[Line], options: PredictionOptions) -> Iterator[Prediction]:
+    """Yield the predictions for some lines."""
+    wanted = [
+        (line.numbers, each.numbers)
+        for line in batch
+        for each in line.hypotheses
+        if options.alignment or (options.replace_unknown and UNKNOWN in each.numbers)
+    ]
+    weights = iter(attention_maps(model.model, wanted) if model.model.maps else [None] * len(wanted))
+    for line in batch:
+        predictions = []
+        for each in line.hypotheses:
+            unknown = options.replace_unknown and UNKNOWN in each.numbers
+            alignment = next(weights) if options.alignment or unknown else None
+            predictions.append(_prediction(model, line, each, alignment, options))
+        yield (
+            with_alternatives(predictions)
+            if options.search.sample
+            else merge_duplicates(predictions, options.search.n_best)
+        )
+
+
+def _prediction(
+    model: SequenceModel, line: Line, hypothesis: Hypothesis, alignment: Tensor | None, options: PredictionOptions
+) -> Prediction:
+    """Return a prediction, with the alignment (A, T, S) if it was asked for."""
+    text, words, aligning = model.target.decode(hypothesis.numbers), None, model.aligning
+    if options.replace_unknown and alignment is not None and UNKNOWN in hypothesis.numbers:
+        words = model.target.words(hypothesis.numbers)
+        read = words_of_tokens(model.source, line.text, len(line.numbers))
+        weights = alignment.mean(0) if aligning is None else alignment[model.model.maps.index(aligning)]
+        text, words = replace_unknown(model.target, hypothesis.numbers, words, read, weights)
+    prediction = Prediction(
+        line.text,
+        text,
+        tuple(model.source.tokens(line.numbers)),
+        tuple(model.target.tokens(hypothesis.numbers)),
+        hypothesis.score,
+        hypothesis.normalized,
+        note=line.note,
+    )
+    if not options.alignment:
+        return prediction
+    target_words = model.target.words(hypothesis.numbers) if words is None else words
+    return replace(
+        prediction,
+        maps=model.model.maps,
+        alignment=alignment,
+        aligning=aligning,
+        source_words=tuple(restore_words(model.source, line.text, line.numbers)),
+        words=tuple(target_words),
+    )
+
+
+# A trained model with its vocabularies: saved, loaded, and put to lines of text ---------------------------------------
+# Dimensions: A attention maps, T target tokens, S source tokens.
+
 
 FORMAT, VERSION = "regard.sequences", 1
 SOURCE, TARGET = "source.json", "target.json"

@@ -14,20 +14,23 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from regard._constraints import Integer
-from regard._errors import described, rejected
+from regard._utils.constraints import Integer
+from regard._utils.errors import described, rejected
 from regard.nn import KVCache
 from regard_lab.generation.continuous_batching import evaluating
-from regard_lab.generation.requests import (
+from regard_lab.generation.sampling import (
+    Draws,
     GenerationOptions,
     Request,
+    SamplingOptions,
     Stops,
     Token,
     checked_prompt,
     checked_stops,
+    drawn,
     positions_left,
+    probabilities,
 )
-from regard_lab.generation.sampling import Draws, SamplingOptions, drawn, probabilities
 from regard_lab.models import DecoderLM
 
 

@@ -14,18 +14,25 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard import masks
-from regard._aux import Aux, AuxRequest
-from regard._errors import described, rejected
-from regard._schema import option
+from regard._utils.errors import described, rejected
+from regard._utils.options import option
+from regard.engines.aux import Aux, AuxRequest
 from regard.masks import Mask, MaskLike
-from regard.nn import KVCache
-from regard.nn.linear_cache import LinearCache
-from regard.nn.linear_self_attention import FEATURE_MAPS
-from regard.nn.slot_cache import SlotCache, Slots
-from regard_lab.models._block import Block, BlockStack, PositionEmbedding, draw, embedded, norm, rotary
-from regard_lab.models._parts import size, vocabulary_scores
-from regard_lab.models.language_config import LanguageConfig
+from regard.nn import KVCache, LinearCache
+from regard.nn.linear.self_attention import FEATURE_MAPS
+from regard_lab.models.attending import size, vocabulary_scores
+from regard_lab.models.language_blocks import (
+    Block,
+    BlockStack,
+    LanguageConfig,
+    PositionEmbedding,
+    draw,
+    embedded,
+    norm,
+    rotary,
+)
 from regard_lab.models.pooling import OF_DECODERS, pooled
+from regard_lab.models.slot_cache import LinearSlotCache, SlotCache, Slots
 
 __all__ = ["PRESETS", "DecoderLM", "DecoderLMConfig"]
 
@@ -191,7 +198,7 @@ class DecoderLM(BlockStack):
         """
         self._check(tokens, caches)
         cache = None if caches is None else caches[0]
-        slots = None if cache is None or isinstance(cache, KVCache) else cache.slots
+        slots = cache.slots if isinstance(cache, (SlotCache, LinearSlotCache)) else None
         if slots is not None:
             slots.begin()
             at, mask = slots.positions, self._slot_mask(slots, mask)
@@ -242,7 +249,7 @@ class DecoderLM(BlockStack):
     def slot_caches(self, slots: Slots, prefixes: Sequence[tuple[Tensor, Tensor] | None] | None = None) -> list[Any]:
         """Return a cache for each layer of sequences in slots, with the keys and values before all of them, if any."""
         if self.config.linear:
-            return [LinearCache(slots) for _ in self.blocks]
+            return [LinearSlotCache(slots) for _ in self.blocks]
         return [SlotCache(slots, each) for each in prefixes or [None] * len(self.blocks)]
 
     @property

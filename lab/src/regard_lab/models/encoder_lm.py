@@ -16,14 +16,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import masks
-from regard._aux import Aux, AuxRequest
-from regard._errors import described, rejected, shape
-from regard._schema import option
+from regard._utils.errors import described, rejected, shape
+from regard._utils.options import option
+from regard.engines.aux import Aux, AuxRequest
 from regard.masks import Mask, MaskLike
-from regard.nn.feed_forward import ACTIVATIONS
-from regard_lab.models._block import Block, BlockStack, PositionEmbedding, draw, embedded, norm, rotary
-from regard_lab.models._parts import DEEPEST, size
-from regard_lab.models.language_config import LanguageConfig
+from regard.nn.transformer import ACTIVATIONS
+from regard_lab.models.attending import DEEPEST, size
+from regard_lab.models.language_blocks import (
+    Block,
+    BlockStack,
+    LanguageConfig,
+    PositionEmbedding,
+    draw,
+    embedded,
+    norm,
+    rotary,
+)
 from regard_lab.models.pooling import OF_ENCODERS, pooled
 
 __all__ = ["PRESETS", "EncoderLM", "EncoderLMConfig"]

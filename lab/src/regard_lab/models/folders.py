@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from regard._errors import rejected
-from regard._writing import write_together
+from regard._utils.errors import rejected
+from regard._utils.files import write_together
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 #: What the folder of a training run has from its start on; the model is written at its end.

@@ -1,7 +1,4 @@
-"""Heads on language models: labels of sequences, of tokens, and of pairs of sequences.
-
-Dimensions: B batch, L tokens, E width, C labels.
-"""
+"""Heads on language models: labels of sequences, of tokens, and of pairs of sequences."""
 
 from __future__ import annotations
 
@@ -15,12 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import masks
-from regard._constraints import Integer, probability, size
-from regard._errors import rejected, unknown_name
-from regard._tracing import is_blind
+from regard._utils.constraints import Integer, probability, size
+from regard._utils.errors import rejected, unknown_name
+from regard._utils.tracing import values_unavailable
 from regard_lab.models.decoder_lm import DecoderLM
 from regard_lab.models.encoder_lm import EncoderLM
 from regard_lab.models.pooling import WINDOW, WindowFeatures, pooled
+
+# Dimensions: B batch, L tokens, E width, C labels.
+
 
 #: What scores of labels mean: one label is right, each may be, or they are the values themselves.
 PROBLEMS = ("single_label", "multi_label", "regression")
@@ -102,7 +102,7 @@ class Head(nn.Module, ABC):
         if isinstance(self.model, EncoderLM):
             return self.model(tokens, keep=keep, **inputs)
         # What reads forward never sees padding that stands behind.
-        if keep is not None and (is_blind(keep) or bool((keep[:, 1:] & ~keep[:, :-1]).any())):
+        if keep is not None and (values_unavailable(keep) or bool((keep[:, 1:] & ~keep[:, :-1]).any())):
             inputs["mask"] = masks.key_padding(keep)
         return self.model.features(tokens, **inputs)
 
@@ -130,7 +130,7 @@ class SequenceClassifier(Head):
         As :class:`Head` has them.
     filters : int, default 0
         Where it is above 0, what so many filters find in windows of each width is scored, in place of one row that
-        stands for the sequence; see :class:`~regard_lab.models.pooling.WindowFeatures`.
+        stands for the sequence; see :class:`~regard_lab.models.heads.WindowFeatures`.
     window, narrowest : int, default 3 and 1
         Tokens of the widest and of the narrowest window.
     means : bool, default True

@@ -10,8 +10,8 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from regard._constraints import probability
-from regard._errors import rejected
+from regard._utils.constraints import probability
+from regard._utils.errors import rejected
 from regard_lab.models.resnet import ResNet
 from regard_lab.models.vision_transformer import VisionTransformer
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard._constraints import probability, size
-from regard._errors import rejected
+from regard._utils.constraints import probability, size
+from regard._utils.errors import rejected
 
 #: Where adapters stand by default: at all linear layers of a language model's blocks (Dettmers 2023, arXiv 2305.14314).
 TARGETS = ("attention.qkv", "attention.out", "feed_forward.gate", "feed_forward.up", "feed_forward.down")

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard._constraints import size
-from regard._errors import rejected
+from regard._utils.constraints import size
+from regard._utils.errors import rejected
 
 #: What can stand for a sequence of a model that reads both ways, and of one that reads forward.
 OF_ENCODERS, OF_DECODERS = ("first", "mean", "max"), ("last", "mean", "max")

@@ -12,9 +12,9 @@ from typing import Any, Self
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard._constraints import floats
-from regard._errors import rejected, shape, unknown_name
-from regard._schema import Options, option
+from regard._utils.constraints import floats
+from regard._utils.errors import rejected, shape, unknown_name
+from regard._utils.options import Options, option
 from regard.nn import (
     CBAM,
     ECA,
@@ -25,7 +25,7 @@ from regard.nn import (
     SpatialAttention,
     SqueezeExcitation,
 )
-from regard_lab.models._parts import DEEPEST, size
+from regard_lab.models.attending import DEEPEST, size
 
 __all__ = ["ATTENTIONS", "PRESETS", "ResNet", "ResNetConfig"]
 

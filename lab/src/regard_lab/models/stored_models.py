@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard._errors import rejected, rejection
-from regard._writing import write_together
+from regard._utils.errors import rejected, rejection
+from regard._utils.files import write_together
 from regard_lab.models.decoder_lm import DecoderLM, DecoderLMConfig
 from regard_lab.models.encoder_lm import EncoderLM, EncoderLMConfig
 from regard_lab.models.folders import (
@@ -32,9 +32,8 @@ from regard_lab.models.folders import (
 )
 from regard_lab.models.heads import Head, LanguageModel, PairClassifier, SequenceClassifier, TokenClassifier
 from regard_lab.models.hugging_face.hosted import INSTALL, Hosted, HostedImageClassifier, host
-from regard_lab.models.hugging_face.keys import Described
 from regard_lab.models.hugging_face.reading import FAMILIES, head_of, head_rules, read_folder, theirs_of, whole_name
-from regard_lab.models.hugging_face.rules import Family
+from regard_lab.models.hugging_face.rules import Described, Family
 from regard_lab.models.image_classifier import ImageClassifier, VisionModel
 from regard_lab.models.resnet import ResNet, ResNetConfig
 from regard_lab.models.vision_transformer import VisionTransformer, VisionTransformerConfig

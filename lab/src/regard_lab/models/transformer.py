@@ -1,14 +1,424 @@
-"""The Transformer encoder–decoder: reads one sequence, writes another, with attention alone.
-
-Dimensions: B batch, S source steps, E width.
-"""
+"""The Transformer encoder–decoder, its config and presets included."""
 
 from __future__ import annotations
 
+import copy
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard_lab.models.transformer_config import PRESETS, TransformerConfig
-from regard_lab.models.transformer_decoder import Memory, State, TransformerSequenceDecoder
+from regard import AuxRequest
+from regard._utils.errors import rejected
+from regard._utils.options import option
+from regard.nn import (
+    LearnedPositions,
+    MultiheadAttention,
+    Rotary,
+    SinusoidalPositions,
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+)
+from regard.nn._base import zero_padding
+from regard.nn.positions.encodings import wide
+from regard_lab.models.attending import (
+    DEEPEST,
+    SCORES,
+    TIES,
+    Config,
+    Output,
+    check_probability,
+    find_map,
+    scheduled_sampling,
+    scorer,
+    share,
+    size,
+)
+from regard_lab.models.base import EncoderDecoder
+from regard_lab.models.beam_cache import (
+    BeamCache,
+    KeyRows,
+    can_attend_packed,
+    cross_attention,
+    packed_self_attention,
+    project_memory,
+    self_attention_step,
+)
+from regard_lab.models.packed_weight import PackedWeight, can_pack
+
+# The config of a Transformer encoder–decoder, and presets by name -----------------------------------------------------
+
+
+NORMS, POSITIONS = ("post", "pre"), ("sinusoidal", "learned", "rotary")
+ACTIVATIONS, NORMALIZERS = ("relu", "gelu"), ("softmax", "sparsemax", "entmax15", "entmax", "sigmoid")
+
+
+@dataclass(frozen=True)
+class TransformerConfig(Config):
+    """Everything that a :class:`~regard_lab.models.TransformerEncoderDecoder` is built from."""
+
+    function: ClassVar[str] = "TransformerConfig"
+    width: int = size(512, "width E of the rows")
+    heads: int = size(8, "number of heads, which divides the width")
+    #: Shazeer 2019, Ainslie 2023.
+    kv_heads: int | None = size(None, "heads of keys and values, which divide the others; as many by default")
+    encoder_layers: int = size(6, "layers of the encoder", DEEPEST)
+    decoder_layers: int = size(6, "layers of the decoder", DEEPEST)
+    feedforward: int = size(2048, "width of the hidden layer between attentions")
+    dropout: float = share(0.1, "share zeroed of embeddings and of what each block adds (Vaswani 2017)")
+    attention_dropout: float = share(0.0, "share zeroed of attention weights")
+    activation_dropout: float = share(0.0, "share zeroed of the features between a block's two layers")
+    activation: str = option("relu", "of the hidden layer", known=ACTIVATIONS)
+    #: Sums (Vaswani 2017), or what enters a block (Xiong 2020, arXiv 2002.04745).
+    norm: str = option("post", "what is normalized", known=NORMS)
+    score: str = option("scaled_dot", "how queries and keys compare within a head", known=SCORES)
+    normalizer: str = option("softmax", "of the scores", known=NORMALIZERS)
+    #: Waves or learned rows that are added to the embeddings, or turned queries and keys.
+    positions: str = option("sinusoidal", "what tells positions", known=POSITIONS)
+    longest: int = size(1024, "positions that learned ones and the score 'location' know")
+    #: Press & Wolf 2017, arXiv 1608.05859; with "all" it is the source embedding, too, of one vocabulary for both.
+    tied: str = option("target", "whether the target embedding also scores the vocabulary", known=TIES)
+
+    def check(self) -> None:
+        """Raise where fields contradict each other."""
+        self.check_tied(self.tied)
+        if self.width % self.heads:
+            raise self.refused("heads", f"divide width {self.width}", self.heads)
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise self.refused("kv_heads", f"divide heads {self.heads}", self.kv_heads)
+        if self.positions == "rotary" and self.width // self.heads % 2:
+            got = f"{self.width} over {self.heads}"
+            raise self.refused("width", "be an even number for each head where positions is 'rotary'", got)
+
+    @classmethod
+    def presets(cls) -> Mapping[str, Mapping[str, Any]]:
+        return PRESETS
+
+
+#: Settings by name; those of papers have the papers' sizes. Where source and target share one vocabulary, as in
+#: Vaswani 2017, add ``tied="all"``.
+PRESETS: dict[str, dict[str, Any]] = {
+    "small": {"width": 256, "heads": 4, "encoder_layers": 3, "decoder_layers": 3, "feedforward": 1024, "norm": "pre"},
+    "base": {"width": 384, "heads": 6, "encoder_layers": 4, "decoder_layers": 4, "feedforward": 1536, "norm": "pre"}
+    | {"dropout": 0.2},
+    "multi30k": {"width": 128, "heads": 4, "encoder_layers": 4, "decoder_layers": 4, "feedforward": 256}
+    | {"dropout": 0.3},
+    "vaswani2017-base": {"width": 512, "heads": 8, "feedforward": 2048, "dropout": 0.1},
+    "vaswani2017-big": {"width": 1024, "heads": 16, "feedforward": 4096, "dropout": 0.3},
+}
+
+
+# The decoder half of a Transformer: writes a sequence for whatever rows it attends to ---------------------------------
+# Dimensions: B sequences, I sources, S rows of a source, T target steps, K beams, L rows of a call (T or 1), E width, H
+# heads, N target vocabulary.
+
+
+#: Sources that are read at once, of similar lengths.
+_ALIKE = 16
+#: Steps that positions are made for at once.
+_STEPS = 64
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The encoder's output for B sources.
+
+    Attributes
+    ----------
+    layers : tuple of KeyRows
+        The keys and values that each layer of the decoder makes of the encoder's rows, projected once.
+    """
+
+    layers: tuple[KeyRows, ...]
+
+    def select(self, rows: Tensor) -> Memory:
+        """Return these rows in this order."""
+        return Memory(tuple(each.select(rows) for each in self.layers))
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the decoder stands, for R rows: sequences, or their beams.
+
+    Attributes
+    ----------
+    caches : tuple of BeamCache
+        The keys and values of the steps so far, for each layer. They may hold later steps, too: those of a state that
+        was made of this one.
+    time : int
+        How many steps have been made.
+    rows : Tensor (R,), optional
+        Which rows of the caches these are; None for all.
+    weight : Tensor (N, E), optional
+        The matrix that scores the vocabulary, laid out for the processor.
+    waves : Tensor (steps, E), optional
+        Sinusoidal positions of so many steps: each is asked for in every search.
+    """
+
+    caches: tuple[BeamCache, ...]
+    time: int = 0
+    rows: Tensor | None = None
+    weight: Tensor | None = None
+    waves: Tensor | None = None
+
+    def select(self, rows: Tensor) -> State:
+        """Return these rows in this order."""
+        return replace(self, rows=rows if self.rows is None else self.rows[rows])
+
+    def continued(self) -> tuple[BeamCache, ...]:
+        """Return the caches of these rows, to which the next step may be appended; the state's own stay as they are."""
+        twins = tuple(copy.copy(each) for each in self.caches)
+        for each in twins:
+            each.truncate(self.time)
+            if self.rows is not None:
+                each.reorder(self.rows)
+        return twins
+
+
+class TransformerSequenceDecoder(EncoderDecoder):
+    """A stack of self-attention and attention to rows of whatever was read (Vaswani 2017).
+
+    ::
+
+        y = √E · embedding + position
+        layer    y ← y + MHA(y, y≤t, y≤t)    y ← y + MHA(y, x, x)    y ← y + W₂ φ(W₁ y)
+        logits = W y + b
+
+    with layer norms of the sums (norm "post"), or of what enters each block and of the stack's end ("pre"). Layers are
+    those of :mod:`regard.nn`, and so are those of the encoder, of which there may be any number.
+
+    Parameters
+    ----------
+    config : TransformerConfig
+    """
+
+    config: TransformerConfig
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        E = config.width
+        self.target_embedding = nn.Embedding(config.targets, E)
+        self.target_positions = self._positions()
+        self.encoder = nn.ModuleList([self._layer(TransformerEncoderLayer) for _ in range(config.encoder_layers)])
+        self.decoder = nn.ModuleList([self._layer(TransformerDecoderLayer) for _ in range(config.decoder_layers)])
+        self.encoder_norm = nn.LayerNorm(E) if config.norm == "pre" else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(E) if config.norm == "pre" else nn.Identity()
+        self.output = Output(E, config.targets, config.tied != "none")
+        self.dropout = nn.Dropout(config.dropout)
+
+    def _positions(self) -> nn.Module | None:
+        E = self.config.width
+        if self.config.positions == "learned":
+            return LearnedPositions(self.config.longest, E)
+        return SinusoidalPositions(E) if self.config.positions == "sinusoidal" else None
+
+    def _layer(self, kind: Callable[..., nn.Module]) -> nn.Module:
+        config, head = self.config, self.config.width // self.config.heads
+        layer = kind(
+            config.width,
+            config.heads,
+            config.feedforward,
+            config.dropout,
+            config.activation,
+            batch_first=True,
+            norm_first=config.norm == "pre",
+            num_kv_heads=config.kv_heads,
+            # None is the scaled dot product, too, in torch's own kernel where that can be had.
+            score=None if config.score == "scaled_dot" else scorer(config.score, head, config.longest),
+            normalizer=config.normalizer,
+            rotary=Rotary(head) if config.positions == "rotary" else None,
+        )
+        layer.dropout = nn.Dropout(config.activation_dropout)
+        for child in layer.children():
+            if isinstance(child, MultiheadAttention):
+                child.dropout = config.attention_dropout
+        return layer
+
+    def reset_parameters(self) -> None:
+        """Draw new parameters: matrices by Glorot's rule, embeddings and learned positions with variance 1/E."""
+        for module in (*self.encoder, *self.decoder, self.encoder_norm, self.decoder_norm, self.output):
+            if isinstance(module, TransformerEncoderLayer | TransformerDecoderLayer | nn.LayerNorm | Output):
+                module.reset_parameters()
+        for parameter in (*self.encoder.parameters(), *self.decoder.parameters()):
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+        for each in (self.target_embedding, self.target_positions):
+            self._draw_rows(each)
+
+    def _draw_rows(self, rows: nn.Module | None) -> None:
+        """Draw embeddings, or learned positions."""
+        if isinstance(rows, nn.Embedding | LearnedPositions):
+            nn.init.normal_(rows.weight, std=self.config.width**-0.5)
+
+    @abstractmethod
+    def _enter(self, source: Tensor, lengths: Tensor | None) -> Tensor:
+        """Return the rows (I, S, E) that enter the encoder's layers; with lengths, finite ones behind the ends."""
+
+    def _read(self, source: Tensor, lengths: Tensor, padding: Tensor) -> Tensor:
+        """Return the rows (I, S, E) that are attended to; ``padding`` (I, S) hides what is padding."""
+        x = self._enter(source, lengths)
+        for layer in self.encoder:
+            x = layer(x, src_key_padding_mask=padding)
+        rows: Tensor = self.encoder_norm(x)
+        return rows
+
+    @property
+    def maps(self) -> tuple[str, ...]:
+        layers, heads = range(1, self.config.decoder_layers + 1), range(1, self.config.heads + 1)
+        return tuple(f"layer {layer} head {head}" for layer in layers for head in heads)
+
+    def encode(self, source: Tensor, lengths: Tensor) -> Memory:
+        rows = self._read_rows(source, lengths)
+        layers = [each for each in self.decoder if isinstance(each, TransformerDecoderLayer)]
+        return Memory(tuple(project_memory(each.multihead_attn, rows, lengths) for each in layers))
+
+    @property
+    def projection(self) -> tuple[Tensor, Tensor]:
+        return self.output.projection(self.target_embedding)
+
+    def features(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
+        share = check_probability(self, teacher_forcing)
+        if share == 1:
+            return self._write(source, lengths, target, [])
+        memory = self.encode(source, lengths)
+        if len(target) > len(lengths):
+            rows = torch.arange(len(lengths), device=lengths.device)
+            memory = memory.select(rows.repeat_interleave(len(target) // len(lengths)))
+        state, last, steps = self.start(memory, 1), target[:, :1], []
+        for t in range(1, target.shape[1] + 1):
+            features, state = self.advance(last, memory, state)  # (B, 1, E)
+            steps.append(features)
+            last = target[:, t : t + 1]  # (B, 1); none after the last step
+            last = scheduled_sampling(last, self.logits(features.detach()), share) if last.numel() else last
+        return torch.cat(steps, 1)
+
+    def features_and_attention(
+        self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0, *, name: str
+    ) -> tuple[Tensor, Tensor]:
+        layer, head = divmod(find_map(self, name), self.config.heads)
+        if check_probability(self, teacher_forcing) < 1:
+            raise rejected(type(self).__name__, "teacher_forcing", "be 1 where attention is guided", teacher_forcing)
+        maps: list[Tensor] = []
+        features = self._write(source, lengths, target, maps, (layer,))
+        return features, maps[0][:, head]
+
+    def start(self, memory: Memory, beams: int) -> State:  # noqa: ARG002
+        weight, _ = self.projection
+        packs = can_pack(weight) and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+        return State(tuple(BeamCache() for _ in self.decoder), weight=PackedWeight.of(weight) if packs else None)
+
+    def logits(self, features: Tensor, state: State | None = None) -> Tensor:
+        weight, bias = self.projection
+        return F.linear(features, weight if state is None or state.weight is None else state.weight, bias)
+
+    def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        maps: list[Tensor] = []
+        self._write(source, lengths, target, maps, range(self.config.decoder_layers))
+        return torch.cat(maps, 1)  # (B, layers · H, T, S)
+
+    def advance(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
+        caches = state.continued()
+        x, waves = self._embed_step(last.flatten(), state)  # (R, E)
+        for layer, own, other in zip(self.decoder, caches, memory.layers):
+            assert isinstance(layer, TransformerDecoderLayer)
+            x = layer._step(x, 1, partial(self_attention_step, layer.self_attn, cache=own))
+            x = layer._step(x, 2, partial(cross_attention, layer.multihead_attn, rows=other))
+            x = layer._step(x, 3, layer._feed_forward)
+        x = self.decoder_norm(x).view(*last.shape, -1)  # (B, K, E)
+        return x, replace(state, caches=caches, time=state.time + 1, rows=None, waves=waves)
+
+    def _read_rows(self, source: Tensor, lengths: Tensor) -> Tensor:
+        """Return the rows (N, E) of all sources that are attended to, one after the other."""
+        behind = _behind(source, lengths)
+        layers = [each for each in self.encoder if isinstance(each, TransformerEncoderLayer)]
+        if not all(can_attend_packed(each.self_attn, self.target_embedding.weight) for each in layers):
+            padding = torch.zeros(behind.shape, device=behind.device).masked_fill_(behind, -torch.inf)
+            return self._read_alike(source, lengths, padding)[~behind]
+        x = self._enter(source, None)[~behind]
+        which = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
+        for layer in layers:
+            x = layer._step(x, 1, lambda y, layer=layer: packed_self_attention(layer.self_attn, y, lengths, which))
+            x = layer._step(x, 2, layer._feed_forward)
+        return self.encoder_norm(x)
+
+    def _read_alike(self, source: Tensor, lengths: Tensor, padding: Tensor) -> Tensor:
+        """Return :meth:`_read`, for few sources of similar lengths at a time: a processor reads the less padding."""
+        order = lengths.argsort()
+        parts = []
+        for rows in order.split(_ALIKE if source.device.type == "cpu" else len(order)):
+            steps = int(lengths[rows].max())
+            states = self._read(source[rows, :steps], lengths[rows], padding[rows, :steps])
+            parts.append(F.pad(states, (0, 0, 0, source.shape[1] - steps)))
+        return torch.cat(parts)[order.argsort()]
+
+    def _write(
+        self, source: Tensor, lengths: Tensor, target: Tensor, maps: list[Tensor], layers: Container[int] = ()
+    ) -> Tensor:
+        """Return the decoder's rows (B, T, E); the weights (B, H, T, S) of layers ``told`` go to ``maps``."""
+        behind, (B, T), E = _behind(source, lengths), target.shape, self.config.width
+        states = self._read(source, lengths, behind)
+        x = self._embed(target, self.target_embedding, self.target_positions, 0)  # (B, T, E)
+        for number, layer in enumerate(self.decoder):
+
+            def look(y: Tensor, layer: nn.Module = layer, asked: bool = number in layers) -> Tensor:
+                request = AuxRequest(weights=True) if asked else None
+                # The targets of a source are so many more queries to its rows.
+                made, aux = self._attend(layer, y.view(len(states), -1, E), states, behind, return_aux=request)
+                if asked:
+                    weights = aux.weights.unflatten(2, (-1, T))  # (I, H, B / I, T, S)
+                    maps.append(weights.transpose(1, 2).flatten(0, 1))
+                return made.view(B, T, E)
+
+            assert isinstance(layer, TransformerDecoderLayer)
+            x = layer._step(x, 1, partial(_causally, layer.self_attn))
+            x = layer._step(x, 2, look)
+            x = layer._step(x, 3, layer._feed_forward)
+        return self.decoder_norm(x)
+
+    def _embed(
+        self, symbols: Tensor, embedding: nn.Embedding, positions: nn.Module | None, offset: int, lengths: Any = None
+    ) -> Tensor:
+        """Return the rows (B, L, E) of symbols (B, L), the first of which stands at ``offset``."""
+        rows = zero_padding(embedding(symbols), lengths) * math.sqrt(self.config.width)
+        return self.dropout(rows if positions is None else positions(rows, offset))
+
+    def _embed_step(self, symbols: Tensor, state: State) -> tuple[Tensor, Tensor | None]:
+        """Return the rows (R, E) of a step's symbols (R,), and the waves that are known from now on."""
+        positions, waves = self.target_positions, state.waves
+        if not isinstance(positions, SinusoidalPositions):
+            return self._embed(symbols[:, None], self.target_embedding, positions, state.time)[:, 0], None
+        rows = self.target_embedding(symbols) * math.sqrt(self.config.width)
+        if waves is None or state.time >= len(waves):
+            waves = positions.encoding(2 * state.time + _STEPS, device=rows.device, dtype=wide(rows.dtype))
+        return self.dropout((rows + waves[state.time]).to(rows.dtype)), waves
+
+    def _attend(self, layer: nn.Module, query: Tensor, states: Tensor, padding: Tensor, **options: Any) -> Any:
+        """Return what rows (B, L, E) read of the source through a layer's attention, and what else is asked."""
+        assert isinstance(layer, TransformerDecoderLayer)
+        return layer.multihead_attn(query, states, states, key_padding_mask=padding, need_weights=False, **options)
+
+
+def _causally(layer: MultiheadAttention, x: Tensor) -> Tensor:
+    """Return what rows (B, T, E) read of those before them and of themselves."""
+    made: Tensor = layer(x, x, x, need_weights=False, is_causal=True)[0]
+    return made
+
+
+def _behind(source: Tensor, lengths: Tensor) -> Tensor:
+    """Return which steps of sources (B, S) are padding."""
+    return torch.arange(source.shape[1], device=source.device) >= lengths[:, None]
+
+
+# The Transformer encoder–decoder: reads one sequence, writes another, with attention alone ----------------------------
+# Dimensions: B batch, S source steps, E width.
+
 
 __all__ = ["PRESETS", "Memory", "State", "TransformerConfig", "TransformerEncoderDecoder"]
 

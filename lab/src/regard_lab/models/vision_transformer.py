@@ -14,19 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import masks
-from regard._aux import Aux, AuxRequest
-from regard._constraints import floats
-from regard._errors import rejected, shape, unknown_name
-from regard._schema import Options, option
+from regard._utils.constraints import floats
+from regard._utils.errors import rejected, shape, unknown_name
+from regard._utils.options import Options, option
+from regard.engines.aux import Aux, AuxRequest
 from regard.masks import Mask
 from regard.nn import SinusoidalPositions
-from regard.nn.feed_forward import ACTIVATIONS
-from regard_lab.models._block import STD, Block, draw, norm
-from regard_lab.models._parts import DEEPEST, share, size
-from regard_lab.models.attending import SCORES
+from regard.nn.transformer import ACTIVATIONS
+from regard_lab.models.attending import DEEPEST, SCORES, share, size
 from regard_lab.models.efficientnet import channels_last
 from regard_lab.models.encoder_lm import EncoderLMConfig
-from regard_lab.models.transformer_config import NORMALIZERS
+from regard_lab.models.language_blocks import STD, Block, draw, norm
+from regard_lab.models.transformer import NORMALIZERS
 
 __all__ = ["PRESETS", "VisionTransformer", "VisionTransformerConfig"]
 

@@ -1,21 +1,26 @@
 """What a model takes before it is built: parameters, operations, memory, communication, time, energy and money."""
 
-from regard_lab.planner.flops import Flops, executed_flops, forward_flops, training_flops, visible_pairs
-from regard_lab.planner.memory import (
+from regard_lab.planner.counts import (
     GB,
     OPTIMIZERS,
     PRECISIONS,
+    Flops,
     Layout,
     Memory,
     Recipe,
     activation_memory,
     cache_memory,
+    executed_flops,
+    forward_flops,
     layer_activations,
     logit_memory,
+    parameters_by_part,
+    parameters_without_embeddings,
+    training_flops,
     training_memory,
+    visible_pairs,
 )
 from regard_lab.planner.parallelism import Choice, Cluster, Step, best, choices, training_step
-from regard_lab.planner.parameters import parameters_by_part, parameters_without_embeddings
 from regard_lab.planner.published import PUBLISHED, Published, find_config, model_names, published_rows
 from regard_lab.planner.schedule import Schedule, chinchilla_tokens, schedule
 from regard_lab.planner.shapes import AttentionShape, Layer, Shape, Stack, Weight, shape_of

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from regard_lab.planner.flops import executed_flops, training_flops
-from regard_lab.planner.memory import GB, Layout, Memory, Recipe, training_memory
+from regard_lab.planner.counts import GB, Layout, Memory, Recipe, executed_flops, training_flops, training_memory
 from regard_lab.planner.shapes import Shape
 
 #: Sequences of a micro-batch that are tried, and most pieces of a sequence.

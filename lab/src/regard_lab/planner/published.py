@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from regard._references import references
+from regard._utils.mechanism import references
 from regard_lab.models.decoder_lm import DecoderLMConfig
 from regard_lab.models.encoder_lm import EncoderLMConfig
-from regard_lab.models.language_config import LanguageConfig
+from regard_lab.models.language_blocks import LanguageConfig
 from regard_lab.models.transformer import TransformerConfig
-from regard_lab.planner.parameters import parameters_by_part
+from regard_lab.planner.counts import parameters_by_part
 from regard_lab.planner.shapes import Shape, Weight, linear, shape_of
 
 #: Tokens of the shared vocabulary of Vaswani 2017, which says "about".

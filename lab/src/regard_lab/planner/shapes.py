@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 import torch
 
-from regard._errors import described, rejected
+from regard._utils.errors import described, rejected
 from regard_lab.models.attending import scorer
 from regard_lab.models.decoder_lm import DecoderLMConfig
 from regard_lab.models.encoder_lm import EncoderLMConfig
-from regard_lab.models.language_config import LanguageConfig
+from regard_lab.models.language_blocks import LanguageConfig
 from regard_lab.models.transformer import TransformerConfig
 
 #: What a learned number belongs to, in the order of tables.

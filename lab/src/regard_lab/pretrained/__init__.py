@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard._errors import unknown_name
+from regard._utils.errors import unknown_name
 
 if TYPE_CHECKING:
     from regard_lab.generation.sequence_model import SequenceModel

@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.tokenizer import Tokenizer
 

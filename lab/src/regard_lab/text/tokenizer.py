@@ -1,26 +1,316 @@
-"""Text as numbers for language models, in the files that Hugging Face libraries read and write."""
+"""Tokenizers as Hugging Face folders hold them, and text that is shown token by token."""
 
 from __future__ import annotations
 
 import codecs
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from regard._errors import described, rejected, unknown_name
-from regard._writing import write_together
-from regard.inspect.words import byte_letters
-from regard_lab.text import tokenizer_files, tokenizer_training
-from regard_lab.text.decode_stream import ByteStream, DecodeStream, WindowStream
+from regard._utils.errors import described, rejected, unknown_name
+from regard._utils.files import write_together
+from regard.inspect._record.texts import byte_letters
+from regard_lab.models.folders import file_error
+from regard_lab.text import tokenizer_training
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.tokenizer_training import spelling
+
+# Text that appears token by token: no part of it is shown before it is certain ----------------------------------------
+
+
+#: What decoding puts where bytes are no character, or not yet.
+_INCOMPLETE = "\ufffd"
+#: A character has at most four bytes: whatever is not clear after so many tokens does not become clearer.
+_LONGEST = 8
+
+
+class DecodeStream(ABC):
+    """The text of tokens that come one at a time; made by :meth:`Tokenizer.decode_stream`.
+
+    All that :meth:`push` and :meth:`close` return, one behind the other, is the text of all tokens.
+    """
+
+    @abstractmethod
+    def push(self, number: int) -> str:
+        """Return the further text that is certain with this token: perhaps none, never part of a character."""
+
+    @abstractmethod
+    def close(self) -> str:
+        """Return the text that was held back, where no further token comes; the stream begins anew."""
+
+
+@final
+class ByteStream(DecodeStream):
+    """The text of tokens that stand for bytes.
+
+    Parameters
+    ----------
+    to_bytes : callable
+        Returns the bytes of a token, given its number.
+
+    Examples
+    --------
+    >>> stream = ByteStream(lambda number: bytes([number]))
+    >>> [stream.push(byte) for byte in "né".encode()], stream.close()
+    (['n', '', 'é'], '')
+    """
+
+    def __init__(self, to_bytes: Callable[[int], bytes]) -> None:
+        self._to_bytes = to_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, number: int) -> str:
+        return self._decoder.decode(self._to_bytes(number))
+
+    def close(self) -> str:
+        return self._decoder.decode(b"", True)
+
+
+@final
+class WindowStream(DecodeStream):
+    """The text of tokens that are decoded together, by what a further token adds to the text of the last few.
+
+    Parameters
+    ----------
+    decode : callable
+        Returns the text of several tokens.
+    begun : callable, optional
+        Returns how many of the last tokens are the beginning of a character; by default, all may be where their text
+        ends with U+FFFD.
+
+    Examples
+    --------
+    >>> stream = WindowStream(lambda numbers: " ".join(map(str, numbers)))
+    >>> [stream.push(number) for number in (3, 1, 4)]
+    ['3', ' 1', ' 4']
+    """
+
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], begun: Callable[[Sequence[int]], int] | None = None
+    ) -> None:
+        self._decode, self._begun = decode, begun
+        self._shown: list[int] = []  # the last tokens that text was returned for: what follows is spaced as behind them
+        self._held: list[int] = []
+
+    def push(self, number: int) -> str:
+        self._held.append(number)
+        if self._begun is not None:
+            ready = len(self._held) - self._begun(self._held)
+            text = self._added(self._held[:ready])
+            return self._released(ready, text)
+        text = self._added(self._held)
+        waits = text.endswith(_INCOMPLETE) and len(self._held) < _LONGEST
+        return "" if waits else self._released(len(self._held), text)
+
+    def close(self) -> str:
+        text = self._added(self._held)
+        self._shown, self._held = [], []
+        return text
+
+    def _released(self, count: int, text: str) -> str:
+        """Return the text of the first tokens that are held, which then are no longer."""
+        if text:
+            self._shown, self._held = self._held[:count], self._held[count:]  # whole: a part may have another text
+        return text
+
+    def _added(self, held: Sequence[int]) -> str:
+        before, after = self._decode(self._shown), self._decode([*self._shown, *held])
+        return after[len(before) :] if after.startswith(before) else ""
+
+
+# Tokenizers of model folders as Hugging Face libraries write them: ``tokenizer.json`` and what stands beside it -------
+# Nothing here can run code that a folder carries: these files hold data, which is read up to a limit.
+
+
+TOKENIZER, CONFIG, MAP, VOCABULARY = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"
+#: What Hugging Face calls special tokens.
+ROLES = {
+    "end": "eos_token",
+    "pad": "pad_token",
+    "begin": "bos_token",
+    "mask": "mask_token",
+    "cls": "cls_token",
+    "sep": "sep_token",
+    "unknown": "unk_token",
+}
+#: What special tokens are called in the families whose folders do not say which is which, the likeliest first.
+_USUAL = {
+    "end": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>"),
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"),
+    "begin": ("<|begin_of_text|>", "<|startoftext|>", "<s>", "<bos>"),
+    "mask": ("<mask>", "[MASK]", "<|mask|>"),
+    "cls": ("[CLS]", "<cls>", "<|cls|>"),
+    "sep": ("[SEP]", "<sep>", "<|sep|>"),
+    "unknown": ("<unk>", "[UNK]"),
+}
+#: Bytes of a tokenizer.json (those of 256,000 tokens have 34 million), of the files beside it, and tokens.
+_LARGEST, _LARGEST_CONFIG, _MOST = 1 << 27, 1 << 22, 1 << 24
+#: Fields of tokenizer_config.json that name code, or paths on the machine of whoever wrote it.
+_LEFT_OUT = ("auto_map", "name_or_path", "tokenizer_file", "special_tokens_map_file")
+
+
+def read_folder(folder: str | Path) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[str, Any]]:
+    """Return the tokenizer of a folder, the text of each special token, and the rest of its configuration.
+
+    Raises
+    ------
+    ModelFileError
+        If there is none that can be read; the message says which file and why.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise file_error(folder, f"be a folder with {TOKENIZER}", "a file" if folder.exists() else "no such folder")
+    config, named = (_read_object(folder / name) for name in (CONFIG, MAP))
+    path = folder / TOKENIZER
+    if path.exists():
+        engine = _engine(path)
+    elif (folder / VOCABULARY).exists():
+        path = folder / VOCABULARY
+        engine = _word_piece(path, config)
+    else:
+        raise _none(folder)
+    if max(engine.get_vocab().values(), default=_MOST) >= _MOST:
+        raise file_error(path, f"number tokens, from 0 to at most {_MOST:,}", "none, or a higher number")
+    return engine, _specials(engine, config, named), {k: v for k, v in config.items() if k not in _LEFT_OUT}
+
+
+def to_config(names: Mapping[str, str], rest: Mapping[str, Any]) -> bytes:
+    """Return a tokenizer_config.json that says which special token is which; null where there is none."""
+    roles = {field: names.get(role) for role, field in ROLES.items()}
+    whole = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **rest, **roles}
+    return (json.dumps(whole, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _engine(path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(_read(path, _LARGEST).decode())
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except UnicodeDecodeError:
+        raise file_error(path, "be a tokenizer in JSON", "something else, not in UTF-8") from None
+    except BaseException as error:  # the library panics on some, which is no Exception
+        if isinstance(error, ValueError):  # of reading
+            raise
+        raise file_error(path, "be a tokenizer in JSON", f"something else ({_brief(error)})") from None
+
+
+def _word_piece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """Return the tokenizer of BERT, whose vocabulary alone is there."""
+    try:
+        pieces = _read(path, _LARGEST).decode().splitlines()
+    except UnicodeDecodeError:
+        raise file_error(path, "be text in UTF-8", "something else") from None
+    numbers = {piece.strip(): number for number, piece in enumerate(pieces)}
+    missing = [piece for piece in ("[UNK]", "[CLS]", "[SEP]") if piece not in numbers]
+    if missing or not any(piece.startswith("##") for piece in numbers):
+        got = f"no {missing[0]}" if missing else "no piece that begins with ##"
+        raise file_error(path, f"be a WordPiece vocabulary, where there is no {TOKENIZER}", got)
+    engine = tokenizers.Tokenizer(models.WordPiece(vocab=numbers, unk_token="[UNK]", max_input_chars_per_word=100))
+    accents, chinese = config.get("strip_accents"), config.get("tokenize_chinese_chars", True)
+    engine.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=bool(chinese),
+        strip_accents=accents if isinstance(accents, bool) else None,
+        lowercase=bool(config.get("do_lower_case", True)),
+    )
+    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    engine.decoder = decoders.WordPiece(prefix="##")
+    engine.post_processor = processors.BertProcessing(("[SEP]", numbers["[SEP]"]), ("[CLS]", numbers["[CLS]"]))
+    known = [piece for piece in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if piece in numbers]
+    engine.add_special_tokens(known)
+    return engine
+
+
+def _specials(engine: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, str]:
+    """Return the text of each special token: as the files say, else by what is usual."""
+    added = {token.content for token in engine.get_added_tokens_decoder().values()}
+    around = _around(engine)
+    found: dict[str, str] = {}
+    for role, field in ROLES.items():
+        said = next((each[field] for each in (config, named) if field in each), ...)
+        if said is ...:
+            usual = next((name for name in _USUAL[role] if name in added), None)
+            if role == "unknown":
+                usual = getattr(engine.model, "unk_token", None) or usual
+            text = around.get(role, usual)
+        else:
+            text = said.get("content") if isinstance(said, dict) else said
+        if isinstance(text, str) and engine.token_to_id(text) is not None:
+            found[role] = text
+    return found
+
+
+def _around(engine: tokenizers.Tokenizer) -> dict[str, str]:
+    """Return what stands before and behind a text where the processor of BERT or RoBERTa puts it there."""
+    if engine.post_processor is None:
+        return {}
+    state = json.loads(engine.post_processor.__getstate__())
+    if state.get("type") not in ("BertProcessing", "RobertaProcessing"):
+        return {}
+    return {role: state[role][0] for role in ("cls", "sep")}
+
+
+def _none(folder: Path) -> Exception:
+    sentence_piece = sorted(path.name for path in folder.glob("*.model"))
+    if sentence_piece:
+        got = (
+            f"only a SentencePiece model, {sentence_piece[0]}, which is not read (transformers makes {TOKENIZER} "
+            "of it: AutoTokenizer.from_pretrained(folder).save_pretrained(folder))"
+        )
+    else:
+        got = "neither"
+    return file_error(folder, f"have a {TOKENIZER}, or the {VOCABULARY} of BERT", got)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return what a JSON file beside the tokenizer says; nothing where there is none."""
+    if not path.exists():
+        return {}
+    try:
+        said = json.loads(_read(path, _LARGEST_CONFIG))
+    except (ValueError, RecursionError) as error:
+        if getattr(error, "rejection", None) is not None:
+            raise
+        raise file_error(path, "be JSON", f"something else ({_brief(error)})") from None
+    if not isinstance(said, dict):
+        raise file_error(path, "hold a JSON object", _brief(said))
+    return said
+
+
+def _read(path: Path, most: int) -> bytes:
+    try:
+        if not path.is_file():
+            raise file_error(path, "be a file", "a folder or device")
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise file_error(path, "be readable", error.strerror or type(error).__name__) from None
+    if len(data) > most:
+        raise file_error(path, f"have at most {most:,} bytes", "more")
+    return data
+
+
+def _brief(value: object) -> str:
+    text = str(value) if isinstance(value, BaseException) else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def metaspaces(parts: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether decoders, as JSON describes them, read ``▁`` as a space."""
+    return any(part.get("type") == "Metaspace" or part.get("pattern") == {"String": "▁"} for part in parts)
+
+
+# Text as numbers for language models, in the files that Hugging Face libraries read and write -------------------------
+
 
 #: Tokens, by their numbers.
 Numbers = tuple[int, ...]
@@ -76,8 +366,8 @@ class Tokenizer:
         self._engine.no_truncation()
         self._names, self._config = dict(specials or {}), dict(config or {})
         for name in self._names:
-            if name not in tokenizer_files.ROLES:
-                raise unknown_name("Tokenizer", "specials", name, tokenizer_files.ROLES)
+            if name not in ROLES:
+                raise unknown_name("Tokenizer", "specials", name, ROLES)
         self._plain = tokenizers.Tokenizer.from_str(self._engine.to_str())
         self._plain.encode_special_tokens = True
         self.end, self.pad, self.begin = map(self._special, ("end", "pad", "begin"))
@@ -147,7 +437,7 @@ class Tokenizer:
         ModelFileError
             If a file is missing, too large, or not what it should be; or if there is a SentencePiece model alone.
         """
-        engine, specials, config = tokenizer_files.read_folder(folder)
+        engine, specials, config = read_folder(folder)
         return cls(engine, specials, config=config)
 
     def save(self, folder: str | Path) -> Path:
@@ -162,8 +452,8 @@ class Tokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         write_together(
             {
-                folder / tokenizer_files.TOKENIZER: self._engine.to_str(pretty=True).encode() + b"\n",
-                folder / tokenizer_files.CONFIG: tokenizer_files.to_config(self._names, self._config),
+                folder / TOKENIZER: self._engine.to_str(pretty=True).encode() + b"\n",
+                folder / CONFIG: to_config(self._names, self._config),
             }
         )
         return folder
@@ -379,7 +669,7 @@ class Tokenizer:
         >>> Tokenizer.learn([], kind="bytes").roles()
         {'end': 256, 'pad': 257, 'begin': 256}
         """
-        found = {role: self._special(role) for role in tokenizer_files.ROLES}
+        found = {role: self._special(role) for role in ROLES}
         return {role: number for role, number in found.items() if number is not None}
 
     @cached_property
@@ -435,7 +725,7 @@ class Tokenizer:
 
     @cached_property
     def _metaspace(self) -> bool:
-        return tokenizer_files.metaspaces(self._decoders)
+        return metaspaces(self._decoders)
 
     @cached_property
     def _continuing(self) -> str:

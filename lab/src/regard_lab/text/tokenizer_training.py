@@ -12,8 +12,8 @@ from tempfile import TemporaryFile
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from regard._errors import RegardWarning, described, rejected, unknown_name
-from regard.inspect.words import byte_letters
+from regard._utils.errors import RegardWarning, described, rejected, unknown_name
+from regard.inspect._record.texts import byte_letters
 
 KINDS = ("bpe", "wordpiece", "bytes", "characters")
 #: What special tokens are called in a tokenizer that is learned here. One token stands between documents.

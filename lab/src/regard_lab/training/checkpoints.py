@@ -15,10 +15,10 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from regard._writing import remove_unfinished, write_atomically
-from regard_lab.training.learner import Learner, TrainingError
+from regard._utils.files import remove_unfinished, write_atomically
+from regard_lab.training.learner import Learner
 from regard_lab.training.logs import Log
-from regard_lab.training.options import TrainingOptions
+from regard_lab.training.options import TrainingError, TrainingOptions
 
 CHECKPOINTS, LAST, BEST = "checkpoints", "last.ckpt", "best"
 #: What in a checkpoint names the folder beside it that has the tensors, where processes write their own parts.
@@ -118,7 +118,7 @@ def remove_unused_shards(folder: Path) -> None:
     """Remove folders of tensors that no checkpoint names: of those that were replaced, or not finished."""
     if not any(folder.glob("*.shards")):
         return
-    from regard.distributed.sharded_checkpoint import remove_unreferenced
+    from regard_lab.training.sharded.checkpoint import remove_unreferenced
 
     named = [torch.load(path, weights_only=True).get(SHARDS, "") for path in folder.glob("*.ckpt")]
     remove_unreferenced(folder, named)
@@ -191,9 +191,8 @@ def load_best_average(learner: Learner, best: Best, average: int) -> None:
     if not paths:
         return
     if learner.options.divides:
-        from regard_lab.training.sharded import load_mean
-
-        load_mean(learner, [Path(path) for path in paths])
+        strategy: Any = learner.trainer.strategy
+        strategy.load_mean(learner, [Path(path) for path in paths])
         return
     total: dict[str, Tensor] = {}
     for path in paths:

@@ -1,4 +1,4 @@
-"""Several mechanisms on the same data, steps and seed: how good, how large, how fast."""
+"""Several mechanisms on the same data, steps and seed: how good, how large, how fast, and a picture of it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from regard._errors import rejected
-from regard._writing import write_atomically
+from regard._utils.errors import rejected
+from regard._utils.files import naming, write_atomically
 from regard_lab.training.options import RunOptions
-from regard_lab.training.run_folder import RunFolder
+from regard_lab.training.run import RunFolder
+
+# Several mechanisms on the same data, steps and seed: how good, how large, how fast -----------------------------------
+
 
 RESULTS = "compared.json"
 #: Batches that do not count, as kernels are compiled or loaded there.
@@ -174,3 +177,30 @@ def _meter() -> Any:
                 self.count += batch.count
 
     return Meter()
+
+
+# Compare training runs in a picture: the metric over the steps, and the speed -----------------------------------------
+
+
+def picture(runs: list[ComparedRun], metric: str, path: str | Path) -> Path:
+    """Draw the metric over the steps, and the speed, and write a PNG file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    quality, speed = figure.subplots(1, 2, width_ratios=(3, 2))
+    for each in runs:
+        if each.curve:
+            quality.plot(*zip(*each.curve), marker=".", label=each.name)
+    quality.set(xlabel="step", ylabel=f"{metric} of a validation{' (greedy)' * (runs[0].unit == 'tokens')}")
+    quality.legend(frameon=False)
+    colors = [f"C{i}" for i in range(len(runs))]
+    speed.barh([each.name for each in runs], [each.per_second for each in runs], color=colors)
+    speed.invert_yaxis()
+    speed.set(xlabel=f"{runs[0].unit} per second in training")
+    for axes in (quality, speed):
+        axes.spines[["top", "right"]].set_visible(False)
+    with naming(path):
+        figure.savefig(path, dpi=130, format="png")
+    return Path(path)

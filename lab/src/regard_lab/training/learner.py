@@ -12,16 +12,12 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from regard_lab.training.objectives import Examples, Objective
-from regard_lab.training.options import TrainingOptions
+from regard_lab.training.options import TrainingError, TrainingOptions
 
 #: A loss that is not lower than guessing by frequency by so much, in nats, says that nothing else was learned.
 _LEARNED = 0.1
 #: What a validation finds beside the loss, such as ``{"bleu": 31.2}``.
 Score = Callable[[nn.Module], dict[str, float]]
-
-
-class TrainingError(RuntimeError):
-    """Training that cannot go on; the message says where to look."""
 
 
 class Stream:
@@ -82,7 +78,7 @@ class Learner(LightningModule):
         self._count = 0  # of symbols in the batches of a step
 
     @property
-    def guesses(self) -> bool:
+    def at_frequency_baseline(self) -> bool:
         """Whether the last validation found no more learned than how often each symbol is written."""
         return self.valid_loss > self.guess - _LEARNED
 
@@ -133,16 +129,15 @@ class Learner(LightningModule):
         if not self.options.divides:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
         elif gradient_clip_val:
-            from regard.distributed import clip_gradients
+            from regard_lab.training.sharded import clip_gradients
 
             clip_gradients(self.parameters(), gradient_clip_val)
 
     def configure_model(self) -> None:
         """Divide the model among processes, if that is asked for."""
         if self.options.divides:
-            from regard_lab.training.sharded import divide
-
-            divide(self)
+            strategy: Any = self.trainer.strategy  # which knows how a model is divided
+            strategy.divide(self)
         elif self.options.checkpoint_activations:
             model: Any = self.model
             model.checkpoint_activations = True

@@ -11,8 +11,8 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from regard._writing import write_atomically
-from regard_lab.training.learner import TrainingError
+from regard._utils.files import write_atomically
+from regard_lab.training.options import TrainingError
 
 #: Steps between two writes of the file.
 _EVERY = 100

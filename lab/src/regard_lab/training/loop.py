@@ -1,8 +1,12 @@
-"""The training loop: fit a model until its budget is used up, nothing improves, or somebody interrupts."""
+"""The training loop on Lightning: when it ends, and what is saved."""
 
 from __future__ import annotations
 
 import logging
+import math
+import signal
+import threading
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,15 +23,123 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils.data import DataLoader
 
-from regard._errors import rejected, unknown_name
-from regard._memory import fitting
+from regard._utils.errors import fitting, rejected, unknown_name
 from regard_lab.training.checkpoints import BEST, CHECKPOINTS, LAST, AtomicCheckpoints, Best, Last, load_best_average
-from regard_lab.training.interrupts import Stopping, interruptible
-from regard_lab.training.learner import Learner, TrainingError
+from regard_lab.training.learner import Learner
 from regard_lab.training.logs import Log
 from regard_lab.training.objectives import Examples
-from regard_lab.training.options import TrainingOptions
+from regard_lab.training.options import TrainingError, TrainingOptions
 from regard_lab.training.processes import lost_process
+
+# When training ends: time that is up, keyboard interrupts, and what must not be broken off ----------------------------
+
+
+class Stopping(Callback):
+    """End training after a step: when time is up, or somebody asked. It holds the clock."""
+
+    def __init__(self, options: TrainingOptions) -> None:
+        self.seconds, self.steps, self.patience = options.seconds, options.steps, options.patience
+        self.validate_every = options.validate_every
+        self.reason, self.pairs = "", 0
+        self._before, self._began, self._ended = 0.0, math.inf, math.inf
+        self._agreed: float | None = None
+
+    @property
+    def state_key(self) -> str:
+        """Its name in checkpoints."""
+        return "_Stop"
+
+    def used(self) -> float:
+        """Return the seconds of training; where several processes train, as the first of them had it at this step."""
+        if self._agreed is not None:
+            return self._agreed
+        return self._before + max(min(time.monotonic(), self._ended) - self._began, 0.0)
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        """Agree on the time: clocks differ, and what goes by it must not, neither the learning rate nor the end."""
+        if self.seconds and trainer.world_size > 1:
+            self._agreed = None
+            self._agreed = trainer.strategy.broadcast(self.used())
+
+    def on_train_start(self, trainer: Any, *_: Any) -> None:
+        """Start the clock, unless the run that is resumed had ended."""
+        if self.seconds and self._before >= self.seconds:
+            self.reason = "seconds"
+        patient = [each for each in trainer.callbacks if isinstance(each, EarlyStopping)]
+        for each in patient:
+            each.patience = self.patience  # the checkpoint has restored its own
+        if self.reason or any(each.wait_count >= each.patience for each in patient):
+            trainer.should_stop = True
+            trainer.limit_val_batches = 0
+        self._began = time.monotonic()
+
+    def on_train_end(self, *_: Any) -> None:
+        """Stop the clock."""
+        self._ended = time.monotonic()
+
+    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Examples, number: int) -> None:  # noqa: ARG002
+        """Look at the clock."""
+        self.pairs += batch.examples
+        if (number + 1) % trainer.accumulate_grad_batches:
+            return
+        at_end = trainer.global_step >= self.steps
+        if at_end:
+            trainer.should_stop = True  # so that Lightning validates the last step, too
+        late = bool(self.seconds) and self.used() >= self.seconds
+        # Processes stop together: a signal may reach one alone.
+        asked = trainer.strategy.reduce_boolean_decision(self.reason == "interrupt", all=False)
+        if asked or late:
+            self.reason = "interrupt" if asked else "seconds"
+            trainer.should_stop = True
+            if asked and trainer.global_step % self.validate_every and not at_end:
+                # Lightning validates whenever it stops; the run that goes on would know of one validation more.
+                trainer.limit_val_batches = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the seconds and pairs that were used."""
+        return {"used": self.used(), "pairs": self.pairs}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting."""
+        self._before, self.pairs = state_dict["used"], state_dict["pairs"]
+
+
+@contextmanager
+def interruptible(stop: Stopping) -> Iterator[None]:
+    """Let the first keyboard interrupt end the step at hand, and the next one everything."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, frame: Any) -> None:  # noqa: ARG001
+        stop.reason = "interrupt"
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """Let a keyboard interrupt wait until what is at hand is done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda *given: asked.append(given[0]))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if asked:
+            signal.raise_signal(signal.SIGINT)
+
+
+# The training loop: fit a model until its budget is used up, nothing improves, or somebody interrupts -----------------
+
 
 LOG = "log"
 
@@ -46,7 +158,7 @@ class TrainingResult:
         The best value of the metric; NaN where there was no validation.
     seconds : float
         Of training; what came before an interrupted run was resumed is counted in.
-    guesses : bool
+    at_frequency_baseline : bool
         Whether the last validation found a loss no better than that of guessing symbols by their frequency.
     """
 
@@ -55,7 +167,7 @@ class TrainingResult:
     reason: str
     best: float
     seconds: float = field(compare=False)
-    guesses: bool = False
+    at_frequency_baseline: bool = False
 
 
 def train(
@@ -119,7 +231,9 @@ def train(
         load_best_average(learner, best, options.average)
     score = None if best is None else best.best_model_score
     best_score = float("nan") if score is None else float(score)
-    return TrainingResult(trainer.global_step, stop.pairs, reason, best_score, stop.used(), learner.guesses)
+    return TrainingResult(
+        trainer.global_step, stop.pairs, reason, best_score, stop.used(), learner.at_frequency_baseline
+    )
 
 
 def _trainer(options: TrainingOptions, folder: Path | None, callbacks: list[Callback], *, validates: bool) -> Trainer:
@@ -199,7 +313,7 @@ def _strategy(options: TrainingOptions) -> Any:
     """Return what Lightning takes for a strategy; its own FSDP is torch's first, and knows GPUs alone."""
     if not options.divides:
         return options.strategy
-    from regard_lab.training.sharded import ShardedStrategy
+    from regard_lab.training.strategy import ShardedStrategy
 
     return ShardedStrategy(options)
 

@@ -6,14 +6,18 @@ import math
 from dataclasses import dataclass, fields
 from typing import ClassVar, Self
 
-from regard._errors import rejected
-from regard._schema import Options, option
+from regard._utils.errors import rejected
+from regard._utils.options import Options, option
 
 SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
 PRECISIONS = ("auto", "float32", "bfloat16")
 METRICS = ("loss", "bleu", "chrf", "wer", "per")
 #: The share of the budget in which a warm-up of so many steps is over at the latest: a short run must learn, too.
 _RISING = 0.3
+
+
+class TrainingError(RuntimeError):
+    """Training that cannot continue; the message says where to look."""
 
 
 class RunOptions(Options):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from regard_lab.training.learner import TrainingError
+from regard_lab.training.options import TrainingError
 
 #: What backends say of a process that died, or does not answer; they have no type of error for it.
 _SIGNS = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "NCCL")

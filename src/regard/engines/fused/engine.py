@@ -10,24 +10,23 @@ import torch
 from torch import Tensor
 
 from regard import scores
-from regard._aux import AuxRequest, TopK
-from regard._problem import Problem
-from regard._torch import functorch_derivatives, in_forward_mode
-from regard._tracing import is_exported_to_onnx, is_traced, is_watched
+from regard._utils.torch_private import functorch_derivatives, in_forward_mode
+from regard._utils.tracing import in_dispatch_mode, is_exported_to_onnx, is_traced
 from regard.engines import dense, nonfinite
-from regard.engines.base import Cost, Engine, Outcome, Runner
-from regard.engines.fused import differentiable, morton
-from regard.engines.fused.differentiable import Setting
+from regard.engines.aux import AuxRequest, TopK
+from regard.engines.base import Cost, Engine, EngineOutput, Runner
+from regard.engines.fused import morton
 from regard.engines.fused.families import KINDS, family_of, inverse_of, is_direct
-from regard.engines.fused.kernels.fields import COMPACT
-from regard.engines.fused.operators import Traced, fused_forward
+from regard.engines.fused.kernels.basics import COMPACT
+from regard.engines.fused.operators import StaticArguments, Traced, attend_differentiably, fused_forward
 from regard.engines.fused.run import ForwardRequest, ForwardResult
 from regard.engines.fused.visible_keys import VisibleKeys
+from regard.engines.problem import Problem
 from regard.engines.tiles import spans
-from regard.masks.intervals import reached
+from regard.masks.base import reached
 from regard.normalizers import Softmax
 from regard.scores import Score
-from regard.scores.distance import Distance
+from regard.scores.kernels import Distance
 
 #: Keys from which on points are brought into an order for compact kernels.
 ORDERED = 512
@@ -82,22 +81,24 @@ class Fused(Engine):
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:
         if 0 in problem.query.shape[:3] or problem.extent.S == 0:
             return dense.attend_nothing
-        if is_traced(problem.query) or (request is None and is_watched()):
+        if is_traced(problem.query) or (request is None and in_dispatch_mode()):
             return _traced
         fixed = _Prepared.of(problem, request)
         attend = partial(_attend, fixed, request is not None)
         differentiated = problem.wants_grad and problem.mask is not None
 
-        def run(problem: Problem) -> Outcome:
+        def run(problem: Problem) -> EngineOutput:
             # A backward pass reads what is hidden, too, and multiplies it by 0.
             if differentiated and dense.needs_care(problem):
                 return nonfinite.contained(problem, attend)
-            return nonfinite.settled(problem, attend)
+            return nonfinite.recomputed(problem, attend)
 
         run.fixed = fixed  # type: ignore[attr-defined]
         return run
 
-    def part_of(self, problem: Problem, output: Tensor, lse: Tensor, runner: Runner | None = None) -> Tensor | None:
+    def partial_backward(
+        self, problem: Problem, output: Tensor, lse: Tensor, runner: Runner | None = None
+    ) -> Tensor | None:
         if is_traced(problem.query) or dense.needs_care(problem):
             return None
         fixed: _Prepared = getattr(runner, "fixed", None) or _Prepared.of(problem, None)
@@ -110,7 +111,7 @@ class Fused(Engine):
         setting = replace(setting, known=known)
         if _is_ordered(setting, rows):
             return _attend_in_order(setting, rows).output
-        return differentiable.attend(setting, rows.query, rows.key, rows.value, rows.weight).output
+        return attend_differentiably(setting, rows.query, rows.key, rows.value, rows.weight).output
 
 
 def _is_direct(problem: Problem) -> bool:
@@ -125,12 +126,12 @@ class _Prepared:
 
     Attributes
     ----------
-    setting : Setting
+    setting : StaticArguments
         All that is not differentiated.
     weight : Tensor (H, C), or None
     """
 
-    setting: Setting | None
+    setting: StaticArguments | None
     weight: Tensor | None
     wants: ForwardRequest
 
@@ -148,7 +149,7 @@ class _Prepared:
             inverse = inverse_of(weight) if family == "radial" else None
         if mask is not None and not mask.is_fixed:
             return cls(None, weight, wants)
-        return cls(Setting(family, kind, problem.scale, VisibleKeys.of(problem), wants, inverse), weight, wants)
+        return cls(StaticArguments(family, kind, problem.scale, VisibleKeys.of(problem), wants, inverse), weight, wants)
 
 
 @dataclass(slots=True, eq=False)
@@ -186,29 +187,29 @@ def _weight(score: Score, query: Tensor) -> Tensor:
     return query.new_empty(H, 0)
 
 
-def _attend(fixed: _Prepared, told: bool, problem: Problem) -> Outcome:
+def _attend(fixed: _Prepared, told: bool, problem: Problem) -> EngineOutput:
     rows, setting = _Projected.of(problem, fixed.weight), fixed.setting
     if setting is None:
         setting = _setting(problem, fixed.wants)
     if _is_ordered(setting, rows):
         return _outcome(problem, _attend_in_order(setting, rows))
-    found = differentiable.attend(setting, rows.query, rows.key, rows.value, rows.weight)
-    return _outcome(problem, found) if told else Outcome(found.output.to(problem.query.dtype))
+    found = attend_differentiably(setting, rows.query, rows.key, rows.value, rows.weight)
+    return _outcome(problem, found) if told else EngineOutput(found.output.to(problem.query.dtype))
 
 
-def _setting(problem: Problem, wants: ForwardRequest) -> Setting:
+def _setting(problem: Problem, wants: ForwardRequest) -> StaticArguments:
     family = family_of(problem.score)
     assert family is not None
-    return Setting(family, KINDS.get(type(problem.score), 0), problem.scale, VisibleKeys.of(problem), wants)
+    return StaticArguments(family, KINDS.get(type(problem.score), 0), problem.scale, VisibleKeys.of(problem), wants)
 
 
-def _is_ordered(setting: Setting, rows: _Projected) -> bool:
+def _is_ordered(setting: StaticArguments, rows: _Projected) -> bool:
     """Whether points are worth being brought into an order."""
     many = rows.key.shape[2] > ORDERED and rows.query.shape[-1] > 0
     return setting.kind >= COMPACT and setting.visible.everything and many
 
 
-def _attend_in_order(setting: Setting, rows: _Projected) -> ForwardResult:
+def _attend_in_order(setting: StaticArguments, rows: _Projected) -> ForwardResult:
     """Run on points whose neighbours stand together: of compact kernels, most tiles are then out of reach."""
     width = rows.weight[0].detach()
     q_order, k_order = morton.morton_order(rows.query / width, rows.key / width)
@@ -219,7 +220,7 @@ def _attend_in_order(setting: Setting, rows: _Projected) -> ForwardResult:
     if setting.known is not None:
         by_row = {name: morton.take(getattr(setting.known, name), q_order) for name in ("output", "peak", "total")}
         setting = replace(setting, known=ForwardResult(**by_row))
-    found = differentiable.attend(setting, query, key, value, rows.weight)
+    found = attend_differentiably(setting, query, key, value, rows.weight)
     back = morton.inverse(q_order)
     names = ("output", "peak", "total", "top", "entropy", "best", "best_key")
     by_row = {name: morton.take(t, back) for name in names if (t := getattr(found, name)) is not None}
@@ -234,7 +235,7 @@ def _attend_in_order(setting: Setting, rows: _Projected) -> ForwardResult:
     return replace(found, **by_row)
 
 
-def _traced(problem: Problem) -> Outcome:
+def _traced(problem: Problem) -> EngineOutput:
     """Run where values cannot be looked at: the mask as intervals, or as a matrix for a strip of queries at a time."""
     rows, extent, dtype = _Projected.of(problem), problem.extent, problem.compute_dtype
     mask = None if problem.mask is None else problem.mask.cast(dtype)
@@ -242,12 +243,12 @@ def _traced(problem: Problem) -> Outcome:
     attend = Traced.apply if problem.wants_grad or functorch_derivatives() else fused_forward
     if mask is None:
         output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, None, None, None, *constants)
-        return Outcome(output.to(problem.query.dtype), _lse(peak, total))
+        return EngineOutput(output.to(problem.query.dtype), _lse(peak, total))
     intervals = None if mask.has_bias else mask.intervals(extent)
     if intervals is not None:
         rows = _cleared(rows, reached(*intervals, extent.S))
         output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, *intervals, None, *constants)
-        return Outcome(output.to(problem.query.dtype), _lse(peak, total))
+        return EngineOutput(output.to(problem.query.dtype), _lse(peak, total))
     b, h, q_idx, kv_idx = (torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S))
     b, h, q_idx = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1)
     strips = [span.slice for span in spans(extent.L, TRACED_STRIP)]
@@ -259,7 +260,7 @@ def _traced(problem: Problem) -> Outcome:
         for strip, matrix in zip(strips, added)
     ]
     output, peak, total = (torch.cat(each, 2) for each in zip(*parts))
-    return Outcome(output.to(problem.query.dtype), _lse(peak, total))
+    return EngineOutput(output.to(problem.query.dtype), _lse(peak, total))
 
 
 def _cleared(rows: _Projected, seen: Tensor) -> _Projected:
@@ -274,7 +275,7 @@ def _lse(peak: Tensor, total: Tensor) -> Tensor:
     return torch.where(empty, -torch.inf, peak + torch.where(empty, 1.0, total).log())
 
 
-def _outcome(problem: Problem, found: ForwardResult) -> Outcome:
+def _outcome(problem: Problem, found: ForwardResult) -> EngineOutput:
     """Return what was found in terms of log-weights."""
     empty = found.total == 0
     log_total = torch.where(empty, 1.0, found.total).log()
@@ -284,7 +285,7 @@ def _outcome(problem: Problem, found: ForwardResult) -> Outcome:
         powers = found.best if found.direct else (found.best - found.peak.unsqueeze(-1)).exp()
         weights = torch.where(found.best_key < 0, 0.0, powers / found.total.unsqueeze(-1))
         topk = TopK(weights, found.best_key)
-    return Outcome(
+    return EngineOutput(
         found.output.to(problem.query.dtype),
         _lse(found.peak, found.total),
         max=found.top,

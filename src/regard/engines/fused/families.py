@@ -15,10 +15,10 @@ from torch.nn.functional import pad
 from regard import scores
 from regard.engines.fused import pool
 from regard.engines.fused.kernel_call import KernelCall
-from regard.engines.fused.kernels.fields import COMPACT, PAD, RADIAL, SMALL_FEATURE
+from regard.engines.fused.kernels.basics import COMPACT, PAD, RADIAL, SMALL_FEATURE
 from regard.scores import Score
-from regard.scores.distance import kernels
-from regard.scores.dot_like import DotLike
+from regard.scores.dot_products import DotLike
+from regard.scores.kernels import kernels
 
 #: The additive score: beyond features of this size, four denominators overflow.
 LARGE = {torch.float32: 5.4, torch.float64: 44.0}

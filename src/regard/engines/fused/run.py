@@ -1,25 +1,216 @@
-"""Running the kernels: shares of the work for each thread, and sums over them."""
+"""The run of the compiled kernels over a whole problem: its partition, arguments and scratch memory."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.engines.fused import pool
-from regard.engines.fused.arguments import Arguments, compact
 from regard.engines.fused.families import Gradients, Rows
 from regard.engines.fused.kernel_call import KernelCall
-from regard.engines.fused.kernels.fields import PAD, TILE
+from regard.engines.fused.kernels.basics import BAND, BLOCK, CHUNK, GROUP, PAD, ROW, TILE
 from regard.engines.fused.morton import boxes
-from regard.engines.fused.scratch import Scratch, padded, scratch_sizes
 from regard.engines.fused.visible_keys import VisibleKeys, WorkItem
-from regard.engines.fused.work_partition import Partition, partitions
+from regard.masks.base import Extent
+
+# How the work is cut into shares for the threads: by the problem and the number of threads alone ----------------------
+
+
+#: Shares of the work for each thread: enough that a late thread does not hold up the others; fewer for gradients of
+#: few heads, as each share has sums of its own for the keys of its heads.
+SHARES, FEW_SHARES = 8, 2
+#: Pairs times features and values that a share should have: less is done before another thread has taken it.
+SHARE = 1 << 21
+#: The same of a whole forward pass, and of a backward pass, up to which one thread is done before several have begun.
+ALONE, ALONE_BACKWARD = 10 << 20, 4 << 20
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Units that one task runs in turn, and the heads and key heads among which they lie."""
+
+    units: list[WorkItem]
+    heads: range
+    kv_heads: range
+
+
+def partitions(visible: VisibleKeys, groups: int, width: int, backward: bool = False) -> list[Partition]:
+    """Cut the work into shares of about equal cost; the same for the same problem and number of threads.
+
+    ``groups`` are the key heads, ``width`` the features and values of a pair.
+    """
+    extent, threads = visible.extent, torch.get_num_threads()
+    few = backward and extent.B * groups < threads * SHARES
+    work = extent.B * extent.H * extent.L * extent.S * width
+    alone = threads == 1 or work < (ALONE_BACKWARD if backward else ALONE)
+    count = 1 if alone else min(threads * (FEW_SHARES if few else SHARES), max(threads, work // SHARE))
+    H, blocks = extent.H, -(-extent.L // BLOCK)
+
+    def share(units: list[WorkItem], heads: range) -> Partition:
+        first, last = (head // H * groups + head % H // (H // groups) for head in (heads[0], heads[-1]))
+        return Partition(units, heads, range(first, last + 1))
+
+    if visible.mask is None:
+        costs = visible.costs()
+        whole = extent.B * H * blocks
+        cuts = [whole * i // count for i in range(count + 1)] if costs is None else _cuts(costs, count)
+        spans = [(first, last) for first, last in pairwise(cuts) if first < last]
+        return [share([WorkItem(*span)], range(span[0] // blocks, (span[1] - 1) // blocks + 1)) for span in spans]
+    units = list(visible.units())
+    cuts = _cuts(torch.tensor([unit.cost for unit in units], dtype=torch.float64, device="cpu"), count)
+    parts = [units[first:last] for first, last in pairwise(cuts) if first < last]
+    return [share(part, range(min(u.first for u in part), max(u.last for u in part))) for part in parts]
+
+
+def _cuts(costs: Tensor, count: int) -> list[int]:
+    """Return where a row of costs is to be cut into ``count`` parts, with its two ends."""
+    done = costs.cumsum(0)
+    at = done[-1] * torch.arange(1, count, dtype=done.dtype, device="cpu") / count
+    return [0, *torch.searchsorted(done, at).tolist(), len(costs)]
+
+
+# The arguments of one unit of work: where it is, and where the kernels find what is added to its scores ---------------
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments that belong to one item of work: arrays, numbers, and sizes of these arrays."""
+
+    arrays: dict[str, Tensor]
+    numbers: dict[str, int]
+    sizes: dict[str, int]
+
+    @classmethod
+    def of(cls, visible: VisibleKeys, share: Partition, unit: WorkItem, added: Tensor | None) -> Arguments:
+        """Return where the unit is, and where the kernels find what is added to its scores: ``added``, contiguous."""
+        first, last, heads, kv_heads = unit.first, unit.last, share.heads, share.kv_heads
+        numbers = {"first": first, "last": last, "head_first": heads[0], "kv_first": kv_heads[0]}
+        extent = visible.extent
+        found = cls({}, numbers, {"share_heads": len(heads), "share_kv_heads": len(kv_heads)})
+        whole = extent.B * extent.H * (-(-extent.L // BLOCK) if unit.segments is None else 1)
+        if not 0 <= first <= last <= whole:
+            raise RuntimeError(f"a unit of work must be among {whole} blocks, got {first} to {last}.")
+        if unit.segments is not None:
+            found.arrays["segments"] = unit.segments
+            found.numbers.update(block=unit.block, segment_count=len(unit.segments))
+            found.sizes["segment_count"] = len(unit.segments)
+        if added is not None:
+            found._add(extent, unit, added)
+        return found
+
+    def _add(self, extent: Extent, unit: WorkItem, added: Tensor) -> None:
+        """Say where the first number of the whole problem would be, and how far those of other rows are."""
+        B, H, L, S = extent.B, extent.H, extent.L, extent.S
+        single = unit.segments is not None and unit.last - unit.first == 1
+        first = 0 if unit.segments is None else unit.block * BLOCK
+        rows = L if unit.segments is None else min(first + BLOCK, L) - first
+        cols = S if unit.columns is None else len(unit.columns)
+        heads = (1, 1) if single else (B, H)
+        shape = tuple(added.shape)
+        if not all(n in (1, full) for n, full in zip(shape[:3], (*heads, rows))) or shape[3] != cols:
+            raise RuntimeError(f"what is added to scores must broadcast to {(*heads, rows, cols)}, got {shape}.")
+        b, h, row = (
+            0 if n == 1 else step for n, step in zip(shape, (shape[1] * shape[2] * cols, shape[2] * cols, cols))
+        )
+        at = -first * row - (unit.first // H * b + unit.first % H * h if single else 0)
+        self.arrays["added"] = added
+        self.numbers.update(added_at=at, added_b=b, added_h=h, added_r=row, has_added=1)
+        self.sizes["added_numbers"] = added.numel()
+
+
+def compact(added: Tensor) -> Tensor:
+    """Return what is added with size 1 where it does not vary with the batch, the head or the query.
+
+    Sums over these are the kernels' own; keys stand side by side for them, each with a number of its own.
+    """
+    index = tuple(slice(0, n if step or n == 1 else 1) for n, step in zip(added.shape[:3], added.stride()))
+    return added[index]
+
+
+# Scratch memory of the kernels: how much of it a task needs, and lending it -------------------------------------------
+
+
+#: Bytes of a scratch buffer that is kept for the next call.
+KEPT = 4 << 20
+#: Buffers that nobody uses, by size.
+_spare: dict[int, list[Tensor]] = {}
+
+
+def padded(count: int) -> int:
+    """Return ``count`` rounded up to a whole number of vectors."""
+    return -(-count // PAD) * PAD
+
+
+class Scratch:
+    """The parts of one task's scratch memory."""
+
+    def __init__(self, sizes: dict[str, int], dtype: torch.dtype) -> None:
+        self.places: dict[str, int] = {}
+        place = 0
+        for name, size in sizes.items():
+            self.places[f"at_{name}"] = place
+            place += padded(size)
+        self.size, self.dtype = place, dtype
+
+    @contextmanager
+    def lent(self) -> Iterator[int]:
+        """Lend the address of scratch memory; what was used before is used again, as its pages are there already."""
+        size = 1 << (self.size * self.dtype.itemsize + 64).bit_length()
+        spare = _spare.setdefault(size, [])
+        try:
+            buffer = spare.pop()
+        except IndexError:
+            buffer = torch.empty(size, dtype=torch.uint8, device="cpu")
+        try:
+            yield -(-buffer.data_ptr() // 64) * 64
+        finally:
+            if size <= KEPT and len(spare) < torch.get_num_threads():
+                spare.append(buffer)
+
+
+def scratch_sizes(rows: Rows, V: int, backward: bool, value_lanes: bool) -> dict[str, int]:
+    """Return how many numbers each part of the scratch memory of a pass holds."""
+    C = rows.width
+    v_chunks, c_chunks = -(-V // CHUNK), -(-C // CHUNK)
+    spare = 4 * CHUNK
+    key = rows.planes * C * ROW + ROW + (4 + 2 * BLOCK // GROUP) * C
+    common = {"score": (2 * GROUP + 1) * ROW, "query": GROUP * C}
+    if not backward:
+        value = v_chunks * ROW * CHUNK + spare if value_lanes else V * ROW
+        return common | {
+            "key": key,
+            "weight": GROUP * ROW,
+            "value": value,
+            "state": 4 * BLOCK,
+            "output": max(v_chunks, 1) * BLOCK * CHUNK,
+        }
+    linear = rows.family == "dot"
+    sides = c_chunks * BLOCK * CHUNK if linear else 0
+    return common | {
+        "key": key + (c_chunks * ROW * CHUNK + spare if linear else 0),
+        "value": V * ROW,
+        "state": v_chunks * BLOCK * CHUNK,
+        "output": v_chunks * ROW * CHUNK + spare,
+        "rows": sides,
+        "d_key": c_chunks * ROW * CHUNK + spare if linear else C * ROW,
+        "weight": BAND * ROW,
+        "d_score": BAND * ROW,
+        "d_query": sides,
+        "delta": BLOCK,
+    }
+
+
+# Running the kernels: shares of the work for each thread, and sums over them ------------------------------------------
+
 
 #: Numbers of keys and values that a tile should hold, so that it stays in a core's cache.
 TILE_NUMBERS = 96 * 1024

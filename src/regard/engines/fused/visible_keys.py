@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regard._problem import Problem
-from regard.engines.block_mask import BlockMask, Run
-from regard.engines.fused.kernels.fields import BLOCK
+from regard.engines.fused.kernels.basics import BLOCK
+from regard.engines.problem import Problem
+from regard.engines.tiles import BlockMask, Run
 from regard.masks.base import EMPTY, FULL, Extent, Mask
 
 #: Keys by which a mask that is no interval is classified.

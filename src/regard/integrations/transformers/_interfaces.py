@@ -1,4 +1,4 @@
-"""Gather the private names of transformers that are used, each with its reason."""
+"""Private names of transformers that are used, each with its reason."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any, NoReturn
 
 from torch import nn
 from transformers import PreTrainedModel
+
+# Gather the private names of transformers that are used, each with its reason -----------------------------------------
+
 
 try:
     #: What a model's outputs are collected in while it runs: not every model tells its layers what was asked for.
@@ -83,3 +86,18 @@ def _subclasses(cls: Any) -> Iterator[Any]:
 
 def _is_layer(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, nn.Module)
+
+
+# How models of transformers generate ----------------------------------------------------------------------------------
+
+
+def beam_search_name(mixin: type) -> str | None:
+    """Return the name of the method that runs a beam search and says which beams its answers came by, if there is one.
+
+    Examples
+    --------
+    >>> from transformers.generation import GenerationMixin
+    >>> callable(getattr(GenerationMixin, beam_search_name(GenerationMixin)))
+    True
+    """
+    return BEAM_SEARCH if BEAM_SEARCH in vars(mixin) else None

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from transformers import masking_utils
 
 from regard import AuxRequest, attention, masks
-from regard._errors import described, rejected
+from regard._utils.errors import described, rejected
 from regard.integrations.transformers._interfaces import collects_weights, explain_missing_layers
 from regard.integrations.transformers.configuration import parts_of
 from regard.integrations.transformers.mask_function import model_mask
-from regard.integrations.transformers.model_mask import ModelMask, Structure
-from regard.integrations.transformers.packed_sequences import packed_mask
+from regard.integrations.transformers.model_mask import ModelMask, Structure, packed_mask
 from regard.masks import MaskLike
 
 #: What the mask function is called with; a transformers that does not know these would lose a part of the mask.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard._errors import described, rejected
+from regard._utils.errors import described, rejected
 from regard.masks import Extent, Mask, MaskLike, Submatrix, as_mask
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike

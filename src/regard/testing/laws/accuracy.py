@@ -1,4 +1,4 @@
-"""Law 6, the error budget: of outputs, of gradients, and of everything that can be asked beside the output."""
+"""Laws 3 and 6: the definition, and the error budget of outputs, gradients and auxiliary fields."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import torch
 from torch import Tensor
 
 from regard.engines import Engine
-from regard.testing.budget import Budget, array
-from regard.testing.case import Call, Case, gradients, has_graph
-from regard.testing.formulas import Array
+from regard.testing.budget import Budget, array, error, one_rounding
+from regard.testing.case import Case, CaseCall, gradients, has_graph
+from regard.testing.formulas import NORMALIZER_FORMULAS, Array
 from regard.testing.laws.base import law, require
-from regard.testing.oracle import Oracle, Sized
+from regard.testing.oracle import Oracle, WithAmplitude, has_formula
 from regard.testing.trial import Trial, is_judged, keeps_lse
+
+# Law 6, the error budget: of outputs, of gradients, and of everything that can be asked beside the output -------------
 
 
 def judged(case: Case) -> Case | None:
     """Keep cases that an oracle answers."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     if is_judged(call):
         return case
     return None if call.normalizer.random else case.but(dtype="float32")
@@ -28,7 +30,7 @@ def judged(case: Case) -> Case | None:
 @law("budget", "An output errs at most twice as much as the plain eager formula, plus one rounding.", judged, share=2)
 def budget(case: Case, engine: Engine) -> None:
     """Law 6 for outputs."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     output = call.run(engine)
     require(output.dtype == call.query.dtype, f"the output is {output.dtype}, the query {call.query.dtype}")
     Trial(call).check_output(output)
@@ -37,19 +39,19 @@ def budget(case: Case, engine: Engine) -> None:
 @law("gradient budget", "So do gradients to query, key, value and every tensor of score and mask.", judged, share=2)
 def gradient_budget(case: Case, engine: Engine) -> None:
     """Law 6 for gradients."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     leaves = call.leaves()
     Trial(call, keeps_lse=keeps_lse(engine)).check_call(call.run(engine), leaves)
 
 
 def _is_drawn(case: Case) -> Case | None:
-    return case.but(layout="plain") if Call.of(case).normalizer.random else None
+    return case.but(layout="plain") if CaseCall.of(case).normalizer.random else None
 
 
 @law("drawn", "A draw weighs one visible key of each row with 1, and the output reads that key's value.", _is_drawn)
 def drawn(case: Case, engine: Engine) -> None:
     """Check a random normalizer as far as one can: its weights are one-hot, and the output follows from them."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     output, aux = call.look(engine, weights=True, scores=True)
     assert aux.weights is not None and aux.scores is not None
     weights, visible = aux.weights.detach().double(), aux.scores.detach() > -torch.inf
@@ -95,7 +97,7 @@ def aux_fields(case: Case, engine: Engine) -> None:
 
     Often the log-sum-exp alone is requested, which engines have at hand: another field may bring another pass.
     """
-    call = Call.of(case)
+    call = CaseCall.of(case)
     alone = case.seed % 3 == 0
     k = 0 if alone else case.seed % 5
     wanted = [name for i, name in enumerate(FIELDS) if (case.seed >> i & 1 and not alone) or name == "lse"]
@@ -124,7 +126,7 @@ def _check_field(trial: Trial, name: str, found: Tensor, decided: Array) -> None
         right, eager, got = (np.where(mask, x, 0) for x in (right, eager, got))
     finite = np.where(np.isfinite(right), abs(right), 0)
     amplitude = _amplitude(trial, name, finite)
-    budget = Budget.of(Sized(right, amplitude), torch.from_numpy(eager.astype("float64")), found.dtype)
+    budget = Budget.of(WithAmplitude(right, amplitude), torch.from_numpy(eager.astype("float64")), found.dtype)
     budget.check(f"aux.{name}", torch.from_numpy(got.astype("float64")))
 
 
@@ -161,7 +163,7 @@ def _check_topk(trial: Trial, top: Tensor, keys: Tensor, decided: Array, k: int)
     ranked = np.pad(-np.sort(-weights, axis=-1), [(0, 0)] * 4 + [(0, missing)])[..., :k]
     eager = trial.eager.weights.detach().double().sort(-1, descending=True).values
     eager = torch.nn.functional.pad(eager, (0, missing))[..., :k].reshape(ranked.shape)
-    right = Sized(
+    right = WithAmplitude(
         ranked * decided[..., None],
         ranked + trial.oracle.shaken(top.dtype, by_lse=True).max(-1, keepdims=True, initial=0),
     )
@@ -189,7 +191,7 @@ def _check_indices(index: Array, seen: Array, weights: Array, top: Array, decide
 @law("lse gradient", "A log-sum-exp that is asked for with a gradient has one, within budget.", judged, share=0.3)
 def lse_gradient(case: Case, engine: Engine) -> None:
     """The gradient of ``AuxRequest(lse="grad")``, in whatever engine the output comes from."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     leaves = {name: leaf for name, leaf in call.leaves().items() if name != "value"}
     output, aux = call.look(engine, lse="grad")
     assert aux.lse is not None
@@ -206,3 +208,41 @@ def lse_gradient(case: Case, engine: Engine) -> None:
     right, eager = trial.oracle.lse_gradients(array(grad, trial.statement.wide)), trial.eager.lse_gradients(grad)
     for name, gradient in found.items():
         Budget.of(right[name], eager[name], gradient.dtype).check(f"gradient of lse to {name}", gradient)
+
+
+# Compare a part's code with its formula, which the error budget, shared by both, cannot do ----------------------------
+
+
+def _stated(case: Case) -> Case | None:
+    call = CaseCall.of(case)
+    if call.normalizer.random or not has_formula(call.score) or type(call.normalizer) not in NORMALIZER_FORMULAS:
+        return None
+    return case.but(dtype="float64", wide=False)
+
+
+@law("definition", "Scores and normalizers compute what is written of them.", _stated)
+def definition(case: Case, engine: Engine) -> None:  # noqa: ARG001
+    """The eager formula, made of the parts' own code and run in float64, is right to one rounding of float32.
+
+    A part that computes something else than its formula errs by as much in float64 as in float32. The error budget
+    does not see that, as the eager formula has the part's code from the part.
+    """
+    call = CaseCall.of(case)
+    trial = Trial(call)
+    if trial.undecided.any():
+        return
+    K = trial.statement.query.shape[0]
+    eager = trial.eager.output.unflatten(0, (K, -1))
+    upstream = trial.upstream(eager.detach()[0])
+    right = {"output": trial.oracle.output}
+    right |= trial.oracle.gradients(array(upstream, trial.statement.wide))
+    found = {"output": eager, **trial.eager.gradients(upstream)}
+    # Of the largest of all amplitudes, as a gradient that is 0 on paper is none to be measured by.
+    rounding = max(one_rounding(right[name].amplitude, torch.float32) for name in found)
+    for name, result in found.items():
+        off = error(right[name].value, result)
+        require(
+            off <= rounding,
+            f"the plain formula's {name} errs by {off:.3g} in float64, where a rounding of float32 is {rounding:.3g}: "
+            "a score or normalizer does not compute its formula",
+        )

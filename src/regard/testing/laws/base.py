@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from regard.engines import Engine
-from regard.testing.case import Call, Case
+from regard.testing.case import Case, CaseCall
 
 #: Raises AssertionError where the law is broken.
 Check = Callable[[Case, Engine], None]
@@ -60,9 +60,9 @@ def law(name: str, statement: str, adapt: Adapt = any_case, share: float = 1.0) 
     return add
 
 
-def pieces(case: Case) -> Call:
+def pieces(case: Case) -> CaseCall:
     """Return the tensors and parts of a case."""
-    return Call.of(case)
+    return CaseCall.of(case)
 
 
 def require(condition: object, message: str) -> None:

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from regard.engines import Engine
 from regard.testing.budget import Budget
-from regard.testing.case import Call, Case, gradients, has_graph
+from regard.testing.case import Case, CaseCall, gradients, has_graph
 from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law, require
-from regard.testing.oracle import Sized
+from regard.testing.oracle import WithAmplitude
 from regard.testing.statement import look
 from regard.testing.trial import Trial, is_judged, keeps_lse
 
@@ -25,7 +25,7 @@ def _with_empty_rows(case: Case) -> Case | None:
 )
 def empty_rows(case: Case, engine: Engine) -> None:
     """Law 1."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     leaves = call.leaves()
     output, aux = call.look(engine, lse=True, max=True, entropy=True, received=True, topk=2, weights=True)
     problem = call.problem()
@@ -69,7 +69,7 @@ def _with_hidden_keys(case: Case) -> Case | None:
     return None if judged_case is None else judged_case.masked(("hidden_keys",))
 
 
-def poisoned(call: Call, hidden: Tensor, seed: int) -> tuple[Call, Call]:
+def poisoned(call: CaseCall, hidden: Tensor, seed: int) -> tuple[CaseCall, CaseCall]:
     """Return the call with what must not show in the rows ``hidden`` (B, G, S) of key and value, and with 0 there.
 
     NaN, infinities and numbers whose products overflow are mixed; or such numbers with small ones; or one infinity in a
@@ -99,7 +99,7 @@ def poisoned(call: Call, hidden: Tensor, seed: int) -> tuple[Call, Call]:
     )
 
 
-def unseen(call: Call) -> Tensor:
+def unseen(call: CaseCall) -> Tensor:
     """Return which keys (B, G, S) no query may attend to."""
     problem = call.problem()
     seen = look(problem.mask, problem.extent)[0].any(-2)  # (B, H, S)
@@ -110,7 +110,7 @@ def unseen(call: Call) -> Tensor:
 @law("no leak", "NaN or inf in a key or value that nobody sees changes nothing, gradients included.", _with_hidden_keys)
 def no_leak(case: Case, engine: Engine) -> None:
     """Law 2."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     hidden = unseen(call)
     spoiled, clean = poisoned(call, hidden, case.seed)
     leaves = spoiled.leaves()
@@ -136,7 +136,7 @@ def no_leak(case: Case, engine: Engine) -> None:
 @law("contained", "NaN or inf in a key or value that some see leaves the others as they were.", _with_hidden_keys)
 def contained(case: Case, engine: Engine) -> None:
     """Law 2 for each pair: a bad key has no influence on rows that may not attend to it."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     problem = call.problem()
     visible = look(problem.mask, problem.extent)[0]
     B, _, _, S = visible.shape
@@ -151,7 +151,7 @@ def contained(case: Case, engine: Engine) -> None:
     right, K = trial.oracle.output, trial.statement.query.shape[0]
     mask = kept.numpy()
     budget = Budget.of(
-        Sized(right.value * mask, right.amplitude * mask),
+        WithAmplitude(right.value * mask, right.amplitude * mask),
         trial.eager.output.detach().unflatten(0, (K, -1)).double() * kept,
         output.dtype,
     )
@@ -168,7 +168,7 @@ def _with_a_score_that_reads_keys(case: Case) -> Case | None:
 @law("shown", "A NaN in a key that some see shows in their outputs and gradients.", _with_a_score_that_reads_keys, 0.5)
 def shown(case: Case, engine: Engine) -> None:
     """Check that a visible NaN is not swallowed, whatever the normalizer."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     problem = call.problem()
     place = case.seed % case.keys
     seen = torch.from_numpy(look(problem.mask, problem.extent)[0][..., place])  # (B, H, L)
@@ -200,7 +200,7 @@ def shown(case: Case, engine: Engine) -> None:
 )
 def bad_queries(case: Case, engine: Engine) -> None:
     """Law 2 for queries; law 1 where such a query sees nothing."""
-    call = Call.of(case.masked(("empty_rows",)) if case.seed % 2 and case.queries else case)
+    call = CaseCall.of(case.masked(("empty_rows",)) if case.seed % 2 and case.queries else case)
     problem = call.problem()
     seen = torch.from_numpy(look(problem.mask, problem.extent)[0].any(-1))  # (B, H, L)
     if not seen.numel() or not case.width:
@@ -231,13 +231,13 @@ def _causal(case: Case) -> Case | None:
     if not case.queries or not case.keys or case.layout in ("expanded", "broadcast"):
         return None
     causal = case.but(mask=("causal", "upper_left")) if case.seed % 3 == 0 else case.masked(("causal", "upper_left"))
-    return None if Call.of(causal).normalizer.random else causal
+    return None if CaseCall.of(causal).normalizer.random else causal
 
 
 @law("causality", "Under a causal mask, output i does not depend on rows after i, and gives them no gradient.", _causal)
 def causality(case: Case, engine: Engine) -> None:
     """Law 5."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     i = case.seed % case.queries
     leaves = call.leaves()
     output = call.run(engine)
@@ -276,6 +276,6 @@ def _check_rows_up_to(trial: Trial, i: int, output: Tensor) -> None:
     K = trial.statement.query.shape[0]
     eager = trial.eager.output.detach().unflatten(0, (K, -1)).double() * torch.from_numpy(mask)
     right = trial.oracle.output
-    budget = Budget.of(Sized(right.value * mask, right.amplitude * mask), eager, output.dtype)
+    budget = Budget.of(WithAmplitude(right.value * mask, right.amplitude * mask), eager, output.dtype)
     got = np.where(mask, trial.canonical(output).double().cpu().numpy(), 0)
     budget.check(f"with later rows changed, an output up to row {i}", torch.from_numpy(got))

@@ -1,18 +1,92 @@
-"""Sequences of several lengths in one call: nested tensors, through the layer that takes them."""
+"""Nested tensors of every structure that torch has, made of padded ones, and their sequences."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nested import nested_tensor_from_jagged
 
 from regard.engines import Engine
 from regard.nn import MultiheadAttention
-from regard.testing import nested, recipes
-from regard.testing.case import Call, Case
-from regard.testing.case_generator import Dice
+from regard.testing.case import Case, CaseCall, Recipe
+from regard.testing.case_generator import CaseSampler
 from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law
 from regard.testing.trial import Trial, keeps_lse
+
+#: Where each sequence begins in a padded one, and how long it is.
+Places = Sequence[tuple[int, int]]
+
+#: What makes a nested tensor of padded sequences (B, N, E), of which it is a view or a copy.
+Maker = Callable[[Tensor, Places], Tensor]
+
+
+def rows(padded: Tensor, places: Places) -> list[Tensor]:
+    """Return the sequences."""
+    return [each[start : start + length] for each, (start, length) in zip(padded, places)]
+
+
+def narrowed(padded: Tensor, places: Places) -> Tensor:
+    """Return sequences where they are, with holes between them, as ``torch.nested.narrow`` is meant to.
+
+    That of torch 2.13 gives other rows where the first sequence ends at the end of its row and the last begins later
+    than at the beginning of its own.
+    """
+    starts, lengths = (torch.tensor(column) for column in zip(*places))
+    starts = starts + padded.shape[1] * torch.arange(len(padded))
+    return nested_tensor_from_jagged(padded.flatten(0, 1), torch.cat((starts, (starts + lengths)[-1:])), lengths)
+
+
+def with_exact_lengths(padded: Tensor, places: Places) -> Tensor:
+    """Return sequences without holes whose lengths are stated all the same."""
+    lengths = torch.tensor([length for _, length in places])
+    return nested_tensor_from_jagged(torch.cat(rows(padded, places)), _offsets(lengths), lengths)
+
+
+def with_ends(padded: Tensor, places: Places) -> Tensor:
+    """Return sequences one after the other, with rows before the first and after the last."""
+    offsets = _offsets(torch.tensor([length for _, length in places])) + 2
+    ends = padded[0, :1].expand(2, -1), padded[0, :1].expand(3, -1)
+    return nested_tensor_from_jagged(torch.cat((ends[0], *rows(padded, places), ends[1])), offsets)
+
+
+def turned(padded: Tensor, places: Places) -> Tensor:
+    """Return sequences as a transposed view of features by rows."""
+    offsets = _offsets(torch.tensor([length for _, length in places]))
+    return nested_tensor_from_jagged(torch.cat(rows(padded, places)).T, offsets, jagged_dim=2).transpose(1, 2)
+
+
+def strided(padded: Tensor, places: Places) -> Tensor:
+    """Return sequences in torch's older layout."""
+    return torch.nested.as_nested_tensor(rows(padded, places))
+
+
+def jagged(padded: Tensor, places: Places) -> Tensor:
+    """Return sequences one after the other."""
+    return torch.nested.as_nested_tensor(rows(padded, places), layout=torch.jagged)
+
+
+#: Every structure.
+MAKERS: tuple[Maker, ...] = (narrowed, with_exact_lengths, with_ends, turned, strided, jagged)
+
+
+def sequences(nested: Any) -> list[Tensor]:
+    """Return the sequences of a nested tensor; torch's ``unbind`` refuses rows outside of all."""
+    if nested.layout == torch.strided or nested.lengths() is not None:
+        return list(nested.unbind())
+    return [nested.values()[start:stop] for start, stop in itertools.pairwise(nested.offsets().tolist())]
+
+
+def _offsets(lengths: Tensor) -> Tensor:
+    return torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+
+
+# Sequences of several lengths in one call: nested tensors, through the layer that takes them --------------------------
+
 
 #: Masks that speak of positions alone, so that they mean the same for each sequence by itself.
 _POSITIONS = {"causal", "window", "dilated", "alibi", "relative", "sinks", "everything", "prefix", "others"}
@@ -31,7 +105,7 @@ def _ragged(case: Case) -> Case | None:
     )  # fmt: skip
 
 
-def _is_of_positions(recipe: recipes.Recipe | None) -> bool:
+def _is_of_positions(recipe: Recipe | None) -> bool:
     if recipe is None:
         return True
     if recipe[0] in ("and", "or", "not"):
@@ -47,8 +121,8 @@ def _is_of_positions(recipe: recipes.Recipe | None) -> bool:
 )
 def ragged(case: Case, engine: Engine) -> None:
     """Run a multi-head layer without projections on sequences that are cut from a case, some of them without rows."""
-    call, dice = Call.of(case), Dice(case.seed)
-    make = dice.pick(nested.MAKERS)
+    call, dice = CaseCall.of(case), CaseSampler(case.seed)
+    make = dice.pick(MAKERS)
     inputs = {name: getattr(call, name).detach() for name in ("query", "key", "value")}  # (B, H or G, N, E) each
     places = {name: _places(dice, case.extent.B, inputs[name].shape[-2]) for name in ("query", "key")}
     lengths = [length for _, length in places["key"]]
@@ -56,7 +130,7 @@ def ragged(case: Case, engine: Engine) -> None:
     sources = {name: x.transpose(1, 2).flatten(2).requires_grad_() for name, x in inputs.items()}
     layer = _without_projections(call, engine)
     ends = [make(x, places[name]) for name, x in sources.items()]
-    outputs = nested.sequences(layer(*ends, need_weights=False, attn_mask=call.mask)[0])
+    outputs = sequences(layer(*ends, need_weights=False, attn_mask=call.mask)[0])
     trials, upstreams = [], []
     for i, output in enumerate(outputs):
         own = {name: x[i : i + 1, :, slice(*_span(places[name][i]))] for name, x in inputs.items()}
@@ -77,7 +151,7 @@ def ragged(case: Case, engine: Engine) -> None:
         trial.check_gradients(grads, upstreams[i])
 
 
-def _places(dice: Dice, count: int, rows: int) -> list[tuple[int, int]]:
+def _places(dice: CaseSampler, count: int, rows: int) -> list[tuple[int, int]]:
     """Return where sequences begin, and how long they are: one at least has a row."""
     lengths = [dice.pick(range(rows + 1)) for _ in range(count)]
     lengths[-1] = max(lengths[-1], 1)
@@ -93,7 +167,7 @@ def _of(gradient: Tensor, i: int, place: tuple[int, int], like: Tensor) -> Tenso
     return gradient[i : i + 1, slice(*_span(place))].unflatten(-1, (like.shape[1], -1)).transpose(1, 2)
 
 
-def _without_projections(call: Call, engine: Engine) -> MultiheadAttention:
+def _without_projections(call: CaseCall, engine: Engine) -> MultiheadAttention:
     """Return a multi-head layer of a call's parts whose projections are identities."""
     _, heads, _, width = call.query.shape
     wide, narrow = heads * width, call.key.shape[1] * width

@@ -11,12 +11,12 @@ from torch.autograd import forward_ad
 
 import regard
 from regard.engines import Engine
-from regard.scores.distance import Distance
-from regard.testing import compare, recipes
+from regard.scores.kernels import Distance
 from regard.testing.budget import Budget
-from regard.testing.case import Call, Case, gradients
+from regard.testing.case import Case, CaseCall, Recipe, gradients, plain_recipe
 from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law, require
+from regard.testing.oracle import stated
 from regard.testing.trial import Trial, keeps_lse
 
 #: The step of differences, as in gradcheck; and its tolerances, absolute and relative.
@@ -31,9 +31,9 @@ def _small(case: Case) -> Case | None:
         dtype="float64", queries=min(case.queries, 3), keys=min(case.keys, 4), lead=case.lead[:1] and (1,),
         magnitude=0.5, rows="random", width=min(case.width, 2), key_width=min(case.key_width, 2),
         group=min(case.group, 2), value_width=min(case.value_width, 2), tile=(2, 3),
-        scale=None if case.scale == 0.0 else case.scale, values=1.0, mask=recipes.plain(case.mask),
+        scale=None if case.scale == 0.0 else case.scale, values=1.0, mask=plain_recipe(case.mask),
     )  # fmt: skip
-    call = Call.of(case)
+    call = CaseCall.of(case)
     if not call.normalizer.smooth or judged(case) is None:
         return None
     if getattr(call.normalizer, "alpha", 1.0) > 2:
@@ -41,13 +41,13 @@ def _small(case: Case) -> Case | None:
     return None if Trial(call).undecided.any() or _is_near_a_kink(call) else case
 
 
-def _is_near_a_kink(call: Call) -> bool:
+def _is_near_a_kink(call: CaseCall) -> bool:
     """Return whether differences may straddle a query that equals a key, in any one feature for the Manhattan distance.
 
     A distance has a kink there: its first derivative jumps, and the second changes as fast as the distance. No normal
     direction moves a row by a hundred steps.
     """
-    score = compare.stated(call.score)
+    score = stated(call.score)
     if not isinstance(score, Distance):
         return False
     problem = call.problem()
@@ -56,7 +56,7 @@ def _is_near_a_kink(call: Call) -> bool:
     return bool(((apart if score.manhattan else apart.amax(-1)) < 100 * STEP).any())
 
 
-def function(call: Call, engine: Engine) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+def function(call: CaseCall, engine: Engine) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
     """Return the output as a function of the call's leaves, and the leaves."""
     leaves = call.leaves()
     inputs = tuple(leaves.values())
@@ -77,7 +77,7 @@ def function(call: Call, engine: Engine) -> tuple[Callable[..., Tensor], tuple[T
 @law("gradcheck", "Gradients in float64 agree with differences.", _small, share=0.3)
 def gradcheck(case: Case, engine: Engine) -> None:
     """``torch.autograd.gradcheck``, in its fast mode."""
-    run, inputs = function(Call.of(case), engine)
+    run, inputs = function(CaseCall.of(case), engine)
     torch.manual_seed(case.seed)
     require(
         torch.autograd.gradcheck(run, inputs, fast_mode=True, raise_exception=False, check_undefined_grad=False),
@@ -93,7 +93,7 @@ def gradcheck(case: Case, engine: Engine) -> None:
 )
 def second_derivatives(case: Case, engine: Engine) -> None:
     """``gradgradcheck`` and ``jvp`` where an engine claims them; elsewhere, the error."""
-    run, inputs = function(Call.of(case), engine)
+    run, inputs = function(CaseCall.of(case), engine)
     if not engine.twice_differentiable:
         _check_refuses(run, inputs)
         return
@@ -219,7 +219,7 @@ def _derivative(total: Tensor, leaf: Tensor) -> Tensor:
 )
 def composed_derivatives(case: Case, engine: Engine) -> None:
     """A second derivative is never silently 0."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     name = ("query", "key", "value")[case.seed % 3]
     point = getattr(call, name).detach()
     generator = torch.Generator().manual_seed(case.seed)
@@ -249,7 +249,7 @@ def composed_derivatives(case: Case, engine: Engine) -> None:
 
 def _traceable(case: Case) -> Case | None:
     """Keep cases without functions and draws, whose sizes do not decide more than the result's."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     if call.normalizer.random or case.score.startswith("score_mod") or 0 in vars(case.extent).values():
         return None
     return judged(
@@ -259,7 +259,7 @@ def _traceable(case: Case) -> Case | None:
     )
 
 
-def _holds_sizes(recipe: recipes.Recipe | None) -> bool:
+def _holds_sizes(recipe: Recipe | None) -> bool:
     """Return whether a mask is of one size alone, or holds a function."""
     if recipe is None or recipe[0] in ("and", "or", "not"):
         return recipe is not None and any(_holds_sizes(part) for part in recipe[1:])
@@ -276,18 +276,18 @@ def _holds_sizes(recipe: recipes.Recipe | None) -> bool:
 )
 def traced(case: Case, engine: Engine) -> None:
     """A trace of the example runs on queries and keys of other numbers."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return call.but(query=query, key=key, value=value).run(engine.name)
 
     ends = [t.detach() for t in (call.query, call.key, call.value)]
     made = torch.jit.trace(run, tuple(ends), check_trace=False)
-    longer = Call.of(case.but(queries=case.queries + 3, keys=case.keys + 5))
+    longer = CaseCall.of(case.but(queries=case.queries + 3, keys=case.keys + 5))
     _check_other(call, longer, made, engine, "the traced output")
 
 
-def _check_other(call: Call, other: Call, run: Callable[..., Tensor], engine: Engine, what: str) -> None:
+def _check_other(call: CaseCall, other: CaseCall, run: Callable[..., Tensor], engine: Engine, what: str) -> None:
     """Check a recorded call on other inputs, whose score and mask are those of the call."""
     other = other.but(score=call.score, mask=call.mask, normalizer=call.normalizer)
     try:
@@ -314,7 +314,7 @@ def _check_other(call: Call, other: Call, run: Callable[..., Tensor], engine: En
 )
 def compiled_lengths(case: Case, engine: Engine) -> None:
     """A compiled call, with sizes that are dynamic from the first or the second call on. Takes seconds."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     torch.compiler.reset()
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -325,7 +325,7 @@ def compiled_lengths(case: Case, engine: Engine) -> None:
         ends = [t.detach() for t in (call.query, call.key, call.value)]
         require(torch.equal(made(*ends).nan_to_num(), run(*ends).nan_to_num()), "a compiled call gives other bits")
     for more in (0, 2, 3):
-        longer = Call.of(case.but(queries=case.queries + more, keys=case.keys + 2 * more))
+        longer = CaseCall.of(case.but(queries=case.queries + more, keys=case.keys + 2 * more))
         _check_other(call, longer, made, engine, f"the compiled output for {more} more queries")
 
 
@@ -342,7 +342,7 @@ def _batched(case: Case) -> Case | None:
 @law("vmap", "vmap over the inputs, and grad inside it, are the loop.", _batched, share=0.3)
 def vmap(case: Case, engine: Engine) -> None:
     """``torch.func.vmap`` and ``grad`` against the oracle of each call."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     count = 2
     stacked = [
         torch.stack([t.detach() * (1 - 0.25 * i) for i in range(count)]) for t in (call.query, call.key, call.value)
@@ -379,7 +379,7 @@ def _shapes(case: Case) -> Case:
 @law("meta", "Meta tensors get the shape and dtype of the answer.", _shapes, share=0.2)
 def meta(case: Case, engine: Engine) -> None:
     """Shapes without data."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
 
     def there(tensor: Tensor) -> Tensor:
         return tensor.detach().to("meta")
@@ -397,7 +397,7 @@ def meta(case: Case, engine: Engine) -> None:
 
 def compiled(case: Case, engine: Engine, backend: str = "aot_eager") -> None:
     """Check that ``torch.compile(fullgraph=True)`` gives an output and gradients within budget. Takes seconds."""
-    call = Call.of(case)
+    call = CaseCall.of(case)
     leaves = call.leaves()
     torch.compiler.reset()
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from regard_lab.models.encoder_lm import EncoderLM, EncoderLMConfig
-from regard_lab.models.hugging_face.keys import Described
 from regard_lab.models.hugging_face.rules import (
     BrokenConfigError,
+    Described,
     Family,
     Rule,
     activation_read,

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._errors import RegardWarning, rejected
-from regard._memory import is_memory_error
+from regard._utils.errors import RegardWarning, is_memory_error, rejected
 from regard_lab.models.folders import CONFIG, ModelFileError, brief, file_error, read_json
 from regard_lab.models.heads import Head
 from regard_lab.models.hugging_face.reading import labels_of, problem_of

@@ -6,8 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from regard_lab.models.decoder_lm import DecoderLM, DecoderLMConfig
-from regard_lab.models.hugging_face.keys import Described
-from regard_lab.models.hugging_face.rules import Family, Rule, activation_read, activation_written, is_plain, same
+from regard_lab.models.hugging_face.rules import (
+    Described,
+    Family,
+    Rule,
+    activation_read,
+    activation_written,
+    is_plain,
+    same,
+)
 
 #: The kinds of rotary scaling that our models know, and the keys that each has beside its kind and ``rope_theta``.
 _SCALINGS: dict[str, tuple[str, ...]] = {

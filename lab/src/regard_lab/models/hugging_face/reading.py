@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._errors import rejection
-from regard._memory import available_memory, fitting
+from regard._utils.errors import available_memory, fitting, rejection
 from regard_lab.models.decoder_lm import DecoderLM
 from regard_lab.models.encoder_lm import EncoderLM
 from regard_lab.models.folders import (
@@ -32,9 +31,8 @@ from regard_lab.models.folders import (
 from regard_lab.models.heads import Head, LanguageModel, SequenceClassifier, TokenClassifier
 from regard_lab.models.hugging_face.bert import ALBERT, BERT, ROBERTA
 from regard_lab.models.hugging_face.gpt2 import GPT2
-from regard_lab.models.hugging_face.keys import Described, completed
 from regard_lab.models.hugging_face.llama import LLAMA
-from regard_lab.models.hugging_face.rules import Family, Rule, same
+from regard_lab.models.hugging_face.rules import Described, Family, Rule, completed, same
 from regard_lab.models.hugging_face.vit import DEIT, VIT
 from regard_lab.models.image_classifier import ImageClassifier
 from regard_lab.models.vision_transformer import VisionTransformer

@@ -1,4 +1,8 @@
-"""How the tensors of a Hugging Face folder stand for the parameters of our models."""
+"""How a config.json and its tensors map to our models: each key with transformers' default, each tensor's place.
+
+A key that is missing has transformers' default. A key that is read may have any value; of others, a value that we do
+not implement is refused, and so is a key that neither a family nor :data:`IGNORED` lists.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,339 @@ from torch import Tensor, nn
 
 from regard_lab.models.decoder_lm import DecoderLM, DecoderLMConfig
 from regard_lab.models.encoder_lm import EncoderLM, EncoderLMConfig
-from regard_lab.models.hugging_face.keys import Described
 from regard_lab.models.vision_transformer import VisionTransformer, VisionTransformerConfig
+
+# What each key of a config.json means to us: transformers' default for it, and the values that we implement -----------
+
+
+#: The config of a folder, as JSON.
+Described = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a family's config.
+
+    Attributes
+    ----------
+    default : object
+        What transformers takes where the key is missing.
+    only : tuple, optional
+        The values that we implement; any value where it is None.
+    extra : bool, default False
+        Whether transformers reads the key although its config class has no such field.
+    """
+
+    default: Any
+    only: tuple[Any, ...] | None = None
+    extra: bool = False
+
+
+Keys = Mapping[str, Key]
+
+
+def _fixed(value: Any, *others: Any, extra: bool = False) -> Key:
+    return Key(value, (value, *others), extra)
+
+
+#: The keys that every config has.
+_COMMON: dict[str, Key] = {
+    "architectures": Key(None),
+    "chunk_size_feed_forward": _fixed(0),
+    "id2label": Key(None),
+    "is_encoder_decoder": _fixed(False),
+    "num_labels": Key(2, extra=True),
+    "per_layer_config": _fixed(None, {}, extra=True),
+    "problem_type": Key(None),
+    "tie_word_embeddings": Key(True, extra=True),
+}
+_BERT: dict[str, Key] = _COMMON | {
+    "add_cross_attention": _fixed(False),
+    "attention_probs_dropout_prob": Key(0.1),
+    "hidden_act": Key("gelu"),
+    "hidden_dropout_prob": Key(0.1),
+    "hidden_size": Key(768),
+    "intermediate_size": Key(3072),
+    "is_decoder": _fixed(False),
+    "layer_norm_eps": Key(1e-12),
+    "max_position_embeddings": Key(512),
+    "num_attention_heads": Key(12),
+    "num_hidden_layers": Key(12),
+    "pad_token_id": Key(0),
+    "position_embedding_type": _fixed("absolute", None, extra=True),
+    "tie_word_embeddings": Key(True),
+    "type_vocab_size": Key(2),
+    "vocab_size": Key(30522),
+}
+_ROBERTA: dict[str, Key] = _BERT | {"pad_token_id": Key(1), "vocab_size": Key(50265)}
+_CAMEMBERT: dict[str, Key] = _ROBERTA | {"vocab_size": Key(30522)}
+_ALBERT: dict[str, Key] = {
+    name: key for name, key in _BERT.items() if name not in ("add_cross_attention", "is_decoder")
+}
+_ALBERT |= {
+    "attention_probs_dropout_prob": Key(0.0),
+    "embedding_size": Key(128),
+    "hidden_act": Key("gelu_new"),
+    "hidden_dropout_prob": Key(0.0),
+    "hidden_size": Key(4096),
+    "inner_group_num": _fixed(1),
+    "intermediate_size": Key(16384),
+    "num_attention_heads": Key(64),
+    "num_hidden_groups": _fixed(1),
+    "vocab_size": Key(30000),
+}
+_GPT2: dict[str, Key] = _COMMON | {
+    "activation_function": Key("gelu_new"),
+    "add_cross_attention": _fixed(False),
+    "attn_pdrop": Key(0.1),
+    "layer_norm_epsilon": Key(1e-5),
+    "n_embd": Key(768),
+    "n_head": Key(12),
+    "n_inner": Key(None),
+    "n_layer": Key(12),
+    "n_positions": Key(1024),
+    "pad_token_id": Key(None),
+    "resid_pdrop": Key(0.1),
+    "scale_attn_by_inverse_layer_idx": _fixed(False),
+    "scale_attn_weights": _fixed(True),
+    "tie_word_embeddings": Key(True),
+    "vocab_size": Key(50257),
+}
+_LLAMA: dict[str, Key] = _COMMON | {
+    "attention_bias": Key(False),
+    "attention_dropout": Key(0.0),
+    "head_dim": Key(None),
+    "hidden_act": Key("silu"),
+    "hidden_size": Key(4096),
+    "intermediate_size": Key(11008),
+    "max_position_embeddings": Key(2048),
+    "mlp_bias": Key(False),
+    "num_attention_heads": Key(32),
+    "num_hidden_layers": Key(32),
+    "num_key_value_heads": Key(None),
+    "pad_token_id": Key(None),
+    "partial_rotary_factor": Key(None, extra=True),
+    "rms_norm_eps": Key(1e-6),
+    "rope_interleaved": _fixed(False, extra=True),
+    "rope_parameters": Key(None),
+    "rope_scaling": Key(None, extra=True),
+    "rope_theta": Key(10000.0, extra=True),
+    "tie_word_embeddings": Key(False),
+    "vocab_size": Key(32000),
+}
+_WITHOUT_BIAS = {name: key for name, key in _LLAMA.items() if name not in ("attention_bias", "mlp_bias")}
+_MISTRAL: dict[str, Key] = _WITHOUT_BIAS | {
+    "intermediate_size": Key(14336),
+    "max_position_embeddings": Key(131072),
+    "num_key_value_heads": Key(8),
+    "sliding_window": Key(4096),
+}
+_QWEN2: dict[str, Key] = _WITHOUT_BIAS | {
+    "head_dim": Key(None, extra=True),
+    "intermediate_size": Key(22016),
+    "layer_types": Key(None),
+    "max_position_embeddings": Key(32768),
+    "max_window_layers": Key(28),
+    "num_key_value_heads": Key(32),
+    "sliding_window": Key(4096),
+    "use_sliding_window": Key(False),
+    "vocab_size": Key(151936),
+}
+_VIT: dict[str, Key] = _COMMON | {
+    "attention_probs_dropout_prob": Key(0.0),
+    "hidden_act": Key("gelu"),
+    "hidden_dropout_prob": Key(0.0),
+    "hidden_size": Key(768),
+    "image_size": Key(224),
+    "intermediate_size": Key(3072),
+    "layer_norm_eps": Key(1e-12),
+    "num_attention_heads": Key(12),
+    "num_channels": Key(3),
+    "num_hidden_layers": Key(12),
+    "patch_size": Key(16),
+    "pooler_act": _fixed("tanh"),
+    "pooler_output_size": Key(None),
+    "qkv_bias": Key(True),
+}
+
+#: The keys of each ``model_type``.
+KEYS: dict[str, Keys] = {
+    "albert": _ALBERT,
+    "bert": _BERT,
+    "camembert": _CAMEMBERT,
+    "deit": _VIT,
+    "gpt2": _GPT2,
+    "llama": _LLAMA,
+    "mistral": _MISTRAL,
+    "qwen2": _QWEN2,
+    "roberta": _ROBERTA,
+    "vit": _VIT,
+    "xlm-roberta": _CAMEMBERT,
+}
+#: Other names that transformers has for keys, by ``model_type``; where both are there, these count.
+ALIASES: dict[str, dict[str, str]] = {
+    "gpt2": {
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    }
+}
+#: Keys that cannot change what a model computes in evaluation mode: where it comes from, how it was drawn and trained,
+#: what is returned beside its output, how text is generated, heads that are not read, and what no model reads.
+IGNORED = frozenset(
+    [
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "_commit_hash",
+        "_name_or_path",
+        "attn_implementation",
+        "dtype",
+        "experts_implementation",
+        "label2id",
+        "model_type",
+        "name_or_path",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "tie_last_hidden_states",
+        "torch_dtype",
+        "torchscript",
+        "transformers_version",
+        "use_cache",
+        "use_return_dict",
+        "classifier_dropout",
+        "classifier_dropout_prob",
+        "embd_pdrop",
+        "encoder_stride",
+        "finetuning_task",
+        "gradient_checkpointing",
+        "initializer_range",
+        "pretraining_tp",
+        "problem_type_used",
+        "pruned_heads",
+        "reorder_and_upcast_attn",
+        "summary_activation",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+        "task_specific_params",
+        "tf_legacy_loss",
+        "use_bfloat16",
+        "assistant_confidence_threshold",
+        "assistant_early_exit",
+        "assistant_lookbehind",
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "bos_token_id",
+        "cache_config",
+        "cache_implementation",
+        "cls_token_id",
+        "compile_config",
+        "constraints",
+        "continuous_batching_config",
+        "decoder_start_token_id",
+        "disable_compile",
+        "diversity_penalty",
+        "do_sample",
+        "early_stopping",
+        "encoder_no_repeat_ngram_size",
+        "encoder_repetition_penalty",
+        "eos_token_id",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "exponential_decay_length_penalty",
+        "force_words_ids",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "guidance_scale",
+        "is_assistant",
+        "length_penalty",
+        "low_memory",
+        "max_length",
+        "max_matching_ngram_size",
+        "max_new_tokens",
+        "max_time",
+        "min_length",
+        "min_new_tokens",
+        "min_p",
+        "no_repeat_ngram_size",
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "num_beam_groups",
+        "num_beams",
+        "num_return_sequences",
+        "output_logits",
+        "output_scores",
+        "penalty_alpha",
+        "prefill_chunk_size",
+        "prefix_token_id",
+        "prompt_lookup_num_tokens",
+        "remove_invalid_values",
+        "renormalize_logits",
+        "repetition_penalty",
+        "return_dict_in_generate",
+        "sep_token_id",
+        "sequence_bias",
+        "stop_strings",
+        "suppress_tokens",
+        "target_lookbehind",
+        "temperature",
+        "token_healing",
+        "top_h",
+        "top_k",
+        "top_p",
+        "typical_p",
+        "use_mtp",
+        "watermarking_config",
+        "adapters",
+        "directionality",
+        "down_scale_factor",
+        "gap_size",
+        "ln_type",
+        "n_ctx",
+        "net_structure_type",
+        "num_memory_blocks",
+        "output_past",
+        "pooler_fc_size",
+        "pooler_num_attention_heads",
+        "pooler_num_fc_layers",
+        "pooler_size_per_head",
+        "pooler_type",
+    ]
+)
+
+
+def completed(described: Described, kind: str) -> Described:
+    """Return a config with every key of its family: as it says, or with transformers' default.
+
+    Raises
+    ------
+    ValueError
+        For a key that is not known, or a value that is not implemented; the message names both.
+    """
+    keys, aliases = KEYS[kind], ALIASES.get(kind, {})
+    made: Described = {name: key.default for name, key in keys.items()} | {"model_type": kind}
+    for name, value in sorted(
+        described.items(), key=lambda each: each[0] in aliases
+    ):  # aliases count, so they are last
+        name = aliases.get(name, name)
+        if name in keys:
+            if (only := keys[name].only) is not None and not any(_same(value, each) for each in only):
+                raise ValueError(f"have {name} {' or '.join(map(repr, only))}, got {value!r}")
+            made[name] = value
+        elif name not in IGNORED:
+            raise ValueError(f"have keys of {kind} that are known here, got {name!r}: {value!r}")
+    return made
+
+
+def _same(value: Any, known: Any) -> bool:
+    """Return whether a value is another: 1 is not True."""
+    return bool(value == known) and isinstance(value, bool) == isinstance(known, bool)
+
+
+# How the tensors of a Hugging Face folder stand for the parameters of our models --------------------------------------
 
 
 @dataclass(frozen=True)

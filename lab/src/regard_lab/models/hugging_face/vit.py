@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from regard_lab.models.hugging_face.keys import Described
-from regard_lab.models.hugging_face.rules import Family, Rule, activation_read, activation_written, is_plain, same
+from regard_lab.models.hugging_face.rules import (
+    Described,
+    Family,
+    Rule,
+    activation_read,
+    activation_written,
+    is_plain,
+    same,
+)
 from regard_lab.models.vision_transformer import VisionTransformer, VisionTransformerConfig
 
 

@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard._errors import rejected
-from regard._memory import fitting
+from regard._utils.errors import fitting, rejected
 from regard_lab.data.images import resize_image
 from regard_lab.generation.beam_search import Hypothesis, search
 from regard_lab.generation.predictions import Prediction, PredictionOptions, merge_duplicates, with_alternatives

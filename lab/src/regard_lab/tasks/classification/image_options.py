@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from regard._errors import in_section, rejected, unknown_name
-from regard._schema import Options, option, redeclared, section
-from regard_lab.data.image_batches import Augmentation
+from regard._utils.errors import in_section, rejected, unknown_name
+from regard._utils.options import Options, option, redeclared, section
+from regard_lab.data.batches import Augmentation
 from regard_lab.models import ResNet, ResNetConfig, VisionTransformer, VisionTransformerConfig
 from regard_lab.tasks.classification.options import ClassifierOptions, ClassifierTrainingOptions
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from regard._schema import option, redeclared
+from regard._utils.options import option, redeclared
 from regard_lab.training.options import RunOptions, TrainingOptions
 
 METRICS = ("loss", "accuracy", "f1", "matthews")

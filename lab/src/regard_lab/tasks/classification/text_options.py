@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from regard._errors import in_section, rejected, unknown_name
-from regard._schema import Options, option, section
+from regard._utils.errors import in_section, rejected, unknown_name
+from regard._utils.options import Options, option, section
 from regard_lab.models import DecoderLM, EncoderLM
 from regard_lab.models.pooling import MOST_FILTERS, WIDEST, WINDOW
 from regard_lab.tasks.classification.options import ClassifierOptions, ClassifierTrainingOptions

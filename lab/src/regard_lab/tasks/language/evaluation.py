@@ -10,12 +10,11 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from regard._errors import rejected
-from regard_lab.data.packing import LanguageBatches, PackedBatches
-from regard_lab.data.shards import write_shards
+from regard._utils.errors import rejected
+from regard_lab.data.packing import LanguageBatches, PackedBatches, write_shards
 from regard_lab.models import DecoderLM, EncoderLM
 from regard_lab.models.hugging_face.hosted import HostedMaskedLM, HostedWriter
-from regard_lab.tasks.language.objectives import HostedMaskedTokens, HostedNextTokens, MaskedTokens, NextTokens
+from regard_lab.tasks.language.pretraining import HostedMaskedTokens, HostedNextTokens, MaskedTokens, NextTokens
 from regard_lab.text.tokenizer import Tokenizer
 from regard_lab.training.objectives import Objective
 

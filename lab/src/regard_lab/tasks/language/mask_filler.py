@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.data.batches import length_batches
 from regard_lab.models import EncoderLM
 from regard_lab.models.hugging_face.hosted import HostedMaskedLM
-from regard_lab.tasks.language.folders import check_tokenizer, load_with_tokenizer
+from regard_lab.tasks.folders import check_tokenizer, load_with_tokenizer
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.tokenizer import Tokenizer
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from regard._errors import in_section, rejected, unknown_name
-from regard._schema import Options, option, redeclared, section
+from regard._utils.errors import in_section, rejected, unknown_name
+from regard._utils.options import Options, option, redeclared, section
 from regard_lab.data.documents import UNITS
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig
 from regard_lab.training.options import RunOptions, TrainingOptions

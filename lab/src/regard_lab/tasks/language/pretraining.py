@@ -1,35 +1,391 @@
-"""From text to a language model in a folder, where everything that a run was asked for is kept, to go on with it."""
+"""Pretraining of language models: the next token, masked tokens, and skip-gram embeddings.
+
+Dimensions: B rows, T tokens of a row, R targets, E width, N vocabulary.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from regard._errors import RegardWarning, rejected
-from regard._writing import leaving_nothing
+from regard import masks
+from regard._utils.errors import RegardWarning, rejected
+from regard._utils.files import leaving_nothing
+from regard_lab.data.corruption import mask_tokens
 from regard_lab.data.documents import read_documents
-from regard_lab.data.packing import LanguageBatches, PackedBatches, StreamBatches
-from regard_lab.data.shards import MANIFEST, TokenShards, write_shards
+from regard_lab.data.packing import (
+    IGNORE_INDEX,
+    MANIFEST,
+    NO_DOCUMENT,
+    LanguageBatch,
+    LanguageBatches,
+    PackedBatches,
+    StreamBatches,
+    TokenShards,
+    write_shards,
+)
 from regard_lab.models import DecoderLM, EncoderLM, load, save
-from regard_lab.tasks.language.objectives import MaskedTokens, NextTokens
-from regard_lab.tasks.language.options import KINDS, SIZED, TOKENIZERS, LanguageOptions
+from regard_lab.tasks.language.options import KINDS, SIZED, TOKENIZERS, LanguageOptions, SkipGramOptions
 from regard_lab.text.tokenizer import Tokenizer
-from regard_lab.training.run import FolderRun, data_place, place, restore_conditions, save_unbroken
-from regard_lab.training.run_folder import RunFolder
-from regard_lab.training.sampled_softmax import SampledSoftmax
+from regard_lab.training.objectives import Loss, Objective, Projection, SampledSoftmax, cross_entropy
+from regard_lab.training.run import FolderRun, RunFolder, data_place, place, restore_conditions, save_unbroken
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
 
     from regard_lab.training.loop import TrainingResult
     from regard_lab.training.objectives import Objective
+
+
+# What language models learn: the next token, or tokens that are masked ------------------------------------------------
+
+
+class NextTokens(Objective):
+    """Predict every token from those before it in its document.
+
+    Parameters
+    ----------
+    separate : bool
+        Whether rows have several documents, which do not see each other.
+    smoothing : float, default 0.0
+        The share of the probability that goes to other tokens.
+    bytes_per_token : float, default NaN
+        Of the text to validate with.
+    sampled : SampledSoftmax, optional
+        Chooses what tokens are told apart from, in training.
+    both_ways : bool, default False
+        Whether each row is read backward in every other step, about: its tokens are predicted from those behind them.
+    """
+
+    def __init__(
+        self,
+        separate: bool,
+        smoothing: float = 0.0,
+        bytes_per_token: float = math.nan,
+        sampled: SampledSoftmax | None = None,
+        both_ways: bool = False,
+    ) -> None:
+        self.separate, self.smoothing, self.bytes_per_token = separate, smoothing, bytes_per_token
+        self.sampled, self.both_ways = sampled, both_ways
+
+    def loss(self, model: nn.Module, batch: LanguageBatch) -> Loss:
+        if self.both_ways:
+            batch = batch.turned((torch.rand(batch.examples) < 0.5).to(batch.tokens.device))
+        value, _, count = self._cost(model, batch, self.smoothing, self.sampled)
+        return Loss(value, float(value.detach()), count)
+
+    def validation(self, model: nn.Module, batch: LanguageBatch) -> Tensor:
+        _, log_likelihood, count = self._cost(model, batch, 0.0)
+        return _sums(log_likelihood, count)
+
+    def metrics(self, loss: float, counts: Sequence[float] = ()) -> dict[str, float]:  # noqa: ARG002
+        told = {"perplexity": math.exp(min(loss, 700.0))}
+        if not math.isnan(self.bytes_per_token):
+            told["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
+        return told
+
+    def _cost(
+        self, model: nn.Module, batch: LanguageBatch, smoothing: float, sampled: SampledSoftmax | None = None
+    ) -> tuple[Tensor, Tensor, int]:
+        """Return the mean cost, how likely each token was, and how many there were: of this process's part of rows."""
+        assert isinstance(model, DecoderLM)
+        mask = masks.document(batch.documents) if self.separate else None
+        tokens, targets, positions = _parts(model, batch.tokens, batch.targets, batch.positions)
+        features = model.features(tokens, mask=mask, positions=positions if self.separate else None)
+        value, log_likelihood = _named(features, model.projection, targets, sampled, smoothing)
+        return value, log_likelihood, int((targets != IGNORE_INDEX).sum())
+
+
+class MaskedTokens(Objective):
+    """Name tokens that are masked, from all others of their document (Devlin 2019, arXiv 1810.04805).
+
+    Which are masked is drawn anew in each step from torch's generator; in validation they are always the same.
+
+    Parameters
+    ----------
+    tokenizer : Tokenizer
+        With a number for the mask.
+    share : float, default 0.15
+        Of the tokens.
+    whole_words : bool, default False
+    sampled : SampledSoftmax, optional
+        Chooses what tokens are told apart from, in training.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        share: float = 0.15,
+        whole_words: bool = False,
+        sampled: SampledSoftmax | None = None,
+    ) -> None:
+        assert tokenizer.mask is not None
+        self.mask, self.vocabulary, self.share = tokenizer.mask, len(tokenizer), share
+        self.specials = sorted(set(tokenizer.roles().values()))
+        self.word_starts = torch.from_numpy(tokenizer.word_starts) if whole_words else None
+        self.sampled = sampled
+
+    def loss(self, model: nn.Module, batch: LanguageBatch) -> Loss:
+        generator = torch.Generator(batch.tokens.device)
+        generator.manual_seed(int(torch.randint(2**62, ())))
+        log_likelihood, value = self._cost(model, batch, generator, self.sampled)
+        return Loss(value, float(value.detach()), log_likelihood.numel())
+
+    def validation(self, model: nn.Module, batch: LanguageBatch) -> Tensor:
+        generator = torch.Generator(batch.tokens.device)
+        generator.manual_seed(int(batch.tokens.sum()))
+        log_likelihood, _ = self._cost(model, batch, generator)
+        return _sums(log_likelihood, log_likelihood.numel())
+
+    def metrics(self, loss: float, counts: Sequence[float] = ()) -> dict[str, float]:  # noqa: ARG002
+        return {"perplexity": math.exp(min(loss, 700.0))}
+
+    def _cost(
+        self, model: nn.Module, batch: LanguageBatch, generator: torch.Generator, sampled: SampledSoftmax | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return how likely each masked token was, (R,), and the mean cost."""
+        assert isinstance(model, EncoderLM)
+        tokens, targets = self._masked(batch, generator)
+        tokens, targets, positions = _parts(model, tokens, targets, batch.positions)
+        rows = model(tokens, mask=masks.document(batch.documents), positions=positions)
+        masked = targets != IGNORE_INDEX
+        features = model.masked_features(rows[masked]).unsqueeze(0)  # (1, R, W): no others are needed
+        value, log_likelihood = _named(features, model.projection, targets[masked].unsqueeze(0), sampled)
+        return log_likelihood[0], value
+
+    def _masked(self, batch: LanguageBatch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return tokens of which some are masked, and those as targets."""
+        return mask_tokens(
+            batch.tokens, self.mask, self.vocabulary, generator, share=self.share, specials=self.specials,
+            real=batch.documents != NO_DOCUMENT, word_starts=self.word_starts,
+        )  # fmt: skip
+
+
+class HostedNextTokens(NextTokens):
+    """Predict every token, by a model that transformers computes: to validate, document by document."""
+
+    def validation(self, model: nn.Module, batch: LanguageBatch) -> Tensor:
+        return _apart(model, batch, batch.tokens, batch.targets)
+
+
+class HostedMaskedTokens(MaskedTokens):
+    """Name masked tokens, by a model that transformers computes: to validate, document by document."""
+
+    def validation(self, model: nn.Module, batch: LanguageBatch) -> Tensor:
+        generator = torch.Generator(batch.tokens.device)
+        generator.manual_seed(int(batch.tokens.sum()))
+        return _apart(model, batch, *self._masked(batch, generator))
+
+
+def _apart(model: nn.Module, batch: LanguageBatch, tokens: Tensor, targets: Tensor) -> Tensor:
+    """Return the sum of the costs of targets (B, T), and their count, (2,), of documents that are read one by one."""
+    total = torch.zeros(2, dtype=torch.float64)
+    for row in range(len(tokens)):
+        documents, positions = batch.documents[row], batch.positions[row]
+        begins = (documents[1:] != documents[:-1]) | (positions[1:] != positions[:-1] + 1)
+        ends = [*(begins.nonzero()[:, 0] + 1).tolist(), len(documents)]
+        for begin, end in zip([0, *ends[:-1]], ends):
+            wanted = targets[row, begin:end]
+            if not bool((wanted != IGNORE_INDEX).any()):
+                continue
+            logits = model(tokens[row : row + 1, begin:end])[0].float()
+            cost = F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="sum")
+            total += torch.tensor([float(cost), float((wanted != IGNORE_INDEX).sum())], dtype=torch.float64)
+    return total
+
+
+def _named(
+    features: Tensor,
+    projection: Projection,
+    targets: Tensor,
+    sampled: SampledSoftmax | None,
+    smoothing: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Return the mean cost of naming targets (B, T), among all tokens or some, and how likely each was."""
+    if sampled is not None:
+        projection, targets = sampled.among(projection, targets, IGNORE_INDEX)
+    return cross_entropy(features, projection, targets, smoothing, ignore_index=IGNORE_INDEX)
+
+
+def _parts(model: DecoderLM | EncoderLM, *whole: Tensor) -> list[Tensor]:
+    """Return of tensors (B, T) what this process has of their rows."""
+    if model.context is None:
+        return list(whole)
+    at = model.context.positions(whole[0].shape[1], whole[0].device)
+    return [each[:, at] for each in whole]
+
+
+def _sums(log_likelihood: Tensor, count: int) -> Tensor:
+    """Return the sum of the costs of tokens, and their count, (2,)."""
+    return torch.stack(
+        [-log_likelihood.double().sum(), torch.tensor(float(count), dtype=torch.float64).to(log_likelihood.device)]
+    )
+
+
+# Vectors of tokens by skip-gram with negative sampling (Mikolov 2013, arXiv 1310.4546): where an embedding begins -----
+# Dimensions: N tokens of the vocabulary, E width.
+
+
+#: The root of the mean square of a vector's elements: blocks that have learned nothing yet add less than this.
+SCALE = 0.3
+#: Tokens that are gone through at once: between two blocks a run may be interrupted.
+_BLOCK = 1 << 20
+#: Places of the table that tokens are drawn from in place of true neighbours, by their frequency to this power.
+_TABLE, _POWER = 1 << 22, 0.75
+
+
+def token_vectors(
+    shards: TokenShards,
+    width: int,
+    options: SkipGramOptions,
+    *,
+    skip: tuple[int, ...] = (),
+    seed: int = 0,
+    say: Callable[[str], None] = print,
+) -> Tensor:
+    """Return a vector for each token, from which the tokens around it are told apart from others.
+
+    For a token c, its neighbours o and tokens n that are drawn by their frequency to the power 0.75, the cost is::
+
+        −Σ_o log σ(u_o · v_c) − k/m Σ_n log σ(−u_n · v_c),   m draws, which stand for k of each neighbour
+
+    whose gradient is followed from token to token at a rate that falls to 0. Frequent tokens are left out at random
+    (Mikolov 2013). What is returned is v, scaled to a root mean square of 0.3; tokens that the text does not have stay
+    as they are drawn. The same text, options and seed give the same vectors on one machine.
+
+    Parameters
+    ----------
+    shards : TokenShards
+        No token has neighbours in another document.
+    width : int
+        E.
+    options : SkipGramOptions
+    skip : tuple of int
+        Tokens that are no text, such as marks of ends.
+    seed : int, default 0
+    say : callable
+        Called with a line for each pass.
+
+    Returns
+    -------
+    Tensor (N, E) of float32
+
+    Examples
+    --------
+    >>> shards = TokenShards.of([[0, 1] * 50, [2, 3] * 50])
+    >>> token_vectors(shards, 8, SkipGramOptions(epochs=1), say=lambda line: None).shape
+    torch.Size([4, 8])
+    """
+    drawn = np.random.default_rng(seed)
+    counts = np.zeros(shards.vocabulary, np.int64)
+    for first in range(0, shards.tokens, _BLOCK):
+        counts += np.bincount(_block(shards, first), minlength=shards.vocabulary)
+    counts[list(skip)] = 0
+    table, keep = _negatives(counts), _kept(counts, options.sample)
+    vectors = ((drawn.random((shards.vocabulary, width), np.float32) - 0.5) / width).astype(np.float32)
+    outputs = np.zeros_like(vectors)
+    learn = _kernel()
+    total = options.epochs * shards.tokens
+    for epoch in range(options.epochs):
+        cost, terms = 0.0, 0
+        for first in range(0, shards.tokens, _BLOCK):
+            numbers = _block(shards, first)
+            documents = np.searchsorted(shards.ends, np.arange(first, first + len(numbers)), side="right")
+            shown = keep[numbers] > drawn.random(len(numbers))
+            done = (epoch * shards.tokens + first) / total
+            found = learn(
+                numbers[shown], documents[shown], table, vectors, outputs,
+                np.float32(options.learning_rate * (1 - done)), options.window, options.draws,
+                np.float32(options.negatives / options.draws), int(drawn.integers(1 << 31)),
+            )  # fmt: skip
+            cost, terms = cost + found[0], terms + found[1]
+        say(f"token vectors, pass {epoch + 1} of {options.epochs}: {cost / max(terms, 1):.3f} nats a neighbour")
+    made = torch.from_numpy(vectors)
+    return made * (SCALE / made[torch.from_numpy(counts > 0)].square().mean().sqrt())
+
+
+def _block(shards: TokenShards, first: int) -> np.ndarray:
+    return shards.gather(np.arange(first, min(first + _BLOCK, shards.tokens)))
+
+
+def _negatives(counts: np.ndarray) -> np.ndarray:
+    """Return tokens, each as often as it is to be drawn."""
+    shares = counts.astype(np.float64) ** _POWER
+    ends = np.round(shares.cumsum() / shares.sum() * _TABLE).astype(np.int64)
+    return np.repeat(np.arange(len(counts)), np.diff(ends, prepend=0)).astype(np.int32)
+
+
+def _kept(counts: np.ndarray, sample: float) -> np.ndarray:
+    """Return with which probability each token counts where it stands."""
+    shares = counts / counts.sum()
+    return np.where(counts > 0, np.sqrt(sample / np.maximum(shares, 1e-12)), 0.0) if sample else counts > 0
+
+
+@cache
+def _kernel() -> Any:
+    """Return the compiled pass over a block of tokens, which returns the sum of costs and the number of neighbours."""
+    import numba
+
+    @numba.njit(fastmath=True, error_model="numpy", nogil=True)
+    def learn(  # type: ignore[no-untyped-def]
+        numbers, documents, table, vectors, outputs, rate, window, draws, weight, seed
+    ):
+        np.random.seed(seed)
+        width = vectors.shape[1]
+        step = np.empty(width, np.float32)
+        cost, terms = 0.0, 0
+        for center_at in range(len(numbers)):
+            center = vectors[numbers[center_at]]
+            reach = 1 + int(np.random.random() * window)  # the nearer, the more often
+            step[:] = 0
+            found = 0
+            for other in range(max(0, center_at - reach), min(len(numbers), center_at + reach + 1)):
+                if other == center_at or documents[other] != documents[center_at]:
+                    continue
+                output = outputs[numbers[other]]
+                score = np.float32(0)
+                for e in range(width):
+                    score += center[e] * output[e]
+                share = np.float32(1) / (np.float32(1) + np.exp(-score))
+                cost -= np.log(share + 1e-9)
+                found += 1
+                slope = rate * (np.float32(1) - share)
+                for e in range(width):
+                    step[e] += slope * output[e]
+                    output[e] += slope * center[e]
+            if found == 0:
+                continue
+            terms += found
+            for _ in range(draws):
+                output = outputs[table[int(np.random.random() * len(table))]]
+                score = np.float32(0)
+                for e in range(width):
+                    score += center[e] * output[e]
+                share = np.float32(1) / (np.float32(1) + np.exp(-score))
+                cost -= np.log(1 - share + 1e-9) * weight * found
+                slope = -rate * weight * np.float32(found) * share
+                for e in range(width):
+                    step[e] += slope * output[e]
+                    output[e] += slope * center[e]
+            for e in range(width):
+                center[e] += step[e]
+        return cost, terms
+
+    return learn
+
+
+# From text to a language model in a folder, where everything that a run was asked for is kept, to go on with it -------
+
 
 #: Where a run keeps its tokens: what is to learn from, and what to validate with.
 LEARN, VALID = "tokens/learn", "tokens/valid"
@@ -89,7 +445,7 @@ class Pretraining(FolderRun[LanguageOptions]):
         learner = Learner(model, training, Stream(batches.batch), objective, guess=guess)
         ended = train(learner, list(checks.once()), training, self.folder, resume=resume, callbacks=callbacks)
         if training.divides:
-            from regard.distributed import gather_model
+            from regard_lab.training.sharded import gather_model
 
             model = gather_model(model)
         if ended.reason != "interrupt" and place()[0] == 0:
@@ -122,8 +478,6 @@ class Pretraining(FolderRun[LanguageOptions]):
 
     def _learn_vectors(self, model: DecoderLM | EncoderLM, learn: TokenShards, tokenizer: Tokenizer) -> None:
         """Give the embedding the vectors that the text's neighbouring tokens make; each process makes the same."""
-        from regard_lab.tasks.language.skip_gram import token_vectors
-
         width = model.embedding.weight.shape[1]
         marks = tuple(set(tokenizer.roles().values()))
         seed = self.options.training.seed

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import torch
 
-from regard._errors import RegardWarning, rejected
-from regard.inspect.alignment import Alignment
+from regard._utils.errors import RegardWarning, rejected
+from regard.inspect._view.plots import Alignment
 from regard_lab.generation.continuous_batching import AttentionRequest
 from regard_lab.generation.generation import Generated, stream_text
 from regard_lab.generation.generation import stream as stream_tokens
 from regard_lab.generation.prompt_search import beam_search
 from regard_lab.generation.quantization import pack_weights, quantize
-from regard_lab.generation.requests import Attended, GenerationOptions, Token
+from regard_lab.generation.sampling import GenerationOptions, Token, TokenAttention
 from regard_lab.generation.speculative import Drafter, Speculator
 from regard_lab.models import DecoderLM
 from regard_lab.models.hugging_face.hosted import HostedWriter
-from regard_lab.tasks.language.folders import check_tokenizer, load_with_tokenizer
+from regard_lab.tasks.folders import check_tokenizer, load_with_tokenizer
 from regard_lab.text.tokenizer import Tokenizer
 
 
@@ -38,7 +38,7 @@ class GeneratedText:
         The tokens of both.
     log_probability : float or None
         Of the text, in nats, where it is known.
-    attended : tuple of Attended
+    attended : tuple of TokenAttention
         What each token was written from, where that was asked for.
     """
 
@@ -48,7 +48,7 @@ class GeneratedText:
     prompt_numbers: tuple[int, ...]
     numbers: tuple[int, ...]
     log_probability: float | None = None
-    attended: tuple[Attended, ...] = ()
+    attended: tuple[TokenAttention, ...] = ()
 
 
 class TextGenerator:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from regard._errors import rejected, unknown_name
+from regard._utils.errors import rejected, unknown_name
 
 
 def edit_distance(ours: Sequence[object], theirs: Sequence[object]) -> int:

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from regard._errors import in_section, rejected, unknown_name
-from regard._schema import Options, option, section
+from regard._utils.errors import in_section, rejected, unknown_name
+from regard._utils.options import Options, option, section
 from regard_lab.models import RecurrentConfig
 from regard_lab.models.registry import MODELS
-from regard_lab.tasks.translation.alignment.aligners import ALIGNERS
+from regard_lab.tasks.translation.alignment.links import ALIGNERS
 from regard_lab.tasks.translation.tasks import TASKS, VocabularyOptions
 from regard_lab.training.options import RunOptions, TrainingOptions
 

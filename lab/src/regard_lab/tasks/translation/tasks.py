@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from regard._errors import in_section, unknown_name
-from regard._schema import Options, option
+from regard._utils.errors import in_section, unknown_name
+from regard._utils.options import Options, option
 from regard_lab.data.pairs import Pairs, read_pairs, read_texts
 from regard_lab.tasks.translation.metrics import bleu, chrf, error_rates
 from regard_lab.text.vocabulary import SUBWORDS, SymbolVocabulary, Vocabulary
@@ -78,7 +78,7 @@ class Translation(Task):
     name, metric, names = "translation", "bleu", ("bleu", "chrf")
 
     def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:
-        from regard_lab.text.subwords import SubwordVocabulary
+        from regard_lab.text.vocabulary import SubwordVocabulary
 
         kind, size, lowercase = options.kind, options.size, options.lowercase
         # Characters are as many as there are.
@@ -135,7 +135,7 @@ class SpanCorruption(Task):
         return read_texts(source, **how)
 
     def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:
-        from regard_lab.text.subwords import SubwordVocabulary
+        from regard_lab.text.vocabulary import SubwordVocabulary
 
         kind, lowercase = options.kind, options.lowercase
         count = None if kind == "characters" else options.size

@@ -15,21 +15,25 @@ from __future__ import annotations
 
 from numba import njit
 
-from regard.engines.fused.kernels._kernel import kernel
 from regard.engines.fused.kernels.backward import backward_pass
 from regard.engines.fused.kernels.basics import (
     FAST,
+    GROUP,
+    PAD,
+    ROW,
+    SMALL_FEATURE,
+    F,
     address,
     at,
     byte_address,
     exp,
     fill,
+    kernel,
     maximum,
     number,
     pack_rows,
     tanh,
 )
-from regard.engines.fused.kernels.fields import GROUP, PAD, ROW, SMALL_FEATURE, F
 from regard.engines.fused.kernels.forward import forward_pass
 from regard.engines.fused.kernels.tiles import kv_head, padded, scores_of_tiles
 

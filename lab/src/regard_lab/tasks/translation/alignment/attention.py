@@ -10,19 +10,15 @@ from itertools import islice
 
 from torch import Tensor
 
-from regard._errors import rejected
+from regard._utils.errors import rejected
 from regard_lab.data.batches import length_batches
 from regard_lab.data.pairs import Pairs
-from regard_lab.generation.forced import attention_weights, posteriors
 from regard_lab.generation.predictions import Prediction, PredictionOptions
-from regard_lab.generation.sequence_model import SequenceModel
-from regard_lab.tasks.translation.alignment.aligners import lexical, lowercase
-from regard_lab.tasks.translation.alignment.links import Agreement, Gold, Links, symmetrize
+from regard_lab.generation.sequence_model import SequenceModel, attention_weights, posteriors
+from regard_lab.tasks.translation.alignment.links import Agreement, Gold, Links, lexical, lowercase, symmetrize
 from regard_lab.tasks.translation.alignment.maps import merge, select_map
-from regard_lab.text.normalization import normalize
-from regard_lab.text.subwords import SubwordVocabulary
-from regard_lab.text.vocabulary import Word
-from regard_lab.text.words import WordFinder, find_words
+from regard_lab.text.vocabulary import SubwordVocabulary, Word
+from regard_lab.text.words import WordFinder, find_words, normalize
 
 #: Pairs of sentences that go through a model together, and the most tokens of a side.
 _BATCH, _LONGEST = 32, 512

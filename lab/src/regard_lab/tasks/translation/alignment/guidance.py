@@ -10,15 +10,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from regard._errors import rejected, unknown_name
-from regard._writing import write_atomically
+from regard._utils.errors import rejected, unknown_name
+from regard._utils.files import write_atomically
 from regard_lab.data.pairs import Pairs
 from regard_lab.models import EncoderDecoder
-from regard_lab.tasks.translation.alignment.aligners import align_words, require_aligner
-from regard_lab.tasks.translation.alignment.links import Link, Links, format_links, read_pair_links
+from regard_lab.tasks.translation.alignment.links import (
+    Link,
+    Links,
+    align_words,
+    format_links,
+    read_pair_links,
+    require_aligner,
+)
 from regard_lab.text.ragged import Ragged
-from regard_lab.text.subwords import SubwordVocabulary
-from regard_lab.text.vocabulary import Vocabulary
+from regard_lab.text.vocabulary import SubwordVocabulary, Vocabulary
 from regard_lab.text.words import Span, WordFinder, find_words, split_at_spaces, split_elisions
 
 if TYPE_CHECKING:

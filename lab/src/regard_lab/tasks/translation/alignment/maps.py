@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._errors import rejected, unknown_name
+from regard._utils.errors import rejected, unknown_name
 from regard.inspect import Alignment
 from regard_lab.generation.predictions import Prediction
-from regard_lab.text.normalization import normalize
 from regard_lab.text.vocabulary import Word
+from regard_lab.text.words import normalize
 
 #: Digits behind the point of a weight in a record.
 _DIGITS = 6

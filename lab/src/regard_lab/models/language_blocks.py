@@ -1,0 +1,334 @@
+"""What decoder-only and encoder-only language models share: sizes, and the stack of blocks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from regard._utils.errors import rejected, unknown_name
+from regard._utils.options import Options, option
+from regard._utils.tracing import values_unavailable
+from regard.engines.aux import Aux, AuxRequest
+from regard.masks import MaskLike
+from regard.nn import FeedForward, KVCache, LinearCache, LinearSelfAttention, Rotary, SelfAttention, SinusoidalPositions
+from regard.nn.heads.self_attention import GroupedProjections, SequenceContext
+from regard.nn.positions.rotary import RotaryScaling, Rotation
+from regard.nn.transformer import ACTIVATIONS
+from regard_lab.models.attending import DEEPEST, LARGEST, SCORES, scorer, share, size
+from regard_lab.models.slot_cache import SlotCache
+from regard_lab.models.transformer import NORMALIZERS
+
+# What the configs of decoder-only and encoder-only language models share ----------------------------------------------
+
+
+NORMS, POSITIONS = ("layer", "rms"), ("learned", "rotary", "sinusoidal", "alibi", "none")
+#: No vocabulary is larger.
+VOCABULARY = 1 << 24
+#: The hidden layer's width is a multiple of this where it follows from the model's.
+_GRAIN = 64
+
+
+@dataclass(frozen=True)
+class LanguageConfig(Options, ABC):
+    """Sizes and parts of a stack of self-attention and feed-forward blocks over one sequence of tokens."""
+
+    vocabulary: int = size(MISSING, "size N of the vocabulary", VOCABULARY)
+    width: int = size(256, "width E of the rows")
+    layers: int = size(4, "blocks, one after the other", 2 * DEEPEST)
+    heads: int = size(4, "heads H of queries")
+    kv_heads: int | None = size(None, "heads G of keys and values, which divide the others; as many by default")
+    head_width: int | None = size(None, "width D of a head; E/H by default")
+    feedforward: int | None = size(
+        None, "width F of the hidden layers; 4·E by default, 8/3·E with a gate, rounded up to a multiple of 64", 1 << 20
+    )
+    longest: int = size(1024, "positions that the model was made for; learned ones know no others", 1 << 24)
+    positions: str = option("learned", "what tells positions", known=POSITIONS)
+    rotary_base: float = option(10000.0, "the base of rotary wavelengths", above=0)
+    rotary_fraction: float = option(1.0, "share of a head's columns that are turned", above=0, most=1)
+    rotary_factor: float = option(1.0, "divides rotary angles, for longer sequences", least=1)
+    rotary_original: int | None = size(None, "positions trained on, where only slow waves are divided", 1 << 24)
+    rotary_low: float = option(1.0, "turns within rotary_original below which a wave is slow", above=0)
+    rotary_high: float = option(4.0, "turns within rotary_original above which a wave is kept", above=0)
+    norm: str = option("layer", "layer normalization, or of root mean squares alone", known=NORMS)
+    norm_eps: float = option(1e-5, "added to the variance", above=0)
+    activation: str = option("gelu", "of the hidden layers", known=tuple(ACTIVATIONS))
+    gated: bool = option(False, "whether hidden features are multiplied by another projection (SwiGLU, GEGLU)")
+    bias: bool = option(True, "whether projections have a bias")
+    qkv_bias: bool | None = option(None, "of queries, keys and values; as bias by default", kind=bool)
+    out_bias: bool | None = option(None, "of the heads' outputs; as bias by default", kind=bool)
+    #: Press & Wolf 2017, arXiv 1608.05859.
+    tied: bool = option(True, "whether the embedding also scores the vocabulary")
+    score: str = option("scaled_dot", "how queries and keys compare within a head", known=SCORES)
+    normalizer: str = option("softmax", "of the scores", known=NORMALIZERS)
+    dropout: float = share(0.0, "share zeroed of embeddings and of what each block adds")
+    attention_dropout: float = share(0.0, "share zeroed of attention weights")
+
+    @classmethod
+    @abstractmethod
+    def presets(cls) -> Mapping[str, Mapping[str, Any]]:
+        """Return the named settings."""
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """Return the config of this name, with other fields in place of the preset's."""
+        known = cls.presets()
+        if name not in known:
+            raise unknown_name(cls.__name__, "preset", str(name), known)
+        return cls(**{**known[name], **changes})
+
+    def check(self) -> None:
+        """Raise where fields contradict each other."""
+        if self.head_width is None and self.width % self.heads:
+            raise self.refused("heads", f"divide width {self.width}", self.heads)
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise self.refused("kv_heads", f"divide heads {self.heads}", self.kv_heads)
+        if self.positions == "rotary" and (self.turned % 2 or not self.turned):
+            raise self.refused("head_width · rotary_fraction", "be even where positions is 'rotary'", self.turned)
+        if self.rotary_original is not None and not self.rotary_low < self.rotary_high:
+            raise self.refused("rotary_high", f"be above rotary_low, {self.rotary_low:g}", self.rotary_high)
+        if self.hidden > LARGEST << 4:
+            raise self.refused("feedforward", f"be at most {LARGEST << 4:,}", self.hidden)
+
+    @property
+    def head(self) -> int:
+        """Width D of a head."""
+        return self.width // self.heads if self.head_width is None else self.head_width
+
+    @property
+    def groups(self) -> int:
+        """Heads G of keys and values."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def hidden(self) -> int:
+        """Width F of the hidden layers."""
+        if self.feedforward is not None:
+            return self.feedforward
+        return -(-8 * self.width // 3 // _GRAIN) * _GRAIN if self.gated else 4 * self.width
+
+    @property
+    def turned(self) -> int:
+        """How many columns of a head rotary positions turn."""
+        return int(self.head * self.rotary_fraction + 1e-9)
+
+    @property
+    def scaling(self) -> RotaryScaling | None:
+        """How rotary angles are scaled."""
+        if self.rotary_factor == 1:
+            return None
+        return RotaryScaling(self.rotary_factor, self.rotary_original, self.rotary_low, self.rotary_high)
+
+    def refused(self, name: str, expected: str, got: object) -> Exception:
+        """Return the error to raise for a field."""
+        return rejected(type(self).__name__, name, expected, got)
+
+
+# The block that language models are stacks of: self-attention and a feed-forward network, each added to its input -----
+
+
+#: The standard deviation that matrices and embeddings are drawn with (Radford 2019).
+STD = 0.02
+
+
+class Block(nn.Module):
+    """``x ← x + A(N(x))``, ``x ← x + F(N(x))``; or, norms last, ``x ← N(x + A(x))``, ``x ← N(x + F(x))``.
+
+    Parameters
+    ----------
+    config : LanguageConfig
+    norm_first : bool
+    feature_map : str, optional
+        Makes attention linear.
+
+    Attributes
+    ----------
+    checkpoints : bool
+        Whether nothing of the block but its input is kept for the backward pass, which computes it again.
+    """
+
+    def __init__(self, config: LanguageConfig, norm_first: bool, feature_map: str | None = None) -> None:
+        super().__init__()
+        self.norm_first, self.checkpoints = norm_first, False
+        shared: dict[str, Any] = {
+            "num_kv_heads": config.groups,
+            "head_dim": config.head,
+            "bias": config.bias if config.qkv_bias is None else config.qkv_bias,
+            "out_bias": config.bias if config.out_bias is None else config.out_bias,
+        }
+        self.attention = (
+            SelfAttention(
+                config.width,
+                config.heads,
+                **shared,
+                dropout=config.attention_dropout,
+                # None is the scaled dot product, too, in torch's own kernel where that can be had.
+                score=None if config.score == "scaled_dot" else scorer(config.score, config.head, config.longest),
+                normalizer=config.normalizer,
+                rotary=rotary(config),
+            )
+            if feature_map is None
+            else LinearSelfAttention(config.width, config.heads, **shared, feature_map=feature_map)
+        )
+        self.feed_forward = FeedForward(
+            config.width, config.hidden, config.activation, gated=config.gated, bias=config.bias
+        )
+        self.attention_norm, self.feed_forward_norm = norm(config), norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: MaskLike | None,
+        rotation: Rotation | None,
+        cache: KVCache | SlotCache | LinearCache | None = None,
+        return_aux: AuxRequest | None = None,
+    ) -> tuple[Tensor, Aux | None]:
+        """Return rows (B, L, E) of rows (B, L, E), and what was asked of the attention."""
+        if self.checkpoints and cache is None and return_aux is None and torch.is_grad_enabled():
+            # Within the module, so that whoever shards its parameters has them at hand in both passes.
+            made: tuple[Tensor, Aux | None] = checkpoint(self._run, x, mask, rotation, use_reentrant=False)
+            return made
+        return self._run(x, mask, rotation, cache, return_aux)
+
+    def _run(
+        self,
+        x: Tensor,
+        mask: MaskLike | None,
+        rotation: Rotation | None,
+        cache: KVCache | SlotCache | LinearCache | None = None,
+        return_aux: AuxRequest | None = None,
+    ) -> tuple[Tensor, Aux | None]:
+        read = self.attention_norm(x) if self.norm_first else x
+        added: Any = self.attention(read, mask, rotation=rotation, cache=cache, return_aux=return_aux)
+        added, aux = (added, None) if return_aux is None else added
+        x = x + (self.dropout(added) if self.training else added)
+        if not self.norm_first:
+            x = self.attention_norm(x)
+            return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))), aux
+        added = self.feed_forward(self.feed_forward_norm(x))
+        return x + (self.dropout(added) if self.training else added), aux
+
+
+class BlockStack(nn.Module):
+    """What language models have in common: their blocks can share a sequence with other processes, and recompute.
+
+    Attributes
+    ----------
+    blocks : sequence of Block
+    context : SequenceContext, optional
+        Who divides sequences among processes; None for whole ones.
+    """
+
+    blocks: Sequence[Block]
+    context: SequenceContext | None = None
+
+    def set_context(self, context: SequenceContext | None) -> None:
+        """Divide sequences among processes, or no longer.
+
+        Parameters
+        ----------
+        context : SequenceContext or None
+            Such as :class:`regard.distributed.ContextParallel`. Tokens, and positions where they are given, are then
+            this process's slices; masks speak of the whole sequence. Gradients of parameters are those of the loss of
+            this process's tokens, which ``context.sum_gradients`` adds up.
+        """
+        self.context = context
+        for block in self.blocks:
+            block.attention.context = context
+
+    @property
+    def checkpoint_activations(self) -> bool:
+        """Whether blocks keep their input alone for the backward pass, and compute the rest again."""
+        return bool(self.blocks) and all(block.checkpoints for block in self.blocks)
+
+    @checkpoint_activations.setter
+    def checkpoint_activations(self, wanted: bool) -> None:
+        for block in self.blocks:
+            block.checkpoints = wanted
+
+    def _whole(self, length: int) -> int:
+        """Return the length of a sequence of which this process has so many tokens."""
+        return length if self.context is None else length * self.context.size
+
+    def _places(self, tokens: Tensor) -> Tensor:
+        """Return where tokens (B, L) stand in a sequence that begins with them, or with another process's."""
+        if self.context is None:
+            return torch.arange(tokens.shape[1], device=tokens.device)
+        return self.context.positions(self._whole(tokens.shape[1]), tokens.device)
+
+
+class PositionEmbedding(nn.Module):
+    """Adds what tells positions to the embeddings of tokens; nothing where that is told within attention.
+
+    Parameters
+    ----------
+    config : LanguageConfig
+    first : int, default 0
+        The row of the first position among learned ones.
+    width : int, optional
+        Of the rows; the config's by default.
+    """
+
+    def __init__(self, config: LanguageConfig, first: int = 0, width: int | None = None) -> None:
+        super().__init__()
+        E = config.width if width is None else width
+        self.first, self.longest = first, config.longest
+        self.learned = nn.Embedding(first + config.longest, E) if config.positions == "learned" else None
+        self.waves = SinusoidalPositions(E) if config.positions == "sinusoidal" else None
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return rows (B, L, E) with what tells their positions (L,) or (B, L) added."""
+        if self.waves is not None:
+            return x + self.waves.waves(positions).to(x.dtype)
+        if self.learned is None:
+            return x
+        if not values_unavailable(positions) and positions.numel() and int(positions.max()) >= self.longest:
+            expected = f"stand below {self.longest:,}, as many positions as the model has learned"
+            raise rejected("language model", "tokens", expected, int(positions.max()))
+        return x + self.learned(positions + self.first if self.first else positions)
+
+
+def embedded(embedding: nn.Embedding, tokens: Tensor) -> Tensor:
+    """Return the rows (B, L, E) of tokens (B, L), or raise for one that is not in the vocabulary."""
+    try:
+        return embedding(tokens)
+    except IndexError:
+        expected = f"be numbers from 0 to {embedding.num_embeddings - 1:,}, below the vocabulary"
+        wrong = tokens[(tokens < 0) | (tokens >= embedding.num_embeddings)]
+        raise rejected("language model", "tokens", expected, int(wrong[0]) if len(wrong) else "others") from None
+
+
+def rotary(config: LanguageConfig) -> Rotary | None:
+    """Return what turns queries and keys, if that is how positions are told."""
+    if config.positions != "rotary":
+        return None
+    return Rotary(config.head, config.rotary_base, fraction=config.rotary_fraction, scaling=config.scaling)
+
+
+def norm(config: LanguageConfig, width: int | None = None) -> nn.Module:
+    """Return a normalization of rows (..., E), or of this width."""
+    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    return kind(config.width if width is None else width, eps=config.norm_eps)
+
+
+def draw(model: nn.Module, blocks: Iterable[Block], layers: int) -> None:
+    """Draw the parameters of a model: matrices and embeddings with standard deviation 0.02, biases 0, norms 1.
+
+    What ends a block is drawn smaller by the square root of how many of them ``layers`` add up (Radford 2019).
+    """
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm | GroupedProjections):
+            module.reset_parameters()
+        elif isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=STD)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+    for block in blocks:
+        for end in (block.attention.out, block.feed_forward.down):
+            nn.init.normal_(end.weight, std=STD / (2 * layers) ** 0.5)

@@ -1,0 +1,382 @@
+"""Training of translators: the folder of a run, the start from another model, and the run itself."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from regard._utils.errors import RegardWarning, rejected
+from regard._utils.files import write_atomically
+from regard_lab.data.batches import Batches
+from regard_lab.data.corruption import hide_spans
+from regard_lab.data.pairs import Pairs, split
+from regard_lab.generation.beam_search import SearchOptions
+from regard_lab.generation.predictions import Prediction, PredictionOptions, report_truncated
+from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.models import EncoderDecoder
+from regard_lab.models.registry import MODELS
+from regard_lab.tasks.translation.alignment.attention import best_map
+from regard_lab.tasks.translation.alignment.guidance import Guidance
+from regard_lab.tasks.translation.options import DataOptions, ExperimentOptions
+from regard_lab.tasks.translation.tasks import SpanCorruption, Task, Translation, get_task
+from regard_lab.text.ragged import Ragged
+from regard_lab.text.vocabulary import Vocabulary
+from regard_lab.text.words import PARAGRAPHS, sentences
+from regard_lab.training.frequencies import Frequencies
+from regard_lab.training.run import FolderRun, RunFolder, place, restore_conditions, save_unbroken
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+
+    from regard_lab.training.loop import TrainingResult
+
+
+# The folder of a run on pairs: what any run has, and the vocabularies -------------------------------------------------
+
+
+SOURCE, TARGET = "source.json", "target.json"
+
+
+class PairRunFolder(RunFolder[ExperimentOptions]):
+    """The files of a run on pairs.
+
+    Parameters
+    ----------
+    path : Path
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, ExperimentOptions)
+
+    def read_vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
+        """Return the vocabularies that the run began with."""
+        read = (Vocabulary.from_json(self.read_table(name), str(self.path / name)) for name in (SOURCE, TARGET))
+        source, target = read
+        return source, target
+
+    def write_vocabularies(self, source: Vocabulary, target: Vocabulary) -> None:
+        """Write the vocabularies of a new run."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for name, vocabulary in ((SOURCE, source), (TARGET, target)):
+            write_atomically(self.path / name, json.dumps(vocabulary.to_json(), ensure_ascii=False).encode())
+
+
+# Warm start: begin training with the parameters and the vocabularies of a model, and the options that these settle ----
+
+
+#: Fields of a model's config that parameters do not depend on.
+_FREE = ("dropout", "attention_dropout", "activation_dropout")
+
+
+def inherit_options(table: Mapping[str, Any], start: SequenceModel) -> dict[str, Any]:
+    """Return a table of options with all that a model settles.
+
+    Raises
+    ------
+    ValueError
+        If the table asks for something else.
+    """
+    made = dict(table)
+    task = start.about.get("task", made["task"])
+    # What was learned of texts is for translation; the other way round, there are no sentinels.
+    if task != made["task"] and not (task == SpanCorruption.name and made["task"] == Translation.name):
+        raise rejected("train", "start", f"be a model for {made['task']}", f"one for {task}")
+    if made.setdefault("kind", start.kind) != start.kind:
+        raise _settled("kind", start.kind, made["kind"])
+    config = start.model.config
+    preset = made.setdefault("preset", ExperimentOptions.preset)
+    usual = asdict(config.preset(preset, config.sources, config.targets))
+    own = {name: value for name, value in asdict(config).items() if value != usual[name]}
+    given = made.get("model", {})
+    for name, value in own.items():
+        if "preset" in table and isinstance(given, dict) and name not in (*given, *_FREE):
+            expected = "be that of the model that training starts from, or be left out"
+            raise rejected("train", "preset", expected, f"{preset!r}, whose {name} is {usual[name]!r}, not {value!r}")
+    vocabularies = _vocabularies(start)
+    sections = (("model", asdict(config), own), ("vocabularies", vocabularies, vocabularies))
+    for section, known, missing in sections:
+        given = made.get(section, {})
+        if not isinstance(given, dict):
+            continue  # which is told later
+        for name, value in given.items():
+            if name in known and name not in _FREE and value != known[name]:
+                raise _settled(f"{section}.{name}", known[name], value)
+        made[section] = {**missing, **given}
+    return made
+
+
+def copy_parameters(model: EncoderDecoder, start: SequenceModel) -> None:
+    """Give a model the parameters of another one.
+
+    Raises
+    ------
+    ValueError
+        If their configs differ in what parameters depend on.
+    """
+    free = {name: value for name, value in asdict(model.config).items() if name in _FREE}
+    if replace(start.model.config, **free) != model.config:
+        raise rejected("train", "start", f"have the model of the options, {model.config}", start.model.config)
+    model.load_state_dict(start.model.state_dict())
+
+
+def _vocabularies(start: SequenceModel) -> dict[str, Any]:
+    source, target = start.source.to_json(), start.target.to_json()
+    if target["kind"] == "symbols":
+        return {}
+    options = {"kind": target["kind"], "joint": source == target, "lowercase": start.target.lowercase}
+    return options if target["kind"] == "characters" else options | {"size": len(start.target)}
+
+
+def _settled(name: str, known: Any, got: Any) -> Exception:
+    return rejected("train", name, f"be {known!r}, as the model has it that training starts from", repr(got))
+
+
+# From files of pairs to a model in a folder, where everything that a run was asked for is kept, to go on with it ------
+
+
+#: From this share of lines of several sentences on, a model learns to read such lines, and is given them whole.
+_SEVERAL = 0.1
+#: How often the training texts are split where that is drawn.
+_SPLITS = 4
+
+
+class Experiment(FolderRun[ExperimentOptions]):
+    """A run that learns to write targets for sources, in a folder."""
+
+    task: Task
+
+    def __init__(self, options: ExperimentOptions, folder: str | Path, say: Callable[[str], None] = print) -> None:
+        super().__init__(options, folder, say)
+        self._said: set[str] = set()
+
+    @classmethod
+    def files(cls, folder: str | Path) -> PairRunFolder:
+        return PairRunFolder(Path(folder))
+
+    def check(self) -> None:
+        options = self.options
+        self.task = get_task(options.task)
+        config = options.model_config(8, 8)
+        self._guidance = Guidance(options, self.folder, config)
+        if getattr(config, "tied", None) == "all" and not (options.vocabularies.joint or self.task.joint):
+            raise rejected("train", "model.tied", "be 'none' or 'target' without a joint vocabulary", "'all'")
+        if options.training.metric not in ("loss", *self.task.names):
+            expected = f"be {' or one of '.join(filter(None, ('loss', ', '.join(self.task.names))))} for {options.task}"
+            raise rejected("train", "training.metric", expected, repr(options.training.metric))
+
+    def train(
+        self, *, resume: bool = False, callbacks: Iterable[Callback] = ()
+    ) -> tuple[SequenceModel, TrainingResult]:
+        """Read the data, train, and save the model to the folder.
+
+        Raises
+        ------
+        ValueError
+            If a file or an option is wrong, the folder holds another run, or the data is not that of the run.
+        TrainingError
+            If training cannot go on.
+        """
+        from regard_lab.training.learner import Learner, Stream
+        from regard_lab.training.loop import train
+        from regard_lab.training.objectives import Seq2SeqObjective
+
+        training = self.options.training
+        (_, here), files = self.open(resume), self.files(self.folder)
+        learn, valid = self._pairs(resume)
+        self._valid = valid
+        start = SequenceModel.load(self.options.start) if self.options.start and not resume else None
+        if resume:
+            source, target = self._resumed(files, learn, valid, here)
+        else:
+            source, target = self._begun(files, learn, valid, here, start)
+        torch.manual_seed(training.seed)
+        model = MODELS[self.options.kind][1](self.options.model_config(len(source), len(target)))
+        guided = self._guidance.map_of(model, training.guided)
+        if start is not None:
+            copy_parameters(model, start)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        self.say(
+            f"{self.options.kind} model, {count:,} parameters, vocabularies of {len(source):,} and {len(target):,}"
+        )
+        rank, world = place()
+        sequence_model = SequenceModel(model, source, target, self._about(learn))
+        numbers, rows = self._numbers(learn, sequence_model, sampled=True)
+        checks, _ = self._numbers(valid, sequence_model, sampled=False)
+        sharing: dict[str, Any] = {"seed": training.seed, "rank": rank, "world": world}
+        guide = self._guidance.guide(learn, (source, target), numbers, rows)
+        if guide is not None:
+            self.say(str(self._guidance))
+        batches = Batches(*numbers, tokens=training.batch_tokens, links=guide, **sharing)
+        once = Batches(*checks, tokens=training.batch_tokens, **sharing)
+        self.say(f"an epoch has {batches.per_epoch:,} batches")
+        frequencies = Frequencies.of(numbers[1], len(target))
+        if start is None:
+            frequencies.set_bias(model)
+        guess = frequencies.loss(checks[1])
+        objective = Seq2SeqObjective.of(training, guided)
+        score = self._score(sequence_model, valid)
+        learner = Learner(model, training, Stream(batches.batch), objective, score, guess)
+        ended = train(learner, list(once.once()), training, self.folder, resume=resume, callbacks=callbacks)
+        if ended.reason != "interrupt" and rank == 0:
+            sequence_model.model.eval()
+            aligning = guided or ("" if self.task.hides else best_map(sequence_model, learn, valid))
+            if len(model.maps) > 1 and aligning:
+                self.say(f"words are aligned by {aligning}")
+                sequence_model.about["aligning"] = aligning
+            sequence_model.about["training"] = {
+                "pairs": len(learn),
+                "steps": ended.steps,
+                "seconds": round(ended.seconds, 1),
+                "seed": training.seed,
+                "threads": torch.get_num_threads(),
+                "best": ended.best if math.isfinite(ended.best) else None,
+            }
+            save_unbroken(lambda: sequence_model.save(self.folder), self.folder)
+        return sequence_model, ended
+
+    def _numbers(
+        self, pairs: Pairs, sequence_model: SequenceModel, *, sampled: bool
+    ) -> tuple[tuple[Ragged, Ragged], np.ndarray]:
+        """Return the pairs as numbers, and which they are; what the model is too short for is left out, and told."""
+        sides = ((sequence_model.source, pairs.sources), (sequence_model.target, pairs.targets))
+        dropout, seed = self.options.vocabularies.dropout, 2 * self.options.training.seed
+        if sampled and dropout:
+            sources, targets = (
+                vocabulary.sample_all(texts, dropout, seed + side, _SPLITS)
+                for side, (vocabulary, texts) in enumerate(sides)
+            )
+        else:
+            sources, targets = (vocabulary.encode_all(texts) for vocabulary, texts in sides)
+        if self.task.hides:
+            sources, targets = self._hidden(sources, sequence_model.source, sampled)
+        fits = np.ones(len(sources), bool)
+        for ragged, most in zip((sources, targets), sequence_model.longest):
+            fits &= True if most is None else ragged.lengths <= most
+        fit = np.flatnonzero(fits)
+        if len(fit) < len(fits):
+            each = f", each split in {_SPLITS} ways" if len(fits) > len(pairs) else ""
+            self.say(
+                f"left out, longer than model.longest allows: {len(fits) - len(fit):,} of {len(fits):,} pairs{each}"
+            )
+        if not len(fit):
+            raise rejected("train", "model.longest", "be at least the length of some pair in tokens", "less than any")
+        return (sources.take(fit), targets.take(fit)), fit
+
+    def _hidden(self, texts: Ragged, vocabulary: Vocabulary, sampled: bool) -> tuple[Ragged, Ragged]:
+        """Return texts with spans hidden, and these spans; those to learn from several times, with others each time."""
+        from regard_lab.text.vocabulary import SubwordVocabulary
+
+        assert isinstance(vocabulary, SubwordVocabulary)
+        data, seed = self.options.data, self.options.training.seed
+        spans_of_longest = round(round(data.span_share * int(texts.lengths.max())) / data.span_length)
+        if spans_of_longest > len(vocabulary.sentinels):
+            expected = f"be so small that no text has more than {len(vocabulary.sentinels)} spans"
+            raise rejected("train", "data.longest", expected, f"{data.longest}, and {spans_of_longest} spans")
+        spans: dict[str, Any] = {
+            "share": data.span_share,
+            "mean_length": data.span_length,
+            "times": _SPLITS if sampled else 1,
+        }
+        return hide_spans(texts, vocabulary.sentinels, 2 * seed + sampled, **spans)
+
+    def scores(self, sequence_model: SequenceModel) -> dict[str, float]:
+        """Return the task's scores of a model on the sources that the training held out, by beam search."""
+        references = self._valid.references()
+        return self._told(sequence_model.predict(references, PredictionOptions(SearchOptions())), references)
+
+    def _pairs(self, resume: bool) -> tuple[Pairs, Pairs]:
+        """Return the pairs to learn from and to validate with."""
+        data, lowercase = self.options.data, self.options.vocabularies.lowercase
+        if not data.data:
+            what = "text" if self.task.hides else "pairs separated by a tab"
+            raise rejected("train", "data", f"be given: a file of {what}", "none")
+        reading: dict[str, Any] = {"words": data.longest, "lowercase": lowercase}
+        learn = self.task.read(data.data, data.targets or None, duplicates=data.duplicates, **reading)
+        for line in learn.report():
+            self.say(line)
+        if not resume:
+            self._guidance.read(learn)
+        if data.valid:
+            valid = self.task.read(data.valid, data.valid_targets or None, **reading)
+            for line in valid.report():
+                self.say(line)
+            known, held = set(learn.sources), set(valid.sources)
+            if known & held:
+                self.say(
+                    f"{len(known & held):,} of the {len(held):,} sources to validate with are also to learn from: "
+                    "scores of validations are better than those of new sentences"
+                )
+        else:
+            count = data.held_out
+            if count == DataOptions.held_out:
+                count = min(count, max(1, len(set(learn.sources)) // 10))
+            learn, valid = split(learn, count)
+            what = "texts" if self.task.hides else f"sources with {len(valid):,} targets"
+            self.say(f"held out to validate: {len(set(valid.sources)):,} {what}")
+        return learn, valid
+
+    def _resumed(
+        self, files: PairRunFolder, learn: Pairs, valid: Pairs, here: dict[str, Any]
+    ) -> tuple[Vocabulary, Vocabulary]:
+        """Return the vocabularies that the run began with, and make this process as those were that it began in."""
+        begun = files.read_record()
+        for name, mark in (("data", learn.checksum()), ("valid", valid.checksum())):
+            if begun.get(name) != mark:
+                raise rejected("resume", name, "be the pairs that the run began with", "others")
+        self._guidance.find(learn, begun.get("links", ""))
+        restore_conditions(begun, here, self.say)
+        if place()[0] == 0:
+            files.write(begun, self.options)  # what was changed stays changed when the run is resumed again
+        return files.read_vocabularies()
+
+    def _begun(
+        self, files: PairRunFolder, learn: Pairs, valid: Pairs, here: dict[str, Any], start: SequenceModel | None
+    ) -> tuple[Vocabulary, Vocabulary]:
+        """Return vocabularies that are learned, or those of a model, and write what the run begins with."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", RegardWarning)
+            source, target = (
+                self.task.build_vocabularies(learn, self.options.vocabularies)
+                if start is None
+                else (start.source, start.target)
+            )
+        for each in caught:
+            self.say(str(each.message).partition(": ")[2])
+        first = place()[0] == 0
+        if first:
+            files.write_vocabularies(source, target)
+        mark = self._guidance.find(learn, keep=first)
+        record = {"data": learn.checksum(), "valid": valid.checksum(), "links": mark, **here}
+        if first:
+            files.write(record, self.options)
+        return source, target
+
+    def _score(self, sequence_model: SequenceModel, valid: Pairs) -> Callable[[Any], dict[str, float]] | None:
+        """Return what a validation asks beside the loss: greedy search for some of the held-out sources."""
+        if not self.task.names:
+            return None
+        references = dict(list(valid.references().items())[: self.options.training.validate_most])
+        options = PredictionOptions(SearchOptions(beams=1))
+
+        return lambda _: self._told(sequence_model.predict(references, options), references)
+
+    def _told(self, written: Sequence[Prediction], references: dict[str, list[str]]) -> dict[str, float]:
+        """Return the task's scores, and say once what was cut."""
+        for line in report_truncated(written):
+            if line not in self._said:
+                self._said.add(line)
+                self.say(line)
+        return self.task.scores([each.text for each in written], list(references.values()))
+
+    def _about(self, learn: Pairs) -> dict[str, Any]:
+        """Return what the model's folder tells of it, from the start on: validations go by it, too."""
+        several = sum(len(sentences(text)) > 1 for text in learn.sources) >= _SEVERAL * len(learn)
+        return {"task": self.options.task} | ({"lines": PARAGRAPHS} if several else {})

@@ -1,0 +1,205 @@
+"""Checkpoints that every process writes its own part of, and that another number of processes can read.
+
+They are written by torch.distributed.checkpoint as safetensors: its own format keeps metadata in a pickle, which runs
+whatever code it is given, so it is neither written nor read.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import uuid
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from regard._utils.errors import rejected
+from regard.nn.heads.self_attention import GroupedProjections
+from regard_lab.training.sharded.parallelize import reshard
+
+#: Before the names of a model's tensors, and of an optimizer's.
+_MODEL, _OPTIMIZER = "model.", "optimizer."
+#: What the name of a folder of tensors ends in.
+SUFFIX = ".shards"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written, is damaged, or is another model's."""
+
+
+def save_sharded(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Write the tensors of a model, and of its optimizer's state, to a new folder; all ranks call it.
+
+    It is whole when the call returns on all ranks. Whoever writes one after the other writes each to a folder of its
+    own, and says only then, in a file that is replaced, which is the last (:func:`new_folder`,
+    :func:`remove_unreferenced`).
+
+    Parameters
+    ----------
+    folder : str or Path
+        That all ranks see; it must not exist, or be empty.
+    model : Module
+        A parallel one (:func:`parallelize`), or a plain one.
+    optimizer : Optimizer, optional
+        Its hyperparameters are not written.
+
+    Raises
+    ------
+    CheckpointError
+        If a rank could not write, or died.
+    ValueError
+        If there is something in the folder.
+    """
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise rejected("save_sharded", "folder", "be new, or empty", str(folder))
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    # One number of steps stands for several names, and files hold no tensor twice.
+    state = {name: tensor if tensor.dim() else tensor.clone() for name, tensor in _state(model, optimizer).items()}
+    try:
+        with _quiet():
+            save(state, storage_writer=writer, no_dist=not dist.is_initialized())
+    except (CheckpointException, OSError, RuntimeError) as error:
+        raise CheckpointError(f"save_sharded: {folder} must take a checkpoint, got {_cause(error)}.") from error
+
+
+@torch.no_grad()
+def load_sharded(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Read what :func:`save_sharded` wrote, with any number of ranks, into a model with memory; all ranks call it.
+
+    Parameters
+    ----------
+    folder : str or Path
+    model : Module
+        Of the same config; parallel or plain.
+    optimizer : Optimizer, optional
+        Of the same kind.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none, files are missing or damaged, or it is another model's.
+    """
+    reader = HuggingFaceStorageReader(str(folder))
+    try:
+        known = reader.read_metadata()
+    except Exception as error:  # whatever a damaged header makes of it
+        raise CheckpointError(f"load_sharded: {folder} must be a sharded checkpoint, got {_cause(error)}.") from error
+    if optimizer is not None:
+        _prepare(optimizer, model, known)
+    state = _state(model, optimizer)
+    for name, tensor in state.items():
+        _check(folder, name, tensor, known)
+    try:
+        with _quiet():
+            load(state, storage_reader=reader, no_dist=not dist.is_initialized())
+    except Exception as error:
+        raise CheckpointError(f"load_sharded: {folder} must be a whole checkpoint, got {_cause(error)}.") from error
+
+
+def new_folder(stem: Path) -> Path:
+    """Return a name for a folder of tensors beside a file, the same on all ranks, that was never used."""
+    names = [f"{stem.name}-{uuid.uuid4().hex[:12]}{SUFFIX}"]
+    if dist.is_initialized():
+        dist.broadcast_object_list(names, 0)
+    return stem.parent / names[0]
+
+
+def remove_unreferenced(folder: Path, kept: Sequence[str]) -> None:
+    """Remove all folders of tensors but these: those of writers that were killed, and those that were replaced."""
+    for path in folder.glob(f"*{SUFFIX}"):
+        if path.name not in kept and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
+    """Return all tensors by the names that they have for every mesh; those of plain layers are views."""
+    reshard(model)
+    rows = {name: each.rows for name, each in model.named_modules() if isinstance(each, GroupedProjections)}
+    found = {_MODEL + name: part for name, part in _split(model.state_dict(), rows)}
+    if optimizer is None:
+        return found
+    for name, parameter in model.named_parameters():
+        for kind, value in optimizer.state.get(parameter, {}).items():
+            if value.dim():
+                found |= {f"{_OPTIMIZER}{kind}.{each}": part for each, part in _split({name: value}, rows)}
+            else:
+                names = [each for each, _ in _split({name: parameter}, rows)]
+                found |= {f"{_OPTIMIZER}{kind}.{each}": value for each in names}
+    return found
+
+
+def _split(tensors: dict[str, Tensor], rows: dict[str, tuple[int, int, int]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors by name, those of a projection to queries, keys and values as three."""
+    for name, tensor in tensors.items():
+        stem, _, kind = name.rpartition(".")
+        layer = stem.removesuffix(".qkv")
+        if stem.endswith(".qkv") and layer in rows:
+            for part, own in zip("qkv", tensor.detach().split(rows[layer])):
+                yield f"{stem}.{part}.{kind}", own
+        else:
+            yield name, tensor.detach()
+
+
+def _prepare(optimizer: torch.optim.Optimizer, model: nn.Module, known: Metadata) -> None:
+    """Give an optimizer that has not stepped yet the state that a checkpoint has, in zeros."""
+    kinds: dict[str, int] = {}  # how many dimensions each kind of state has at most
+    for name, entry in known.state_dict_metadata.items():
+        if name.startswith(_OPTIMIZER) and isinstance(entry, TensorStorageMetadata):
+            kind = name.removeprefix(_OPTIMIZER).partition(".")[0]
+            kinds[kind] = max(kinds.get(kind, 0), len(entry.size))
+    # As torch's optimizers have it: numbers of steps live on the CPU, but for fused kernels.
+    on_device = bool(optimizer.defaults.get("fused") or optimizer.defaults.get("capturable"))
+    for parameter in model.parameters():
+        if not parameter.requires_grad or optimizer.state.get(parameter):
+            continue
+        for kind, dims in kinds.items():
+            steps = torch.zeros((), dtype=torch.float32, device=parameter.device if on_device else "cpu")
+            optimizer.state[parameter][kind] = torch.zeros_like(parameter.detach()) if dims else steps
+
+
+def _check(folder: str | Path, name: str, tensor: Tensor, known: Metadata) -> None:
+    """Raise unless a checkpoint has all of a tensor, in its shape."""
+    entry = known.state_dict_metadata.get(name)
+    if not isinstance(entry, TensorStorageMetadata):
+        raise CheckpointError(f"load_sharded: {folder} must have {name}, got a checkpoint without it.")
+    if entry.size != tensor.shape:
+        came = f"{tuple(entry.size)}: it is another model's, or a file is missing"
+        raise CheckpointError(f"load_sharded: {name} in {folder} must have shape {tuple(tensor.shape)}, got {came}.")
+    parts = {(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks}
+    if sum(prod(sizes) for _, sizes in parts) != entry.size.numel():
+        raise CheckpointError(f"load_sharded: {folder} must have all of {name}, got parts: a file is missing.")
+
+
+def _cause(error: BaseException) -> str:
+    """Return in a line what went wrong, on the first rank that says so."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".") or type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from saying that one process is no group, and that a rank has nothing to write."""
+    logger = logging.getLogger("torch.distributed.checkpoint")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")
+            yield
+    finally:
+        logger.setLevel(level)

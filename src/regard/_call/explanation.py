@@ -1,0 +1,164 @@
+"""Why a call runs on its engine, and what it should cost: what :func:`regard.explain` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from regard import engines
+from regard._call.operator import why_not_operator
+from regard._call.plan import SDPA, choose_engine, engine_candidates, estimated_seconds, is_plain_sdpa, resolve_engine
+from regard._utils.tracing import values_unavailable
+from regard.engines import Cost, Engine
+from regard.engines.problem import Problem
+from regard.masks import Mask
+
+#: Pairs that are looked at to find how many a mask shows.
+PAIRS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The engine that a call would run on, and the reasons; it prints.
+
+    Attributes
+    ----------
+    engine : Engine
+        The engine that runs.
+    seconds : float or None
+        How long it should take, forward and, where gradients are wanted, backward. None where nothing like the call
+        was measured: on other devices than the CPU, with dropout, and with other normalizers than softmax.
+    visible : float or None
+        The fraction of the (query, key) pairs that the mask shows, of some rows where there are many. None where values
+        cannot be looked at.
+    cost : Cost
+        Its estimated operations, bytes read and workspace.
+    others : dict of str to str
+        For every other engine, why it does not run this call.
+    compiled : str
+        What runs instead under ``torch.compile``, and why; empty where the same does.
+    call : str
+        The call in short.
+    """
+
+    engine: Engine
+    seconds: float | None
+    visible: float | None
+    cost: Cost
+    others: dict[str, str]
+    compiled: str
+    call: str
+
+    def __str__(self) -> str:
+        cost = self.cost
+        time = "" if self.seconds is None else f", estimated {_time(self.seconds)}"
+        lines = [
+            self.call,
+            f"  engine      {self.engine.name}{time}",
+            f"  compiled    {self.compiled or 'the same engine'}",
+            "  visible     " + ("unknown" if self.visible is None else f"{100 * self.visible:.3g} % of the pairs"),
+            f"  operations  {_amount(cost.flops, 1000, ('', 'k', 'M', 'G', 'T', 'P'))}FLOP forward",
+            f"  reads       {_amount(cost.bytes_read, 1024, ('', 'Ki', 'Mi', 'Gi', 'Ti'))}B",
+            f"  workspace   {_amount(cost.workspace, 1024, ('', 'Ki', 'Mi', 'Gi', 'Ti'))}B, "
+            + ("grows with L×S" if cost.grows else "does not grow with L×S"),
+        ]
+        lines += [f"  {name}: {reason}" for name, reason in self.others.items()]
+        return "\n".join(lines)
+
+    __repr__ = __str__  # what a notebook shows
+
+
+def _amount(value: float, step: int, units: tuple[str, ...]) -> str:
+    for unit in units:
+        if value < step or unit == units[-1]:
+            return f"{value:.3g} {unit}"
+        value /= step
+    raise AssertionError
+
+
+def _time(seconds: float) -> str:
+    """Return a time in milliseconds."""
+    return f"{1e3 * seconds:.2g} ms" if seconds < 0.1 else f"{1e3 * seconds:,.0f} ms"
+
+
+def explained(problem: Problem, mask: Mask | None, engine: object) -> Explanation:
+    """Return the choice with its reasons; ``mask`` is the problem's before it was bound to its size."""
+    chosen = choose_engine(problem, engine)
+    named = resolve_engine(engine) is not None
+    able = [each for each in engines.TABLE.values() if each.refusal(problem) is None]
+    measured = problem.is_softmax and not problem.dropout_p
+    times = estimated_seconds(able, problem) if measured else {}
+    others = {
+        other.name: _reason(problem, other, chosen, named, times)
+        for other in engines.TABLE.values()
+        if other.name != chosen.name
+    }
+    return Explanation(
+        chosen,
+        times.get(chosen.name),
+        _visible(problem),
+        chosen.cost(problem),
+        others,
+        _compiled(problem, mask, engine, chosen),
+        _describe(problem),
+    )
+
+
+def _reason(problem: Problem, other: Engine, chosen: Engine, named: bool, times: dict[str, float]) -> str:
+    """Return why an engine does not run a problem."""
+    refusal = other.refusal(problem)
+    if refusal is not None:
+        return f"unsupported, {refusal}"
+    if named:
+        return f"not chosen, engine={chosen.name!r} was given"
+    if other.grows(problem) and not chosen.grows(problem):
+        return "not chosen, its workspace grows with L×S"
+    if chosen.name == SDPA and is_plain_sdpa(problem):
+        return "not chosen, the plainest call is torch's own"
+    if other.name in times and times.get(chosen.name):  # an empty call takes no time
+        ratio = times[other.name] / times[chosen.name]
+        return f"not chosen, estimated {ratio:.2g}× slower ({_time(times[other.name])})"
+    return f"not chosen, {chosen.name} comes first where no time is known"
+
+
+def _visible(problem: Problem) -> float | None:
+    """Return the fraction of pairs that a mask shows; of rows at equal distances where there are many."""
+    mask, extent = problem.mask, problem.extent
+    if mask is None or not mask.hides or 0 in (extent.B, extent.H, extent.L, extent.S):
+        return 1.0
+    if values_unavailable(problem.query):
+        return None
+    device = problem.query.device
+    count = min(max(PAIRS // (extent.B * extent.H * extent.S), 1), extent.L)
+    q_idx = torch.linspace(0, extent.L - 1, count, device=device).round().long().unsqueeze(1)
+    b, h = (torch.arange(n, device=device) for n in (extent.B, extent.H))
+    found = mask.visible(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx, torch.arange(extent.S, device=device))
+    return (
+        1.0
+        if found is None
+        else float(found.expand(torch.broadcast_shapes(found.shape, (count, extent.S))).double().mean())
+    )
+
+
+def _compiled(problem: Problem, mask: Mask | None, engine: object, chosen: Engine) -> str:
+    """Return what runs instead of an engine where the call is compiled, and why; empty where the same does."""
+    obstacle = why_not_operator(problem, mask, engine)
+    traced = chosen if resolve_engine(engine) is not None else engine_candidates(problem)[0]
+    if obstacle is None or traced is chosen or problem.query.device.type != "cpu":
+        return ""
+    return f"{traced.name}, in torch operations that the compiler sees, as {obstacle}"
+
+
+def _describe(problem: Problem) -> str:
+    e = problem.extent
+    parts = [f"score {problem.score!r}", f"normalizer {problem.normalizer!r}"]
+    if problem.mask is not None:
+        parts.append(f"mask {problem.mask!r}")
+    if problem.softcap is not None:
+        parts.append(f"softcap {problem.softcap:g}")
+    if problem.dropout_p:
+        parts.append(f"dropout {problem.dropout_p:g}")
+    heads = f"H {e.H}" if problem.key.shape[1] == e.H else f"H {e.H} over {problem.key.shape[1]} key heads"
+    widths = f"E {problem.query.shape[-1]}, V {problem.value.shape[-1]}"
+    return f"attention of B {e.B}, {heads}, L {e.L}, S {e.S}, {widths}, {problem.query.dtype}: {', '.join(parts)}"

@@ -1,0 +1,436 @@
+"""A call as one operator, for compilers and tracers; and the error for second derivatives that an engine lacks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._call.plan import Plan, plan_call, with_graph
+from regard._utils.part import Part, brief
+from regard._utils.torch_private import (
+    functorch_derivatives,
+    in_forward_mode,
+    in_functorch,
+    is_eager,
+    is_jit_tracing,
+    recording,
+)
+from regard._utils.tracing import autocast_suspended, in_transform
+from regard.engines import aux_pass
+from regard.engines.aux import AuxRequest
+from regard.engines.problem import Call, Problem
+from regard.masks import Mask
+from regard.scores.dot_products import DotLike
+
+# Derivatives of derivatives where an engine has none: an error that names engines which have --------------------------
+
+
+def no_second_derivative(what: str) -> RuntimeError:
+    """Return the error to raise."""
+    return RuntimeError(
+        f"attention: {what} has no second derivative (create_graph=True, torch.func); "
+        "use engine='streaming' or engine='reference'."
+    )
+
+
+def forbid_second_derivative(output: Tensor, engine: str) -> Tensor:
+    """Return the output of a call that was not transformed, after which a second derivative is an error."""
+    if torch.compiler.is_compiling() or in_transform():
+        return output
+
+    def refuse(grads: tuple[Tensor, ...]) -> None:  # noqa: ARG001
+        if torch.is_grad_enabled():
+            raise no_second_derivative(f"engine {engine!r}")
+
+    assert output.grad_fn is not None
+    output.grad_fn.register_prehook(refuse)  # in less time than a hook of the tensor
+    return output
+
+
+def differentiable_once(problem: Problem, engine: str) -> Problem:
+    """Return a problem whose tensors can be differentiated once by ``torch.func``; twice is an error."""
+    if torch.compiler.is_compiling():  # which cannot look into what follows
+        if functorch_derivatives() > 1:
+            raise no_second_derivative(f"engine {engine!r}")
+        return problem
+
+    def watch(tensor: Tensor) -> Tensor:
+        return _Once.apply(tensor, engine) if tensor.is_floating_point() else tensor
+
+    query, key, value = (watch(tensor) for tensor in (problem.query, problem.key, problem.value))
+    mask = None if problem.mask is None else problem.mask.map_tensors(watch)
+    return replace(problem, query=query, key=key, value=value, score=problem.score.map_tensors(watch), mask=mask)
+
+
+class _Gradient(torch.autograd.Function):
+    """A tensor that has no gradient: to ask for it is an error."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tensor: Tensor, engine: str) -> Tensor:  # noqa: ARG004
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:  # noqa: ARG004
+        ctx.engine = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:  # noqa: ARG004
+        raise no_second_derivative(f"engine {ctx.engine!r}")
+
+
+class _Once(_Gradient):
+    """A tensor whose gradient has no gradient."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _Gradient.apply(grad, ctx.engine), None
+
+
+# A call as one operator of ``torch.library``: what compilers and tracers record, and what runs as an eager call does
+# Where calls are compiled or traced, no value can be looked at, so an engine could neither skip what a mask hides nor
+# keep what is not finite from leaking. The operator is opaque to them: when it runs, it plans and executes the call as
+# an eager one, on the sizes and values that are there then. Its parts travel as a text that says what they are, and the
+# tensors and numbers inside them.
+
+
+_LSE = AuxRequest(lse=True)
+
+
+@dataclass
+class _Packed:
+    """Parts as a text, and what cannot be part of a text: tensors, and numbers that may be symbolic."""
+
+    text: str = ""
+    tensors: list[Tensor] = field(default_factory=list)
+    ints: list[int] = field(default_factory=list)
+    floats: list[float] = field(default_factory=list)
+    complete: bool = True
+
+    def add(self, value: Any) -> None:
+        """Append a value."""
+        if value is None:
+            self.text += "none "
+        elif isinstance(value, bool):
+            self.text += "true " if value else "false "
+        elif isinstance(value, int):
+            self.text += "int "
+            self.ints.append(value)
+        elif isinstance(value, float):
+            self.text += "float "
+            self.floats.append(value)
+        elif isinstance(value, str):
+            self.text += f"str {value} "
+            self.complete = self.complete and " " not in value
+        elif isinstance(value, torch.dtype):
+            self.text += f"dtype {str(value)[6:]} "
+        elif isinstance(value, Tensor):
+            self.text += "grad " if value.requires_grad else "tensor "
+            self.tensors.append(value)
+        elif isinstance(value, tuple):
+            self.text += f"tuple {len(value)} "
+            for item in value:
+                self.add(item)
+        elif isinstance(value, Part) and type(value).__module__.startswith("regard."):
+            attributes = vars(value)
+            self.text += f"part {type(value).__module__} {type(value).__qualname__} {len(attributes)} "
+            for name, attribute in attributes.items():
+                self.text += f"{name} "
+                self.add(attribute)
+        else:
+            self.complete = False
+
+
+class _Unpacking:
+    """Reads what :class:`_Packed` wrote."""
+
+    def __init__(self, text: str, tensors: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]) -> None:
+        self.words = iter(_words(text))
+        self.tensors, self.ints, self.floats = iter(tensors), iter(ints), iter(floats)
+
+    def next(self) -> Any:
+        """Return the next value."""
+        word = next(self.words)
+        if word == "part":
+            cls, count = _class(next(self.words), next(self.words)), int(next(self.words))
+            part = cls.__new__(cls)
+            for _ in range(count):
+                name = next(self.words)
+                part.__dict__[name] = self.next()
+            return part
+        if word == "tuple":
+            return tuple([self.next() for _ in range(int(next(self.words)))])
+        if word == "str":
+            return next(self.words)
+        if word == "dtype":
+            return getattr(torch, next(self.words))
+        if word in ("tensor", "grad"):
+            return next(self.tensors).detach().requires_grad_(word == "grad")
+        if word in ("int", "float"):
+            return next(self.ints if word == "int" else self.floats)
+        return {"none": None, "true": True, "false": False}[word]
+
+
+def _parts(text: str, tensors: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]) -> list[Any]:
+    """Return mask, score, normalizer and engine."""
+    packed = _Unpacking(text, tensors, ints, floats)
+    return [packed.next() for _ in range(4)]
+
+
+@lru_cache(256)
+def _fixed_parts(text: str, ints: tuple[int, ...], floats: tuple[float, ...]) -> list[Any]:
+    return _parts(text, (), ints, floats)
+
+
+@lru_cache(1024)
+def _words(text: str) -> list[str]:
+    return text.split(" ")[:-1]
+
+
+@lru_cache(256)
+def _class(module: str, name: str) -> type[Part]:
+    found: type[Part] = getattr(import_module(module), name)
+    return found
+
+
+def is_recorded(query: Tensor) -> bool:
+    """Whether a compiler or ``torch.jit.trace`` records calls, and not an exporter, whose programs run elsewhere."""
+    if in_functorch() or in_forward_mode() or torch.onnx.is_in_onnx_export():
+        return False
+    if is_jit_tracing():
+        return True
+    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return False
+    return isinstance(query, Tensor) and query.device.type == "cpu"
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
+        yield
+
+
+def without_tracer_warnings() -> AbstractContextManager[None]:
+    """Return a context without warnings that a trace branches on sizes: the operator checks the sizes that it gets."""
+    return _without_warnings() if is_jit_tracing() else nullcontext()
+
+
+def untraceable(reason: str) -> RuntimeError:
+    """Return the error for a call that ``torch.jit.trace`` would record wrongly: for the sizes of its example alone."""
+    return RuntimeError(
+        f"attention: torch.jit.trace cannot record this call, as {reason}; use torch.compile or torch.export."
+    )
+
+
+def check_traceable(*parts: object) -> None:
+    """Raise where ``torch.jit.trace`` meets a function in the place of a score or a mask."""
+    if is_jit_tracing():
+        for part in parts:
+            if callable(part) and not isinstance(part, (Part, Tensor)):
+                raise untraceable(f"{brief(part)} is a function")
+
+
+def why_not_operator(problem: Problem, mask: Mask | None, engine: object) -> str | None:
+    """Return why a call cannot be the operator; None where it can."""
+    if problem.dropout_p or problem.normalizer.random:
+        return "random numbers are drawn"
+    if not isinstance(engine, str):
+        return "the engine is an object and not a name"
+    packed = _Packed()
+    for part in (mask, problem.score, problem.normalizer):
+        packed.add(part)
+        if not packed.complete:
+            return f"{part!r} holds a function, or is of a class of your own"
+    return None
+
+
+def record(
+    problem: Problem, mask: Mask | None, scale: float | None, engine: object
+) -> tuple[Tensor, Tensor | None] | None:
+    """Return the output (B, H, L, V) of the operator, and log-sum-exp (B, H, L) if a backward pass may follow.
+
+    None where it cannot be one, as :func:`obstacle` says.
+
+    Parameters
+    ----------
+    problem : Problem
+    mask : Mask or None
+        As it was before it was bound to a size, which may be another when the operator runs.
+    scale : float or None
+        As it was given.
+    engine : str
+    """
+    if problem.dropout_p or problem.normalizer.random or not isinstance(engine, str):
+        return None
+    ends = problem.query, problem.key, problem.value
+    packed = _Packed()
+    for part in (mask, problem.score, problem.normalizer, engine):
+        packed.add(part)
+    if not packed.complete:
+        return None
+    # A trace may run on other tensors than those of its example.
+    wants_grad = is_jit_tracing() or problem.wants_grad
+    grads = "".join(["1" if wants_grad and (is_jit_tracing() or end.requires_grad) else "0" for end in ends])
+    output, lse = torch.ops.regard.attend(
+        *ends, packed.tensors, f"{grads} {_layout(problem)} {packed.text}", packed.ints, packed.floats, scale,
+        problem.softcap,
+    )  # fmt: skip
+    return output, lse if wants_grad else None
+
+
+def _layout(problem: Problem) -> str:
+    """Return how gradients lie in memory: "tokens" (B, L, H, E), as torch's kernel makes them, or "heads" (B, H, L, E).
+
+    Compilers want to know it. Where the engine that runs makes the other one, it costs a copy.
+    """
+    return "tokens" if isinstance(problem.score, DotLike) and problem.is_softmax else "heads"
+
+
+def _laid_out(tensor: Tensor, layout: str) -> Tensor:
+    if layout == "heads":
+        return tensor.contiguous()
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _unpacked(
+    query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], text: str,
+    ints: Sequence[int], floats: Sequence[float], scale: float | None, softcap: float | None,
+) -> tuple[Plan, Problem, list[Tensor]]:  # fmt: skip
+    """Return the plan and the problem of an operator's arguments, and its tensors: ends first, then those of parts."""
+    grads, _, rest = text.split(" ", 2)
+    query, key, value = (end.detach().requires_grad_(grad == "1") for end, grad in zip((query, key, value), grads))
+    if tensors:
+        mask, score, normalizer, engine = _parts(rest, tensors, ints, floats)
+    else:
+        mask, score, normalizer, engine = _fixed_parts(rest, tuple(ints), tuple(floats))
+    request = _LSE if "1" in grads or "grad" in rest.split(" ") else None
+    call = Call(query, key, value, mask, 0.0, False, scale, True, score, normalizer, softcap, engine, request)
+    plan, problem = plan_call(call, is_eager())
+    held = [tensor for part in (mask, score, normalizer) if part is not None for tensor in part.tensors()]
+    return plan, problem, [query, key, value, *held]
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], text: str,
+    ints: Sequence[int], floats: Sequence[float], scale: float | None, softcap: float | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return output (B, H, L, V) and log-sum-exp (B, H, L); the latter is empty where no gradient is wanted."""
+    with autocast_suspended(query.device.type):
+        with torch.enable_grad():
+            plan, problem, held = _unpacked(query, key, value, tensors, text, ints, floats, scale, softcap)
+        with torch.no_grad():
+            outcome = plan.run(problem)
+            lse = problem.query.new_empty(0, dtype=problem.compute_dtype)
+            if any(tensor.requires_grad for tensor in held) and problem.normalizer.online:
+                found = aux_pass.aux_fields(problem, outcome, _LSE, plan.observer).lse
+                assert found is not None
+                lse = found.to(problem.compute_dtype)
+        return _own(outcome.output, query, key, value), _own(lse)
+
+
+def _own(tensor: Tensor, *others: Tensor) -> Tensor:
+    """Return a contiguous tensor that shares no memory with the others: compilers rely on both."""
+    if any(tensor.data_ptr() == other.data_ptr() for other in others):
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.detach().contiguous()
+
+
+def _attend_shapes(query, key, value, tensors, text, ints, floats, scale, softcap):  # type: ignore[no-untyped-def]  # noqa: ARG001
+    B, H, L, _ = query.shape
+    wide = torch.promote_types(query.dtype, torch.float32)
+    told = ("1" in text.partition(" ")[0] or " grad " in text) and _is_online(text)
+    lse = query.new_empty(B, H, L, dtype=wide) if told else query.new_empty(0, dtype=wide)
+    return query.new_empty(B, H, L, value.shape[-1]), lse
+
+
+@lru_cache(1024)
+def _is_online(text: str) -> bool:
+    """Whether the normalizer that a text speaks of is known by its log-sum-exp."""
+    words = _words(text)
+    found = [_class(*words[i + 1 : i + 3]) for i, word in enumerate(words) if word == "part"]
+    return bool(getattr(found[-1], "online", False))  # the normalizer is the last part
+
+
+def _pull(
+    grad: Tensor, output: Tensor, lse: Tensor, query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor],
+    text: str, ints: Sequence[int], floats: Sequence[float], scale: float | None, softcap: float | None,
+) -> list[Tensor]:  # fmt: skip
+    """Return the gradients to query, key, value and the tensors; empty where none is wanted."""
+    with autocast_suspended(query.device.type), recording(), torch.enable_grad():
+        plan, problem, held = _unpacked(query, key, value, tensors, text, ints, floats, scale, softcap)
+        attached = with_graph(problem, plan.engine, output, lse, plan.run) if lse.numel() else None
+        if attached is None:
+            attached = plan.run(problem).output
+        wanted = [tensor for tensor in held if tensor.requires_grad]
+        found = iter(torch.autograd.grad(attached, wanted, grad.to(attached.dtype), allow_unused=True))
+    given, layouts = [query, key, value, *tensors], _layouts(text, len(tensors))
+    return [
+        _gradient(next(found), like, layout) if t.requires_grad else like.new_empty(0)
+        for t, like, layout in zip(held, given, layouts)
+    ]
+
+
+def _layouts(text: str, tensors: int) -> list[str]:
+    """Return the layouts of gradients to query, key, value and so many tensors of the parts."""
+    return [text.split(" ", 2)[1]] * 3 + ["heads"] * tensors
+
+
+def _gradient(found: Tensor | None, like: Tensor, layout: str) -> Tensor:
+    if found is None:
+        found = torch.zeros_like(like, memory_format=torch.contiguous_format)
+    return _laid_out(found, layout)
+
+
+def _wants(text: str) -> Iterator[bool]:
+    """Yield whether query, key, value and each tensor of the parts want a gradient."""
+    grads, _, rest = text.split(" ", 2)
+    yield from (grad == "1" for grad in grads)
+    yield from (word == "grad" for word in _words(rest) if word in ("grad", "tensor"))
+
+
+def _pull_shapes(grad, output, lse, query, key, value, tensors, text, *rest):  # type: ignore[no-untyped-def]  # noqa: ARG001
+    given, layouts = (query, key, value, *tensors), _layouts(text, len(tensors))
+    return [
+        _laid_out(t.new_empty(t.shape), layout) if wanted else t.new_empty(0)
+        for t, wanted, layout in zip(given, _wants(text), layouts)
+    ]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, tensors, *ctx.rest = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*output, query, key, value, *tensors)
+
+
+def _pull_back(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+    output, lse, query, key, value, *tensors = ctx.saved_tensors
+    found = torch.ops.regard.attend_backward(grad, output, lse, query, key, value, tensors, *ctx.rest)
+    kept = [gradient if wanted else None for gradient, wanted in zip(found, _wants(ctx.rest[0]))]
+    _, ints, floats, _, _ = ctx.rest
+    # torch wants a list in the place of an empty list, and nothing in that of a list of numbers.
+    return *kept[:3], kept[3:], None, None if ints else [], None if floats else [], None, None
+
+
+def _refuse(ctx: Any, *_: Any) -> None:  # noqa: ARG001
+    raise no_second_derivative("a compiled or traced call")
+
+
+def _define(name: str, function: Any, shapes: Any, keep: Any, backward: Any) -> None:
+    torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
+    torch.library.impl(name, "default", function)
+    torch.library.register_fake(name, shapes)
+    torch.library.register_autograd(name, backward, setup_context=keep)
+
+
+_define("regard::attend", _attend, _attend_shapes, _keep, _pull_back)
+_define("regard::attend_backward", _pull, _pull_shapes, lambda ctx, inputs, output: None, _refuse)  # noqa: ARG005

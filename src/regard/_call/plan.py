@@ -1,0 +1,262 @@
+"""The plan of a call: which engine runs it and what that prepares, computed once for all calls of one structure."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from regard import engines
+from regard._utils.errors import described, rejected, unknown_name
+from regard._utils.torch_private import functorch_derivatives
+from regard._utils.tracing import autocast_cast, autocast_is_active, is_traced, values_unavailable
+from regard.engines import Engine, cost_model, dense
+from regard.engines.aux import FIELDS, AuxRequest
+from regard.engines.base import Runner
+from regard.engines.problem import Call, Problem, as_normalizer, as_score, bound_mask, canonical, check_request
+from regard.masks import Dense
+from regard.masks.base import Extent, Mask
+from regard.normalizers import Normalizer, Softmax
+from regard.scores import ScaledDot, Score
+
+#: The engine that is torch's own attention.
+SDPA = "sdpa"
+#: How many plans are kept.
+KEPT = 256
+_TENSORS = frozenset((Tensor, Parameter))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of a call that depends on structure alone: types, settings and shapes, but no tensor's contents.
+
+    Attributes
+    ----------
+    engine : Engine
+        The engine that runs.
+    run : callable
+        Executes a problem of this structure, by what the engine prepared.
+    observer : Engine or None
+        An engine that can tell what is asked beside the output where the first one did not.
+    score, mask, normalizer : the parts, where they are fixed; a mask is bound. None where a call brings its own.
+    masked : bool
+        Whether there is a mask that hides something.
+    scale, softcap, dropout_p, extent, lead, headless : as in :class:`Problem`
+    as_given : bool
+        Whether query, key and value have the shapes that engines read.
+    autocast : bool
+        Whether it is on, so that they are cast first.
+    """
+
+    engine: Engine
+    run: Runner
+    observer: Engine | None
+    score: Score | None
+    mask: Mask | None
+    normalizer: Normalizer | None
+    masked: bool
+    scale: float
+    softcap: float | None
+    dropout_p: float
+    extent: Extent
+    lead: tuple[int, ...]
+    headless: bool
+    as_given: bool
+    autocast: bool
+
+    @classmethod
+    def of(cls, problem: Problem, call: Call) -> Plan:
+        """Plan a problem, made of this call."""
+        chosen, request = choose_engine(problem, call.engine), call.return_aux
+        return cls(
+            chosen, chosen.prepare(problem, request), None if request is None else _observer(problem, request),
+            _if_fixed(problem.score), _if_fixed(problem.mask), _if_fixed(problem.normalizer),
+            problem.mask is not None, problem.scale, problem.softcap, problem.dropout_p, problem.extent, problem.lead,
+            problem.headless,
+            [t.shape for t in call[:3]] == [t.shape for t in (problem.query, problem.key, problem.value)],
+            autocast_is_active(problem.query.device.type),
+        )  # fmt: skip
+
+    def problem(self, call: Call) -> Problem:
+        """Return the problem that a call of the planned structure states; nothing is checked that structure decides."""
+        query, key, value, attn_mask, is_causal = call.query, call.key, call.value, call.attn_mask, call.is_causal
+        if self.autocast:
+            query, key, value = autocast_cast(query, key, value)
+        if not self.as_given:
+            _, query, key, value, _ = canonical(query, key, value, call.enable_gqa)
+        mask = self.mask
+        if not self.masked:
+            mask = None
+        elif mask is None and not is_causal and type(attn_mask) in _TENSORS and len(self.lead) == 1:
+            mask = Dense(attn_mask, ("attention", "attn_mask"))  # whose sizes are those of the structure
+        elif mask is None:
+            mask = bound_mask(attn_mask, is_causal, query, key, self.extent, self.lead)
+        return Problem(
+            query,
+            key,
+            value,
+            self.score or as_score(call.score, query, key),
+            mask,
+            self.normalizer or as_normalizer(call.normalizer),
+            self.scale,
+            self.softcap,
+            self.dropout_p,
+            self.extent,
+            self.lead,
+            self.headless,
+        )
+
+
+def _if_fixed(part: Any) -> Any:
+    return part if part is not None and part.is_fixed else None
+
+
+# The plans that are kept
+
+
+# Free of locks, which a fork could leave held: each step on the dictionary is atomic by itself.
+_plans: dict[Hashable, Plan] = {}
+
+
+def known(key: Hashable | None) -> Plan | None:
+    """Return the plan that is kept for a structure."""
+    return None if key is None else _plans.get(key)
+
+
+def keep(key: Hashable | None, plan: Plan, problem: Problem) -> None:
+    """Keep a plan for later calls of the structure, unless it was chosen by the contents of a mask."""
+    if key is None or (plan.mask is None and problem.mask is not None and cost_model.looks_at_mask(problem)):
+        return
+    _plans[key] = plan
+    while len(_plans) > KEPT:
+        with suppress(RuntimeError, StopIteration):  # another thread was there first
+            _plans.pop(next(iter(_plans)), None)
+
+
+def forget() -> None:
+    """Drop all plans: what they were made by has changed."""
+    _plans.clear()
+
+
+engines.on_change(forget)
+
+
+def plan_call(call: Call, eager: bool) -> tuple[Plan, Problem]:
+    """Return the plan of a call, one that is kept or a new one, and the call as a problem.
+
+    Plans are kept of ``eager`` calls alone: those that no compiler, tracer or transform follows.
+    """
+    structure = call.structure() if eager else None
+    plan = known(structure)
+    if plan is not None:
+        return plan, plan.problem(call)
+    check_request(call.return_aux)
+    problem = Problem.of(call)
+    if structure is not None:  # later calls find the parts of this one, whatever becomes of the caller's
+        problem = problem.snapshot()
+    plan = Plan.of(problem, call)
+    keep(structure, plan, problem)
+    return plan, problem
+
+
+def with_graph(
+    problem: Problem, first: Engine, output: Tensor, lse: Tensor, runner: Runner | None = None
+) -> Tensor | None:
+    """Return a known output with a graph to the problem's tensors, by the first engine with a partial backward pass.
+
+    The result is in the dtype that engines calculate in.
+    """
+    dtype = problem.compute_dtype
+    query, key, value, output = (t.to(dtype) for t in (problem.query, problem.key, problem.value, output))
+    problem = replace(problem, query=query, key=key, value=value)
+    for engine in (first, *engines.TABLE.values()):
+        if engine.refusal(problem) is None:
+            made = engine.partial_backward(problem, output, lse, runner if engine is first else None)
+            if made is not None:
+                return made
+    return None
+
+
+def differentiable_lse(problem: Problem, lse: Tensor) -> Tensor:
+    """Return the log-sum-exp (B, H, L) of a problem's scores, which is known, with a graph to the problem's tensors.
+
+    Its gradient is that of an attention to values of 1 whose output is taken for 0: δ then vanishes from
+    ``d score = weight · (d output · value − δ)``, and what is left is ``weight · d lse``.
+    """
+    if 0 in (*problem.query.shape[:3], problem.extent.S):
+        return dense.attached(lse.detach(), problem)
+    ones = problem.value.new_ones((), dtype=lse.dtype).expand(*problem.value.shape[:-1], 1).contiguous()
+    counted = replace(problem, value=ones, normalizer=Softmax(), dropout_p=0.0)
+    zero = with_graph(counted, engines.TABLE[SDPA], ones.new_zeros(*lse.shape, 1), lse.detach())
+    assert zero is not None  # engine streaming knows every score and mask
+    return lse.detach() + zero.squeeze(-1)
+
+
+# The choice of an engine
+
+
+def resolve_engine(engine: object) -> Engine | None:
+    """Return the engine a name or an Engine stands for; None for ``"auto"``."""
+    if isinstance(engine, Engine):
+        return engine
+    if not isinstance(engine, str):
+        raise rejected("attention", "engine", "be a name or an Engine", described(engine), TypeError)
+    if engine == "auto":
+        return None
+    if engine not in engines.TABLE:
+        raise unknown_name("attention", "engine", engine, ["auto", *engines.TABLE])
+    return engines.TABLE[engine]
+
+
+def choose_engine(problem: Problem, engine: object) -> Engine:
+    """Return the engine that runs the problem; a named one that cannot run it raises."""
+    named = resolve_engine(engine)
+    if named is not None:
+        refusal = named.refusal(problem)
+        if refusal is not None:
+            raise rejected("attention", "engine", "be able to run this call", f"{named.name!r}: {refusal}")
+        return named
+    flat = engine_candidates(problem)
+    if len(flat) < 2:
+        return flat[0]
+    if engines.TABLE[SDPA] in flat and is_plain_sdpa(problem):
+        return engines.TABLE[SDPA]
+    times = estimated_seconds(flat, problem)
+    return engines.TABLE[min(times, key=times.__getitem__)] if times else flat[0]  # their order, where nothing is known
+
+
+def engine_candidates(problem: Problem) -> list[Engine]:
+    """Return the engines that ``auto`` chooses among, in the order of preference where no times are known."""
+    able = [candidate for candidate in engines.TABLE.values() if candidate.refusal(problem) is None]
+    # A compiler cannot look into the derivatives of operators that ``torch.func`` asks for, and some have but one.
+    if functorch_derivatives() > (0 if torch.compiler.is_compiling() else 1):
+        able = [candidate for candidate in able if candidate.twice_differentiable]
+    return [candidate for candidate in able if not candidate.grows(problem)] or able  # reference runs everything
+
+
+def is_plain_sdpa(problem: Problem) -> bool:
+    """Whether torch's function means the same; such a call is torch's to the bit, and so it is where more is asked."""
+    plain = problem.mask is None and problem.softcap is None and not problem.dropout_p
+    parts = type(problem.score) is ScaledDot and problem.is_softmax
+    return plain and parts and problem.query.shape[1] == problem.key.shape[1]
+
+
+def estimated_seconds(among: list[Engine], problem: Problem) -> dict[str, float]:
+    """Return how long each engine should take, of those of which it is known."""
+    if problem.query.device.type != "cpu" or values_unavailable(problem.query):
+        return {}
+    return cost_model.seconds([candidate.name for candidate in among], problem)
+
+
+def _observer(problem: Problem, request: AuxRequest) -> Engine | None:
+    """Return an engine that tells all that is asked for; None where none does, or calls are traced."""
+    asked = {name for name in FIELDS if getattr(request, name)}
+    if is_traced(problem.query):
+        return None
+    able = (engine for engine in engines.TABLE.values() if asked <= engine.fields(problem))
+    return next((engine for engine in able if engine.refusal(problem) is None), None)

@@ -1,0 +1,1 @@
+"""Private helpers of the library: errors, constraints, files, and private names of torch."""

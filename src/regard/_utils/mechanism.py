@@ -1,0 +1,226 @@
+"""What a mechanism says of itself: its formula, its sources in ``references.bib``, and citations of them."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from types import FunctionType
+from typing import Any, TypeVar
+
+from regard._utils.errors import rejected
+
+# The papers that mechanisms come from: ``references.bib``, read when somebody asks ------------------------------------
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A publication.
+
+    Attributes
+    ----------
+    key : str
+        The BibTeX key.
+    bibtex : str
+        The whole entry.
+    fields : dict of str to str
+        What the entry says: ``author``, ``title``, ``year``, and ``eprint`` where it is on arXiv.
+    """
+
+    key: str
+    bibtex: str
+    fields: dict[str, str]
+
+    @property
+    def short(self) -> str:
+        """Return the first author's last name and the year, as tables show them.
+
+        Examples
+        --------
+        >>> references()["bahdanau2014"].short, references()["watson1964"].short
+        ('Bahdanau et al. 2014', 'Watson 1964')
+        """
+        names = [name.split(",")[0] for name in self.fields["author"].split(" and ")]
+        who = names[0] if len(names) == 1 else f"{names[0]} & {names[1]}" if len(names) == 2 else f"{names[0]} et al."
+        return f"{who} {self.year}"
+
+    @property
+    def year(self) -> int:
+        """Return when it appeared."""
+        return int(self.fields["year"])
+
+    @property
+    def arxiv(self) -> str:
+        """Return its number on arXiv, or ""."""
+        return self.fields.get("eprint", "")
+
+    @property
+    def url(self) -> str:
+        """Return where to read it on arXiv, or ""."""
+        return f"https://arxiv.org/abs/{self.arxiv}" if self.arxiv else ""
+
+
+@cache
+def references() -> dict[str, Reference]:
+    """Return every reference by its key."""
+    text = files("regard").joinpath("references.bib").read_text(encoding="utf-8")
+    found = {}
+    for entry in re.findall(r"^@\w+\{.*?^\}", text, re.DOTALL | re.MULTILINE):
+        key = entry[entry.index("{") + 1 : entry.index(",")]
+        found[key] = Reference(key, entry, dict(re.findall(r"^  (\w+) = \{(.*)\},$", entry, re.MULTILINE)))
+    return found
+
+
+# The catalogue: what each mechanism is, kept where it is defined; the table, the page and the tests read it here ------
+
+
+#: Modules that define mechanisms and that ``import regard`` does not import.
+_LATE = ("regard.nn",)
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One row of the catalogue.
+
+    Attributes
+    ----------
+    name : str
+        What it is called in code.
+    module : str
+        Where it is found: ``regard.scores``, ``regard.nn`` and so on.
+    formula : str
+        In one line.
+    sources : tuple of str
+        Where it comes from: keys of ``references.bib``.
+    learned : str
+        Its parameters, or "".
+    cost : str
+        Operations in L, S and widths, as O(...) says it.
+    reads : str
+        For a layer, the name of the score by which it attends, as ``score=`` takes it; "" where it is no such read.
+    defined : type or function
+        The thing itself.
+    """
+
+    name: str
+    module: str
+    formula: str
+    sources: tuple[str, ...]
+    learned: str
+    cost: str
+    reads: str
+    defined: Any = field(repr=False)
+
+    @property
+    def references(self) -> tuple[Reference, ...]:
+        """Return where it comes from."""
+        return tuple(references()[key] for key in self.sources)
+
+    @property
+    def source(self) -> str:
+        """Return its references in short, as tables show them."""
+        return "; ".join(each.short for each in self.references)
+
+
+_TABLE: dict[str, Mechanism] = {}
+_D = TypeVar("_D", bound=Callable[..., Any])
+
+
+def mechanism(
+    *, formula: str, sources: tuple[str, ...] = (), learned: str = "", cost: str, reads: str = ""
+) -> Callable[[_D], _D]:
+    """Decorate the class or function that is a mechanism: put it into the catalogue.
+
+    Parameters
+    ----------
+    formula, learned, cost, reads : str
+        As :class:`Mechanism` has them.
+    sources : tuple of str
+        Keys of ``references.bib``.
+    """
+
+    def add(defined: _D) -> _D:
+        module = ".".join(defined.__module__.split(".")[:2])
+        name: str = defined.__name__
+        _TABLE[name] = Mechanism(name, module, formula, sources, learned, cost, reads, defined)
+        return defined
+
+    return add
+
+
+def mechanisms() -> tuple[Mechanism, ...]:
+    """Return every mechanism there is, by module and in the order in which they are defined."""
+    for name in _LATE:
+        importlib.import_module(name)
+    order = ("regard.scores", "regard.normalizers", "regard.nn")
+    return tuple(sorted(_TABLE.values(), key=lambda each: order.index(each.module)))
+
+
+def mechanism_of(thing: object) -> Mechanism | None:
+    """Return the row of an object's class, or of a class or function; None where it has none."""
+    mechanisms()
+    rows: dict[object, Mechanism] = {each.defined: each for each in _TABLE.values()}
+    if isinstance(thing, FunctionType):
+        return rows.get(thing)
+    cls = thing if isinstance(thing, type) else type(thing)
+    return next((rows[each] for each in cls.__mro__ if each in rows), None)  # the nearest class that has one
+
+
+def _parts(thing: object) -> Iterator[object]:
+    """Yield a thing and what of it may be a mechanism: modules inside, and parts that it holds."""
+    modules = getattr(thing, "modules", None)
+    inside = list(modules()) if callable(modules) else [thing]
+    for each in inside:
+        yield each
+        yield from (part for part in getattr(each, "__dict__", {}).values() if part is not each)
+        named = (getattr(each, attribute, None) for attribute in ("score", "normalizer"))
+        yield from (_by_name(name) for name in named if isinstance(name, str))
+
+
+def _by_name(name: str) -> object:
+    """Return the part that ``attention`` calls by this name."""
+    wanted = name.replace("_", "")
+    return next((row.defined for row in _TABLE.values() if row.name.lower() == wanted), None)
+
+
+def cite(thing: object) -> str:
+    r"""Return BibTeX for a mechanism: a class or function of the catalogue, a part, or a model made of such.
+
+    Parameters
+    ----------
+    thing : object
+        A score, a normalizer, a layer, or any ``torch.nn.Module`` that contains layers; an instance or a class.
+
+    Returns
+    -------
+    str
+        One entry for each reference, in the order in which they come up; nothing is listed twice.
+
+    Raises
+    ------
+    ValueError
+        If nothing in it is in the catalogue with a reference.
+
+    Examples
+    --------
+    >>> import regard
+    >>> print(regard.cite(regard.scores.Epanechikov))
+    @article{epanechikov1969,
+      author = {Epanechikov, V. A.},
+      title = {Non-Parametric Estimation of a Multivariate Probability Density},
+      year = {1969},
+      journal = {Theory of Probability \& Its Applications},
+    }
+    """
+    found: dict[str, Reference] = {}
+    for part in [thing] if isinstance(thing, type) else _parts(thing):
+        row = mechanism_of(part)
+        found |= {each.key: each for each in row.references} if row else {}
+    if not found:
+        name = thing.__name__ if isinstance(thing, type) else type(thing).__name__
+        expected = "be, or contain, a mechanism of regard.catalogue() that has a source"
+        raise rejected("cite", "thing", expected, name)
+    return "\n\n".join(each.bibtex for each in found.values())

@@ -1,0 +1,100 @@
+"""The state of torch around a call: compilers, tracers, transforms, autocast, and observers of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+from regard._utils.torch_private import (
+    in_forward_mode,
+    in_functorch,
+    is_dispatched,
+    is_fake,
+    is_jit_tracing,
+    is_proxied,
+)
+
+# Whether the values of a tensor can be looked at now, or only its shape -----------------------------------------------
+
+
+def in_transform() -> bool:
+    """Whether a ``torch.func`` transform (vmap, grad, jvp, ...) or a forward-mode level is active."""
+    return in_functorch() or in_forward_mode()
+
+
+def values_unavailable(tensor: Tensor) -> bool:
+    """Whether the tensor's values cannot be looked at."""
+    if torch.compiler.is_compiling():
+        return True
+    if tensor.is_meta or is_fake(tensor) or in_functorch():
+        return True
+    return is_proxied() or is_jit_tracing()
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether code must be one composition of torch's operations, free of branches on values and of buffers."""
+    return values_unavailable(tensor) or in_transform()
+
+
+def is_symbolic(size: int) -> bool:
+    """Whether a size is not known yet: what is traced is to run with others, and no loop can depend on it."""
+    if not torch.compiler.is_compiling():
+        return isinstance(size, torch.SymInt)
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # who compiles has imported it
+
+    return not has_static_value(size)
+
+
+def is_exported_to_onnx() -> bool:
+    """Whether ONNX, which knows torch's own operations alone, and not all of these, is to run what is traced."""
+    return torch.onnx.is_in_onnx_export()
+
+
+#: Those who want to see every call of attention, such as captures: a shortcut that makes none is not taken then.
+_observers: list[object] = []
+
+
+@contextmanager
+def observing_calls() -> Iterator[None]:
+    """Let :func:`is_observed` be true inside the block, in all threads."""
+    observer = object()
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+def is_observed() -> bool:
+    """Whether something wants to see every call of attention."""
+    return bool(_observers)
+
+
+def in_dispatch_mode() -> bool:
+    """Whether something, such as torch's FLOP counter, follows the operators that run."""
+    return is_dispatched()
+
+
+# Autocast, as torch's SDPA meets it: inputs are cast once, and what is inside decides its own precision ---------------
+
+
+def autocast_is_active(device: str) -> bool:
+    """Whether autocast is on for a device type; some, like meta, know none."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def autocast_cast(*tensors: Tensor) -> list[Tensor]:
+    """Return the tensors in autocast's dtype, if it is on."""
+    device = tensors[0].device.type
+    if not autocast_is_active(device):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(device)
+    return [tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors]
+
+
+def autocast_suspended(device: str) -> AbstractContextManager[object]:
+    """Return a context in which autocast is off."""
+    return torch.autocast(device, enabled=False) if autocast_is_active(device) else nullcontext()

@@ -1,0 +1,453 @@
+"""A call of attention: its arguments as they came, their checks, and the one form that every engine reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from numbers import Real
+from types import FunctionType
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from regard import masks, scores
+from regard._utils.elementwise import Kind, per_element
+from regard._utils.errors import described, rejected, rejection, shape, unknown_name
+from regard._utils.part import PLAIN, Part
+from regard._utils.torch_private import is_autocast_enabled
+from regard._utils.tracing import autocast_cast, autocast_is_active, values_unavailable
+from regard.engines.aux import AuxRequest
+from regard.masks.base import EMPTY, Extent, Mask, MaskLike
+from regard.normalizers import Softmax
+from regard.normalizers.base import TABLE as NORMALIZERS
+from regard.normalizers.base import Normalizer
+from regard.scores.base import TABLE as SCORES
+from regard.scores.base import Score
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Check that the three are tensors that go together."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise rejected("attention", name, "be a tensor", described(tensor), TypeError)
+        if tensor.dtype not in DTYPES or tensor.layout != torch.strided or tensor.is_nested:
+            layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            came = described(tensor) if tensor.dtype not in DTYPES else f"a {layout} one"
+            expected = "be a dense float16, bfloat16, float32 or float64 tensor"
+            raise rejected("attention", name, expected, came, TypeError)
+        if tensor.dim() < 2:
+            raise rejected("attention", name, "have at least 2 dimensions, (..., heads, length, width)", shape(tensor))
+        if tensor.device != query.device:
+            raise rejected("attention", name, f"be on query's device {query.device}", tensor.device)
+    if key.shape[-2] != value.shape[-2]:
+        came = f"{value.shape[-2]} (key {shape(key)}, value {shape(value)})"
+        raise rejected("attention", "value", f"have key's length {key.shape[-2]}", came)
+
+
+def check_dtypes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Check that the three have one dtype, after autocast."""
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.dtype != query.dtype:
+            raise rejected("attention", name, f"have query's dtype {query.dtype}", tensor.dtype, TypeError)
+
+
+def check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    """Check that the head counts of (..., heads, length, width) tensors go together."""
+    H, G, G_v = query.shape[-3], key.shape[-3], value.shape[-3]
+    if G_v != G and 1 not in (G, G_v):
+        raise rejected("attention", "value", f"have key's {G} heads", f"{G_v} (key {shape(key)}, value {shape(value)})")
+    G = G_v if G == 1 else G
+    divides = G > 0 and H % G == 0
+    if H == G or (divides if enable_gqa else 1 in (H, G)):
+        return
+    came = f"{G} (query {shape(query)}, key {shape(key)})"
+    if enable_gqa:
+        raise rejected("attention", "key", f"have a number of heads that divides query's {H}", came)
+    hint = " (or enable_gqa=True)" if divides else ""
+    raise rejected("attention", "key", f"have query's {H} heads{hint}", came)
+
+
+def check_widths(query: Tensor, key: Tensor) -> None:
+    """Check that queries and keys are equally wide."""
+    E, wide = query.shape[-1], key.shape[-1]
+    if wide != E:
+        came = f"{wide} (query {shape(query)}, key {shape(key)})"
+        raise rejected("attention", "key", f"have query's head width {E}", came)
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Check a bool."""
+    if not isinstance(value, bool):
+        raise rejected("attention", name, "be a bool", described(value), TypeError)
+
+
+def number(name: str, value: Any, expected: str, low: float, high: float, closed: bool) -> float:
+    """Return a real number between two bounds, or raise; a tensor () is a number, as in torch."""
+    if isinstance(value, Tensor) and value.dim() == 0:
+        if value.requires_grad:
+            came = f"{described(value)} that requires gradients (a learned factor multiplies the query)"
+            raise rejected("attention", name, expected, came, TypeError)
+        value = value.item()
+    if isinstance(value, torch.SymFloat):  # made of a dynamic size by torch.compile
+        return value  # type: ignore[return-value]
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise rejected("attention", name, expected, described(value), TypeError)
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    if not (low <= found <= high if closed else low < found < high):
+        raise rejected("attention", name, expected, described(value))
+    return found
+
+
+def check_numbers(dropout_p: Any, scale: Any, softcap: Any) -> tuple[float, float | None, float | None]:
+    """Return the three numbers as floats, or raise."""
+    return (
+        number("dropout_p", dropout_p, "be a probability in [0, 1]", 0.0, 1.0, closed=True),
+        None if scale is None else number("scale", scale, "be a finite number or None", -math.inf, math.inf, False),
+        None if softcap is None else number("softcap", softcap, "be a positive finite number", 0.0, math.inf, False),
+    )
+
+
+#: Functions that were found to be a ``mask_mod``, and a ``score_mod``.
+_known: tuple[WeakSet[Any], WeakSet[Any]] = WeakSet(), WeakSet()
+
+
+def check_elementwise(name: str, expected: str, function: Any, query: Tensor, key: Tensor, scored: bool) -> None:
+    """Check on a few pairs that a ``score_mod`` (``scored``) or ``mask_mod`` can be called, and what it answers."""
+    rows, cols = min(query.shape[2], 2), min(key.shape[2], 3)
+    if torch.compiler.is_compiling() or 0 in (*query.shape[:2], rows, cols):
+        return
+    remembered = type(function) is FunctionType
+    if remembered and function in _known[scored]:
+        return
+    ranges = (1, (1, 1, 1, 1)), (1, (1, 1, 1)), (rows, (rows, 1)), (cols, (cols,))
+    given = [torch.arange(size, device=query.device).view(shape) for size, shape in ranges]
+    if scored:
+        given.insert(0, query.new_zeros(1, 1, rows, cols))
+    kind: Kind = "float" if scored else "bool"
+    try:
+        per_element(function, *given, kind=kind, blame=("attention", name), expected=expected)
+    except TypeError as error:
+        if rejection(error) is not None:
+            raise
+        raise rejected("attention", name, expected, f"{described(function)}: {error}", TypeError) from error
+    if remembered:
+        _known[scored].add(function)
+
+
+def check_device(what: str, held: list[Tensor], query: Tensor) -> None:
+    """Check that the tensors inside a part are where the query is."""
+    for tensor in held:
+        if tensor.device != query.device and tensor.dim():
+            raise rejected("attention", what, f"hold tensors on query's device {query.device}", tensor.device)
+
+
+def check_request(value: Any) -> None:
+    """Check what is asked beside the output."""
+    if value is not None and not isinstance(value, AuxRequest):
+        raise rejected("attention", "return_aux", "be an AuxRequest or None", described(value), TypeError)
+
+
+# A call, as it came ---------------------------------------------------------------------------------------------------
+
+
+#: The types of which an argument that is a number, or nothing, may be for its value to be part of a structure.
+_NUMBERS = frozenset((int, float, type(None)))
+_TENSORS = frozenset((Tensor, Parameter))
+_NO_NAMES: dict[Any, Any] = {}
+
+
+class Call(NamedTuple):
+    """The arguments of one call of :func:`regard.attention`, as they were given.
+
+    It carries them from the public functions to the engines. A named tuple, as it is made in each call: a frozen
+    dataclass of so many fields takes three times as long.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Any = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+    score: Any = None
+    normalizer: Any = "softmax"
+    softcap: float | None = None
+    engine: Any = "auto"
+    return_aux: AuxRequest | None = None
+
+    def structure(self) -> Hashable | None:
+        """Return all that a plan depends on, as a key; None if the call needs a plan of its own or is wrong."""
+        ends = []
+        for tensor in (self.query, self.key, self.value):
+            if type(tensor) not in _TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
+                return None
+            ends.append((tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad))
+        for number in (self.dropout_p, self.scale, self.softcap):
+            if type(number) not in _NUMBERS:
+                return None
+        if type(self.is_causal) is not bool or type(self.enable_gqa) is not bool:
+            return None
+        parts: list[Any] = []
+        for part, table in ((self.attn_mask, _NO_NAMES), (self.score, SCORES), (self.normalizer, NORMALIZERS)):
+            if type(part) in PLAIN:  # a name stands for what is registered under it now
+                parts.append(table.get(part, part))
+                continue
+            if type(part) in _TENSORS:
+                found: Any = _tensor_structure(part)
+            elif type(part) is FunctionType and part is self.attn_mask:
+                found = masks.Predicate(part).structure()
+            else:
+                found = part.structure() if isinstance(part, Part) else None
+            if found is None:
+                return None
+            parts.append(found)
+        named = type(self.engine) is str or hasattr(self.engine, "refusal")
+        if not named or not (self.return_aux is None or type(self.return_aux) is AuxRequest):
+            return None
+        autocast = None
+        if is_autocast_enabled() and autocast_is_active(self.query.device.type):
+            autocast = torch.get_autocast_dtype(self.query.device.type)
+        return (
+            *ends, *parts, self.dropout_p, self.is_causal, self.scale, self.enable_gqa, self.softcap, self.engine,
+            self.return_aux, torch.is_grad_enabled(), autocast, torch.get_num_threads(),
+        )  # fmt: skip
+
+
+def _tensor_structure(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout, tensor.is_nested
+
+
+# A call of ``attention``, validated and brought into one form that every engine reads ---------------------------------
+
+
+#: The side of the tiles by which the visible share of a mask that is no interval is measured.
+SHARE_TILE = 128
+
+
+@dataclass(eq=False)
+class Problem:
+    """One attention, ready to run: leading dimensions flattened, parts resolved, everything checked.
+
+    Attributes
+    ----------
+    query : Tensor (B, H, L, E)
+    key : Tensor (B, G, S, Ek)
+        H is a multiple of G; query head h reads key–value head ``h // (H // G)``.
+    value : Tensor (B, G, S, V)
+    score, normalizer : the parts
+    mask : Mask or None
+        Bound to this extent.
+    scale : float
+    softcap : float or None
+    dropout_p : float
+    extent : Extent
+        B, H, L and S.
+    lead : tuple of int
+        What B was before it was flattened.
+    headless : bool
+        Whether query, key and value came as single matrices, without a head dimension.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    score: Score
+    mask: Mask | None
+    normalizer: Normalizer
+    scale: float
+    softcap: float | None
+    dropout_p: float
+    extent: Extent
+    lead: tuple[int, ...]
+    headless: bool
+
+    @classmethod
+    def of(cls, call: Call) -> Problem:
+        """Validate a call's arguments and return the problem they state."""
+        check_tensors(call.query, call.key, call.value)
+        check_flag("is_causal", call.is_causal)
+        check_flag("enable_gqa", call.enable_gqa)
+        dropout_p, scale, softcap = check_numbers(call.dropout_p, call.scale, call.softcap)
+        query, key, value = autocast_cast(call.query, call.key, call.value)
+        check_dtypes(query, key, value)
+        given = query, key
+        lead, query, key, value, headless = canonical(query, key, value, call.enable_gqa)
+        score = as_score(call.score, query, key)
+        if not score.mixed_widths:
+            check_widths(*given)
+        check_device("score", score.tensors(), query)
+        score.check(query, key)
+        B, H, L, E = query.shape
+        extent = Extent(B, H, L, key.shape[2])
+        mask = bound_mask(call.attn_mask, call.is_causal, query, key, extent, lead)
+        scale = score.default_scale(E) if scale is None else scale
+        normalizer = as_normalizer(call.normalizer)
+        return cls(query, key, value, score, mask, normalizer, scale, softcap, dropout_p, extent, lead, headless)
+
+    @property
+    def is_softmax(self) -> bool:
+        """Whether the normalizer is softmax itself, and not a class derived from it."""
+        return type(self.normalizer) is Softmax
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype to calculate in: float32 for narrower inputs."""
+        return self.query.dtype if self.query.dtype == torch.float64 else torch.float32
+
+    @property
+    def wants_grad(self) -> bool:
+        """Whether a backward pass may follow."""
+        if not torch.is_grad_enabled():
+            return False
+        if self.query.requires_grad or self.key.requires_grad or self.value.requires_grad:
+            return True
+        parts = (self.score,) if self.mask is None else (self.score, self.mask)
+        return any(tensor.requires_grad for part in parts for tensor in part.tensors())
+
+    @cached_property
+    def intervals(self) -> tuple[Tensor, Tensor] | None:
+        """The interval of keys that each query sees, as :meth:`Mask.intervals` tells; None also without a mask."""
+        return None if self.mask is None else self.mask.intervals(self.extent)
+
+    @cached_property
+    def visible_share(self) -> float:
+        """About which share of the pairs may meet; 1 where values cannot be looked at."""
+        extent = self.extent
+        if (
+            self.mask is None
+            or values_unavailable(self.query)
+            or not self.mask.hides
+            or 0 in (*self.query.shape[:3], extent.S)
+        ):
+            return 1.0
+        if self.intervals is not None:
+            start, stop = self.intervals
+            return float((stop - start).double().mean()) / extent.S
+        kinds = self.mask.tiles(extent, SHARE_TILE, SHARE_TILE)
+        return float((kinds != EMPTY).double().mean())
+
+    def snapshot(self) -> Problem:
+        """Return the problem with copies of its parts, which keep their settings; tensors are shared."""
+        mask = None if self.mask is None else self.mask.snapshot()
+        return replace(self, score=self.score.snapshot(), mask=mask, normalizer=self.normalizer.snapshot())
+
+    def restore(self, tensor: Tensor) -> Tensor:
+        """Return a (B, H, ...) result in the caller's leading dimensions."""
+        tail = tensor.shape[2:]
+        return tensor.reshape(tail) if self.headless else tensor.reshape(*self.lead, tensor.shape[1], *tail)
+
+
+def as_score(score: object, query: Tensor, key: Tensor) -> Score:
+    """Return the score that a name, a Score, a ``score_mod`` function or None stands for."""
+    if score is None:
+        return scores.ScaledDot()
+    if isinstance(score, Score):
+        return score
+    if isinstance(score, str):
+        if score not in SCORES:
+            raise unknown_name("attention", "score", score, SCORES)
+        try:
+            return SCORES[score]()
+        except TypeError:
+            expected = f"be given with its parameters, as regard.scores.{SCORES[score].__name__}(...)"
+            raise rejected("attention", "score", expected, repr(score)) from None
+    if isinstance(score, (type, Part)) or not callable(score):
+        expected = "be a name, a Score or a score_mod(score, b, h, q_idx, kv_idx)"
+        raise rejected("attention", "score", expected, described(score), TypeError)
+    expected = "be a name, a Score or a score_mod(score, b, h, q_idx, kv_idx) that returns a float tensor"
+    check_elementwise("score", expected, score, query, key, scored=True)
+    return scores.ScoreMod(score)
+
+
+def as_normalizer(normalizer: object) -> Normalizer:
+    """Return the normalizer that a name or a Normalizer stands for."""
+    if isinstance(normalizer, Normalizer):
+        return normalizer
+    if not isinstance(normalizer, str):
+        raise rejected("attention", "normalizer", "be a name or a Normalizer", described(normalizer), TypeError)
+    if normalizer not in NORMALIZERS:
+        raise unknown_name("attention", "normalizer", normalizer, NORMALIZERS)
+    return NORMALIZERS[normalizer]()
+
+
+def canonical(
+    query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
+) -> tuple[tuple[int, ...], Tensor, Tensor, Tensor, bool]:
+    """Return the leading dimensions, the three tensors as (B, heads, length, width), and whether heads were absent."""
+    headless = max(query.dim(), key.dim(), value.dim()) == 2
+    given = query, key, value
+    query, key, value = (t.unsqueeze(0) if t.dim() == 2 else t for t in given)
+    check_heads(query, key, value, enable_gqa)
+    H, G, G_v = query.shape[-3], key.shape[-3], value.shape[-3]
+    kv_heads = max(G, G_v) if 0 not in (G, G_v) else 0
+    if len(query.shape) == len(key.shape) == len(value.shape) == 4:
+        same = query.shape[0] == key.shape[0] == value.shape[0]
+        if same and kv_heads == G == G_v and (kv_heads == H or enable_gqa):
+            return tuple(query.shape[:1]), query, key, value, False  # the usual case, as it is
+    try:
+        lead = tuple(torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3]))
+    except RuntimeError:
+        came = f"query {shape(given[0])}, key {shape(given[1])}, value {shape(given[2])}"
+        raise rejected(
+            "attention", "key and value", "have leading dimensions that broadcast with query's", came
+        ) from None
+    heads = H if H != 1 or kv_heads == 0 else kv_heads
+    flat = math.prod(lead)
+    query = query.expand(*lead, heads, *query.shape[-2:]).reshape(flat, heads, *query.shape[-2:])
+    key = key.expand(*lead, kv_heads, *key.shape[-2:]).reshape(flat, kv_heads, *key.shape[-2:])
+    value = value.expand(*lead, kv_heads, *value.shape[-2:]).reshape(flat, kv_heads, *value.shape[-2:])
+    return lead, query, key, value, headless
+
+
+def bound_mask(
+    mask: MaskLike | None, is_causal: bool, query: Tensor, key: Tensor, extent: Extent, lead: tuple[int, ...]
+) -> Mask | None:
+    """Return the mask of a call, bound to its extent; None where its structure says that it hides nothing."""
+    found = unbound_mask(mask, is_causal, query, key, lead)
+    if found is None:
+        return None
+    bound = found.bind(extent, query.device)
+    return None if bound.shows_everything(extent) else bound
+
+
+def unbound_mask(
+    mask: MaskLike | None, is_causal: bool, query: Tensor, key: Tensor, lead: tuple[int, ...]
+) -> Mask | None:
+    """Return the mask of a call, for any lengths."""
+    found = _as_mask(mask, query, key, lead)
+    if not is_causal:
+        return found
+    causal = masks.causal(align="upper_left")
+    return causal if found is None else causal & found
+
+
+def _as_mask(mask: MaskLike | None, query: Tensor, key: Tensor, lead: tuple[int, ...]) -> Mask | None:
+    """Return the mask that an ``attn_mask`` stands for, a tensor's leading dimensions flattened as the inputs' were."""
+    if mask is None:
+        return None
+    if isinstance(mask, Tensor) and mask.dim() > 3 and (len(lead) > 1 or mask.dim() > 4):
+        H, L, S = (*query.shape[1:3], key.shape[2])
+        if not all(a in (1, b) for a, b in zip(mask.shape[-3:], (H, L, S))) or mask.dim() > len(lead) + 3:
+            raise rejected("attention", "attn_mask", f"broadcast to (..., H, L, S) = {(*lead, H, L, S)}", shape(mask))
+        try:
+            mask = mask.expand(*lead, *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
+        except RuntimeError:
+            expected = f"broadcast to (..., H, L, S) = {(*lead, H, L, S)}"
+            raise rejected("attention", "attn_mask", expected, shape(mask)) from None
+    found = masks.as_mask(mask, "attention", "attn_mask")
+    if isinstance(found, masks.Predicate):
+        expected = "be a Mask, a tensor, or a mask_mod(b, h, q_idx, kv_idx) that returns a bool tensor"
+        check_elementwise("attn_mask", expected, mask, query, key, scored=False)
+    return found

@@ -1,0 +1,273 @@
+"""The one function: validate, plan, run."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar, overload
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as torch_attention  # bound once: users replace it
+from torch.overrides import handle_torch_function, has_torch_function
+
+from regard._call.explanation import Explanation, explained
+from regard._call.operator import (
+    check_traceable,
+    differentiable_once,
+    forbid_second_derivative,
+    is_recorded,
+    record,
+    untraceable,
+    why_not_operator,
+    without_tracer_warnings,
+)
+from regard._call.plan import differentiable_lse, plan_call
+from regard._utils.torch_private import in_forward_mode, in_functorch, is_eager, is_jit_tracing
+from regard._utils.tracing import autocast_suspended
+from regard.engines import EngineLike, EngineOutput, aux_pass, nonfinite
+from regard.engines.aux import Aux, AuxRequest
+from regard.engines.problem import DTYPES, Call, Problem, check_request, unbound_mask
+from regard.masks import MaskLike
+from regard.normalizers import NormalizerLike
+from regard.scores import ScoreLike
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _with_arguments_of(
+    like: Callable[_P, Any],
+) -> Callable[[Callable[[Call], _R]], Callable[_P, _R]]:
+    """Let a function of a :class:`Call` take the arguments of another, by the same names, in the same order."""
+    signature = inspect.signature(like)
+
+    def decorate(function: Callable[[Call], _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def taking(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
+            return function(Call(*bound.args, **bound.kwargs))
+
+        own = inspect.signature(function)
+        taking.__signature__ = signature.replace(return_annotation=own.return_annotation)  # type: ignore[attr-defined]
+        return taking
+
+    return decorate
+
+
+@overload
+def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
+@overload
+def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+@overload
+def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest | None) -> Tensor | tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: MaskLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    score: ScoreLike | None = None,
+    normalizer: NormalizerLike = "softmax",
+    softcap: float | None = None,
+    engine: EngineLike = "auto",
+    return_aux: AuxRequest | None = None,
+) -> Tensor | tuple[Tensor, Aux]:
+    r"""Return the attention-weighted sum of values, ``Σ_i α(q, k_i) v_i``.
+
+    The first eight parameters are those of :func:`torch.nn.functional.scaled_dot_product_attention`, in its order
+    and with its meaning; docs/differences.md lists where results or errors differ. The weights are
+    ``α = normalize(mask(softcap(scale · score(q, k))))``.
+
+    Parameters
+    ----------
+    query : Tensor (..., H, L, E)
+        Queries. A single matrix (L, E) is one head.
+    key : Tensor (..., G, S, Ek)
+        Keys; Ek = E unless the score allows otherwise. Leading dimensions broadcast.
+    value : Tensor (..., G, S, V)
+        Values.
+    attn_mask : Tensor, Mask, or callable, optional
+        A bool tensor (True = may attend), a float tensor (added after scale and softcap; −inf masks), a
+        :mod:`regard.masks` mask, a FlexAttention ``mask_mod`` or ``BlockMask``.
+    dropout_p : float, default 0.0
+        Probability of dropping a weight. It always applies, as in torch: pass 0.0 in evaluation.
+    is_causal : bool, default False
+        Also mask keys after the query, both counted from the start (upper-left, as in torch).
+    scale : float, optional
+        Multiplies the score. None is the score's own: 1/√E for the scaled dot product, 1 elsewhere.
+    enable_gqa : bool, default False
+        Allow fewer key–value heads than query heads: H a multiple of G.
+    score : str, Score, or callable, optional
+        A name, a :mod:`regard.scores` score, or a FlexAttention ``score_mod``. None is the scaled dot product.
+    normalizer : str or Normalizer, default "softmax"
+        A name or a :mod:`regard.normalizers` normalizer.
+    softcap : float, optional
+        Replace scores s by ``softcap · tanh(s / softcap)``, after scale and before the mask.
+    engine : str or Engine, default "auto"
+        How to execute. A named engine that cannot run the call raises; :func:`regard.explain` tells.
+    return_aux : AuxRequest, optional
+        What to return beside the output. It never changes the output.
+
+    Returns
+    -------
+    output : Tensor (..., H, L, V)
+        A query that may attend to nothing gets zeros.
+    aux : Aux
+        Only where ``return_aux`` is given.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If an argument is wrong, in one sentence: which, what was expected, what came.
+
+    Notes
+    -----
+    What a mask hides has no influence, whatever it holds: NaN and infinity included, gradients included.
+    Inputs in float16 and bfloat16 are accumulated in float32.
+
+    Examples
+    --------
+    >>> import torch, regard
+    >>> q, k, v = torch.randn(3, 2, 4, 10, 8).unbind(0)
+    >>> regard.attention(q, k, v, is_causal=True).shape
+    torch.Size([2, 4, 10, 8])
+    >>> out, aux = regard.attention(q, k, v, return_aux=regard.AuxRequest(entropy=True, topk=3))
+    >>> aux.entropy.shape, aux.topk.indices.shape
+    (torch.Size([2, 4, 10]), torch.Size([2, 4, 10, 3]))
+    """
+    eager = is_eager()
+    if (
+        score is None
+        and attn_mask is None
+        and is_causal is False
+        and return_aux is None
+        and softcap is None
+        and engine == "auto"
+        and type(dropout_p) in (float, int)
+        and dropout_p == 0
+        and type(normalizer) is str
+        and normalizer == "softmax"
+        and _is_torch_call(query, key, value, scale, eager)
+    ):
+        # The plainest call is torch's own, checked in less time than a problem takes to build.
+        output = torch_attention(query, key, value, scale=scale)
+        if not eager or not output.is_cpu or nonfinite.is_settled(query, key, output):
+            return forbid_second_derivative(output, "sdpa") if output.requires_grad else output
+    tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
+    if not tensors and has_torch_function((query, key, value)):
+        # What stands for a tensor, such as a proxy of torch.fx, says itself what becomes of a call.
+        return handle_torch_function(
+            attention, (query, key, value), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
+            score=score, normalizer=normalizer, softcap=softcap, engine=engine, return_aux=return_aux,
+        )  # fmt: skip
+    call = Call(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine,
+        return_aux,
+    )  # fmt: skip
+    if not eager and is_recorded(query):
+        recorded = _recorded(call)
+        if recorded is not None:
+            return recorded
+    plan, problem = plan_call(call, eager)
+    once = not plan.engine.twice_differentiable
+    if once and not eager and in_functorch():
+        problem = differentiable_once(problem, plan.engine.name)
+    if plan.autocast:
+        with autocast_suspended(query.device.type):
+            outcome = plan.run(problem)
+    else:
+        outcome = plan.run(problem)
+    output = outcome.output if plan.as_given else problem.restore(outcome.output)
+    if once and output.requires_grad:
+        output = forbid_second_derivative(output, plan.engine.name)
+    if return_aux is None:
+        return output
+    with autocast_suspended(query.device.type) if plan.autocast else nullcontext():
+        aux = aux_pass.aux_fields(problem, outcome, return_aux, plan.observer)
+        if return_aux.lse == "grad" and problem.wants_grad and aux.lse is not None and not aux.lse.requires_grad:
+            lse = differentiable_lse(problem, aux.lse.detach().reshape(*problem.query.shape[:3]))
+            aux = replace(aux, lse=problem.restore(lse))
+        return output, aux
+
+
+@_with_arguments_of(attention)
+def explain(call: Call) -> Explanation:
+    """Return what :func:`attention` would do with the same arguments: the engine, the reasons, the cost.
+
+    The plan never depends on ``return_aux``.
+
+    Examples
+    --------
+    >>> import torch, regard
+    >>> q = torch.randn(1, 8, 128, 64)
+    >>> regard.explain(q, q, q, score="gaussian").engine.name
+    'fused'
+    >>> print(regard.explain(q, q, q, normalizer="sparsemax"))
+    attention of B 1, H 8, L 128, S 128, E 64, V 64, torch.float32: score ScaledDot(), normalizer Sparsemax()
+      engine      streaming
+      compiled    the same engine
+      visible     100 % of the pairs
+      operations  34.6 MFLOP forward
+      reads       768 KiB
+      workspace   3.52 MiB, does not grow with L×S
+      sdpa: unsupported, softmax only, not Sparsemax
+      fused: unsupported, softmax only, not Sparsemax
+      reference: not chosen, its workspace grows with L×S
+    """
+    check_request(call.return_aux)
+    problem = Problem.of(call)
+    mask = unbound_mask(call.attn_mask, call.is_causal, problem.query, problem.key, problem.lead)
+    return explained(problem, mask, call.engine)
+
+
+def _recorded(call: Call) -> Tensor | tuple[Tensor, Aux] | None:
+    """Return what a call gives that is recorded as an operator; None where a compiler is to look into it instead."""
+    check_traceable(call.attn_mask, call.score)
+    check_request(call.return_aux)
+    with without_tracer_warnings():
+        problem = Problem.of(call)
+    mask = unbound_mask(call.attn_mask, call.is_causal, problem.query, problem.key, problem.lead)
+    recorded = record(problem, mask, call.scale, call.engine)
+    if recorded is None:
+        if is_jit_tracing():
+            raise untraceable(str(why_not_operator(problem, mask, call.engine)))
+        return None
+    output, lse = recorded
+    request = call.return_aux
+    if request is None:
+        return problem.restore(output)
+    outcome = EngineOutput(output, None if request.lse == "grad" else lse)
+    with autocast_suspended(output.device.type):
+        return problem.restore(output), aux_pass.aux_fields(problem, outcome, request)
+
+
+def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | None, eager: bool) -> bool:
+    """Whether torch's function takes these as they are, at its best, with one meaning."""
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        return False
+    if query.dtype not in DTYPES or query.is_nested or query.layout is not torch.strided:
+        return False
+    shape, q_shape = key.shape, query.shape
+    return (
+        len(shape) == len(q_shape) == 4
+        and shape == value.shape
+        and (q_shape == shape or (q_shape[3] == shape[3] and q_shape[:2] == shape[:2] and q_shape[2] > 0))
+        and query.dtype == key.dtype == value.dtype
+        and query.device == key.device == value.device
+        and query.stride(3) == key.stride(3) == value.stride(3) == 1
+        and 0 not in shape
+        and shape[2] > 1
+        and (scale is None or (type(scale) is float and -torch.inf < scale < torch.inf))
+        and (eager or not (in_forward_mode() or in_functorch()))
+    )

@@ -1,0 +1,1 @@
+"""Recording while a model runs."""

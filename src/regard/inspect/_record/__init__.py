@@ -1,0 +1,1 @@
+"""What was recorded of calls of attention, as data."""

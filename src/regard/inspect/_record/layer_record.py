@@ -1,0 +1,293 @@
+"""The weights of one layer in one run, computed from what was kept when somebody looks.
+
+Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E and V widths of a head.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard import AuxRequest, TopK
+from regard._utils.errors import rejected
+from regard.inspect._record.calls import AttentionCall, Projected, gradients_of
+
+#: What layers are called that read another sequence: in torch, BART, T5 and BERT, and in our recurrent decoders.
+_CROSS = ("cross", "multihead_attn", "encoder_attn", "encdec", "attending")
+
+
+class LayerRecord(ABC):
+    """What one layer attended to in one run: a matrix (B, H, L, S) of weights, or what is known of it.
+
+    While a model writes, its layers are called with one query at a time, and keys that grow: these calls are one
+    matrix.
+
+    Attributes
+    ----------
+    name : str
+        The layer's name in the model.
+    windows : int
+        Into how many windows each sequence is cut, which stand in the batch one after the other; 1 where it is whole.
+    reads : str, optional
+        Whether it reads its own sequence, "self", or another, "cross", where what its module was called with says so.
+    """
+
+    def __init__(self, name: str, reads: str | None = None, windows: int = 1) -> None:
+        self.name, self.reads, self.windows = name, reads, windows
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int, int, int]:
+        """B, H, L and S."""
+
+    @property
+    @abstractmethod
+    def heads_per_group(self) -> int:
+        """How many query heads read one head of keys."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes that are kept."""
+
+    @abstractmethod
+    def weights(
+        self, *, batch: int | slice | None = None, head: int | slice | None = None, rows: int | slice | None = None,
+        cols: int | slice | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return weights: of all, of one (an int, whose dimension falls away), or of some (a slice).
+
+        Only the rows that are asked for are computed, each over all of its keys.
+
+        Parameters
+        ----------
+        batch, head, rows, cols : int or slice, optional
+            Which sequences, heads, queries and keys.
+
+        Returns
+        -------
+        Tensor (B, H, L, S) of float32
+            Those dimensions of it that are not single.
+        """
+
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """Return the entropy (B, H, L) of each query's weights, in nats; of those over keys where there are sinks."""
+
+    @abstractmethod
+    def topk(self, k: int = 5) -> TopK:
+        """Return the k largest weights of each query and the indices of their keys, (B, H, L, k) each.
+
+        Where there are fewer keys, weights are 0 and indices −1.
+        """
+
+    @abstractmethod
+    def received(self) -> Tensor:
+        """Return how much each key is attended to, (B, H, S): the sum of its weights over all queries."""
+
+    @abstractmethod
+    def grow(self, attended: AttentionCall) -> None:
+        """Append the rows of a call."""
+
+    @property
+    def kind(self) -> str:
+        """Whether it reads its own sequence, "self", or another, "cross".
+
+        By its name, by what its module was called with, or where neither says it, as L and S differ.
+        """
+        _, _, L, S = self.shape
+        if any(each in self.name.lower() for each in _CROSS):
+            return "cross"
+        return self.reads or ("cross" if L != S else "self")
+
+
+class AttentionRecord(LayerRecord):
+    """The weights of one layer in one run, computed from queries and keys where they are read.
+
+    Attributes
+    ----------
+    name : str
+        The layer's name in the model.
+    shape : (int, int, int, int)
+        B, H, L and S.
+    """
+
+    def __init__(
+        self, name: str, attended: AttentionCall | Projected, reads: str | None = None, windows: int = 1
+    ) -> None:
+        super().__init__(name, reads, windows)
+        self._calls = [attended]
+        self._key: Tensor | None = None
+        self._value: Tensor | None = None
+
+    @property
+    def calls(self) -> list[AttentionCall]:
+        """The calls, in turn, of which the rows are."""
+        self._calls = [each.attended() if isinstance(each, Projected) else each for each in self._calls]
+        return self._calls  # type: ignore[return-value]
+
+    @property
+    def key(self) -> Tensor:
+        """The keys (B, G, S, E) of all calls."""
+        return self.calls[0].key if self._key is None else self._key
+
+    @property
+    def value(self) -> Tensor | None:
+        """The values (B, G, S, V) of all calls, where they are kept."""
+        return self.calls[0].value if self._value is None else self._value
+
+    def grow(self, attended: AttentionCall) -> None:
+        key = self._key = _after(self.key, attended.key, attended.first)
+        if self.value is not None and attended.value is not None:
+            self._value = _after(self.value, attended.value, attended.first)
+        value = self.value
+        self.calls.append(attended)
+        for i, each in enumerate(self.calls):  # which hold parts of the whole
+            at = slice(each.first, each.first + each.key.shape[2])
+            self.calls[i] = replace(each, key=key[:, :, at], value=None if value is None else value[:, :, at])
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        B, H = self.calls[0].query.shape[:2]
+        return B, H, sum(each.query.shape[2] for each in self.calls), self.key.shape[2]
+
+    @property
+    def heads_per_group(self) -> int:
+        return self.shape[1] // max(self.calls[0].key.shape[1], 1)
+
+    @property
+    def nbytes(self) -> int:
+        outputs = sum(each.output.nbytes for each in self.calls if each.output)
+        values = 0 if self.value is None else self.value.nbytes
+        given = sum(each.given.nbytes for each in self.calls if each.given is not None)
+        return sum(each.query.nbytes for each in self.calls) + self.key.nbytes + values + outputs + given
+
+    def weights(
+        self, *, batch: int | slice | None = None, head: int | slice | None = None, rows: int | slice | None = None,
+        cols: int | slice | None = None,
+    ) -> Tensor:  # fmt: skip
+        return self._part("weights", _weights, batch, head, rows, cols)
+
+    def gradients(
+        self, *, batch: int | slice | None = None, head: int | slice | None = None, rows: int | slice | None = None,
+        cols: int | slice | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return the gradients of a loss in the weights, ``∂loss/∂α_ij = ∂loss/∂o_i · v_j``.
+
+        Where what is captured was called with ``gradients=True`` and a backward pass ran; of the latest one. They
+        are computed when they are read, as weights are, and stand where these stand: ``weights() * gradients()`` is
+        attention times gradient. In training they are those in weights behind dropout.
+
+        Parameters
+        ----------
+        batch, head, rows, cols
+            As :meth:`weights` takes them.
+
+        Returns
+        -------
+        Tensor (B, H, L, S) of float32
+            Those dimensions of it that are not single.
+
+        Raises
+        ------
+        ValueError
+            If values were not kept, or no gradient reached this run.
+        """
+        return self._part("gradients", gradients_of, batch, head, rows, cols)
+
+    def _part(
+        self, function: str, read: Callable[[AttentionCall, int, int], Tensor], batch: int | slice | None,
+        head: int | slice | None, rows: int | slice | None, cols: int | slice | None,
+    ) -> Tensor:  # fmt: skip
+        B, H, L, S = self.shape
+        given = {"batch": (batch, B), "head": (head, H), "rows": (rows, L), "cols": (cols, S)}
+        index = tuple(_index(function, name, each, size) for name, (each, size) in given.items())
+        first, last, step = index[2].indices(L) if isinstance(index[2], slice) else (index[2], index[2] + 1, 1)
+        if step < 1:
+            raise rejected(function, "rows", "go forward", rows)
+        parts, at = [], 0
+        for call in self.calls:
+            length = call.query.shape[2]
+            begin, end = max(first - at, 0), min(last - at, length)
+            if begin < end:
+                found = read(call, begin, end)
+                parts.append(_placed(found, call.first, S))
+            at += length
+        whole = torch.cat(parts, 2) if parts else torch.zeros(B, H, 0, S)
+        within = slice(0, None, step) if isinstance(index[2], slice) else 0
+        for dim, each in reversed(list(enumerate((index[0], index[1], within, index[3])))):
+            whole = whole[(slice(None),) * dim + (each,)]
+        return whole
+
+    def lse(self) -> Tensor:
+        """Return the log-sum-exp (B, H, L) of each query's scores: a weight is exp(score − lse).
+
+        Raises
+        ------
+        ValueError
+            If the weights alone were recorded.
+        """
+        if any(each.given is not None for each in self.calls):
+            raise rejected("lse", "record", "hold queries and keys", f"weights alone in {self.name!r}")
+        return torch.cat([_whole(each, AuxRequest(lse=True)).lse for each in self.calls], 2)
+
+    def entropy(self) -> Tensor:
+        return torch.cat([_whole(each, AuxRequest(entropy=True)).entropy for each in self.calls], 2)
+
+    def topk(self, k: int = 5) -> TopK:
+        found = [_whole(each, AuxRequest(topk=k)).topk for each in self.calls]
+        indices = [shifted(each.indices, call.first) for each, call in zip(found, self.calls)]
+        return TopK(torch.cat([each.weights for each in found], 2), torch.cat(indices, 2))
+
+    def received(self) -> Tensor:
+        S = self.shape[3]
+        found = [_whole(each, AuxRequest(received=True)).received for each in self.calls]
+        return torch.stack([_placed(each, call.first, S) for each, call in zip(found, self.calls)]).sum(0)
+
+    def __repr__(self) -> str:
+        B, H, L, S = self.shape
+        calls = f", {len(self.calls)} calls" if len(self.calls) > 1 else ""
+        return f"AttentionRecord({self.name!r}: {B} × {H} heads, {L} queries, {S} keys{calls})"
+
+
+def _whole(call: AttentionCall, request: AuxRequest) -> Any:
+    return call.rows(0, call.query.shape[2], request)
+
+
+def _placed(values: Tensor, first: int, S: int) -> Tensor:
+    """Return values of a part of S keys as those of all, 0 elsewhere."""
+    return F.pad(values, (first, S - first - values.shape[-1]))
+
+
+def shifted(indices: Tensor, first: int) -> Tensor:
+    """Return indices of a part of the keys as those of all; −1 stays."""
+    return torch.where(indices < 0, indices, indices + first)
+
+
+def _after(old: Tensor, new: Tensor, first: int) -> Tensor:
+    """Return what a cache has held and holds now, which begins at a place; heads may have been told apart in one."""
+    groups = max(old.shape[1], new.shape[1])
+    old, new = (each.repeat_interleave(groups // each.shape[1], 1) for each in (old, new))
+    return torch.cat((old[:, :, :first], new), 2) if first else new
+
+
+def _weights(call: AttentionCall, first: int, last: int) -> Tensor:
+    found = call.rows(first, last, AuxRequest(weights=True)).weights
+    assert found is not None
+    return found
+
+
+def _index(function: str, name: str, given: int | slice | None, size: int) -> int | slice:
+    if given is None:
+        return slice(None)
+    if isinstance(given, slice):
+        return given
+    if isinstance(given, bool) or not isinstance(given, int) or not -size <= given < size:
+        raise rejected(function, name, f"be a slice, or a number below {size}", repr(given))
+    return given % size

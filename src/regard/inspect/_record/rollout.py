@@ -1,0 +1,321 @@
+"""Attention across layers: rollout, flow, averages, and differences of two records.
+
+Dimensions: B batch, H heads, L queries, S keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard._utils.errors import described, rejected, unknown_name
+from regard.inspect._record.layer_record import LayerRecord
+from regard.inspect._record.recording import Recording
+
+# Follow attention from the last layer to the input: rollout, and means over heads and layers --------------------------
+
+
+#: Ways to make one matrix (L, S) of those of a layer's heads (H, L, S).
+HEAD_FUSIONS = {
+    "mean": lambda weights: weights.mean(0),
+    "max": lambda weights: weights.amax(0),
+    "min": lambda weights: weights.amin(0),
+}
+#: A layer by its number or name, or one of its runs.
+LayerLike = int | str | tuple[int | str, int]
+
+
+def rollout(
+    record: Recording,
+    *,
+    batch: int = 0,
+    head_fusion: str = "mean",
+    residual: float = 0.5,
+    discard: float = 0.0,
+    layers: Sequence[LayerLike] | None = None,
+) -> Tensor:
+    """Return how much each output of a stack of layers draws on each input: the product of the layers' matrices.
+
+    With A the fused weights of a layer and r the share of the residual connection,
+    ``Â = normalize((1 − r) · A + r · I)`` by rows, and the rollout is ``Â_n · … · Â_2 · Â_1``
+    (Abnar and Zuidema 2020, arXiv 2005.00928). Rows sum to one.
+
+    Parameters
+    ----------
+    record : Record
+    batch : int
+        Which sequence.
+    head_fusion : {"mean", "max", "min"}
+        How the matrices of a layer's heads become one.
+    residual : float in [0, 1]
+        The share r of the residual connection; 0.5 in the paper.
+    discard : float in [0, 1)
+        The share of the smallest fused weights of each row that are set to zero (Gildenblat 2020, vit-explain, does so
+        over whole matrices). Each row keeps its largest weight.
+    layers : sequence of int, str or (int or str, int), optional
+        Layers from the input upward, in the order of the record: numbers, names of modules that they are or that hold
+        them, or single runs of a layer such as ``("albert.attention", 3)``, which stay in the order given. All
+        by default; they must read one sequence.
+
+    Returns
+    -------
+    Tensor (L, S) of float32
+        ``[i, j]``: how much output i draws on input j.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range, the layers are not all of one sequence, or they cut it into windows.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.inspect import capture, rollout
+    >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
+    >>> model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
+    >>> with capture(model) as record, torch.no_grad():
+    ...     out = model(torch.randn(1, 5, 16))
+    >>> bool(rollout(record).sum(-1).allclose(torch.ones(5)))
+    True
+    """
+    if not 0 <= discard < 1:
+        raise rejected("rollout", "discard", "be in [0, 1)", discard)
+    matrices = mixed_weights("rollout", record, batch, head_fusion, residual, discard, layers)
+    product = matrices[0]
+    for each in matrices[1:]:
+        product = each @ product
+    return product.float()
+
+
+def average(
+    record: Recording, *, batch: int = 0, head_fusion: str = "mean", layers: Sequence[LayerLike] | None = None
+) -> Tensor:
+    """Return the mean of the layers' fused weights; with one layer, the mean of its heads.
+
+    Parameters
+    ----------
+    record, batch, head_fusion, layers
+        As :func:`rollout` takes them; layers may read another sequence if all are of one shape.
+
+    Returns
+    -------
+    Tensor (L, S) of float32
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range, or the layers are of several shapes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.inspect import average, capture
+    >>> query = torch.zeros(1, 2, 3, 4)
+    >>> with capture() as record:
+    ...     out = torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+    >>> average(record, layers=[0])
+    tensor([[1.0000, 0.0000, 0.0000],
+            [0.5000, 0.5000, 0.0000],
+            [0.3333, 0.3333, 0.3333]])
+    """
+    matrices = fused_weights("average", record, batch, head_fusion, layers)
+    return torch.stack(matrices).mean(0).float()
+
+
+def mixed_weights(
+    function: str,
+    record: Recording,
+    batch: int,
+    head_fusion: str,
+    residual: float,
+    discard: float,
+    layers: Sequence[LayerLike] | None,
+) -> list[Tensor]:
+    """Return each layer's Â (S, S) in float64, from the input upward."""
+    if not 0 <= residual <= 1:
+        raise rejected(function, "residual", "be in [0, 1]", residual)
+    matrices = []
+    for weights in fused_weights(function, record, batch, head_fusion, layers):
+        L, S = weights.shape
+        if L != S:
+            raise rejected(function, "layers", "read their own sequence", f"{L} queries and {S} keys")
+        if dropped := int(discard * S):
+            weights.scatter_(-1, weights.topk(dropped, -1, largest=False).indices, 0.0)
+        mixed = (1 - residual) * weights + residual * torch.eye(S, dtype=weights.dtype)
+        total = mixed.sum(-1, keepdim=True)
+        matrices.append(torch.where(total > 0, mixed / total, mixed))  # a query may see nothing
+    return matrices
+
+
+def fused_weights(
+    function: str, record: Recording, batch: int, head_fusion: str, layers: Sequence[LayerLike] | None
+) -> list[Tensor]:
+    """Return each layer's weights (L, S) in float64, its heads fused."""
+    if head_fusion not in HEAD_FUSIONS:
+        raise unknown_name(function, "head_fusion", head_fusion, HEAD_FUSIONS)
+    runs = _chosen(function, record, layers)
+    if cut := next((run for run in runs if run.windows > 1), None):
+        got = f"{cut.windows} windows of each in {cut.name!r}, which do not correspond from layer to layer"
+        raise rejected(function, "layers", "attend over whole sequences", got)
+    shapes = sorted({run.shape[2:] for run in runs})
+    if len(shapes) > 1:
+        raise rejected(function, "layers", "be of one shape (L, S)", ", ".join(map(str, shapes)))
+    return [HEAD_FUSIONS[head_fusion](run.weights(batch=batch).double().cpu()) for run in runs]
+
+
+def _chosen(function: str, record: Recording, layers: Sequence[LayerLike] | None) -> list[LayerRecord]:
+    if layers is None:
+        record.runs(0)  # raises where nothing was recorded
+        kinds = {run.kind for run in record}
+        if len(kinds) > 1 or len({run.shape[2] for run in record}) > 1:
+            got = "layers of several sequences" if len(kinds) == 1 else "layers that read their own and another one"
+            raise rejected(function, "layers", "name layers of one sequence", got)
+        if len(record) == 1 and (count := len(record.runs(0))) > 1:
+            raise rejected(function, "layers", "name runs of the one layer that there is", f"{count} runs")
+        return list(record)
+    if not layers:
+        raise rejected(function, "layers", "name a layer at least", "none")
+    if any(isinstance(each, tuple) for each in layers):
+        return [record[each] for each in layers]
+    known = list(record.layers)
+    chosen: set[int] = set()
+    for each in layers:
+        within = [i for i, name in enumerate(known) if isinstance(each, str) and name.startswith(f"{each}.")]
+        chosen |= set(within or [known.index(record[each].name)])
+    return [record[i] for i in sorted(chosen)]
+
+
+# Attention flow: how much can pass from each output to each input when layers are pipes as wide as their weights ------
+# Dimensions: L queries, S keys, n layers.
+
+
+#: Capacities are integers: multiples of this part of one. What leaves a node is 1, so that sums stay below 2³¹.
+_UNIT = 2.0**-30
+
+
+def flow(
+    record: Recording,
+    *,
+    batch: int = 0,
+    head_fusion: str = "mean",
+    residual: float = 0.5,
+    layers: Sequence[LayerLike] | None = None,
+    rows: slice | None = None,
+) -> Tensor:
+    """Return the maximum flow from each output of a stack of layers to each input.
+
+    The nodes are the positions before and after each layer, and an edge from position i after a layer to position j
+    before it has the capacity Â_ij of :func:`rollout` (Abnar and Zuidema 2020, arXiv 2005.00928). Rows do not sum to
+    one: each flow is found by itself. The authors' pictures divide each row by its sum.
+
+    Parameters
+    ----------
+    record, batch, head_fusion, residual, layers
+        As :func:`rollout` takes them.
+    rows : slice, optional
+        Which outputs; all by default. Each takes S flows through n · S² edges.
+
+    Returns
+    -------
+    Tensor (L, S) of float32
+        ``[i, j]``: the flow from output i to input j, in [0, 1].
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range, or the layers are not all of one sequence.
+    ImportError
+        Without SciPy (``regard[sklearn]``).
+
+    Notes
+    -----
+    Capacities are rounded to multiples of 2⁻³⁰. By the theorem of maximum flow and minimum cut a flow is off by
+    at most 2⁻³¹ for each edge of a minimum cut, of which there are n · S² at most; the weights
+    themselves are rounded to float32, which is coarser for all that exceed 2⁻⁷.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.inspect import capture, flow
+    >>> query = torch.zeros(1, 2, 3, 4)
+    >>> with capture() as record:
+    ...     out = torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+    >>> flow(record)
+    tensor([[1.0000, 0.0000, 0.0000],
+            [0.2500, 0.7500, 0.0000],
+            [0.1667, 0.1667, 0.6667]])
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import maximum_flow
+
+    if rows is not None and not isinstance(rows, slice):
+        raise rejected("flow", "rows", "be a slice", repr(rows))
+    matrices = mixed_weights("flow", record, batch, head_fusion, residual, 0.0, layers)
+    n, S = len(matrices), len(matrices[0])
+    capacities = np.rint(torch.stack(matrices).numpy() / _UNIT).astype(np.int32)
+    layer, query, key = capacities.nonzero()
+    # Node layer · S + position: position before layer 0 is an input, position after layer n − 1 an output.
+    edges = ((layer + 1) * S + query, layer * S + key)
+    graph = coo_array((capacities[layer, query, key], edges), shape=((n + 1) * S,) * 2).tocsr()
+    outputs = range(S) if rows is None else range(S)[rows]
+    flows = [[maximum_flow(graph, n * S + output, each).flow_value for each in range(S)] for output in outputs]
+    return torch.tensor(flows, dtype=torch.float64).reshape(len(outputs), S).mul(_UNIT).float()
+
+
+# Where two runs attend differently ------------------------------------------------------------------------------------
+# Dimensions: B batch, H heads, L queries, S keys.
+
+
+@overload
+def difference(first: LayerRecord, second: LayerRecord, **part: int | slice | None) -> Tensor: ...
+@overload
+def difference(first: Recording, second: Recording, **part: int | slice | None) -> dict[str, Tensor]: ...
+def difference(first: Any, second: Any, **part: int | slice | None) -> Tensor | dict[str, Tensor]:
+    """Return the weights of one run minus those of another.
+
+    Parameters
+    ----------
+    first, second : LayerRecord or Record
+        Of one shape; two records have layers of the same names.
+    batch, head, rows, cols : int or slice, optional
+        The part of each matrix, as :meth:`LayerRecord.weights` takes it.
+
+    Returns
+    -------
+    Tensor (B, H, L, S) of float32, or dict of str to Tensor
+        Positive where the first attends more; for records, the latest run of each layer by its name.
+
+    Raises
+    ------
+    TypeError
+        If the two are not of one kind.
+    ValueError
+        If names or shapes differ.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.inspect import capture, difference
+    >>> query = torch.zeros(1, 1, 2, 4)
+    >>> with capture() as record:
+    ...     for causal in (True, False):
+    ...         out = torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=causal)
+    >>> difference(record[0, 0], record[0, 1], batch=0, head=0)
+    tensor([[ 0.5000, -0.5000],
+            [ 0.0000,  0.0000]])
+    """
+    if isinstance(first, LayerRecord) and isinstance(second, LayerRecord):
+        if first.shape != second.shape:
+            raise rejected("difference", "records", "be of one shape", f"{first.shape} and {second.shape}")
+        return first.weights(**part) - second.weights(**part)
+    if not isinstance(first, Recording) or not isinstance(second, Recording):
+        got = f"{described(first)} and {described(second)}"
+        raise rejected("difference", "records", "be two of Record or two of LayerRecord", got, TypeError)
+    if set(first.layers) != set(second.layers):
+        odd = sorted(set(first.layers) ^ set(second.layers))
+        raise rejected("difference", "records", "have layers of the same names", f"{odd[0]!r} in one of them")
+    return {name: difference(first[name], second[name], **part) for name in first.layers}

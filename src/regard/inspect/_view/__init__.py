@@ -1,0 +1,1 @@
+"""Records as pages, pictures and text."""

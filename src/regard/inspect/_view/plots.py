@@ -1,0 +1,703 @@
+"""Alignments as text in a terminal, and as pictures."""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+import unicodedata
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard._utils.errors import described, rejected, shape, unknown_name
+from regard._utils.files import naming
+from regard.inspect._record.layer_record import LayerRecord
+from regard.inspect._record.recording import Recording
+from regard.inspect._record.texts import Patches
+
+# An alignment: which input symbols each output symbol looked at, and its drawing in the terminal ----------------------
+
+
+#: Shades from no weight to all of it. A weight takes the nearest; what is below nothing, in a difference, the second.
+SHADES, BELOW = " ░▒▓█", " -=≡≣"
+ASCII_SHADES, ASCII_BELOW = " .:*#", " -=%@"
+#: Symbols along the longer side that a drawing has at most.
+_LABEL = 400
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The attention weights of one decoded sequence, with the symbols they connect.
+
+    ``print`` draws it with characters; a notebook shows it as a picture.
+
+    Attributes
+    ----------
+    source : tuple of str
+        The S symbols that were read, such as letters or words.
+    target : tuple of str
+        The L symbols that were written, such as phonemes or words.
+    weights : Tensor (L, S)
+        How much of each output symbol's attention went to each input symbol, between 0 and 1; or differences of these,
+        between −1 and 1.
+    title : str
+        What the pictures are headed with.
+    patches : Patches, optional
+        The image whose patches the input symbols are; the page draws weights on it.
+    """
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    weights: Tensor
+    title: str = ""
+    patches: Patches | None = None
+
+    def __post_init__(self) -> None:
+        expected = (len(self.target), len(self.source))
+        if not isinstance(self.weights, Tensor):
+            raise rejected("Alignment", "weights", "be a tensor (target, source)", described(self.weights), TypeError)
+        if tuple(self.weights.shape) != expected:
+            raise rejected("Alignment", "weights", f"be of shape {expected} (target, source)", shape(self.weights))
+        if not bool(torch.isfinite(self.weights).all()):
+            raise rejected("Alignment", "weights", "be finite", "nan or inf")
+
+    def __str__(self) -> str:
+        drawn = draw(self)
+        return f"{self.title}\n{drawn}" if self.title else drawn
+
+    def _repr_png_(self) -> bytes | None:
+        # None makes a notebook show the text instead: without matplotlib, or where nothing was read.
+        try:
+            return render_png([self], dpi=96)
+        except (ImportError, ValueError):
+            return None
+
+    def of_words(self) -> bool:
+        """Return whether what was read is too long to stand side by side over narrow columns."""
+        return any(columns(symbol) > 2 for symbol in self.source)
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether weights have signs, as differences do."""
+        return bool((self.weights < 0).any())
+
+    def pooled(self, most: int) -> tuple[Alignment, int]:
+        """Return the largest weights of blocks, named by their first symbols, and the side of a block."""
+        weights, block = pooled(as_shown(self.weights), most)
+        return replace(self, source=self.source[::block], target=self.target[::block], weights=weights), block
+
+
+def draw(alignment: Alignment, *, width: int = 80, ascii_only: bool = False, scale: str = "absolute") -> str:
+    """Draw an alignment with characters: input symbols across, output symbols down, a shade for each weight.
+
+    Letters stand over their columns. Words are set one below the other, each at the top of a line that leads down to
+    its column; what does not fit the width goes on below.
+
+    Parameters
+    ----------
+    alignment : Alignment
+    width : int
+        Columns to keep within; cells shrink from three columns to two, or to one for letters.
+    ascii_only : bool
+        Use ``. : * #`` where block characters cannot be printed.
+    scale : {"absolute", "row", "log"}
+        What shades stand for: weights, shares of the largest of their row, or logarithms from 0.0001 to 1.
+
+    Returns
+    -------
+    str
+        Lines without trailing blanks, and no colour codes. Of a difference, what is below nothing has other shades. Of
+        more than 400 symbols, cells are the largest of blocks, and a line says so.
+
+    Examples
+    --------
+    >>> print(draw(Alignment(("o", "x"), ("AA", "K", "S"), torch.tensor([[1, 0], [0, 1.0], [0.3, 0.7]]))))
+         o  x
+    AA   ██
+    K       ██
+    S    ░░ ▓▓
+    >>> print(draw(Alignment(("I", "know", "."), ("je", "sais", "."), torch.eye(3))))
+          I
+          │  know
+          │  │  .
+    je    ██
+    sais     ██
+    .           ██
+    """
+    alignment, block = alignment.pooled(_LABEL)
+    shades, below = (ASCII_SHADES, ASCII_BELOW) if ascii_only else (SHADES, BELOW)
+    label = max((columns(symbol) for symbol in alignment.target), default=0) + 2
+    label = min(label, max(width // 3, 6))
+    widest = max(map(columns, alignment.source), default=0)
+    words, least = alignment.of_words(), min(2, max(1, widest))
+    cell = max(least, min(3, (width - label) // max(1, len(alignment.source))))
+    ink = max(1, cell - 1)
+    rows = scaled(as_shown(alignment.weights), scale, "draw").tolist()
+    blocks = [] if block == 1 else [f"Each cell is the largest of {block} × {block} weights."]
+    for span in _spans(alignment.source, cell, max(1, width - label)):
+        shown = alignment.source[span.start : span.stop]
+        if words:
+            lines = _stairs(shown, label, cell, width - label, "|" if ascii_only else "│")
+        else:
+            lines = [" " * label + "".join(padded(symbol.center(ink), cell) for symbol in shown)]
+        for symbol, row in zip(alignment.target, rows):
+            steps = (round(weight * (len(shades) - 1)) for weight in row[span.start : span.stop])
+            marks = (shades[step] if step >= 0 else below[-step] for step in steps)
+            lines.append(
+                padded(clipped(symbol, label - 2), label) + "".join(padded(mark * ink, cell) for mark in marks)
+            )
+        blocks.append("\n".join(line.rstrip() for line in lines))
+    return "\n\n".join(blocks)
+
+
+def _spans(source: Sequence[str], cell: int, room: int) -> list[range]:
+    """Return which symbols stand side by side: as many as fit into so many columns."""
+    count = max(1, room // cell)
+    return [range(at, min(at + count, len(source))) for at in range(0, len(source), count)] or [range(0)]
+
+
+def _stairs(source: Sequence[str], label: int, cell: int, room: int, bar: str) -> list[str]:
+    """Return a line for each word, which stands where its column begins, with a bar for each column before it."""
+    bars = [" " * label + padded(bar, cell) * i for i in range(len(source))]
+    return [bars[i] + clipped(symbol, max(room - i * cell, 1)) for i, symbol in enumerate(source)]
+
+
+def legend(*, ascii_only: bool = False, scale: str = "absolute", is_signed: bool = False) -> str:
+    """Return one line that says what the shades of a scale mean.
+
+    Examples
+    --------
+    >>> legend(ascii_only=True)
+    'attention: . 25%  : 50%  * 75%  # 100%'
+    >>> legend(scale="log", is_signed=True)
+    'attention: ░ 0.001  ▒ 0.01  ▓ 0.1  █ 1; less: - = ≡ ≣'
+    """
+    shades, below = (ASCII_SHADES, ASCII_BELOW) if ascii_only else (SHADES, BELOW)
+    last = len(shades) - 1
+    steps = [f"{10.0 ** (DECADES * (i / last - 1)):g}" if scale == "log" else f"{100 * i // last}%" for i in range(5)]
+    told = "  ".join(f"{shade} {step}" for shade, step in zip(shades[1:], steps[1:]))
+    less = f"; less: {' '.join(below[1:])}" if is_signed else ""
+    return f"attention{' beside the largest of its row' if scale == 'row' else ''}: {told}{less}"
+
+
+def columns(text: str) -> int:
+    r"""Return how many columns of a terminal a text takes: two for wide characters, none for combining ones.
+
+    Examples
+    --------
+    >>> columns("né"), columns("ne\u0301"), columns("猫")
+    (2, 2, 2)
+    """
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+    bare = sum(unicodedata.category(character) in ("Mn", "Me", "Cf") for character in text)
+    return len(text) + wide - bare
+
+
+def padded(text: str, room: int) -> str:
+    """Return a text with blanks behind it, as wide as the room."""
+    return text + " " * (room - columns(text))
+
+
+def clipped(text: str, room: int) -> str:
+    """Return a text no wider than the room, with a mark where it was cut."""
+    if columns(text) <= room:
+        return text
+    while text and columns(text) > room - 1:
+        text = text[:-1]
+    return text + "~"
+
+
+def drawable(alignments: Sequence[Alignment], function: str) -> list[Alignment]:
+    """Return the alignments as a list, or raise ValueError if there are none or one read nothing."""
+    if not alignments:
+        raise rejected(function, "alignments", "have at least one alignment", "none")
+    for alignment in alignments:
+        if not alignment.source:
+            raise rejected(function, "alignments", "have source symbols", f"{alignment.title!r}, which has none")
+    return list(alignments)
+
+
+# How weights become shades: as they are, beside the largest of their row, or by their logarithm -----------------------
+
+
+#: The scales, and what a colour bar says of each.
+SCALES = {"absolute": "attention weight", "row": "share of its row's largest", "log": "attention weight"}
+#: Decades that the logarithmic scale shows.
+DECADES = 4
+
+
+def scaled(weights: Tensor, scale: str, function: str) -> Tensor:
+    """Return how far along a scale weights (L, S) are: in [0, 1], or in [−1, 1] where they have signs.
+
+    On the scale "absolute" that is the weight itself; on "row" its share of the largest of its row; on "log" it is 0
+    for 10⁻⁴ and less, and 1 for 1, with even steps of the logarithm between. Of rows that rest on a sink, the first
+    and the second show hardly anything else, and the third all of it.
+    """
+    if scale not in SCALES:
+        raise unknown_name(function, "scale", scale, SCALES)
+    size = weights.abs()
+    if scale == "row":
+        size = size / size.amax(-1, keepdim=True).clamp_min(1e-30) if size.numel() else size
+    elif scale == "log":
+        size = 1 + size.clamp_min(10.0**-DECADES).log10() / DECADES
+    return size.clamp(0, 1) * weights.sign()
+
+
+def pooled(weights: Tensor, most: int) -> tuple[Tensor, int]:
+    """Return the largest weights of blocks, so that no side has more than ``most``, and the side of a block."""
+    block = max(-(-max(weights.shape) // most), 1)
+    if block == 1:
+        return weights, 1
+    pads = (0, -weights.shape[1] % block, 0, -weights.shape[0] % block)
+    tiles = F.pad(weights, pads).unflatten(1, (-1, block)).unflatten(0, (-1, block)).transpose(1, 2).flatten(2)
+    largest = tiles.abs().argmax(-1, keepdim=True)
+    return tiles.gather(-1, largest).squeeze(-1), block
+
+
+def as_shown(weights: Tensor) -> Tensor:
+    """Return weights as pictures take them."""
+    return weights.detach().to("cpu", torch.float64)
+
+
+# Alignments as pictures: a file, or an axis of a figure of one's own --------------------------------------------------
+
+
+# All lengths in inches. Every cell has the same size, whatever the word, so that panels can be compared; all are
+# smaller where a sequence is so long that the picture would be larger than _LONGEST.
+_CELL, _SIDE, _TOP, _GAP, _WIDEST, _LONGEST = 0.36, 0.55, 0.75, 0.45, 13.0, 40.0
+_BAR_WIDTH, _BAR_HEIGHT, _FOOT = 2.4, 0.14, 0.75
+#: A cell's side from which each has its label, and from which lines part cells; and points of the least label.
+_READABLE, _LINED, _LEAST = 0.1, 0.05, 6.0
+#: Cells along a side that are drawn, at most.
+_MOST = 2000
+#: Palettes whose lightness goes one way for every kind of colour vision; and of what has signs, from the middle.
+SEQUENTIAL, DIVERGING = "Blues", "PuOr"
+FORMATS = ("png", "svg", "pdf")
+#: The width of a column of text, and how far down from the panel's head the labels of columns reach.
+_LETTER, _HEAD = 0.09, 0.38
+#: Dots that a picture may have on a side.
+_DOTS = (1 << 16) - 1
+#: Fonts with the scripts that matplotlib's own lacks.
+_SCRIPTS = (
+    "Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans", "WenQuanYi Zen Hei", "Hiragino Sans", "PingFang SC",
+    "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Noto Sans Thai", "Noto Sans Devanagari", "Arial Unicode MS",
+)  # fmt: skip
+
+
+def save_plot(alignments: Sequence[Alignment], path: str | Path, *, scale: str = "absolute", dpi: int = 144) -> Path:
+    """Draw alignments as heat maps and write them to a picture: PNG, SVG or PDF, as its name ends.
+
+    Input symbols run across the top, words turned on their side, and output symbols down the side; the darker a cell,
+    the more of the output symbol's attention went to that input symbol. Of differences, two colours show the signs.
+    Needs matplotlib; draws without a display.
+
+    Parameters
+    ----------
+    alignments : sequence of Alignment
+    path : str or Path
+        The file to write; its folder must exist.
+    scale : {"absolute", "row", "log"}
+        What colours stand for: weights, shares of the largest of their row, or logarithms from 0.0001 to 1.
+    dpi : int
+        Dots per inch.
+
+    Raises
+    ------
+    ValueError
+        If there is nothing to draw, too much for a picture, or the name ends in something else.
+    OSError
+        If the file cannot be written.
+    """
+    path = Path(path)
+    picture = _rendered(alignments, dpi, scale, checked_format(path, "save_plot"), "save_plot")
+    with naming(path):
+        path.write_bytes(picture)
+    return path
+
+
+def checked_format(path: Path, function: str) -> str:
+    """Return what a picture is written as, by the end of its name."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
+        raise rejected(function, "path", f"end in {', '.join(f'.{each}' for each in FORMATS)}", repr(path.name))
+    return kind
+
+
+def render_png(alignments: Sequence[Alignment], *, scale: str = "absolute", dpi: int = 144) -> bytes:
+    """Return the picture that :func:`save_plot` writes, as PNG.
+
+    Raises
+    ------
+    ValueError
+        If there is nothing to draw, or too much for a picture.
+    """
+    return _rendered(alignments, dpi, scale, "png", "render_png")
+
+
+def plot_attention(alignment: Alignment, ax: Any = None, *, scale: str = "absolute") -> Any:
+    """Draw an alignment as a heat map on an axis of a matplotlib figure.
+
+    Input symbols run across the top and output symbols down the side, as :func:`save_plot` draws them. Cells are
+    square, and their labels shrink with them, and are fewer where there is no room. All axes of a scale go from 0 to
+    1, or, of differences, from −1 to 1; ``ax.images[0]`` is what a colour bar takes. Of more than 2,000 symbols, cells
+    are the largest of blocks.
+
+    Parameters
+    ----------
+    alignment : Alignment
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure by default, as large as its cells need.
+    scale : {"absolute", "row", "log"}
+        What colours stand for: weights, shares of the largest of their row, or logarithms from 0.0001 to 1.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    ValueError
+        If there is nothing to draw.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.inspect import Alignment, plot_attention
+    >>> ax = plot_attention(Alignment(("I", "know"), ("je", "sais"), torch.eye(2), "I know"))
+    >>> [label.get_text() for label in ax.get_yticklabels()]
+    ['je', 'sais']
+    """
+    from matplotlib import pyplot, rc_context
+
+    if ax is not None and not hasattr(ax, "add_artist"):
+        raise rejected("plot_attention", "ax", "be a matplotlib Axes or None", described(ax), TypeError)
+    shown = drawable([alignment], "plot_attention")
+    with rc_context({"font.family": fonts()}):
+        if ax is None:
+            cell = _cell(shown)
+            (place,) = _places(shown, cell)
+            figure = pyplot.figure(figsize=(place.left + place.room + _GAP, place.top + place.height + _GAP))
+            ax = _axes(figure, place)
+        else:
+            inches = ax.get_window_extent().transformed(ax.figure.dpi_scale_trans.inverted())
+            cell = min(_CELL, inches.width / len(alignment.source), inches.height / max(1, len(alignment.target)))
+        _heat_map(ax, alignment, cell, scale)
+    return ax
+
+
+def _rendered(alignments: Sequence[Alignment], dpi: int, scale: str, kind: str, function: str) -> bytes:
+    from matplotlib import rc_context
+
+    shown, written = drawable(alignments, function), io.BytesIO()
+    with rc_context({"font.family": fonts()}), warnings.catch_warnings():
+        # What no font has is a box in the picture.
+        warnings.filterwarnings("ignore", r"Glyph .* missing from")
+        figure = _figure(shown, scale)
+        dots = [int(side * dpi) for side in figure.get_size_inches()]
+        if max(dots) > _DOTS:
+            got = f"{dots[0]} × {dots[1]} dots for {len(shown)} alignments"
+            raise rejected(function, "alignments", f"fit a picture of at most {_DOTS} dots a side", got)
+        figure.savefig(written, dpi=dpi, format=kind)
+    return written.getvalue()
+
+
+def fonts() -> list[str]:
+    """Return the usual font, and behind it those of other scripts that are installed."""
+    from matplotlib.font_manager import fontManager
+
+    installed = {font.name for font in fontManager.ttflist}
+    return ["DejaVu Sans", *(name for name in _SCRIPTS if name in installed)]
+
+
+def _figure(shown: list[Alignment], scale: str) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    cell = _cell(shown)
+    places = _places(shown, cell)
+    width = max(place.left + place.room for place in places) + _GAP
+    height = max(place.top + place.height for place in places) + _FOOT
+    figure = Figure(figsize=(max(width, _SIDE + _BAR_WIDTH + _GAP), height), facecolor="white")
+    FigureCanvasAgg(figure)
+    images = [_heat_map(_axes(figure, place), place.alignment, cell, scale) for place in places]
+    # One bar for all: that of differences, if there are any.
+    image = next((each for each in images if each.norm.vmin < 0), images[0])
+    foot = _Place(places[0].alignment, _SIDE, height - _FOOT + 0.28, _BAR_WIDTH, _BAR_HEIGHT)
+    color_bar(figure, image, scale, cax=_axes(figure, foot), orientation="horizontal")
+    return figure
+
+
+def color_bar(figure: Any, image: Any, scale: str, **place: Any) -> Any:
+    """Draw what the colours of a scale stand for."""
+    signed = image.norm.vmin < 0
+    ticks, names = ([-1, 0, 1], ["-1", "difference", "1"]) if signed else ([0, 0.5, 1], ["0", SCALES[scale], "1"])
+    if scale == "log":
+        names = ["-1", "difference (log)", "1"] if signed else [f"≤ {10.0**-DECADES:g}", f"{SCALES[scale]} (log)", "1"]
+    bar = figure.colorbar(image, ticks=ticks, **place)
+    across = place.get("orientation") == "horizontal"
+    (bar.ax.set_xticklabels if across else bar.ax.set_yticklabels)(names, fontsize=9)
+    bar.ax.tick_params(length=0)
+    bar.outline.set_edgecolor("0.75")
+    return bar
+
+
+def _cell(shown: list[Alignment]) -> float:
+    """Return the side of a cell."""
+    return min(_CELL, _LONGEST / max(max(len(each.source), len(each.target)) for each in shown))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a heat map goes, in inches from the figure's upper left corner, and how wide it is with its title."""
+
+    alignment: Alignment
+    left: float
+    top: float
+    width: float
+    height: float
+    room: float = 0.0
+
+
+def _places(alignments: list[Alignment], cell: float) -> list[_Place]:
+    """Set the panels in lines, like words on a page."""
+    places: list[_Place] = []
+    line: list[_Place] = []
+    right, below = 0.0, 0.0
+    for alignment in alignments:
+        width, height = len(alignment.source) * cell, max(1, len(alignment.target)) * cell
+        side = max(_SIDE, 0.2 + _LETTER * max(map(columns, alignment.target), default=0) * cell / _CELL)
+        room = max(width, 0.1 * max(map(columns, _title(alignment, width)), default=0))  # a long title, a short word
+        if line and right + side + room > _WIDEST:
+            places += _level(line)
+            right, below = 0.0, max(place.top + place.height for place in places[-len(line) :]) + _GAP
+            line = []
+        line.append(_Place(alignment, right + side, below + _top(alignment, cell), width, height, room))
+        right += side + room + _GAP
+    return places + _level(line)
+
+
+def _level(line: list[_Place]) -> list[_Place]:
+    """Return panels of one line with their upper edges at one height."""
+    top = max(place.top for place in line)
+    return [replace(place, top=top) for place in line]
+
+
+def _top(alignment: Alignment, cell: float) -> float:
+    """Return how much room is needed above a panel: for its columns' labels, and its title."""
+    top = _TOP + 0.18 * max(0, len(_title(alignment, len(alignment.source) * cell)) - 1)
+    if not alignment.of_words():
+        return top
+    return top - _HEAD + 0.15 + _LETTER * max(map(columns, alignment.source)) * cell / _CELL
+
+
+def _title(alignment: Alignment, width: float) -> list[str]:
+    """Return the lines of a title over a panel of this width, three at most."""
+    across = max(40, int(width / 0.1))
+    return textwrap.wrap(alignment.title, across, max_lines=3, placeholder=" ...")
+
+
+def _axes(figure: Any, place: _Place) -> Any:
+    width, height = figure.get_size_inches()
+    bottom = height - place.top - place.height
+    return figure.add_axes((place.left / width, bottom / height, place.width / width, place.height / height))
+
+
+def _heat_map(panel: Any, alignment: Alignment, cell: float, scale: str) -> Any:
+    S, L = len(alignment.source), max(1, len(alignment.target))
+    image = shades(panel, alignment.weights, scale, (S, L))
+    for axis, symbols, size in ((panel.xaxis, alignment.source, 12.0), (panel.yaxis, alignment.target, 10.0)):
+        turned = axis is panel.xaxis and alignment.of_words()
+        every = max(1, math.ceil(_READABLE / cell))
+        style: dict[str, Any] = {"fontsize": max((10 if turned else size) * cell / _CELL, _LEAST * min(1, every - 1))}
+        at = range(0, len(symbols), every)
+        axis.set_ticks(at, [_plain(symbols[i]) for i in at], **style | ({"rotation": 90} if turned else {}))
+        if cell > _LINED:
+            axis.set_ticks([i + 0.5 for i in range(len(symbols) - 1)], minor=True)
+    panel.xaxis.tick_top()
+    panel.tick_params(which="both", length=0, top=False)
+    panel.grid(which="minor", color="0.88", linewidth=0.6)
+    for spine in panel.spines.values():
+        spine.set_color("0.75")
+    if alignment.title:
+        title = "\n".join(_title(alignment, S * cell))
+        panel.set_title(_plain(title), fontsize=11, pad=8, loc="left", fontweight="bold")
+    return image
+
+
+def shades(panel: Any, weights: Tensor, scale: str, size: tuple[int, int]) -> Any:
+    """Draw weights (L, S) as colours, one unit for each symbol."""
+    across, down = size
+    values, block = pooled(as_shown(weights), _MOST)
+    cells = scaled(values, scale, "plot").numpy() if values.numel() else np.zeros((down, across))
+    least, palette = (-1, DIVERGING) if (weights < 0).any() else (0, SEQUENTIAL)
+    right, bottom = cells.shape[1] * block - 0.5, cells.shape[0] * block - 0.5
+    image = panel.imshow(
+        cells, cmap=palette, vmin=least, vmax=1, interpolation="nearest", extent=(-0.5, right, bottom, -0.5)
+    )
+    panel.set(xlim=(-0.5, across - 0.5), ylim=(down - 0.5, -0.5))
+    return image
+
+
+def _plain(text: str) -> str:
+    """Keep matplotlib from reading mathematics between dollar signs."""
+    return text.replace("$", r"\$")
+
+
+# Pictures of many heads, and of attention over an image ---------------------------------------------------------------
+# Dimensions: H heads, L queries, S keys.
+
+
+#: Inches of a small matrix, and cells along its side at most.
+_PANEL, _CELLS = 1.25, 160
+ORDERS = ("number", "entropy")
+
+
+def plot_heads(
+    heads: Recording | LayerRecord | Tensor, *, batch: int = 0, scale: str = "row", order: str = "number",
+    figure: Any = None,
+) -> Any:  # fmt: skip
+    """Draw the matrices of many heads as a grid: a row for each layer of a record, or the heads of one layer.
+
+    Above each stand its layer, its head and the mean entropy of its rows in nats.
+
+    Parameters
+    ----------
+    heads : Record, LayerRecord or Tensor (H, L, S)
+    batch : int
+        Which sequence of a record's batch.
+    scale : {"absolute", "row", "log"}
+        What colours stand for: weights, shares of the largest of their row, or logarithms from 0.0001 to 1.
+    order : {"number", "entropy"}
+        "entropy" sorts heads from the sharpest to the most spread, over all layers.
+    figure : matplotlib.figure.Figure, optional
+        Where to draw; a new one by default.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    ValueError
+        If there is nothing to draw.
+
+    Examples
+    --------
+    >>> import torch
+    >>> figure = plot_heads(torch.rand(6, 5, 5).softmax(-1), order="entropy")
+    >>> len(figure.axes)  # six heads, and the colour bar
+    7
+    """
+    from matplotlib import pyplot, rc_context
+
+    if order not in ORDERS:
+        raise unknown_name("plot_heads", "order", order, ORDERS)
+    found, across = _heads(heads, batch)
+    if not found:
+        raise rejected("plot_heads", "heads", "have at least one", "none")
+    spread = [float(torch.special.entr(weights.abs()).sum(-1).mean()) for _, weights in found]
+    if order == "entropy":
+        ranks = sorted(range(len(found)), key=spread.__getitem__)
+        found, spread = [found[i] for i in ranks], [spread[i] for i in ranks]
+    down = math.ceil(len(found) / across)
+    with rc_context({"font.family": fonts()}):
+        if figure is None:
+            size = (across * _PANEL + 2.0, down * (_PANEL + 0.2) + 0.2)
+            figure = pyplot.figure(figsize=size, layout="constrained")
+        panels = figure.subplots(down, across, squeeze=False)
+        for panel in panels.flat:
+            panel.set_axis_off()
+        for panel, (name, weights), entropy in zip(panels.flat, found, spread):
+            panel.set_axis_on()
+            small, _ = pooled(weights, _CELLS)
+            image = shades(panel, small, scale, (small.shape[1], small.shape[0]))
+            panel.set(xticks=[], yticks=[])
+            panel.set_title(f"{name}  {entropy:.2f}", fontsize=7, pad=2)
+            for spine in panel.spines.values():
+                spine.set_color("0.75")
+        color_bar(figure, image, scale, ax=list(panels.flat), fraction=0.02, aspect=20, shrink=0.5, anchor=(0.0, 1.0))
+    return figure
+
+
+def _heads(heads: Recording | LayerRecord | Tensor, batch: int) -> tuple[list[tuple[str, Tensor]], int]:
+    """Return heads with what they are called, and how many stand side by side."""
+    if isinstance(heads, Recording):
+        rows = [run.weights(batch=batch) for run in heads]
+        found = [(f"{layer}·{head}", as_shown(each)) for layer, row in enumerate(rows) for head, each in enumerate(row)]
+        return found, max((len(row) for row in rows), default=1)
+    weights = heads.weights(batch=batch) if isinstance(heads, LayerRecord) else heads
+    if not isinstance(weights, Tensor) or weights.dim() != 3:
+        got = described(heads) if not isinstance(weights, Tensor) else f"{weights.dim()} dimensions"
+        raise rejected("plot_heads", "heads", "be a record, or a tensor (H, L, S)", got, TypeError)
+    return [(str(head), as_shown(each)) for head, each in enumerate(weights)], math.ceil(math.sqrt(len(weights)))
+
+
+def plot_image(
+    weights: Tensor, image: Any, grid: tuple[int, int], ax: Any = None, *, scale: str = "row", smooth: bool = False
+) -> Any:
+    """Draw what the patches of an image are given: what is not attended to lies in the dark.
+
+    Parameters
+    ----------
+    weights : Tensor (rows · cols,)
+        Of the patches alone: the last of a vision transformer's keys, a rollout, or a caption's word.
+    image : array (height, width, 3), or PIL image
+    grid : (int, int)
+        Rows and columns of patches.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure by default.
+    scale : {"absolute", "row", "log"}
+        What brightness stands for: weights, shares of the largest, or logarithms from 0.0001 to 1.
+    smooth : bool, default False
+        Go from patch to patch smoothly; by default each is seen as it is.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    ValueError
+        If there are not as many weights as patches.
+
+    Examples
+    --------
+    >>> import torch
+    >>> ax = plot_image(torch.eye(4)[1], torch.ones(8, 8, 3).numpy(), (2, 2))
+    >>> ax.images[1].get_alpha().round(1).tolist()  # how dark: nothing of the second patch
+    [[0.8, 0.0], [0.8, 0.8]]
+    """
+    import numpy as np
+    from matplotlib import pyplot
+    from matplotlib.colors import ListedColormap
+
+    rows, cols = grid
+    if not isinstance(weights, Tensor) or weights.numel() != rows * cols:
+        got = f"{weights.numel()}" if isinstance(weights, Tensor) else described(weights)
+        raise rejected("plot_image", "weights", f"be a tensor of {rows * cols}, as many as there are patches", got)
+    picture = np.asarray(image)
+    if picture.ndim not in (2, 3):
+        raise rejected("plot_image", "image", "have a height, a width and colours", f"{picture.ndim} dimensions")
+    along = scaled(as_shown(weights).reshape(1, -1), scale, "plot_image").abs().reshape(rows, cols).numpy()
+    if ax is None:
+        ax = pyplot.figure(figsize=(4, 4 * picture.shape[0] / picture.shape[1]), layout="constrained").add_subplot()
+    height, width = picture.shape[:2]
+    extent = (0, width, height, 0)
+    ax.imshow(picture, extent=extent, cmap="gray" if picture.ndim == 2 else None)
+    dark = 0.8 * (1 - along)
+    if smooth:
+        enlarged = torch.nn.functional.interpolate(
+            torch.from_numpy(dark)[None, None], scale_factor=16, mode="bicubic", align_corners=False
+        )
+        dark = enlarged[0, 0].clamp(0, 0.8).numpy()
+    ax.imshow(np.zeros_like(dark), cmap=ListedColormap(["black"]), alpha=dark, extent=extent, interpolation="nearest")
+    ax.set_axis_off()
+    return ax

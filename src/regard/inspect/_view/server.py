@@ -1,0 +1,129 @@
+"""A page of attention on this machine alone: it asks for the numbers of what is looked at, as somebody looks."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+from regard._utils.errors import rejected
+from regard.inspect._view.page import PageData, document
+
+HOST = "127.0.0.1"
+#: Requests that are answered at once; seconds that a silent one may take; characters of a path.
+_AT_ONCE, _SILENT, _LONGEST = 8, 20, 200
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serve one page to whoever knows its address, which nobody can guess.
+
+    Only this machine reaches it, by an address with a random token in it, and only from that very origin. It answers
+    8 requests at a time; to more it says that they should come again.
+
+    Parameters
+    ----------
+    data : PageData
+    port : int
+        0 takes a free one.
+
+    Attributes
+    ----------
+    address : str
+        Where the page is.
+
+    Raises
+    ------
+    ValueError
+        If the port is taken.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, data: PageData, port: int = 0) -> None:
+        token = secrets.token_urlsafe(24)
+        self.free = threading.BoundedSemaphore(_AT_ONCE)
+        try:
+            super().__init__((HOST, port), _handler(data, token))
+        except (OSError, OverflowError) as error:
+            raise rejected("view", "port", "be free", f"{port} ({error})") from None
+        self.address = f"http://{HOST}:{self.server_port}/{token}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a reader that went away."""
+
+
+def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
+    page = document(data, served=True).encode()
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        server: PageServer
+        timeout = _SILENT
+        protocol_version = "HTTP/1.1"
+        server_version, sys_version = "regard", ""
+
+        def do_GET(self) -> None:
+            if not self.server.free.acquire(blocking=False):
+                self.refuse(HTTPStatus.SERVICE_UNAVAILABLE)
+                return
+            try:
+                self.answer()
+            finally:
+                self.server.free.release()
+
+        def answer(self) -> None:
+            if len(self.path) > _LONGEST:
+                self.refuse(HTTPStatus.REQUEST_URI_TOO_LONG)
+                return
+            hosts = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
+            origin = self.headers.get("Origin")
+            known = self.headers.get("Host") in hosts and (origin is None or urlsplit(origin).netloc in hosts)
+            _, _, rest = self.path.partition("/")
+            given, slash, rest = rest.partition("/")
+            if not known or not hmac.compare_digest(given.encode(), token.encode()):
+                self.refuse(HTTPStatus.FORBIDDEN)
+            elif slash and not rest:
+                self.send(page, "text/html; charset=utf-8")
+            elif (block := _block(rest, data)) is None:
+                self.refuse(HTTPStatus.NOT_FOUND)
+            else:
+                with lock:  # blocks of a layer follow from one look at it
+                    found = block()
+                self.send(found, "application/octet-stream")
+
+        def send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            for name, value in (
+                ("Cache-Control", "no-store"),
+                ("Referrer-Policy", "no-referrer"),
+                ("X-Content-Type-Options", "nosniff"),
+                ("Cross-Origin-Resource-Policy", "same-origin"),
+                ("X-Frame-Options", "DENY"),
+            ):
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def refuse(self, status: HTTPStatus) -> None:
+            self.close_connection = True
+            self.send(f"{status.value} {status.phrase}\n".encode(), "text/plain; charset=utf-8", status)
+
+        def log_message(self, *_: Any) -> None:
+            """Nobody reads along."""
+
+    return Handler
+
+
+def _block(path: str, data: PageData) -> Callable[[], bytes] | None:
+    name, _, number = path.partition("/")
+    if name != "blocks" or not number.isascii() or not number.isdecimal() or len(number) > len(str(len(data.blocks))):
+        return None
+    return data.blocks[int(number)] if int(number) < len(data.blocks) else None

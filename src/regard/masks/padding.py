@@ -1,0 +1,279 @@
+"""Padding: the first keys of each sequence, prefixes, sinks, and any keys marked one by one."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from regard._utils.errors import described, rejected, shape
+from regard._utils.part import brief
+from regard._utils.tracing import values_unavailable
+from regard.masks.base import Extent, Mask, Sizes, Span, Tiling, as_int, constant, int_tensor, lookup, run
+
+# The first n keys: padding, prefixes and sinks ------------------------------------------------------------------------
+
+
+def padding(lengths: Tensor) -> Mask:
+    """Return the mask that hides the padding behind each sequence of keys.
+
+    Visible iff ``k < lengths[b]``, or ``k < lengths[b, q]``.
+
+    Parameters
+    ----------
+    lengths : Tensor (B,) or (B, L), integer
+        How many keys are real, for each sequence or for each of its queries.
+
+    Raises
+    ------
+    TypeError
+        If ``lengths`` is not an integer tensor. A bool (B, S) tensor that marks the real keys goes to
+        :func:`~regard.masks.key_padding`.
+    ValueError
+        If it has another number of dimensions; when used, if its sizes are not B and L. On the CPU, where looking
+        costs nothing, also if one of B lengths is negative or, when used, more than S. Lengths per query are not
+        looked at.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard import masks
+    >>> mask = masks.padding(torch.tensor([2, 3]))
+    >>> print(mask.draw(2, 4, b=1))
+    padding(tensor[2])
+    2 queries ↓, 4 keys →; █ visible, · not; sequence 1 of 2
+      0
+    0 ███·
+    1 ███·
+    """
+    if isinstance(lengths, Tensor) and lengths.dtype == torch.bool:
+        expected = "be an integer tensor (a bool (B, S) tensor that marks the real keys goes to masks.key_padding)"
+        raise rejected("masks.padding", "lengths", expected, described(lengths), TypeError)
+    lengths = int_tensor("masks.padding", "lengths", lengths, "an integer tensor (B,) or (B, L)", (1, 2))
+    return FirstKeys("padding", _counts("masks.padding", "lengths", lengths))
+
+
+def prefix(n: int | Tensor) -> Mask:
+    """Return the mask that shows the first n keys: ``causal() | prefix(n)`` is a prefix language model's.
+
+    Visible iff ``k < n``, or ``k < n[b]``.
+
+    Parameters
+    ----------
+    n : int or Tensor (B,), integer
+
+    Raises
+    ------
+    TypeError
+        If ``n`` is neither an int nor an integer tensor.
+    ValueError
+        If ``n`` is negative (of a tensor, only the CPU's is looked at), or a tensor that is not (B,).
+
+    Examples
+    --------
+    >>> from regard import masks
+    >>> print((masks.causal() | masks.prefix(2)).draw(4))
+    causal() | prefix(2)
+    4 queries ↓, 4 keys →; █ visible, · not
+      0
+    0 ██··
+    1 ██··
+    2 ███·
+    3 ████
+    """
+    if isinstance(n, Tensor):
+        n = int_tensor("masks.prefix", "n", n, "an int or an integer tensor (B,)", (1,))
+        return FirstKeys("prefix", _counts("masks.prefix", "n", n))
+    return FirstKeys("prefix", as_int("masks.prefix", "n", n, 0))
+
+
+def sinks(n: int) -> Mask:
+    """Return the mask that shows the first n keys to all: ``causal() & (window(256, 0) | sinks(4))``.
+
+    Visible iff ``k < n``.
+
+    Parameters
+    ----------
+    n : int
+
+    Raises
+    ------
+    TypeError
+        If ``n`` is not an int.
+    ValueError
+        If it is negative.
+
+    Notes
+    -----
+    These are the attention sinks of Xiao et al., "Efficient streaming language models with attention sinks" (2023):
+    keys that every query may attend to. A learned term in the softmax denominator is something else.
+
+    Examples
+    --------
+    >>> from regard import masks
+    >>> print((masks.causal() & (masks.window(1, 0) | masks.sinks(1))).draw(5))
+    causal() & (window(1, 0) | sinks(1))
+    5 queries ↓, 5 keys →; █ visible, · not
+      0
+    0 █····
+    1 ██···
+    2 ███··
+    3 █·██·
+    4 █··██
+    """
+    return FirstKeys("sinks", as_int("masks.sinks", "n", n, 0))
+
+
+def _counts(function: str, argument: str, counts: Tensor) -> Tensor:
+    """Return the tensor, or raise if one of its counts is negative."""
+    if _can_look(counts) and (least := int(counts.min())) < 0:
+        raise rejected(function, argument, "be at least 0", least)
+    return counts
+
+
+def _can_look(counts: Tensor) -> bool:
+    """Whether counts, one for each sequence, can be read for nothing."""
+    return counts.is_cpu and counts.dim() == 1 and counts.shape[0] > 0 and not values_unavailable(counts)
+
+
+@final
+class FirstKeys(Mask):
+    """Keys before the n-th, where n may depend on the sequence (B,), or on the query too (B, L)."""
+
+    def __init__(self, name: str, n: int | Tensor) -> None:
+        self.name = name
+        self.n = n
+
+    def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return where k < n."""
+        if isinstance(self.n, Tensor):
+            return kv_idx < lookup(self.n, *(b, q_idx)[: self.n.dim()])
+        return kv_idx < self.n
+
+    def fit(self, extent: Extent, device: torch.device) -> Mask:  # noqa: ARG002
+        """Check the tensor's sizes, and that no sequence is longer than there are keys."""
+        if not isinstance(self.n, Tensor):
+            return self
+        if tuple(self.n.shape) != (extent.B, extent.L)[: self.n.dim()]:
+            per_query = f", or per query {(extent.B, extent.L)}" if self.name == "padding" else ""
+            argument = "lengths" if self.name == "padding" else "n"
+            expected = f"have one entry per sequence ({extent.B}){per_query}"
+            raise rejected(f"masks.{self.name}", argument, expected, shape(self.n))
+        if self.name == "padding" and _can_look(self.n) and (longest := int(self.n.max())) > extent.S:
+            raise rejected("masks.padding", "lengths", f"be at most {extent.S}, the number of keys", longest)
+        return self
+
+    @property
+    def bounds_are_exact(self) -> bool:
+        """Always."""
+        return True
+
+    def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
+        """Return which tiles begin, and which end, before the n-th key."""
+        if not isinstance(self.n, Tensor):
+            return tiling.k_lo < self.n, tiling.k_hi < self.n
+        if self.n.dim() == 1:
+            n = self.n.reshape(-1, 1, 1, 1)
+            return tiling.k_lo < n, tiling.k_hi < n
+        n = self.n[:, None, :, None]
+        return tiling.k_lo < tiling.over_queries(n, "amax"), tiling.k_hi < tiling.over_queries(n, "amin")
+
+    def span(self, extent: Extent, device: torch.device) -> Span | None:
+        """Return n as the end."""
+        if not isinstance(self.n, Tensor):
+            return None, constant(min(self.n, extent.S), device)
+        n = self.n.to(torch.int64)
+        return None, n[:, None, None] if n.dim() == 1 else n[:, None]
+
+    def sizes(self) -> Sizes:
+        """Return B and L of the tensor, and the greatest n for S."""
+        if not isinstance(self.n, Tensor):
+            return None, None, None, None
+        longest = int(self.n.max()) if self.n.numel() else 0
+        return self.n.shape[0], self.n.shape[1] if self.n.dim() == 2 else None, None, max(longest, 1)
+
+    def __repr__(self) -> str:
+        shown: Any = brief(self.n) if isinstance(self.n, Tensor) else self.n
+        return f"{self.name}({shown})"
+
+
+# Real keys marked one by one ------------------------------------------------------------------------------------------
+
+
+def key_padding(keep: Tensor) -> Mask:
+    """Return the mask that shows the keys marked True, to every query and head.
+
+    Visible iff ``keep[b, k]``. (torch's MultiheadAttention has the opposite ``key_padding_mask``, True = padding:
+    pass ``~key_padding_mask``. A tokenizer's ``attention_mask`` of ones and zeros: pass ``attention_mask.bool()``.)
+
+    Parameters
+    ----------
+    keep : Tensor (B, S) or (S,), bool
+        True marks a real key.
+
+    Raises
+    ------
+    TypeError
+        If ``keep`` is not a bool tensor.
+    ValueError
+        If it has another number of dimensions; when used, if its sizes are not B and S.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard import masks
+    >>> print(masks.key_padding(torch.tensor([[False, True, True, False]])).draw(2))
+    key_padding(tensor[1, 4])
+    2 queries ↓, 4 keys →; █ visible, · not
+      0
+    0 ·██·
+    1 ·██·
+    """
+    expected = "be a bool tensor (B, S) or (S,), True for a real key"
+    if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
+        raise rejected("masks.key_padding", "keep", expected, described(keep), TypeError)
+    if keep.dim() not in (1, 2):
+        raise rejected("masks.key_padding", "keep", expected, described(keep))
+    return KeyPadding(keep)
+
+
+@final
+class KeyPadding(Mask):
+    """Keys marked True in a (B, S) or (S,) tensor."""
+
+    def __init__(self, keep: Tensor) -> None:
+        self.keep = keep
+
+    def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return the marks."""
+        index: Any = (b, kv_idx)[-self.keep.dim() :]
+        return lookup(self.keep, *index)
+
+    def fit(self, extent: Extent, device: torch.device) -> Mask:  # noqa: ARG002
+        """Check the tensor's sizes."""
+        if tuple(self.keep.shape) != (extent.B, extent.S)[-self.keep.dim() :]:
+            expected = f"have shape (B, S) = {(extent.B, extent.S)} or (S,) = ({extent.S},)"
+            raise rejected("masks.key_padding", "keep", expected, shape(self.keep))
+        return self
+
+    @property
+    def bounds_are_exact(self) -> bool:
+        """Always."""
+        return True
+
+    def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
+        """Return which tiles have a marked key, and which only such."""
+        keep = self.keep if self.keep.dim() == 1 else self.keep[:, None, None]
+        return tiling.over_keys(keep, "any"), tiling.over_keys(keep, "all")
+
+    def span(self, extent: Extent, device: torch.device) -> Span | None:  # noqa: ARG002
+        """Return where the marked keys are, if they are neighbours."""
+        return run(torch.atleast_2d(self.keep)[:, None, None])
+
+    def sizes(self) -> Sizes:
+        """Return B and S of the tensor."""
+        return self.keep.shape[0] if self.keep.dim() == 2 else None, None, None, self.keep.shape[-1]
+
+    def __repr__(self) -> str:
+        return f"key_padding({brief(self.keep)})"

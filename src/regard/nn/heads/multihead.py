@@ -1,0 +1,670 @@
+"""Multi-head attention that stands in for ``torch.nn.MultiheadAttention``, with its inputs, masks and nested tensors.
+
+Dimensions: B batch, N rows, E width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import and_
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from regard import masks
+from regard._utils.constraints import probability, size
+from regard._utils.errors import described, rejected, shape
+from regard._utils.mechanism import mechanism
+from regard._utils.torch_private import OutProjection
+from regard._utils.tracing import values_unavailable
+from regard.engines import EngineLike
+from regard.engines.aux import FIELDS, Aux, AuxRequest, TopK
+from regard.functional import attention
+from regard.masks import Extent, Mask, MaskLike, as_mask
+from regard.nn._base import PartLayer, parameter, resolve_part
+from regard.nn.heads.scored import ScoredAttention
+from regard.nn.kv_cache import AttendingCache, KVCache
+from regard.normalizers import NormalizerLike
+from regard.scores import ScoreLike
+
+# How inputs of multi-head attention may lie, as torch has it: with or without a batch, the batch first or second ------
+
+
+def check_inputs(layer: str, inputs: Sequence[Any], widths: Sequence[int], batch_first: bool) -> bool:
+    """Return whether query, key and value, of these widths, have a batch dimension; raise for those that are wrong."""
+    query, key, value = inputs
+    alike = query is key and key is value and isinstance(query, Tensor)
+    if alike and query.dim() == 3 and query.is_floating_point() and query.shape[2] == min(widths) == max(widths):
+        return True  # the usual case, in fewer questions
+    dims = query.dim() if isinstance(query, Tensor) and query.dim() in (2, 3) else 3
+    for name, width, x in zip(("query", "key", "value"), widths, inputs):
+        wanted = f"(N, {width})" if dims == 2 else f"(B, N, {width})" if batch_first else f"(N, B, {width})"
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise rejected(layer, name, f"be a float tensor {wanted}", described(x), TypeError)
+        if (
+            x.dim() != dims
+            or x.shape[-1] != width
+            or batch_and_length(x, batch_first)[0] != batch_and_length(query, batch_first)[0]
+        ):
+            context = "" if name == "query" else f" (query {shape(query)})"
+            raise rejected(layer, name, f"have shape {wanted}", f"{shape(x)}{context}")
+    if batch_and_length(key, batch_first) != batch_and_length(value, batch_first):
+        raise rejected(layer, "value", f"be as long as key {shape(key)}", shape(value))
+    return dims == 3
+
+
+def batch_and_length(x: Tensor, batch_first: bool) -> tuple[int, int]:
+    """Return B and N of an input."""
+    if x.dim() == 2:
+        return 1, x.shape[0]
+    return (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
+
+
+def _is_nested(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_nested
+
+
+def as_batch_first(x: Tensor, batch_first: bool) -> Tensor:
+    """Return an input as (B, N, E)."""
+    return x.unsqueeze(0) if x.dim() == 2 else x if batch_first else x.transpose(0, 1)
+
+
+def unbatched(aux: Aux | None) -> Aux | None:
+    """Return the fields of a batch of one without the dimension for it."""
+    found: dict[str, Any] = {}
+    for name in FIELDS if aux is not None else ():
+        field = getattr(aux, name)
+        if isinstance(field, Tensor):
+            found[name] = field.squeeze(0)
+        elif isinstance(field, TopK):
+            found[name] = TopK(field.weights.squeeze(0), field.indices.squeeze(0))
+    return None if aux is None else replace(aux, **found)
+
+
+# The masks of torch's multi-head attention, in which True hides, as masks of ours, in which True shows ----------------
+
+
+def combined_mask(
+    padding: Tensor | None,
+    attn_mask: MaskLike | None,
+    is_causal: bool,
+    extent: Extent,
+    start: int,
+    appended: int,
+    device: torch.device,
+) -> MaskLike | None:
+    """Return one mask of all that a call of multi-head attention is given.
+
+    Parameters
+    ----------
+    padding : Tensor (B, S), optional
+        Bool, True hides; or float, added.
+    attn_mask : Tensor (L, S) or (B·H, L, S), or Mask, optional
+        Likewise; a Mask is taken as it is.
+    is_causal : bool
+    extent : Extent
+        B, H, L and S, without the appended keys.
+    start : int
+        How many keys come before the first query.
+    appended : int
+        How many keys after those of the extent everyone sees.
+    device : torch.device
+    """
+    found: list[Mask] = []
+    if is_causal and not start and is_causal_matrix(attn_mask):
+        attn_mask = None
+    if padding is not None:
+        seen = _extended(padding, appended)
+        if attn_mask is None and not is_causal and extent.L * extent.S <= _SMALL:
+            return seen[:, None, None]
+        found.append(masks.key_padding(seen) if seen.dtype == torch.bool else masks.dense(seen[:, None, None]))
+    if isinstance(attn_mask, Tensor):
+        seen = _extended(attn_mask, appended)
+        found.append(masks.dense(seen if seen.dim() == 2 else seen.unflatten(0, (extent.B, extent.H))))
+    elif attn_mask is not None:
+        found.append(masks.as_mask(attn_mask))
+    if is_causal and start + 1 < extent.S:  # else there is nothing to hide
+        causal = masks.causal(offset=start)
+        if appended:
+            causal = causal | masks.key_padding(torch.arange(extent.S + appended, device=device) >= extent.S)
+        found.append(causal)
+    return reduce(and_, found) if found else None
+
+
+def check_masks(layer: object, padding: Any, attn_mask: MaskLike | None, extent: Extent, appended: int) -> None:
+    """Raise for a mask of another type or shape than the layer's call needs."""
+    name, (B, H, L, S) = type(layer).__name__, (extent.B, extent.H, extent.L, extent.S)
+    shapes = {"(L, S)": (L, S), "(B·H, L, S)": (B * H, L, S)}
+    for argument, mask, fits in (("key_padding_mask", padding, {"(B, S)": (B, S)}), ("attn_mask", attn_mask, shapes)):
+        if argument == "attn_mask" and isinstance(mask, Mask):
+            if appended:
+                raise rejected(name, argument, "be a tensor where keys are appended", described(mask), TypeError)
+            continue
+        if mask is None:
+            continue
+        if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
+            kinds = "be a bool tensor (True hides) or a float tensor (added to the score)"
+            kinds += ", or a Mask" if argument == "attn_mask" else ""
+            raise rejected(name, argument, kinds, described(mask), TypeError)
+        if tuple(mask.shape) not in fits.values():
+            expected = " or ".join(f"{legend} = {sizes}" for legend, sizes in fits.items())
+            raise rejected(name, argument, f"have shape {expected}", shape(mask))
+
+
+def hidden(mask: Tensor) -> Tensor:
+    """Return where a mask hides."""
+    return mask if mask.dtype == torch.bool else mask.isneginf()
+
+
+def hidden_keys(
+    padding: Tensor | None, attn_mask: MaskLike | None, extent: Extent, device: torch.device
+) -> Tensor | None:
+    """Return which keys (B or 1, S) no query of the call may attend to."""
+    found = None if padding is None else hidden(padding)
+    if attn_mask is None:
+        return found
+    if not isinstance(attn_mask, Tensor):
+        seen = as_mask(attn_mask).bind(extent, device).seen(extent)
+        return ~seen.any(1) if found is None else found | ~seen.any(1)
+    nowhere = hidden(attn_mask).all(-2)  # (S,) or (B·H, S)
+    nowhere = nowhere.unsqueeze(0) if nowhere.dim() == 1 else nowhere.unflatten(0, (extent.B, extent.H)).all(1)
+    return nowhere if found is None else found | nowhere
+
+
+def without_garbage(rows: Tensor, padding: Tensor | None) -> Tensor:
+    """Return rows (B, N, E) with 0 for what is not finite in padding, where ``padding`` (B, N) is True or −inf."""
+    if padding is None:
+        return rows
+    return torch.where(hidden(padding).unsqueeze(-1) & ~rows.isfinite(), 0.0, rows)
+
+
+def is_causal_matrix(mask: Any) -> bool:
+    """Return whether a mask is a matrix that hides what ``is_causal=True`` hides; False where it cannot be read."""
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.requires_grad or mask.device.type != "cpu":
+        return False
+    if values_unavailable(mask):
+        return False
+    later = torch.ones(mask.shape, dtype=torch.bool).triu(1)
+    if mask.dtype != torch.bool:
+        later = torch.zeros(mask.shape, dtype=mask.dtype).masked_fill(later, -torch.inf)
+    return torch.equal(mask, later)
+
+
+def _extended(mask: Tensor, appended: int) -> Tensor:
+    """Return a mask in which True shows, with so many more keys that all may see."""
+    if mask.dtype == torch.bool:
+        return F.pad(~mask, (0, appended), value=True) if appended else ~mask
+    return F.pad(mask, (0, appended)) if appended else mask
+
+
+# Nested tensors, which torch's encoder makes of padded ones, through layers that take padded ones ---------------------
+# Dimensions: B batch, N rows of a sequence, E width.
+
+
+def attend_nested(
+    layer: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None,
+    need_weights: bool,
+    attn_mask: MaskLike | None,
+    *given: Any,
+) -> tuple[Tensor, Any]:
+    """Return a multi-head layer's answer for nested tensors; ``given`` are the further arguments of its call."""
+    name = type(layer).__name__
+    if key_padding_mask is not None or not (query.is_nested and key.is_nested and value.is_nested):
+        expected = "be nested all three, and without a key_padding_mask, or none"
+        raise rejected(name, "query, key and value", expected, "a mixture")
+    if not layer.batch_first:
+        raise rejected(name, "query", "be dense where batch_first is False", "a nested tensor")
+    rows: dict[int, list[Tensor]] = {}
+    inputs = ("query", query, layer.embed_dim), ("key", key, layer.kdim), ("value", value, layer.vdim)
+    for argument, x, width in inputs:
+        if id(x) not in rows:  # one object stays one: the layer looks at that
+            rows[id(x)] = sequences(name, argument, x, width)
+    lengths, ours, theirs = ([len(row) for row in rows[id(x)]] for x in (query, key, value))
+    if len(ours) != len(lengths):
+        raise rejected(name, "key", f"hold as many sequences as query, {len(lengths)}", len(ours))
+    if theirs != ours:
+        raise rejected(name, "value", f"hold sequences as long as key's, {ours}", theirs)
+    dense = {which: pad_sequence(each, batch_first=True) for which, each in rows.items()}
+    ends = [dense[id(x)] for x in (query, key, value)]
+    if attn_mask is not None and not isinstance(attn_mask, Tensor):
+        counts = (torch.tensor(each, device=query.device) for each in (lengths, ours))
+        attn_mask = as_mask(attn_mask).for_lengths(*counts)
+    output, extra = layer.forward(*ends, _padding(ours, key.device), need_weights, attn_mask, *given)
+    if isinstance(extra, Tensor):  # weights (B, L, S) or (B, H, L, S): padding has none
+        none = _padding(lengths, key.device).unflatten(0, (-1,) + (1,) * (extra.dim() - 3)).unsqueeze(-1)
+        extra = torch.where(none, 0.0, extra)
+    return _nested_like(query, [row[:length] for row, length in zip(output, lengths)], name), extra
+
+
+def sequences(function: str, argument: str, nested: Tensor, width: int) -> list[Tensor]:
+    """Return the sequences (N, E) of a nested tensor of this width, at least one, or raise."""
+    if nested.layout == torch.jagged:
+        if nested.dim() != 3 or isinstance(nested.shape[1], int):
+            raise rejected(function, argument, f"have shape (B, N, {width}) with jagged N", shape(nested))
+        rows = [_values(nested).narrow(0, start, length) for start, length in zip(*_spans(nested))]
+    else:
+        rows = list(nested.unbind())
+    if not rows:
+        raise rejected(function, argument, "hold at least one sequence", "an empty nested tensor")
+    for row in rows:
+        if row.dim() != 2 or row.shape[1] != width:
+            raise rejected(function, argument, f"hold sequences of shape (N, {width})", described(row))
+    return rows
+
+
+def without_holes(layer: Any, argument: str, x: Tensor) -> Tensor:
+    """Return a Transformer layer's nested input with its sequences one after the other, as linear layers need them.
+
+    Torch's ``contiguous`` does so, too, but has no gradient. What lies so already is returned itself.
+    """
+    rows = sequences(type(layer).__name__, argument, x, layer.self_attn.embed_dim)
+    if x.is_contiguous() and (x.layout != torch.jagged or sum(map(len, rows)) == _values(x).shape[0]):
+        return x
+    if x.layout != torch.jagged:
+        return torch.nested.as_nested_tensor(rows)
+    lengths = torch.tensor([0, *map(len, rows)], device=x.device)
+    return torch.nested.nested_tensor_from_jagged(torch.cat(rows), lengths.cumsum(0))
+
+
+def _values(nested: Any) -> Tensor:
+    found: Tensor = nested.values()
+    return found
+
+
+def _spans(nested: Any) -> tuple[list[int], list[int]]:
+    """Return where each sequence of a jagged tensor begins in its values, and how long it is."""
+    offsets, lengths = nested.offsets(), nested.lengths()
+    return offsets[:-1].tolist(), (offsets.diff() if lengths is None else lengths).tolist()
+
+
+def _padding(lengths: list[int], device: torch.device) -> Tensor:
+    """Return which of the rows of padded sequences are padding: (B, N)."""
+    return torch.arange(max(lengths), device=device) >= torch.tensor(lengths, device=device).unsqueeze(1)
+
+
+def _nested_like(query: Any, rows: list[Tensor], name: str) -> Tensor:
+    """Return rows for each sequence of the query with the query's own structure, so that the two can be added."""
+    if query.layout != torch.jagged:
+        return torch.nested.as_nested_tensor(rows)
+    packed, count = torch.cat(rows), _values(query).shape[0]
+    starts, lengths = _spans(query)
+    stops = [start + length for start, length in zip(starts, lengths)]
+    if any(stop > start for stop, start in zip(stops, starts[1:])):
+        raise rejected(name, "query", "hold sequences that do not overlap", "a jagged tensor in which they do")
+    if len(packed) != count:  # zeros between the sequences
+        places = [torch.arange(start, stop, device=packed.device) for start, stop in zip(starts, stops)]
+        packed = packed.new_zeros(count, packed.shape[1]).index_copy(0, torch.cat(places), packed)
+    return torch.nested.nested_tensor_from_jagged(packed, query.offsets(), query.lengths())
+
+
+# Multi-head attention: torch's module, with any score and normalizer, fewer key heads, rotary positions, a cache ------
+
+
+#: What a call needs beside the output where weights are returned.
+_WEIGHTS = AuxRequest(weights=True)
+#: Pairs of a query and a key up to which key padding is a matrix for a kernel, and no mask with a structure.
+_SMALL = 256 * 256
+
+
+@mechanism(
+    formula="concat_h softmax(Q W_Qʰ (K W_Kᵍ)ᵀ / √D) V W_Vᵍ · W_O",
+    sources=("vaswani2017", "shazeer2019", "ainslie2023"),
+    learned="W_Q (E, E), W_K (G·D, Ek), W_V (G·D, Ev), W_O (E, E), biases",
+    cost="O((L + S)·E² + L·S·E)",
+)
+class MultiheadAttention(PartLayer):
+    """Attention in several heads; stands in for ``torch.nn.MultiheadAttention``, ``state_dict`` included.
+
+    Head h of width D = E/H is ``softmax(Q W_Qʰ (K W_Kᵍ)ᵀ / √D) V W_Vᵍ``; the heads side by side are projected by W_O
+    (Vaswani 2017, arXiv 1706.03762). With fewer key heads G than query heads H, each serves H/G of them: multi-query
+    attention for G = 1 (Shazeer 2019, arXiv 1911.02150), grouped-query for others (Ainslie 2023, arXiv 2305.13245).
+
+    Arguments, polarity of masks, results and initial weights are those of torch's module. What differs: a query that
+    may attend to nothing gets zeros (then W_O's bias) instead of NaN; weights are returned as they are before dropout;
+    ``is_causal=True`` needs no ``attn_mask``, and applies whatever it is given with. docs/differences.md has
+    the whole list.
+
+    Parameters
+    ----------
+    embed_dim, num_heads : int
+        E and H; H divides E.
+    dropout : float, default 0.0
+        Probability of dropping a weight, in training.
+    bias : bool, default True
+        Whether the projections have one.
+    add_bias_kv : bool, default False
+        Append a learned key and value that every query sees.
+    add_zero_attn : bool, default False
+        Append a key and value of zeros that every query sees.
+    kdim, vdim : int, optional
+        Widths of keys and values; E where not given.
+    batch_first : bool, default False
+        Sequences are (B, N, E) rather than (N, B, E).
+    device, dtype : optional
+        Of the parameters.
+    num_kv_heads : int, optional
+        G, which divides H; H where not given. If there are fewer, the projections are separate parameters.
+    score : str, Score, callable or ScoredAttention, optional
+        How queries and keys compare within a head, as :func:`regard.attention` takes it. Of a layer, such as
+        ``GeneralAttention(D)``, and of a Score, parameters and other tensors become those of this module. A function
+        that learns comes as a module, too: of what a plain function refers to, a layer knows nothing.
+    normalizer : str or Normalizer, default "softmax"
+        Its tensors become those of this module, too.
+    rotary : Module, optional
+        ``rotary(x, offset)`` turns queries and keys (B, H, N, D) that stand at positions ``offset`` and on.
+    dropped_weights : bool, default False
+        Return the weights after dropout, as torch does in training.
+    engine : str, default "auto"
+        As :func:`regard.attention` takes it.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If an argument is wrong, in one sentence.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.nn import MultiheadAttention
+    >>> layer = MultiheadAttention(16, 4, num_kv_heads=2, batch_first=True)
+    >>> x, padding = torch.randn(3, 5, 16), torch.arange(5) >= torch.tensor([[5], [2], [0]])
+    >>> output, weights = layer(x, x, x, key_padding_mask=padding, is_causal=True)
+    >>> output.shape, weights.shape, weights.sum(-1)[:, -1].round(decimals=4)
+    (torch.Size([3, 5, 16]), torch.Size([3, 5, 5]), tensor([1., 1., 0.], grad_fn=<RoundBackward1>))
+    """
+
+    in_proj_weight: Tensor | None
+    q_proj_weight: Tensor | None
+    k_proj_weight: Tensor | None
+    v_proj_weight: Tensor | None
+    in_proj_bias: Tensor | None
+    bias_k: Tensor | None
+    bias_v: Tensor | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        num_kv_heads: int | None = None,
+        score: ScoreLike | ScoredAttention | None = None,
+        normalizer: NormalizerLike = "softmax",
+        rotary: nn.Module | None = None,
+        dropped_weights: bool = False,
+        engine: EngineLike = "auto",
+    ) -> None:
+        super().__init__()
+        self.embed_dim, self.num_heads = size(self, "embed_dim", embed_dim), size(self, "num_heads", num_heads)
+        self.kdim = embed_dim if kdim is None else size(self, "kdim", kdim)
+        self.vdim = embed_dim if vdim is None else size(self, "vdim", vdim)
+        self.num_kv_heads = num_heads if num_kv_heads is None else size(self, "num_kv_heads", num_kv_heads)
+        if embed_dim % num_heads:
+            raise rejected("MultiheadAttention", "num_heads", f"divide embed_dim {embed_dim}", num_heads)
+        if num_heads % self.num_kv_heads:
+            raise rejected("MultiheadAttention", "num_kv_heads", f"divide num_heads {num_heads}", num_kv_heads)
+        self.dropout = probability(self, "dropout", dropout)
+        self.batch_first, self.add_zero_attn, self.head_dim = batch_first, add_zero_attn, embed_dim // num_heads
+        self._extends = bool(add_bias_kv or add_zero_attn)
+        self.score, self.normalizer, self.rotary = score, normalizer, rotary
+        self.dropped_weights, self.engine = dropped_weights, engine
+        self._build(bias, add_bias_kv, {"device": device, "dtype": dtype})
+        disable_fast_path(self)
+
+    def _build(self, bias: bool, add_bias_kv: bool, where: dict[str, Any]) -> None:
+        """Make the parameters, by torch's names and in its order, and draw them in its order."""
+        E, width = self.embed_dim, self.num_kv_heads * self.head_dim
+        alike = self.kdim == self.vdim == width == E
+        packed, separate = ("in_proj_weight",), ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+        shapes = dict(zip(packed + separate, [(3 * E, E), (E, E), (width, self.kdim), (width, self.vdim)]))
+        for name in packed + separate if alike else separate + packed:
+            used = alike == (name in packed)
+            self.register_parameter(name, parameter(*shapes[name], **where) if used else None)
+        self.register_parameter("in_proj_bias", parameter(E + 2 * width, **where) if bias else None)
+        self.out_proj = OutProjection(E, E, bias=bias, **where)
+        for name in ("bias_k", "bias_v"):
+            self.register_parameter(name, parameter(1, 1, width, **where) if add_bias_kv else None)
+        self._reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, as torch's module does when it is made."""
+        self.out_proj.reset_parameters()
+        self._reset_parameters()
+        if isinstance(self.score, ScoredAttention):
+            self.score.reset_parameters()
+
+    def _reset_parameters(self) -> None:
+        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
+        for row in (self.bias_k, self.bias_v):
+            if row is not None:
+                nn.init.xavier_normal_(row)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: MaskLike | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        cache: KVCache | AttendingCache | None = None,
+        return_aux: AuxRequest | None = None,
+    ) -> tuple[Tensor, Any]:
+        """Return the output and the weights.
+
+        Parameters
+        ----------
+        query : Tensor (L, B, E), or (B, L, E) if ``batch_first``, or (L, E)
+        key, value : Tensor (S, B, Ek) and (S, B, Ev), likewise
+        key_padding_mask : Tensor (B, S), or (S,) where there is no batch, optional
+            Bool, **True hides** the key, whatever it holds (in self-attention what is not finite there counts as 0 in
+            the query, too); or float, added to the scores.
+        need_weights : bool, default True
+            Whether to return weights. That needs memory for them; ``engine="auto"`` is then the one that makes them,
+            so that the output may differ by a rounding from that without.
+        attn_mask : Tensor (L, S) or (B·H, L, S), or Mask, optional
+            Bool, **True hides** the pair; or float, added. A :mod:`regard.masks` mask shows what it shows anywhere.
+        average_attn_weights : bool, default True
+            Return the mean of the weights over heads.
+        is_causal : bool, default False
+            Also hide keys after the query; both are counted from the start, queries after the steps in the cache.
+        cache : KVCache, optional
+            Holds the keys and values of earlier steps. These come first, and masks cover all S. An object with a method
+            ``attend(layer, rows)`` computes a step itself, without masks and weights.
+        return_aux : AuxRequest, optional
+            What to tell instead of the weights, head by head.
+
+        Returns
+        -------
+        output : Tensor, as the query
+        weights : Tensor (B, L, S), or (B, H, L, S) if not averaged, or None
+            Without B where there is no batch; S counts appended keys. With ``return_aux``, an :class:`~regard.Aux`.
+        """
+        if cache is not None and not isinstance(cache, KVCache):
+            alike = query is key and key is value and key_padding_mask is None and attn_mask is None
+            return self._step(query, cache, alike and not need_weights and return_aux is None), None
+        start = 0 if cache is None else len(cache)
+        plain = query is key and key is value and key_padding_mask is None and attn_mask is None
+        if plain and self._is_usual(query):
+            batched, L = True, query.shape[1]
+            upper_left = is_causal and not start
+            mask: MaskLike | None = masks.causal(offset=start) if is_causal and start and L > 1 else None
+            q, k, v = self._in_projected(query)
+        else:
+            upper_left = False
+            if _is_nested(query) or (key is not query and _is_nested(key)) or (value is not key and _is_nested(value)):
+                if cache is not None or return_aux is not None:
+                    expected = "be dense where there is a cache or return_aux"
+                    raise rejected(type(self).__name__, "query", expected, "a nested tensor")
+                given = need_weights, attn_mask, average_attn_weights, is_causal
+                return attend_nested(self, query, key, value, key_padding_mask, *given)
+            widths = self.embed_dim, self.kdim, self.vdim
+            batched = check_inputs(type(self).__name__, (query, key, value), widths, self.batch_first)
+            if key_padding_mask is not None and not batched and key_padding_mask.dim() == 1:
+                key_padding_mask = key_padding_mask.unsqueeze(0)
+            B, L = batch_and_length(query, self.batch_first)
+            S = L if key is query else batch_and_length(key, self.batch_first)[1]
+            extent, appended = Extent(B, self.num_heads, L, start + S), self.add_zero_attn + (self.bias_k is not None)
+            check_masks(self, key_padding_mask, attn_mask, extent, appended)
+            mask = combined_mask(key_padding_mask, attn_mask, is_causal, extent, start, appended, query.device)
+            q, k, v = self._projected(query, key, value, key_padding_mask, attn_mask, extent)
+        if self.rotary is not None:
+            q, k = self.rotary(q, start), self.rotary(k, start)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        if self._extends:
+            k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
+        try:
+            output, extra = self._attend(q, k, v, mask, need_weights, return_aux, upper_left)
+        except BaseException:
+            if cache is not None:  # a call that failed has not been: it may be tried again
+                cache.truncate(start)
+            raise
+        output = self.out_proj(output.transpose(1, 2).flatten(2))
+        if isinstance(extra, Tensor):
+            extra = (extra.mean(1) if average_attn_weights else extra).to(output.dtype)
+        if not batched:
+            return output.squeeze(0), extra.squeeze(0) if isinstance(extra, Tensor) else unbatched(extra)
+        return output if self.batch_first else output.transpose(0, 1), extra
+
+    def _step(self, x: Tensor, cache: AttendingCache, plain: bool) -> Tensor:
+        """Return the output of a step of beams, whose rows are all that is given where ``plain``."""
+        batched = check_inputs(type(self).__name__, (x, x, x), (self.embed_dim,) * 3, self.batch_first)
+        if not plain or self._extends or not batched or batch_and_length(x, self.batch_first)[1] != 1:
+            expected = "be a KVCache where there are masks, several steps, other keys, or weights to tell"
+            raise rejected(type(self).__name__, "cache", expected, f"a {type(cache).__name__}")
+        steps = 1 if self.batch_first else 0
+        return cache.attend(self, x.squeeze(steps)).unsqueeze(steps)
+
+    def _is_usual(self, x: Any) -> bool:
+        """Whether a tensor is (B, N, E) and one product makes queries, keys and values of it."""
+        return (
+            self.batch_first
+            and not self._extends
+            and self.in_proj_weight is not None
+            and isinstance(x, Tensor)
+            and not x.is_nested
+            and x.dim() == 3
+            and x.shape[-1] == self.embed_dim
+            and x.is_floating_point()
+        )
+
+    def _in_projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return queries, keys and values (B, H, N, D) of one input (B, N, E)."""
+        rows = F.linear(x, cast(Tensor, self.in_proj_weight), self.in_proj_bias)
+        return rows.view(*x.shape[:2], 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def _projected(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        padding: Tensor | None,
+        attn_mask: MaskLike | None,
+        extent: Extent,
+    ) -> tuple[Tensor, ...]:
+        """Return queries (B, H, L, D), keys and values (B, G, S, D), of inputs in which nothing hidden is left."""
+        packed, is_self = query is key and key is value, query is key
+        new = slice(extent.S - batch_and_length(key, self.batch_first)[1], None)  # what came before is in a cache
+        query = as_batch_first(query, self.batch_first)
+        if padding is not None and is_self:
+            query = without_garbage(query, padding[:, new])
+        if packed:
+            key = value = query
+            if self.in_proj_weight is not None:
+                return self._in_projected(query)
+        else:
+            key, value = as_batch_first(key, self.batch_first), as_batch_first(value, self.batch_first)
+            unseen = hidden_keys(padding, attn_mask, extent, query.device)
+            if unseen is not None:
+                hidden = unseen[:, new].unsqueeze(-1)
+                key, value = torch.where(hidden, 0.0, key), torch.where(hidden, 0.0, value)
+        width = self.num_kv_heads * self.head_dim
+        sizes, bias = [self.embed_dim, width, width], self.in_proj_bias
+        separate = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        weights: Any = separate if self.in_proj_weight is None else self.in_proj_weight.split(sizes)
+        biases = [None] * 3 if bias is None else bias.split(sizes)
+        ends = [F.linear(x, weight, b) for x, weight, b in zip((query, key, value), weights, biases)]
+        return tuple([x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in ends])
+
+    def _extended(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """Return keys or values (B, G, S, D) with the learned one and the zeros after them, where there are such."""
+        B, G, _, D = rows.shape
+        after = [] if bias is None else [bias.view(1, G, 1, D).expand(B, -1, -1, -1).to(rows.dtype)]
+        after += [rows.new_zeros(B, G, 1, D)] if self.add_zero_attn else []
+        return torch.cat([rows, *after], 2) if after else rows
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: MaskLike | None,
+        need_weights: bool,
+        request: AuxRequest | None,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | Aux | None]:
+        """Return the heads' outputs (B, H, L, D), and weights (B, H, L, S) or what else is asked for."""
+        dropout_p = self.dropout if self.training else 0.0
+        parts: dict[str, Any] = {"engine": self.engine, "is_causal": is_causal, "enable_gqa": True}
+        if (score := self.score) is not None:
+            parts["score"] = resolve_part(score.score() if isinstance(score, ScoredAttention) else score)
+        if self.normalizer != "softmax":
+            parts["normalizer"] = resolve_part(self.normalizer)
+        if request is not None:
+            return attention(q, k, v, mask, dropout_p, return_aux=request, **parts)
+        if not need_weights:
+            return attention(q, k, v, mask, dropout_p, **parts), None
+        if dropout_p and self.dropped_weights:  # they are what is read from an identity matrix next to the values
+            eye = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*v.shape[:2], -1, -1)
+            both = attention(q, k, torch.cat([v, eye], -1), mask, dropout_p, **parts)
+            return both[..., : self.head_dim], both[..., self.head_dim :]
+        if self.engine == "auto":  # weights are materialized anyway: what makes them shall make the output of them
+            parts["engine"] = "reference"
+        output, aux = attention(q, k, v, mask, dropout_p, return_aux=_WEIGHTS, **parts)
+        return output, aux.weights
+
+    def extra_repr(self) -> str:
+        """Return what the layer prints: sizes first, then what is not the default."""
+        settings = [f"embed_dim={self.embed_dim}", f"num_heads={self.num_heads}"]
+        settings += [f"num_kv_heads={self.num_kv_heads}"] if self.num_kv_heads != self.num_heads else []
+        usual: dict[str, Any] = {"dropout": 0.0, "kdim": self.embed_dim, "vdim": self.embed_dim, "batch_first": False}
+        usual |= {"add_zero_attn": False, "score": None, "normalizer": "softmax", "dropped_weights": False}
+        usual |= {"engine": "auto"}
+        for name, default in usual.items():
+            value = getattr(self, name)
+            settings += [f"{name}={value!r}"] if value != default and not isinstance(value, nn.Module) else []
+        return ", ".join(settings)
+
+
+def disable_fast_path(module: MultiheadAttention) -> None:
+    """Keep torch's encoder layers from computing a module's attention without calling it, as they do in evaluation.
+
+    They do so only where this attribute of torch's module says that queries, keys and values are equally wide.
+    """
+    module._qkv_same_embed_dim = False

@@ -1,0 +1,1 @@
+"""Linear attention and fast weights."""

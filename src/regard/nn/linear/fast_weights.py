@@ -1,0 +1,256 @@
+"""Fast weights: a matrix that the sequence itself writes, by the sum rule or by the delta rule."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from regard._utils.constraints import Options, floats
+from regard._utils.mechanism import mechanism
+from regard._utils.tracing import autocast_suspended
+from regard.nn.linear.attention import ProjectedHeads
+from regard.nn.linear.recurrence import (
+    FeatureMap,
+    LinearState,
+    features,
+    initial,
+    inputs,
+    options,
+    recurrence,
+    zero_padding,
+)
+
+RULES = ("delta", "sum")
+
+#: Which norm features are divided by.
+_ORDERS = {"l1": 1, "l2": 2}
+
+
+@overload
+def fast_weights(query: Tensor, key: Tensor, value: Tensor, beta: Tensor | None = ..., *, rule: str = ..., feature_map: FeatureMap = ..., feature_norm: str | None = ..., form: str = ..., chunk: int = ..., state: tuple[Tensor, Tensor | None] | None = ..., valid_lens: Tensor | None = ..., return_state: Literal[False] = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
+@overload
+def fast_weights(query: Tensor, key: Tensor, value: Tensor, beta: Tensor | None = ..., *, rule: str = ..., feature_map: FeatureMap = ..., feature_norm: str | None = ..., form: str = ..., chunk: int = ..., state: tuple[Tensor, Tensor | None] | None = ..., valid_lens: Tensor | None = ..., return_state: Literal[True]) -> tuple[Tensor, LinearState]: ...  # noqa: E501  # fmt: skip
+def fast_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor | None = None,
+    *,
+    rule: str = "sum",
+    feature_map: FeatureMap = "identity",
+    feature_norm: str | None = None,
+    form: str = "auto",
+    chunk: int = 64,
+    state: tuple[Tensor, Tensor | None] | None = None,
+    valid_lens: Tensor | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, LinearState]:
+    """Return ``W_t φ(q_t)`` for each step t, where W is written by each step before it is read.
+
+    The sum rule adds an outer product, ``W += β v φ(k)ᵀ`` (Schmidhuber 1992); the delta rule corrects what W answers
+    to the key, ``W += β (v − W φ(k)) φ(k)ᵀ`` (Schlag 2021, arXiv 2102.11174).
+
+    Parameters
+    ----------
+    query, key : Tensor (B, H, L, E)
+    value : Tensor (B, H, L, V)
+    beta : Tensor (B, H, L), optional
+        How strongly each step writes; None is 1. The delta rule replaces what is stored under a key of norm 1 by
+        the share β of the new value.
+    rule : {"sum", "delta"}, default "sum"
+    feature_map : {"elu", "relu", "identity"} or callable, default "identity"
+        φ: elu(x) + 1, max(x, 0), x, or a function from (..., E) to (..., F) in the same dtype.
+    feature_norm : {"l1", "l2"}, optional
+        Divide φ(q) and φ(k) by this norm. "l1" is the sum of features where they are positive, as Schlag does;
+        "l2" as Yang does. The delta rule needs one, or keys of norm at most 1: with β|φ(k)|² > 2 what is stored
+        grows without bound. A row of zeros stays one.
+    form : {"auto", "parallel", "chunked", "recurrent"}, default "auto"
+        How to compute it; all agree to rounding. "recurrent" is a loop over steps, O(L·E·V). "chunked" is a loop over
+        chunks, O(L·(E·V + chunk·(E + V))): within one, the steps of the delta rule are a triangular system
+        (Yang 2024, arXiv 2406.06484). "parallel" is one chunk. "auto" is "recurrent" for one step and "chunked"
+        elsewhere.
+    chunk : int, default 64
+        The length of a chunk; it need not divide L.
+    state : LinearState, or pair (matrix, None), optional
+        W before the first step, transposed: (B, H, F, V); None is zeros.
+    valid_lens : Tensor (B,) of int, optional
+        How many steps of each sequence are real; those beyond write nothing.
+    return_state : bool, default False
+        Whether to return W after the last step too.
+
+    Returns
+    -------
+    output : Tensor (B, H, L, V)
+    state : LinearState
+        Only where asked for: matrix (B, H, F, V), normalizer None.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If an argument is wrong, in one sentence: which, what was expected, what came.
+
+    Notes
+    -----
+    Inputs in float16 and bfloat16 are summed in float32. A real key or value that is not finite shows in earlier
+    queries of its chunk.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.nn.linear.fast_weights import fast_weights
+    >>> key = torch.eye(2)[[0, 1, 0]].view(1, 1, 3, 2)  # the third step writes under the key of the first
+    >>> value = torch.tensor([1.0, 2.0, 5.0]).view(1, 1, 3, 1)
+    >>> fast_weights(key, key, value, rule="sum").flatten()
+    tensor([1., 2., 6.])
+    >>> fast_weights(key, key, value, rule="delta").flatten()
+    tensor([1., 2., 5.])
+    """
+    name = "fast_weights"
+    function = options(name, feature_map, form, chunk)
+    _rule(name, rule, feature_norm)
+    query, key, value = inputs(name, query, key, value, is_causal=True)
+    dtype, rate = query.dtype, _rate(name, beta, key)
+    with autocast_suspended(query.device.type):
+        query, key, value, real = zero_padding(name, query, key, value, valid_lens)
+        if rate is not None:
+            rate = rate.to(key.dtype).unsqueeze(-1)
+            rate = rate if real is None else torch.where(real, rate, 0.0)
+        query, key = features(name, lambda x: _unit(function(x), feature_norm), query, key, real)
+        matrix, _ = initial(name, state, key, value, normalized=False)
+        output, matrix = recurrence(query, key, value, rate, matrix, form=form, chunk=chunk, delta=rule == "delta")
+    return (output.to(dtype), LinearState(matrix)) if return_state else output.to(dtype)
+
+
+def _rule(function: str, rule: Any, feature_norm: Any) -> None:
+    Options(RULES)(function, "rule", rule)
+    Options((*_ORDERS, None))(function, "feature_norm", feature_norm)
+
+
+def _rate(function: str, beta: Any, key: Tensor) -> Tensor | None:
+    if beta is None:
+        return None
+    floats(function, "beta", beta, *key.shape[:-1])
+    return beta
+
+
+def _unit(rows: Any, norm: str | None) -> Any:
+    """Return rows divided by their norm; rows of zeros stay zeros."""
+    if norm is None or not isinstance(rows, Tensor):
+        return rows
+    total = torch.linalg.vector_norm(rows, _ORDERS[norm], -1, keepdim=True)
+    return rows / torch.where(total == 0, 1.0, total)
+
+
+@mechanism(
+    formula="W += β (v − W φ(k)) φ(k)ᵀ, or W += v φ(k)ᵀ; y = W φ(q)",
+    sources=("schmidhuber1992", "schlag2021", "yang2024"),
+    learned="W_q (C, C), W_k (C, Ck), W_v (C, Cv), W_o (C, C), biases; with the delta rule W_β (H, Ck), b_β (H)",
+    cost="O(L·E·V)",
+)
+class FastWeights(ProjectedHeads):
+    """Multi-head fast weights: each head's W is written and then read at every step, so it is causal by nature.
+
+    The delta rule, ``W += β (v − W φ(k)) φ(k)ᵀ`` with a learned β = σ(W_β x + b_β) per head and step, is that of Schlag
+    (2021, arXiv 2102.11174), computed in chunks as Yang does (2024, arXiv 2406.06484). The sum rule,
+    ``W += v φ(k)ᵀ``, is Schmidhuber's (1992). A step returns ``W φ(q)``, projected once more.
+
+    Parameters
+    ----------
+    embed_dim : int
+        Width C of queries and outputs.
+    num_heads : int
+        How many heads H; embed_dim must be a multiple. Each is C/H wide.
+    rule : {"delta", "sum"}, default "delta"
+    feature_norm : {"auto", "l1", "l2"} or None, default "auto"
+        Which norm φ(q) and φ(k) are divided by. "auto" is "l1" for the delta rule, which needs it to be stable, and
+        None for the sum rule.
+    kdim, vdim : int, optional
+        Widths of keys and values; C where they are not given.
+    bias : bool, default True
+        Whether the four projections add one.
+    feature_map : {"elu", "relu", "identity"} or callable, default "elu"
+        φ, from (B, H, L, C/H) to (B, H, L, F). One that is a module is trained along.
+    form, chunk
+        As :func:`fast_weights` takes them.
+    device, dtype : optional
+        Of the parameters.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.nn.linear.fast_weights import FastWeights
+    >>> layer = FastWeights(8, 2)
+    >>> x = torch.randn(2, 5, 8)
+    >>> y, state = layer(x, valid_lens=torch.tensor([3, 5]), return_state=True)
+    >>> y.shape, state.matrix.shape
+    (torch.Size([2, 5, 8]), torch.Size([2, 2, 4, 4]))
+    """
+
+    def __init__(
+        self, embed_dim: int, num_heads: int, *, rule: str = "delta", feature_norm: str | None = "auto", **options: Any
+    ) -> None:
+        super().__init__(embed_dim, num_heads, **options)
+        if feature_norm == "auto":
+            feature_norm = "l1" if rule == "delta" else None
+        _rule(type(self).__name__, rule, feature_norm)
+        self.rule, self.feature_norm = rule, feature_norm
+        where = self.out_proj.weight
+        self.beta_proj = (
+            nn.Linear(self.kdim, self.num_heads, device=where.device, dtype=where.dtype) if rule == "delta" else None
+        )
+        self.reset_parameters()
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        valid_lens: Tensor | None = None,
+        *,
+        state: tuple[Tensor, Tensor | None] | None = None,
+        return_state: bool = False,
+    ) -> Tensor | tuple[Tensor, LinearState]:
+        """Return what each step reads.
+
+        Parameters
+        ----------
+        query : Tensor (B, L, C)
+        key : Tensor (B, L, Ck), optional
+            The queries where none are given; then padded queries are read as zeros.
+        value : Tensor (B, L, Cv), optional
+            The keys where none are given.
+        valid_lens : Tensor (B,) of int, optional
+            How many steps of each sequence are real; those beyond write nothing.
+        state : LinearState, optional
+            That after the steps before.
+        return_state : bool, default False
+            Whether to return the state too.
+
+        Returns
+        -------
+        output : Tensor (B, L, C)
+        state : LinearState
+            Only where asked for.
+        """
+        q, k, v, x = self._project(query, key, value, valid_lens)
+        answer = fast_weights(
+            q,
+            k,
+            v,
+            None if self.beta_proj is None else self.beta_proj(x).sigmoid().transpose(1, 2),
+            rule=self.rule,
+            feature_map=self.feature_map,
+            feature_norm=self.feature_norm,
+            form=self.form,
+            chunk=self.chunk,
+            state=state,
+            valid_lens=valid_lens,
+            return_state=True,
+        )
+        return self._merge(answer, return_state)
+
+    def extra_repr(self) -> str:
+        """Return the settings that the layer prints besides its projections."""
+        return f"{super().extra_repr()}, rule={self.rule!r}"

@@ -1,0 +1,131 @@
+"""Self-attention of language models by sums of features: a token costs the same however many came before."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from regard._utils.constraints import floats
+from regard._utils.errors import described, rejected
+from regard._utils.mechanism import mechanism
+from regard.masks import MaskLike
+from regard.masks.documents import Documents
+from regard.nn.heads.self_attention import GroupedProjections
+from regard.nn.linear.attention import linear_attention
+from regard.nn.linear.cache import LinearCache
+from regard.nn.linear.recurrence import FeatureMap, options
+
+#: Feature maps that are nowhere negative, so that weights can be divided by their sum.
+FEATURE_MAPS = ("elu", "relu")
+
+
+@mechanism(
+    formula="φ(Q)(φ(K)ᵀV) / φ(Q)(φ(K)ᵀ1) over earlier tokens · W_O",
+    sources=("katharopoulos2020", "ainslie2023"),
+    learned="W_QKV ((H + 2·G)·D, E), W_O (E, H·D), biases",
+    cost="O(L·E² + L·E·D)",
+)
+class LinearSelfAttention(GroupedProjections):
+    """Causal :class:`SelfAttention` in which weights are products of features, ``φ(q)·φ(k) / Σ φ(q)·φ(k)``.
+
+    Its cache is of one size: the sums of :func:`linear_attention` (Katharopoulos 2020, arXiv 2006.16236). Head h reads
+    the keys and values of group ``h // (H/G)`` (Ainslie 2023, arXiv 2305.13245). There are no
+    scores that a mask could hide, a bias could change or a normalizer could weigh; documents can be told apart.
+
+    Parameters
+    ----------
+    embed_dim, num_heads : int
+        E and H.
+    feature_map : {"elu", "relu"} or callable, default "elu"
+        φ, as :func:`linear_attention` takes it; not negative.
+    num_kv_heads, head_dim, bias, out_bias, device, dtype : optional
+        As :class:`SelfAttention` has them.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.nn import LinearCache, LinearSelfAttention
+    >>> layer, x, cache = LinearSelfAttention(16, 4, num_kv_heads=2).eval(), torch.randn(3, 5, 16), LinearCache()
+    >>> with torch.no_grad():
+    ...     steps = [layer(t, cache=cache) for t in x.split(1, 1)]
+    >>> torch.allclose(torch.cat(steps, 1), layer(x), atol=1e-5)
+    True
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        feature_map: FeatureMap = "elu",
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = True,
+        out_bias: bool | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        options("LinearSelfAttention", feature_map, "auto", 64)
+        sizes: dict[str, Any] = {"num_kv_heads": num_kv_heads, "head_dim": head_dim}
+        super().__init__(embed_dim, num_heads, **sizes, bias=bias, out_bias=out_bias, device=device, dtype=dtype)
+        self.feature_map = feature_map
+        self.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor,
+        attn_mask: MaskLike | None = None,
+        *,
+        rotation: None = None,
+        cache: LinearCache | None = None,
+        return_aux: None = None,
+    ) -> Tensor:
+        """Return rows (B, L, E), each of which reads the rows before it and itself.
+
+        Parameters
+        ----------
+        x : Tensor (B, L, E)
+        attn_mask : Mask, optional
+            ``masks.document(ids)``: rows read their own document alone, neighbours with equal numbers. No other mask.
+        cache : LinearCache, optional
+            The sums over earlier steps; those of ``x`` are added.
+        rotation, return_aux : None
+            There are no scores that positions could turn, or that could be told.
+        """
+        x = floats(self, "x", x, "B", "L", self.embed_dim)
+        for name, given in (("rotation", rotation), ("return_aux", return_aux), ("context", self.context)):
+            if given is not None:
+                self._refuse(name, "be None", given)
+        q, k, v = self.projected(x)
+        if (repeats := q.shape[1] // k.shape[1]) > 1:
+            k, v = (each.repeat_interleave(repeats, 1) for each in (k, v))
+        output, state = linear_attention(
+            q,
+            k,
+            v,
+            feature_map=self.feature_map,
+            is_causal=True,
+            state=None if cache is None else cache.state,
+            documents=self._documents(attn_mask),
+            return_state=True,
+        )
+        if cache is not None:
+            cache.advance(state, x.shape[1])
+        rows: Tensor = self.out(output.transpose(1, 2).flatten(2))
+        return rows
+
+    def _documents(self, mask: MaskLike | None) -> Tensor | None:
+        if mask is None:
+            return None
+        if not isinstance(mask, Documents) or mask.kv_ids is not None:
+            self._refuse("attn_mask", "be None or masks.document(ids), as linear attention has no scores to hide", mask)
+        return mask.ids
+
+    def _refuse(self, name: str, expected: str, given: object) -> NoReturn:
+        raise rejected("LinearSelfAttention", name, expected, described(given))
+
+    def extra_repr(self) -> str:
+        """Return the sizes, and the features."""
+        name = self.feature_map if isinstance(self.feature_map, str) else getattr(self.feature_map, "__name__", "φ")
+        return f"{super().extra_repr()}, feature_map={name!r}"

@@ -1,0 +1,336 @@
+"""Bandwidths: rules of thumb, leave-one-out search, and gradient descent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from regard import masks
+from regard.regression._sums.evaluator import Evaluator, Plan
+from regard.regression._sums.smoother import Estimate, Smoother
+
+# A progress bar for whoever asked for one -----------------------------------------------------------------------------
+
+
+@contextmanager
+def progress(verbose: int, what: str, total: int | None) -> Iterator[Callable[[int, str], None]]:
+    """Show a bar while the block runs; what it yields is called with steps done and a word about how it stands."""
+    if not verbose:
+        yield _silent
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
+               TextColumn("{task.fields[note]}"))  # fmt: skip
+    # As text in notebooks, too: for a widget rich needs ipywidgets, and without it warns at each step.
+    with Progress(*columns, console=Console(stderr=True, force_jupyter=False)) as bars:
+        task = bars.add_task(what, total=total, note="")
+
+        def advance(steps: int, note: str = "") -> None:
+            bars.update(task, advance=steps)
+            if note:
+                bars.update(task, note=note)
+
+        yield advance
+
+
+def _silent(steps: int, note: str = "") -> None:
+    """Tell nobody."""
+
+
+# Select a bandwidth: by rules of thumb, or by the least leave-one-out error, searched or learned by gradient ----------
+
+
+#: Bandwidths of the first look, per factor of ten, and points that it leaves out at most.
+STEPS, LOOK = 5, 2048
+#: The widest, in spreads of the data.
+WIDEST = 10.0
+#: Minima of the first look that are searched, and how exactly, as a share of the bandwidth.
+SEARCHED, EXACT = 3, 1e-3
+#: How much the error rises, as a factor, between two minima of a look at few points that are both searched.
+DEEP = 1.01
+#: How much closer a search looks in each round, and where the error jumps, as that of compact kernels does.
+CLOSER, CLOSER_JUMPY = 8, 2
+#: Bandwidths that share a look at tiles.
+LOOKED = 4
+#: Points that are predicted by tiles before a gradient is taken.
+GRAPH = 1 << 14
+#: How far a learned bandwidth may go from where it began, as a factor.
+FAR = 1e3
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The leave-one-out error at some bandwidths: narrow to wide after a search, in the order tried after learning.
+
+    Attributes
+    ----------
+    bandwidths : ndarray (m, n_features)
+    errors : ndarray (m,)
+    """
+
+    bandwidths: np.ndarray
+    errors: np.ndarray
+
+
+def rule_of_thumb(rule: str, count: float, width: int) -> float:
+    """Return the bandwidth in spreads that a rule gives ``count`` points of ``width`` features.
+
+    Scott's: ``n^(−1/(d+4))``; Silverman's: ``(n (d+2) / 4)^(−1/(d+4))``.
+
+    Examples
+    --------
+    >>> round(rule_of_thumb("scott", 1000, 1), 4), round(rule_of_thumb("silverman", 1000, 1), 4)
+    (0.2512, 0.2661)
+    """
+    base = count if rule == "scott" else count * (width + 2) / 4
+    return base ** (-1 / (width + 4))
+
+
+class LeaveOneOut:
+    """Leave-one-out cross-validation: the error of predicting each point from all the others.
+
+    Parameters
+    ----------
+    smoother : Smoother
+    nearest : bool
+        A point that nobody else reaches is predicted by its nearest neighbour's target; else by the mean of the others.
+    evaluator : Evaluator
+        Chooses the method; of the smoother's points.
+    rows : Tensor (R,), int64, optional
+        The points that are left out, one at a time; all by default.
+    """
+
+    def __init__(self, smoother: Smoother, nearest: bool, evaluator: Evaluator, rows: Tensor | None = None) -> None:
+        self._double, self.nearest, self.evaluator = smoother, nearest, evaluator
+        # What all pairs are compared in.
+        self.smoother = smoother = smoother if smoother.order else smoother.to(evaluator.dtype)
+        self.rows = torch.arange(len(smoother.key), device=smoother.key.device) if rows is None else rows
+        # The mask of all points at once holds no tensor, so that later calls find all that it means to an engine.
+        self._every = masks.leave_one_out() if rows is None and len(self.rows) <= smoother.rows_at_once else None
+        weight = smoother.point_weights()
+        self._share = weight[self.rows, 0] / weight[self.rows, 0].sum()
+
+    def predict(self, bandwidth: Tensor, rows: Tensor, plan: Plan) -> Estimate:
+        """Return the predictions of points ``rows`` (r,) from the others, for a bandwidth per feature (n_features,).
+
+        Those that nobody reaches are marked, and have what stands in for it. Several bandwidths (W, n_features) are
+        multiples of one, and all that is returned begins with W.
+        """
+        query = self.smoother.key[rows]
+        if plan.method == "exact":
+            self.evaluator.plan = plan
+            mask = masks.leave_one_out(rows) if self._every is None else self._every
+            found = self.smoother.estimate(query, bandwidth.to(query.dtype), mask)
+        else:
+            own, width = self._double.key[rows], bandwidth.to(self._double.key.dtype)
+            found = self.evaluator.estimate(self._double, own, width, rows, plan=plan)
+            found = replace(found, mean=found.mean.to(query.dtype))
+        lost = ~found.reached
+        if not bool(lost.any()):
+            return found
+        some = lost.reshape(-1, len(rows)).any(0)
+        target, own = self.smoother.target, rows[some]
+        stand_in = torch.zeros_like(target[rows])
+        if self.nearest:
+            unit = bandwidth.detach().reshape(-1, bandwidth.shape[-1])[0]
+            near = self.evaluator.nearest(self._double, self._double.key[own], unit.to(self._double.key), own)
+            stand_in[some] = torch.where((near >= 0)[:, None], target[near.clamp(min=0)], 0.0)
+        else:
+            weight = self.smoother.point_weights()
+            rest = (weight.sum() - weight[own]).clamp(min=torch.finfo(weight.dtype).tiny)
+            stand_in[some] = ((weight * target).sum(0) - weight[own] * target[own]) / rest
+        return Estimate(torch.where(lost[..., None], stand_in, found.mean), found.reached)
+
+    def _plan(self, bandwidth: Tensor, sharing: int = 1) -> Plan:
+        """Return how all rows are to be predicted, where so many bandwidths are sharing what looks at tiles take."""
+        width = bandwidth.detach().to(self._double.key)
+        return self.evaluator.choose(self._double, len(self.rows), width, sharing=sharing)
+
+    def _parts(self, bandwidth: Tensor, plan: Plan) -> int:
+        """Return how many rows are predicted at once."""
+        if plan.method == "exact":
+            return self.smoother.rows_at_once
+        return GRAPH if plan.method == "tiles" and bandwidth.requires_grad else len(self.rows)
+
+    def predictions(self, bandwidth: Tensor) -> Estimate:
+        """Return the predictions of all rows."""
+        plan = self._plan(bandwidth)
+        parts = self.rows.split(self._parts(bandwidth, plan))
+        return Estimate.cat([self.predict(bandwidth, rows, plan) for rows in parts])
+
+    def error(self, bandwidth: Tensor, plan: Plan | None = None) -> Tensor:
+        """Return the mean squared error, each point counted by its weight; its gradient too, where that is wanted.
+
+        Of several bandwidths (W, n_features), multiples of one, with the plan that they share: (W,).
+        """
+        plan = plan or self._plan(bandwidth)
+        total = bandwidth.new_zeros(bandwidth.shape[:-1])
+        size = self._parts(bandwidth, plan)
+        for rows, share in zip(self.rows.split(size), self._share.split(size)):
+            squares = (self.predict(bandwidth, rows, plan).mean - self.smoother.target[rows]).square().mean(-1)
+            part = (squares * share).sum(-1)
+            if part.requires_grad and len(rows) < len(self.rows):
+                # One part's graph at a time.
+                (slope,) = torch.autograd.grad(part, bandwidth)
+                part = part.detach() + (slope * (bandwidth - bandwidth.detach())).sum()
+            total = total + part
+        return total
+
+    @torch.no_grad()
+    def errors(self, bandwidths: Tensor) -> Iterator[float]:
+        """Yield the error of each of several bandwidths (W, n_features), multiples of one.
+
+        Bandwidths next to each other share calls where few points are compared, and looks at tiles.
+        """
+        together = {"exact": max(1, self.smoother.rows_at_once // len(self.smoother.key)), "tiles": LOOKED, "nufft": 1}
+        sharing = min(len(bandwidths), LOOKED)
+        planned = [(self._plan(each, sharing), each) for each in bandwidths.to(self.smoother.key)]
+        for method, some in groupby(planned, key=lambda each: each[0].method):
+            group = list(some)
+            for i in range(0, len(group), together[method]):
+                part = group[i : i + together[method]]
+                widths = torch.stack([each for _, each in part])
+                yield from self.error(widths if len(part) > 1 else widths[0], part[-1][0]).reshape(-1).tolist()
+
+
+@dataclass
+class ParabolaSearch:
+    """Search a minimum of a function of an integer, three places at a time, around the vertex of a parabola.
+
+    Attributes
+    ----------
+    low, high : int
+        The minimum lies between them.
+    center, step : int
+        The next places are ``center`` and those a ``step`` away on both sides; without a step the search is over.
+    closer : int
+        The factor by which a step becomes shorter once the vertex lies among the places.
+    """
+
+    low: int
+    high: int
+    center: int
+    step: int
+    closer: int
+
+    @property
+    def places(self) -> list[int]:
+        """The places at which the function's values are wanted."""
+        return [min(max(self.center + way * self.step, self.low), self.high) for way in (-1, 0, 1)]
+
+    def advance(self, value: dict[int, float]) -> None:
+        """Move to the vertex of the parabola through the places, and come closer where it lies among them."""
+        left, middle, right = self.places
+        vertex = min((middle, left, right), key=lambda place: value[place])
+        inside = vertex == middle
+        fall, rise = value[middle] - value[left], value[right] - value[middle]
+        before, after = middle - left, right - middle
+        bend = before * rise - after * fall
+        if 0 < bend < math.inf:
+            vertex = middle - round((before**2 * rise + after**2 * fall) / (2 * bend))
+            inside = left < vertex < right
+        if inside:
+            self.step //= self.closer
+        elif vertex < middle:
+            self.high = middle
+        else:
+            self.low = middle
+        self.center = min(max(vertex, self.low), self.high)
+
+
+def search_bandwidth(loo: LeaveOneOut, look: LeaveOneOut | None, unit: Tensor, verbose: int) -> tuple[Tensor, Curve]:
+    """Return the multiple of ``unit`` (n_features,) with the least leave-one-out error, and the errors that were seen.
+
+    There may be several minima: bandwidths a factor apart are looked at first, by ``look`` if it is given, which leaves
+    out fewer points than ``loo``. The lowest few minima among them are then searched side by side.
+    """
+    count = len(loo.smoother.key)
+    narrow = 0.25 * min(rule_of_thumb("scott", count, len(unit)), count ** (-1 / len(unit)))
+    intervals = max(8, round(STEPS * math.log10(WIDEST / narrow)))
+    spacing = round(math.log(WIDEST / narrow) / intervals / EXACT)
+    grid = range(0, (intervals + 1) * spacing, spacing)
+    closer = CLOSER_JUMPY if loo.smoother.kernel.form.compact else CLOSER
+
+    def bandwidths(places: list[int]) -> Tensor:
+        """Return those so many steps of ``EXACT`` wider than the narrowest."""
+        return narrow * torch.exp(EXACT * torch.tensor(places).to(unit))[:, None] * unit
+
+    seen: dict[int, float] = {}
+    first = seen if look is None else {}
+    with progress(verbose, "bandwidth", None) as report:
+
+        def measure(by: LeaveOneOut, errors: dict[int, float], places: Iterable[int]) -> None:
+            new = sorted(set(places) - errors.keys())
+            for place, error in zip(new, by.errors(bandwidths(new))):
+                errors[place] = error
+                report(1, f"error {min(errors.values()):.4g}")
+
+        measure(look or loo, first, grid)
+        padded = [math.inf, *(first[place] for place in grid), math.inf]
+        minima = [i for i in range(len(grid)) if padded[i] >= padded[i + 1] <= padded[i + 2]]
+        # The lowest of few points may lie beside the lowest of all, which a search then goes on to.
+        reach = 1 if look is None else intervals
+        starts: list[int] = []
+        for i in sorted(minima, key=lambda i: padded[i + 1]):
+            between = [padded[min(i, other) + 1 : max(i, other) + 2] for other in starts]
+            if look is None or all(max(each) > DEEP * padded[i + 1] for each in between):
+                starts.append(i)
+        searches = [
+            ParabolaSearch(grid[max(i - reach, 0)], grid[min(i + reach, intervals)], grid[i], spacing, closer)
+            for i in starts[:SEARCHED]
+        ]
+        for search in searches:
+            search.advance(first)
+        while any(search.step for search in searches):
+            measure(loo, seen, [place for search in searches for place in search.places])
+            for search in searches:
+                search.advance(seen)
+        measure(loo, seen, [search.center for search in searches])
+    places = sorted(seen)
+    curve = Curve(bandwidths(places).cpu().numpy(), np.array([seen[place] for place in places]))
+    best = int(curve.errors.argmin())
+    return torch.from_numpy(curve.bandwidths[best]), curve
+
+
+def learn_bandwidths(
+    loo: LeaveOneOut, begin: Tensor, max_iter: int, tol: float, verbose: int
+) -> tuple[Tensor, int, Curve]:
+    """Return a bandwidth for each feature by gradient descent (L-BFGS) on the leave-one-out error.
+
+    It ends when an iteration gains less than a share ``tol`` of the error, or after ``max_iter`` iterations; what is
+    returned is the best that was seen, with the number of iterations.
+    """
+    unit = float(loo.error(begin)) or 1.0  # the search measures its gains against 1
+    best = (unit, begin)
+    gone = [(begin.double().cpu().numpy(), unit)]
+
+    def step(logs: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal best
+        log_width = torch.from_numpy(logs).to(begin).requires_grad_()
+        error = loo.error(log_width.exp())
+        (slope,) = torch.autograd.grad(error, log_width)
+        value = float(error.detach())
+        gone.append((np.exp(logs), value))
+        if value < best[0]:
+            best = (value, log_width.detach().exp())
+        return value / unit, torch.nan_to_num(slope).double().cpu().numpy() / unit
+
+    start = begin.log().double().cpu().numpy()
+    bounds = [(at - np.log(FAR), at + np.log(FAR)) for at in start]
+    with progress(verbose, "bandwidths", max_iter) as report, torch.enable_grad():
+        found = minimize(
+            step, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": max_iter, "ftol": tol},
+            callback=lambda _: report(1, f"error {best[0]:.4g}"),
+        )  # fmt: skip
+    curve = Curve(np.stack([widths for widths, _ in gone]), np.array([error for _, error in gone]))
+    return best[1], max(int(found.nit), 1), curve

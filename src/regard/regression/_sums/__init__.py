@@ -1,0 +1,1 @@
+"""Sums over training points, by the method that suits them."""

@@ -1,0 +1,580 @@
+"""Sums of Gaussians by non-uniform Fourier transforms, with bounds on their errors.
+
+Coordinates are in bandwidths about each query, and targets in units of their own standard deviation. Terms of first
+order and their products are added up and doubled, which covers what is of higher order while relative errors stay below
+1/8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.regression._sums.smoother import Averages, Estimate, Smoother, symmetric
+
+# How errors of sums become errors of an estimate ----------------------------------------------------------------------
+
+
+#: Relative errors up to which a bound holds, and what a spread must be beside the largest for a line to have a slope.
+SMALL, STEEP = 1 / 8, 1e-8
+#: Degrees of freedom, as a share, below which nothing is said of a deviation.
+LEAST_FREEDOM = 1e-6
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Averages at L queries with what each may be wrong by.
+
+    Attributes
+    ----------
+    total : Tensor (L,)
+        The sum of weights.
+    error : Tensor ()
+        What it may be wrong by.
+    target, target_error : Tensor (L, M)
+        Averages of targets y.
+    center, center_error : Tensor (L, C)
+        Of coordinates u; without a line C is 0, here and below.
+    square, square_error : Tensor (L, C, C)
+        Of u uᵀ.
+    cross, cross_error : Tensor (L, C, M)
+        Of u yᵀ.
+    """
+
+    total: Tensor
+    error: Tensor
+    target: Tensor
+    target_error: Tensor
+    center: Tensor
+    center_error: Tensor
+    square: Tensor
+    square_error: Tensor
+    cross: Tensor
+    cross_error: Tensor
+
+    @cached_property
+    def known(self) -> Tensor:
+        """Whether anything is known of a query (L,)."""
+        known = self.error <= SMALL * self.total
+        if self.center.shape[1]:
+            values = torch.linalg.eigvalsh(self._covariance)
+            least = torch.maximum(self._covariance_error.flatten(1).norm(dim=1) / SMALL, STEEP * values[:, -1])
+            known = known & (values[:, 0] > least)
+        return known
+
+    @cached_property
+    def _covariance(self) -> Tensor:
+        return self.square - _outer(self.center, self.center)
+
+    @cached_property
+    def _covariance_error(self) -> Tensor:
+        g, e = self.center.abs(), self.center_error
+        return self.square_error + _outer(g, e) + _outer(e, g) + _outer(e, e)
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        eye = torch.eye(self.center.shape[1]).to(self.center)
+        return torch.linalg.inv(torch.where(self.known[:, None, None], self._covariance, eye))
+
+    @cached_property
+    def _cross_error(self) -> Tensor:
+        g, y = self.center.abs(), self.target.abs()
+        return (
+            self.cross_error + _outer(g, self.target_error) + _outer(self.center_error, y)
+            + _outer(self.center_error, self.target_error)
+        )  # fmt: skip
+
+    @cached_property
+    def _slope(self) -> Tensor:
+        """The slopes of the line (L, C, M)."""
+        return self._inverse @ (self.cross - _outer(self.center, self.target))
+
+    @cached_property
+    def _push(self) -> Tensor:
+        """What errors of the covariances do to the slopes' equations (L, C, M)."""
+        return self._cross_error + self._covariance_error @ self._slope.abs()
+
+    def of_mean(self) -> Tensor:
+        """Return what the prediction may be wrong by (L, M)."""
+        lever = (self._inverse @ self.center[..., None]).abs() + self._inverse.abs() @ self.center_error[..., None]
+        first = self.target_error + (self.center_error[..., None] * self._slope.abs()).sum(1)
+        return 2 * (first + (lever * self._push).sum(1))
+
+    def of_deviation(self, square: Tensor, square_error: Tensor, repeated: Squared) -> Tensor:
+        """Return what the standard deviation may be wrong by (L, M), infinite where nothing is known of it.
+
+        Given averages of y² (L, M), their errors, and sums by squared weights.
+        """
+        explained = (self._slope * (self.cross - _outer(self.center, self.target))).sum(1)
+        variance = square - self.target.square() - explained
+        freedom, freedom_error = self._freedom(repeated)
+        wrong = self._variance_error(square_error) / variance + (freedom_error / freedom)[:, None]
+        known = (variance > 0) & (wrong <= 0.5) & (freedom > LEAST_FREEDOM)[:, None]
+        return torch.where(known, (variance / freedom[:, None]).clamp(min=0).sqrt() * wrong, torch.inf)
+
+    def _variance_error(self, square_error: Tensor) -> Tensor:
+        level = square_error + (2 * self.target.abs() + self.target_error) * self.target_error
+        line = (2 * self._slope.abs() + self._inverse.abs() @ self._push) * self._push
+        return 2 * (level + line.sum(1))
+
+    def _freedom(self, by: Squared) -> tuple[Tensor, Tensor]:
+        """Return the degrees of freedom as a share (L,), and what they may be wrong by."""
+        if not self.center.shape[1]:
+            return 1 - by.level, 2 * by.level_error
+        g, d = self.center, self.center_error
+        cross = _outer(by.center, g)
+        cross_error = _outer(by.center.abs(), d) + _outer(by.center_error, g.abs())
+        level, level_error = by.level[:, None, None], by.level_error[:, None, None]
+        about = by.square - cross - cross.mT + level * _outer(g, g)
+        error = by.square_error + cross_error + cross_error.mT
+        error = error + level_error * _outer(g.abs(), g.abs()) + 2 * level * _outer(g.abs(), d)
+        inverse = self._inverse
+        trace_error = (inverse.abs() * error).sum((1, 2))
+        trace_error = trace_error + ((inverse @ about @ inverse).abs() * self._covariance_error).sum((1, 2))
+        return 1 - by.level - (inverse * about).sum((1, 2)), 2 * (by.level_error + trace_error)
+
+
+@dataclass(frozen=True)
+class Squared:
+    """Sums of 1 (L,), u (L, C) and u uᵀ (L, C, C) by squares of weights that sum to 1, with their errors."""
+
+    level: Tensor
+    level_error: Tensor
+    center: Tensor
+    center_error: Tensor
+    square: Tensor
+    square_error: Tensor
+
+
+def _outer(one: Tensor, other: Tensor) -> Tensor:
+    return one.unsqueeze(-1) * other.unsqueeze(-2)
+
+
+# Sums of Gaussians at scattered points by a non-uniform Fourier transform forth and back, with a bound on their error
+# A Gaussian in units of its bandwidth, repeated along each axis with a period T, is a Fourier series with coefficients
+# ``√(2π)/T exp(−κ²/2)`` at frequencies κ = 2πk/T. So ``Σ_i c_i K(q − x_i)`` is the transform of the points (type 1),
+# times these coefficients, transformed to the queries (type 2). ``u^b K(u)`` with u = x − q has the same series times a
+# polynomial in iκ, by ``u^(b+1) K = ∂_q (u^b K) + b u^(b−1) K``: moments about each query cost no further transform of
+# the points, and nothing cancels. Two real columns are the parts of a complex one.
+#
+# The error of a sum is at most, with ε what the transform was asked for,
+#
+# * ``Σ|c| · (4ε + ρ) · Σ_κ |coefficient|`` from type 1, since that of many points is no larger than the sum of theirs,
+# * ``(4ε₂ + ρ) · Σ_κ |coefficient · transform|`` from type 2, whose ε₂ may be larger since the transform is known here,
+# * ``Σ|c|`` times the coefficients beyond the last frequency and the kernel of the nearest images,
+#
+# with ρ = 2⁻⁵² times the number of frequencies along the axes, for rounding. finufft's error at one point, weighed by
+# the coefficients, was measured as at most ε plus a seventh of ρ; tests/regard/regression/test_fourier_sums.py
+# holds it to this.
+
+
+#: Coordinates that there may be.
+AXES = 3
+#: Bandwidths beyond the box of the points within which queries may lie.
+MARGIN = 2.0
+#: By how much the error may exceed what finufft is asked for, and the least and most that it is asked for.
+SAFETY, FINEST, COARSEST = 4.0, 1e-14, 1e-7
+
+#: Exponents of u along each axis.
+Power = tuple[int, ...]
+
+
+def require_finufft() -> None:
+    """Raise ModuleNotFoundError where finufft is missing."""
+    if not has_finufft():
+        raise ModuleNotFoundError(
+            "method='nufft' needs finufft, which is missing: pip install 'regard[nufft]'", name="finufft"
+        )
+
+
+def has_finufft() -> bool:
+    """Return whether finufft is installed."""
+    return find_spec("finufft") is not None
+
+
+@dataclass(frozen=True)
+class Series:
+    """The Fourier series of the Gaussian on a box.
+
+    Attributes
+    ----------
+    low, high : ndarray (C,)
+        The box of the points, in bandwidths.
+    eps : float
+        The error that the transforms are asked for.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    eps: float
+
+    @cached_property
+    def reach(self) -> float:
+        """Where the kernel, and its coefficients, may end; a little further than ε, for the moments."""
+        return math.sqrt(-2 * math.log(self.eps)) + 0.5
+
+    @cached_property
+    def period(self) -> np.ndarray:
+        """The period along each axis (C,), in bandwidths."""
+        return self.high - self.low + MARGIN + self.reach
+
+    @cached_property
+    def size(self) -> float:
+        """Number of frequencies; a float, since there may be too many to count."""
+        return float(np.prod(2.0 * np.ceil(self.reach * self.period / (2 * math.pi)) + 1))
+
+    @cached_property
+    def modes(self) -> tuple[int, ...]:
+        """The number of frequencies along each axis."""
+        return tuple(2 * math.ceil(self.reach * period / (2 * math.pi)) + 1 for period in self.period.tolist())
+
+    @property
+    def bytes(self) -> float:
+        """Memory of one transform's grids: frequencies, and twice as many places along each axis."""
+        return 16 * self.size * (1 + 2.2 ** len(self.low))
+
+    @property
+    def rounding(self) -> float:
+        """What rounding of coordinates adds to ε."""
+        return float(np.finfo(np.float64).eps) * sum(self.modes)
+
+    def angles(self, points: np.ndarray, axis: int) -> np.ndarray:
+        """Return coordinates along an axis, in bandwidths, as angles."""
+        middle = (self.high[axis] + self.low[axis]) / 2
+        return np.ascontiguousarray((points - middle) * (2 * math.pi / self.period[axis]))
+
+    def coefficients(self, axis: int, power: int) -> np.ndarray:
+        """Return the coefficients of ``u^power K(u)`` along an axis (n,)."""
+        n = self.modes[axis]
+        return self._coefficients(axis, power, np.arange(-(n // 2), n // 2 + 1))
+
+    def _coefficients(self, axis: int, power: int, k: np.ndarray) -> np.ndarray:
+        frequency = k * (2 * math.pi / self.period[axis])
+        before, now = np.zeros(len(k), complex), np.ones(len(k), complex)
+        for b in range(power):
+            before, now = now, 1j * frequency * now + b * before
+        return now * (math.sqrt(2 * math.pi) / self.period[axis] * np.exp(-0.5 * frequency**2))
+
+    def total(self, power: Power) -> float:
+        """Return the sum of the sizes of all coefficients."""
+        return float(np.prod([np.abs(self.coefficients(axis, b)).sum() for axis, b in enumerate(power)]))
+
+    def cut(self, power: Power) -> float:
+        """Return how far the series is from ``u^power K(u)`` at most: what is cut from it, and the nearest images."""
+        tops, errors = [], []
+        for axis, b in enumerate(power):
+            last = self.modes[axis] // 2
+            further = np.arange(last + 1, last + 2 + math.ceil(8 * self.period[axis] / (2 * math.pi)))
+            beyond = 2 * np.abs(self._coefficients(axis, b, further)).sum()
+            images = self.reach + self.period[axis] * np.arange(3)
+            errors.append(beyond + 2 * (images**b * np.exp(-0.5 * images**2)).sum())
+            tops.append(max(1.0, (b / math.e) ** (b / 2)) + errors[-1])
+        return float(sum(error * np.prod(tops[:i] + tops[i + 1 :]) for i, error in enumerate(errors)))
+
+
+class FourierSums:
+    """Weighted sums of Gaussians about points that are transformed once.
+
+    Parameters
+    ----------
+    series : Series
+    points : sequence of C ndarrays (N,)
+        Coordinates in bandwidths.
+    columns : ndarray (R, N)
+        Real weights.
+    """
+
+    def __init__(self, series: Series, points: Sequence[np.ndarray], columns: Sequence[np.ndarray]) -> None:
+        self.series, self.count = series, len(columns)
+        plan = _plan(1, series, series.eps)
+        plan.setpts(*(series.angles(each, axis) for axis, each in enumerate(points)))
+        transforms, norms = [], []
+        for first in range(0, len(columns), 2):
+            pair = columns[first : first + 2]
+            strengths = np.empty(len(pair[0]), complex)
+            strengths.real, strengths.imag = pair[0], pair[1] if len(pair) > 1 else 0.0
+            norms.append(float(np.abs(strengths).sum()))
+            transforms.append(plan.execute(strengths))
+        self._transforms, self._norms = transforms, norms
+
+    @property
+    def bytes(self) -> int:
+        """What is held."""
+        return sum(each.nbytes for each in self._transforms)
+
+    def at(self, query: Sequence[np.ndarray], powers: Sequence[Power]) -> np.ndarray:
+        """Return ``Σ_i c_i u^power K(u)`` with u = x_i − q at queries, of each column and power (R, powers, L)."""
+        plan = _plan(2, self.series, self._eps_back)
+        plan.setpts(*(self.series.angles(each, axis) for axis, each in enumerate(query)))
+        found = np.empty((2 * len(self._transforms), len(powers), len(query[0])))
+        for p, power in enumerate(powers):
+            for i, transform in enumerate(self._transforms):
+                grid = transform
+                for axis, b in enumerate(power):
+                    shape = [-1 if other == axis else 1 for other in range(len(power))]
+                    grid = grid * self.series.coefficients(axis, b).reshape(shape)
+                sums = plan.execute(grid)
+                found[2 * i, p], found[2 * i + 1, p] = sums.real, sums.imag
+        return found[: self.count]
+
+    def errors(self, powers: Sequence[Power]) -> np.ndarray:
+        """Return the largest error of these sums (R, powers)."""
+        series = self.series
+        found = np.empty((2 * len(self._transforms), len(powers)))
+        for p, power in enumerate(powers):
+            forth = (SAFETY * series.eps + series.rounding) * series.total(power) + series.cut(power)
+            for i, norm in enumerate(self._norms):
+                back = (SAFETY * self._eps_back + series.rounding) * self._size_back(i, power)
+                found[2 * i : 2 * i + 2, p] = norm * forth + back
+        return found[: self.count]
+
+    @cached_property
+    def _eps_back(self) -> float:
+        """What the transform back may be asked for, so that it adds no more than the one forth."""
+        level = (0,) * len(self.series.low)
+        ratios = [
+            norm * self.series.total(level) / max(self._size_back(i, level), np.finfo(float).tiny)
+            for i, norm in enumerate(self._norms)
+        ]
+        return float(min(max(self.series.eps, self.series.eps * min(ratios, default=1.0)), COARSEST))
+
+    def _size_back(self, i: int, power: Power) -> float:
+        """Return the sum of the sizes of all numbers that are transformed back."""
+        sizes = np.abs(self._transforms[i])
+        for axis in reversed(range(len(power))):
+            sizes = sizes @ np.abs(self.series.coefficients(axis, power[axis]))
+        return float(sizes)
+
+
+def _plan(kind: int, series: Series, eps: float) -> Any:
+    import finufft
+
+    return finufft.Plan(
+        kind, series.modes, eps=eps, isign=-1 if kind == 1 else 1, nthreads=torch.get_num_threads(), dtype="complex128",
+        showwarn=0,
+    )  # fmt: skip
+
+
+# Estimates from sums that a Fourier transform gives, each with a bound on its error -----------------------------------
+# Errors are in units of ``|ŷ − ȳ| + σ`` of each target, with the mean ȳ and the standard deviation σ of all targets.
+# A sum's error is absolute: where the weights of all points sum to little, a ratio of sums means nothing, and its bound
+# says so.
+
+
+#: Numbers that are held of the sums at some of the queries.
+HELD = 1 << 25
+
+
+@dataclass
+class TransformedPoints:
+    """Points that are transformed for one bandwidth.
+
+    Attributes
+    ----------
+    width : ndarray (C,)
+        A bandwidth for each coordinate.
+    eps : float
+        The error that transforms are asked for.
+    """
+
+    width: np.ndarray
+    eps: float
+    _sums: dict[str, FourierSums] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """What is held."""
+        return sum(each.bytes for each in self._sums.values())
+
+    def transform(self, smoother: Smoother, kind: str = "mean") -> FourierSums:
+        """Return sums of a kind: of weights and targets, of squares of targets, or of squared weights."""
+        if kind not in self._sums:
+            unit, key = self._unit(kind), smoother.key.numpy()
+            series = Series(key.min(0) / unit, key.max(0) / unit, self.eps)
+            points = [key[:, axis] / unit[axis] for axis in range(len(unit))]
+            self._sums[kind] = FourierSums(series, points, _columns(kind, smoother))
+        return self._sums[kind]
+
+    def _unit(self, kind: str) -> np.ndarray:
+        """Return the bandwidth of a kind of sums: the square of a Gaussian is a narrower one."""
+        return self.width / math.sqrt(2) if kind == "repeated" else self.width
+
+    def estimate(
+        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None, spread: bool = False
+    ) -> tuple[Estimate, Tensor]:
+        """Return the estimate at queries (L, C), each without its ``own`` point (L,), and a bound on its error (L,).
+
+        The estimate is differentiable with respect to the bandwidth. The bound is infinite where nothing is known.
+        """
+        size = max(1, HELD // (len(self._powers(smoother)) * (1 + smoother.target.shape[1])))
+        parts = [
+            self._estimate(smoother, query[rows], bandwidth, None if own is None else own[rows], spread)
+            for rows in torch.arange(len(query)).split(size)
+        ]
+        return Estimate.cat([part for part, _ in parts]), torch.cat([bound for _, bound in parts])
+
+    def _powers(self, smoother: Smoother) -> list[Power]:
+        """Return the exponents of u whose sums are needed: none, and with a line each one, and each two."""
+        C = len(self.width) if smoother.order else 0
+        axes = np.eye(len(self.width), dtype=int)
+        first, second = np.triu_indices(C)
+        return [tuple(row.tolist()) for row in (0 * axes[0], *axes[:C], *(axes[first] + axes[second]))]
+
+    def _estimate(
+        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, spread: bool
+    ) -> tuple[Estimate, Tensor]:
+        powers, scale = self._powers(smoother), deviations(smoother)
+        sums, errors = self._read("mean", smoother, query, bandwidth, own, powers)
+        reached = sums[0, 0] > 0
+        total, doubt = torch.where(reached, sums[0, 0], 1.0), errors[0, 0]
+        averages = sums / total
+        # Where the sum may be 0, a bound is no number, and not used.
+        rest = (total - doubt).clamp(min=torch.finfo(total.dtype).tiny).detach()
+        errors = (errors[..., None] + averages.detach().abs() * doubt) / rest
+        C = len(self.width) if smoother.order else 0
+        bounds = Bounds(total.detach(), doubt, *_moments(averages.detach(), errors, C))
+        step = self._steps(smoother.coordinate_bandwidth(bandwidth), len(powers))
+        found = self._averages(smoother, query, reached, averages * step, scale)
+        relative = bounds.of_mean() / (1 + (averages[1:, 0].T.detach()).abs())
+        if spread:
+            square, square_error = self._read("squares", smoother, query, bandwidth, own, powers[:1])
+            square = (square[:, 0] / total).T
+            square_error = (square_error.T + square * doubt) / rest[:, None]
+            squared, repeated = self._squared(smoother, query, bandwidth, own, powers, total, doubt / rest)
+            found = replace(found, squares=square * scale.square(), repeated=(repeated * step[..., 0]))
+        estimate = smoother.finish(found)
+        if estimate.variance is not None:
+            wrong = bounds.of_deviation(square, square_error, squared)
+            relative = torch.maximum(relative, wrong / (1 + estimate.variance.nan_to_num(0.0).sqrt() / scale))
+        known = bounds.known & reached & self._inside(query) & relative.isfinite().all(1)
+        return estimate, torch.where(known, relative.amax(1), torch.inf)
+
+    def _averages(
+        self, smoother: Smoother, query: Tensor, reached: Tensor, averages: Tensor, scale: Tensor
+    ) -> Averages:
+        """Return averages (1 + M, powers, L) about queries, in the coordinates' units, as an estimate has them."""
+        C = len(self.width) if smoother.order else 0
+        cross = (averages[1:, 1 : 1 + C] * scale[:, None, None]).permute(2, 1, 0).flatten(1)
+        moments = torch.cat([averages[0, 1:].T, cross], 1)
+        origin = query[:, smoother.features.sloped_coordinates]
+        mean = torch.where(reached[:, None], averages[1:, 0].T * scale, 0.0)
+        return Averages(query, origin, reached[:, None], mean, moments)
+
+    def _steps(self, width: Tensor, count: int) -> Tensor:
+        """Return the units of 1, each coordinate, and each two, of which ``count`` are wanted (count, 1)."""
+        first, second = torch.triu_indices(len(width), len(width))
+        return torch.cat([torch.ones_like(width[:1]), width, width[first] * width[second]])[:count, None]
+
+    def _inside(self, query: Tensor) -> Tensor:
+        """Return which queries lie where the series is right (L,)."""
+        series = self._sums["mean"].series
+        at = query.numpy() / self.width
+        return torch.from_numpy(((at >= series.low - MARGIN) & (at <= series.high + MARGIN)).all(1))
+
+    def _read(
+        self,
+        kind: str,
+        smoother: Smoother,
+        query: Tensor,
+        bandwidth: Tensor,
+        own: Tensor | None,
+        powers: Sequence[Power],
+    ) -> tuple[Tensor, Tensor]:
+        """Return sums (R, powers, L), with u in bandwidths, and the largest error of each (R, powers)."""
+        sums, unit = self.transform(smoother, kind), self._unit(kind)
+        low, high = sums.series.low - MARGIN, sums.series.high + MARGIN
+        at = (query.numpy() / unit).clip(low, high).T  # beyond, what comes is not used
+        found: Tensor = _Sums.apply(smoother.coordinate_bandwidth(bandwidth), sums, list(at), tuple(powers))
+        if own is not None:
+            # The point's own term: K(0) is 1, and u is 0.
+            term = torch.from_numpy(np.stack(_columns(kind, smoother, own)))
+            found = torch.cat([found[:, :1] - term[:, None], found[:, 1:]], 1)
+        return found, torch.from_numpy(sums.errors(powers))
+
+    def _squared(
+        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, powers: Sequence[Power],
+        total: Tensor, doubt: Tensor,
+    ) -> tuple[Squared, Tensor]:  # fmt: skip
+        """Return sums by squared weights with their errors, in bandwidths, and the sums alone (L, powers)."""
+        sums, errors = self._read("repeated", smoother, query, bandwidth, own, powers)
+        narrower = torch.tensor([2 ** (-sum(power) / 2) for power in powers]).to(sums)[:, None]
+        sums = narrower * sums[0] / total.square()
+        # The total may be smaller by a share ``doubt``.
+        errors = narrower * errors[0, :, None] / total.square() * (1 + doubt) ** 2
+        errors = errors + sums.abs() * ((1 + doubt) ** 2 - 1)
+        C = len(self.width) if smoother.order else 0
+        level, center, square = (each.T for each in sums.split([1, C, len(powers) - 1 - C]))
+        level_error, center_error, square_error = (each.T for each in errors.split([1, C, len(powers) - 1 - C]))
+        squared = Squared(
+            level[:, 0], level_error[:, 0], center, center_error, symmetric(square, C), symmetric(square_error, C)
+        )
+        return squared, sums.T
+
+
+class _Sums(torch.autograd.Function):
+    """Moments about queries, with u in bandwidths, differentiable with respect to a bandwidth for each coordinate."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, width: Tensor, sums: FourierSums, query: list[np.ndarray], powers: tuple[Power, ...]
+    ) -> Tensor:
+        found = torch.from_numpy(sums.at(query, powers))
+        if width.requires_grad:
+            ctx.sums, ctx.query, ctx.powers = sums, query, powers
+            ctx.save_for_backward(width, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (width, found), (slope,) = ctx.saved_tensors, gradient
+        total = torch.zeros_like(width)
+        for axis in range(len(width)):
+            # ∂/∂log h of u^b K(u) is (u² − b) u^b K(u).
+            higher = [tuple(b + 2 * (i == axis) for i, b in enumerate(power)) for power in ctx.powers]
+            own = torch.tensor([power[axis] for power in ctx.powers]).to(width)[:, None]
+            change = torch.from_numpy(ctx.sums.at(ctx.query, higher)) - own * found
+            total[axis] = (slope * change).sum() / width[axis]
+        return total, None, None, None
+
+
+def deviations(smoother: Smoother) -> Tensor:
+    """Return the standard deviation of each target (M,); 1 where it is 0."""
+    weight = smoother.point_weights()
+    variance = (weight * smoother.target.square()).sum(0) / weight.sum()
+    return torch.where(variance > 0, variance, 1.0).sqrt()
+
+
+def _columns(kind: str, smoother: Smoother, rows: Tensor | None = None) -> list[np.ndarray]:
+    """Return what is summed up: of all points, or of some."""
+    weight, target = smoother.point_weights()[:, 0], smoother.target / deviations(smoother)
+    if rows is not None:
+        weight, target = weight[rows], target[rows]
+    if kind == "repeated":
+        return [weight.square().numpy()]
+    if kind == "squares":
+        return [(weight * column.square()).numpy() for column in target.T]
+    return [weight.numpy(), *((weight * column).numpy() for column in target.T)]
+
+
+def _moments(averages: Tensor, errors: Tensor, C: int) -> tuple[Tensor, ...]:
+    """Return averages (1 + M, powers, L) and their errors in turn: of y, u, u uᵀ and u yᵀ."""
+    parts: list[Tensor] = []
+    for name in ("target", "center", "square", "cross"):
+        for each in (averages, errors):
+            if name == "target":
+                parts.append(each[1:, 0].T)
+            elif name == "center":
+                parts.append(each[0, 1 : 1 + C].T)
+            elif name == "square":
+                parts.append(symmetric(each[0, 1 + C :].T, C))
+            else:
+                parts.append(each[1:, 1 : 1 + C].permute(2, 1, 0))
+    return tuple(parts)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from regard.engines.fused.families import KINDS
-from regard.engines.fused.kernels.basics import COMPACT
+from regard.engines.fused.kernels.arguments import COMPACT
 from regard.scores.kernels import kernels
 
 KERNELS = pytest.mark.parametrize("name", kernels())

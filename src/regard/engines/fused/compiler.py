@@ -27,7 +27,7 @@ from typing import Any, Final
 import torch
 
 from regard._utils.files import write_atomically
-from regard.engines.fused.kernels.basics import TYPES
+from regard.engines.fused.kernels.arguments import TYPES
 
 # Where machine code is kept: a folder that only this user can write, one file per kernel and dtype --------------------
 

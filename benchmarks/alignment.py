@@ -27,17 +27,10 @@ from typing import Any
 import torch
 
 from benchmarks.machine import ROOT, facts
-from regard_lab.cli.translate import load
-from regard_lab.data.pairs import Pairs, read_pairs
-from regard_lab.generation.predictions import PredictionOptions
-from regard_lab.generation.sequence_model import SequenceModel
-from regard_lab.tasks.translation.alignment.attention import (
-    predicted_attention,
-    strongest_links,
-    symmetrize_attention,
-    word_attention,
-)
-from regard_lab.tasks.translation.alignment.links import (
+from regard_lab import pretrained
+from regard_lab.data import Pairs, read_pairs
+from regard_lab.generation import PredictionOptions, SequenceModel
+from regard_lab.tasks.translation.alignment import (
     Agreement,
     Gold,
     Links,
@@ -45,9 +38,13 @@ from regard_lab.tasks.translation.alignment.links import (
     lexical,
     lowercase,
     merge_pieces,
+    predicted_attention,
+    strongest_links,
     symmetrize,
+    symmetrize_attention,
+    word_attention,
 )
-from regard_lab.text.words import find_words, split_elisions
+from regard_lab.text import find_words, split_elisions
 
 SEED, LENGTHS = 5, (6, 14)
 SETS = ("everyday", "longer")
@@ -184,7 +181,8 @@ def main(given: Sequence[str] | None = None) -> int:
     torch.manual_seed(SEED)
     for each in chosen.models:
         name, _, folder = each.rpartition("=")
-        found["models"][name or folder] = measured(load(Path(folder)), material)
+        model = pretrained.load(folder) if folder in pretrained.names() else SequenceModel.load(folder)
+        found["models"][name or folder] = measured(model, material)
     path = chosen.out / "alignment.json"
     path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     path.with_suffix(".md").write_text(markdown(found), encoding="utf-8")

@@ -28,12 +28,17 @@ from torch import Tensor, nn
 
 from benchmarks.decoding import interleaved
 from benchmarks.machine import ROOT, facts
-from regard_lab.generation.beam_search import SearchOptions, search
-from regard_lab.generation.quantization import pack_weights, quantize
-from regard_lab.generation.sequence_model import SequenceModel, pad_to_device, score_targets
-from regard_lab.models import TransformerEncoderDecoder
-from regard_lab.models.base import END
-from regard_lab.text.vocabulary import UNKNOWN
+from regard_lab.generation import (
+    SearchOptions,
+    SequenceModel,
+    pack_weights,
+    pad_to_device,
+    quantize,
+    score_targets,
+    search,
+)
+from regard_lab.models import END, TransformerEncoderDecoder
+from regard_lab.text import UNKNOWN
 
 RESULTS = ROOT / "benchmarks/results/beam-search.json"
 #: Log-probabilities of a sentence, in nats, differ by less.

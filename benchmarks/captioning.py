@@ -32,22 +32,23 @@ from benchmarks.machine import ROOT, facts
 from benchmarks.report import ratio
 from benchmarks.show_attend_tell import ShowAttendTell, step
 from benchmarks.where_looked import Look, looks_of
-from regard_lab.data.captions import CaptionBatches, FeatureGrids, read_captions
-from regard_lab.data.images import open_images, resize_image
-from regard_lab.generation.beam_search import SearchOptions
-from regard_lab.generation.predictions import PredictionOptions
-from regard_lab.models.captioner import RecurrentCaptioner, RecurrentCaptionerConfig
-from regard_lab.tasks.captioning.captioner import Captioner
-from regard_lab.tasks.captioning.encoders import (
+from regard_lab.data import CaptionBatches, FeatureGrids, open_images, read_captions, resize_image
+from regard_lab.generation import PredictionOptions, SearchOptions
+from regard_lab.models import RecurrentCaptioner, RecurrentCaptionerConfig
+from regard_lab.tasks.captioning import (
     EFFICIENTNETS,
+    CaptionAttention,
+    Captioner,
     Features,
+    caption_scores,
+    caption_words,
     efficientnet_file,
     open_encoder,
+    save_captions,
+    word_weights,
     write_features,
 )
-from regard_lab.tasks.captioning.metrics import caption_scores, caption_words
-from regard_lab.tasks.captioning.pictures import CaptionAttention, save_captions, word_weights
-from regard_lab.training.objectives import Seq2SeqObjective
+from regard_lab.training import Seq2SeqObjective
 
 RESULTS = ROOT / "benchmarks" / "results" / "captioning.json"
 

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.machine import ROOT, facts
-from regard_lab.generation.generation import GenerationOptions, generate
-from regard_lab.generation.quantization import pack_weights, quantize
+from regard_lab.generation import GenerationOptions, generate, pack_weights, quantize
 from regard_lab.models import DecoderLM, DecoderLMConfig
 
 RESULTS = ROOT / "benchmarks/results/decoding.json"

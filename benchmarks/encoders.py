@@ -34,14 +34,11 @@ from typing import Any
 import torch
 
 from benchmarks.machine import ROOT, facts
-from regard_lab.data.labelled import read_labelled
-from regard_lab.data.toml import read_toml
+from regard_lab.data import read_labelled, read_toml
 from regard_lab.models import DecoderLM, EncoderLM, load
-from regard_lab.tasks.classification.text_options import ClassificationOptions
-from regard_lab.tasks.classification.text_training import FineTuning
-from regard_lab.tasks.language.options import LanguageOptions
-from regard_lab.tasks.language.pretraining import Pretraining
-from regard_lab.training.learner import is_bfloat16
+from regard_lab.tasks.classification import ClassificationOptions, FineTuning
+from regard_lab.tasks.language import LanguageOptions, Pretraining
+from regard_lab.training import is_bfloat16
 
 RECIPES = {
     "imdb-encoder": "masked tokens",

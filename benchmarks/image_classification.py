@@ -24,13 +24,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import ROOT, facts
-from regard_lab.data.labelled_images import read_labelled_images
-from regard_lab.data.toml import read_toml
+from regard_lab.data import read_labelled_images, read_toml
 from regard_lab.models import ResNet, ResNetConfig
-from regard_lab.tasks.classification.image_options import ImageClassificationOptions
-from regard_lab.tasks.classification.image_training import ImageTraining
-from regard_lab.tasks.classification.images import ImageClassificationPipeline
-from regard_lab.tasks.classification.training import classification_metrics
+from regard_lab.tasks.classification import (
+    ImageClassificationOptions,
+    ImageClassificationPipeline,
+    ImageTraining,
+    classification_metrics,
+)
 
 RUNS, RESULTS = ROOT / "build/image-classification", ROOT / "benchmarks/results/image-classification.json"
 LEARN, TEST = "train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz"

@@ -21,10 +21,9 @@ from typing import Any
 import torch
 
 from benchmarks.machine import ROOT, facts
-from regard_lab.data.packing import StreamBatches, TokenShards
+from regard_lab.data import StreamBatches, TokenShards
 from regard_lab.models import DecoderLM, load
-from regard_lab.tasks.language.options import LanguageOptions
-from regard_lab.tasks.language.pretraining import VALID, NextTokens, Pretraining
+from regard_lab.tasks.language import VALID, LanguageOptions, NextTokens, Pretraining
 
 #: Published in nanoGPT's README for its own settings: nats per character on the same split, and parameters.
 NANOGPT = {"nanoGPT, CPU settings": (1.88, "0.80 M"), "nanoGPT, GPU settings": (1.4697, "10.65 M")}
@@ -44,7 +43,7 @@ def windowed(folder: Path, length: int) -> float:
 
 def learn(recipe: Path, data: Path, folder: Path) -> dict[str, Any]:
     """Train by a recipe, or go on; return what came of it."""
-    from regard_lab.data.toml import read_toml
+    from regard_lab.data import read_toml
 
     text = folder.with_suffix(".txt")
     if not text.exists():

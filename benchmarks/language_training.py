@@ -29,9 +29,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.machine import ROOT, facts
-from regard_lab.data.packing import LanguageBatch, PackedBatches, StreamBatches, TokenShards
+from regard_lab.data import LanguageBatch, PackedBatches, StreamBatches, TokenShards
 from regard_lab.models import DecoderLM, DecoderLMConfig
-from regard_lab.tasks.language.pretraining import NextTokens
+from regard_lab.tasks.language import NextTokens
 
 CONFIG = DecoderLMConfig(8000, width=384, layers=6, heads=6, longest=1024, activation="gelu_tanh")
 #: Rows and tokens of a batch, and whether documents are packed in it.
@@ -153,9 +153,7 @@ def check(ours: DecoderLM, theirs: Plain, batch: LanguageBatch, packed: bool) ->
 
 def lightning(drawn: Any, steps: int) -> float:
     """Return the seconds of a step of a whole run, with all that surrounds it."""
-    from regard_lab.training.learner import Learner, Stream
-    from regard_lab.training.loop import train
-    from regard_lab.training.options import TrainingOptions
+    from regard_lab.training import Learner, Stream, TrainingOptions, train
 
     ours, _ = models()
     options = TrainingOptions(steps=steps, precision="float32", save_every=10**6, validate_every=10**6, metric="loss")

@@ -33,10 +33,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import memory
 from benchmarks.machine import ROOT, facts
-from regard_lab.models.decoder_lm import DecoderLM, DecoderLMConfig
+from regard_lab.models import DecoderLM, DecoderLMConfig
 from regard_lab.planner import (
     Layout,
     Recipe,
+    Shape,
     activation_memory,
     executed_flops,
     published_rows,
@@ -44,7 +45,6 @@ from regard_lab.planner import (
     training_memory,
     visible_pairs,
 )
-from regard_lab.planner.shapes import Shape
 
 RESULTS = ROOT / "benchmarks" / "results"
 

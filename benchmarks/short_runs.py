@@ -39,8 +39,7 @@ import torch
 
 from benchmarks.machine import ROOT, facts, slug
 from regard_lab.cli.train import options_table, with_tuned_rate
-from regard_lab.tasks.translation.options import ExperimentOptions
-from regard_lab.tasks.translation.training import Experiment
+from regard_lab.tasks.translation import Experiment, ExperimentOptions
 
 PAIRS, SEED = 30_000, 0
 KINDS = ("recurrent", "transformer")

@@ -21,10 +21,9 @@ from typing import Any
 
 from benchmarks.machine import ROOT, facts
 from regard_lab import pretrained
-from regard_lab.data.pairs import read_pairs
-from regard_lab.generation.sequence_model import SequenceModel
-from regard_lab.tasks.translation.metrics import bleu, chrf, tokenized_bleu
-from regard_lab.tasks.translation.tasks import get_task
+from regard_lab.data import read_pairs
+from regard_lab.generation import SequenceModel
+from regard_lab.tasks.translation import bleu, chrf, get_task, tokenized_bleu
 
 RESULTS = ROOT / "benchmarks" / "results"
 GERMAN = "--data {0}/train.de.gz --targets {0}/train.en.gz --valid {0}/val.de.gz --valid-targets {0}/val.en.gz"

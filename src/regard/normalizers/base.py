@@ -47,9 +47,9 @@ class Normalizer(Part, ABC):
     The gradient of the scores is then ``slope_i · (d w_i − Σ_j slope_j · d w_j / D)``, which is what the backward pass
     computes. Softmax and entmax sum to 1, and keep the default. Softmax-plus-one, ``exp(s_i) / (1 + Σ_j exp(s_j))``,
     sums to less: its statistic is ``t = log(1 + Σ_j exp(s_j))``, so D is 1, and with the default its gradients would be
-    wrong. Where each weight depends on its own score alone, set ``row_normalized = False``; 3 is then void. A normalizer
-    that meets 1 or 2 in no form, such as ``g(s_i) / Σ_j g(s_j)`` with another g than an exponential, leaves ``streams``
-    False, and is computed by :meth:`weights` over whole rows. The laws "gradient budget" and "gradcheck" of
+    wrong. Where each weight depends on its own score alone, set ``row_normalized = False``; 3 is then void. A
+    normalizer that meets 1 or 2 in no form, such as ``g(s_i) / Σ_j g(s_j)`` with another g than an exponential, leaves
+    ``streams`` False, and is computed by :meth:`weights` over whole rows. The laws "gradient budget" and "gradcheck" of
     :mod:`regard.testing` fail for a normalizer that sets ``streams`` and breaks a condition.
 
     A subclass of a normalizer that streams and overrides one of these methods states ``streams`` (and ``online``) anew,

@@ -74,7 +74,7 @@ REASONS: list[tuple[dict[str, Any], str, str, str]] = [
     ({"normalizer": "sparsemax"}, "streaming", "sdpa", "unsupported, softmax only, not Sparsemax"),
     ({"normalizer": "sparsemax"}, "streaming", "fused", "unsupported, softmax only, not Sparsemax"),
     ({"softcap": 1.0}, "streaming", "fused", "unsupported, no softcap"),
-    ({"normalizer": "gumbel"}, "reference", "streaming", "unsupported, Gumbel needs whole rows of scores at once"),
+    ({"normalizer": "gumbel"}, "reference", "streaming", "unsupported, Gumbel declares no streaming rule (Normalizer.streams)"),
     ({"score": "boxcar"}, "fused", "sdpa", "unsupported, Boxcar is not a dot product of features of the query and of the key"),
     ({"score": lambda s, *_: s}, "streaming", "sdpa", "unsupported, a score_mod changes the dot product"),
     ({"attn_mask": torch.zeros(128, 128, requires_grad=True)}, "streaming", "sdpa", "unsupported, no gradient to a bias"),

@@ -35,7 +35,7 @@ class Streaming(Engine):
 
     def refusal(self, problem: Problem) -> str | None:
         if not problem.normalizer.streams:
-            return f"{type(problem.normalizer).__name__} needs whole rows of scores at once"
+            return f"{type(problem.normalizer).__name__} declares no streaming rule (Normalizer.streams)"
         return None
 
     def grows(self, problem: Problem) -> bool:  # noqa: ARG002
@@ -326,6 +326,7 @@ class _Backward:
             slope = tiles.normalizer.tile_slope(tile.weights)
             total = total + slope.sum(-1, keepdim=True)
             weighted = weighted + torch.where(slope == 0, 0.0, slope * tile.d_weights).sum(-1, keepdim=True)
+        total = tiles.normalizer.slope_total(total)
         safe = torch.where(total == 0, 1, total)
         return weighted / safe, None if own is None else own / safe
 

@@ -12,71 +12,49 @@ causal() & window(1, 0)
 2 ·██
 """
 
-from regard.masks.band import Aligned, Band, Dilated, causal, dilated, window
-from regard.masks.base import (
-    EMPTY,
-    FULL,
-    MIXED,
-    AndMask,
-    Everything,
-    Extent,
-    Mask,
-    MaskLike,
-    MaskMod,
-    NotMask,
-    OrMask,
-    Predicate,
-    Tiling,
-    as_mask,
-    everything,
-)
-from regard.masks.biases import Alibi, Relative, alibi, relative
-from regard.masks.documents import Documents, Packed, document, from_cu_seqlens
-from regard.masks.leave_one_out import LeaveOneOut, leave_one_out
-from regard.masks.matrix import BlockSparse, Dense, Submatrix, dense, submatrix
-from regard.masks.padding import FirstKeys, KeyPadding, key_padding, padding, prefix, sinks
+from inspect import ismodule as _ismodule
 
-__all__ = [
-    "EMPTY",
-    "FULL",
-    "MIXED",
-    "Alibi",
-    "Aligned",
-    "AndMask",
-    "Band",
-    "BlockSparse",
-    "Dense",
-    "Dilated",
-    "Documents",
-    "Everything",
-    "Extent",
-    "FirstKeys",
-    "KeyPadding",
-    "LeaveOneOut",
-    "Mask",
-    "MaskLike",
-    "MaskMod",
-    "NotMask",
-    "OrMask",
-    "Packed",
-    "Predicate",
-    "Relative",
-    "Submatrix",
-    "Tiling",
-    "alibi",
-    "as_mask",
-    "causal",
-    "dense",
-    "dilated",
-    "document",
-    "everything",
-    "from_cu_seqlens",
-    "key_padding",
-    "leave_one_out",
-    "padding",
-    "prefix",
-    "relative",
-    "sinks",
-    "submatrix",
-    "window",
-]
+from regard.masks.band import Aligned as Aligned
+from regard.masks.band import Band as Band
+from regard.masks.band import Dilated as Dilated
+from regard.masks.band import causal as causal
+from regard.masks.band import dilated as dilated
+from regard.masks.band import window as window
+from regard.masks.base import EMPTY as EMPTY
+from regard.masks.base import FULL as FULL
+from regard.masks.base import MIXED as MIXED
+from regard.masks.base import AndMask as AndMask
+from regard.masks.base import Everything as Everything
+from regard.masks.base import Extent as Extent
+from regard.masks.base import Mask as Mask
+from regard.masks.base import MaskLike as MaskLike
+from regard.masks.base import MaskMod as MaskMod
+from regard.masks.base import NotMask as NotMask
+from regard.masks.base import OrMask as OrMask
+from regard.masks.base import Predicate as Predicate
+from regard.masks.base import Tiling as Tiling
+from regard.masks.base import as_mask as as_mask
+from regard.masks.base import everything as everything
+from regard.masks.biases import Alibi as Alibi
+from regard.masks.biases import Relative as Relative
+from regard.masks.biases import alibi as alibi
+from regard.masks.biases import relative as relative
+from regard.masks.documents import Documents as Documents
+from regard.masks.documents import Packed as Packed
+from regard.masks.documents import document as document
+from regard.masks.documents import from_cu_seqlens as from_cu_seqlens
+from regard.masks.leave_one_out import LeaveOneOut as LeaveOneOut
+from regard.masks.leave_one_out import leave_one_out as leave_one_out
+from regard.masks.matrix import BlockSparse as BlockSparse
+from regard.masks.matrix import Dense as Dense
+from regard.masks.matrix import Submatrix as Submatrix
+from regard.masks.matrix import dense as dense
+from regard.masks.matrix import submatrix as submatrix
+from regard.masks.padding import FirstKeys as FirstKeys
+from regard.masks.padding import KeyPadding as KeyPadding
+from regard.masks.padding import key_padding as key_padding
+from regard.masks.padding import padding as padding
+from regard.masks.padding import prefix as prefix
+from regard.masks.padding import sinks as sinks
+
+__all__ = [name for name, value in sorted(globals().items()) if name[0] != "_" and not _ismodule(value)]

@@ -36,20 +36,33 @@ class Statistic:
 class Normalizer(Part, ABC):
     """A map from the scores of one query to weights. A masked score is −inf; a row of nothing else gets weights 0.
 
-    A normalizer that can stream (``streams``) writes each weight as a function of its own score and of a
-    :class:`Statistic` of the row. Its derivative then has one shape for all, which engines rely on:
-    ``d score = slope · (d weight − δ)``, with ``δ = Σ slope·d weight / Σ slope`` where the statistic couples the
-    row, else 0; see :meth:`tile_slope`. A subclass of such a normalizer that overrides one of these methods states
-    ``streams`` (and ``online``) anew, or is computed by :meth:`weights` over whole rows.
+    Engine ``streaming`` computes a normalizer tile by tile if it sets ``streams`` and defines :meth:`statistic`,
+    :meth:`tile_weights` and :meth:`tile_slope`. It may set ``streams`` if all of this holds:
+
+    1. A weight is ``w_i = f(s_i − t)``: a function of its own score relative to one :class:`Statistic` t of the row.
+    2. Its slope ``f'(s_i − t)`` is a function of the weight alone, :meth:`tile_slope`.
+    3. ``∂t/∂s_i = slope_i / D``, with one D for the whole row, :meth:`slope_total`. Where the weights of every row sum
+       to the same number, D is the sum of the slopes: that is the default.
+
+    The gradient of the scores is then ``slope_i · (d w_i − Σ_j slope_j · d w_j / D)``, which is what the backward pass
+    computes. Softmax and entmax sum to 1, and keep the default. Softmax-plus-one, ``exp(s_i) / (1 + Σ_j exp(s_j))``,
+    sums to less: its statistic is ``t = log(1 + Σ_j exp(s_j))``, so D is 1, and with the default its gradients would be
+    wrong. Where each weight depends on its own score alone, set ``row_normalized = False``; 3 is then void. A
+    normalizer that meets 1 or 2 in no form, such as ``g(s_i) / Σ_j g(s_j)`` with another g than an exponential, leaves
+    ``streams`` False, and is computed by :meth:`weights` over whole rows. The laws "gradient budget" and "gradcheck" of
+    :mod:`regard.testing` fail for a normalizer that sets ``streams`` and breaks a condition.
+
+    A subclass of a normalizer that streams and overrides one of these methods states ``streams`` (and ``online``) anew,
+    or is computed by :meth:`weights` over whole rows.
     """
 
     shortcuts: ClassVar[Mapping[str, frozenset[str]]] = dict.fromkeys(
-        ("streams", "online"), frozenset({"weights", "statistic", "tile_weights", "tile_slope"})
+        ("streams", "online"), frozenset({"weights", "statistic", "tile_weights", "tile_slope", "slope_total"})
     )
 
-    #: Whether the weights can be had tile by tile, from one statistic for each row.
+    #: Whether the weights can be had tile by tile, from one statistic for each row: see the three conditions above.
     streams: ClassVar[bool] = False
-    #: Whether the statistic is a log-sum-exp, which a single pass accumulates along with the output.
+    #: Whether it is softmax: the statistic is the log-sum-exp, which one pass accumulates along with the output.
     online: ClassVar[bool] = False
     #: Whether the statistic needs all scores of a row at once. Engines then cut tiles of fewer rows.
     needs_whole_row: ClassVar[bool] = False
@@ -80,6 +93,13 @@ class Normalizer(Part, ABC):
     def tile_slope(self, weights: Tensor) -> Tensor:
         """Return d weight / d score at a fixed statistic, as a function of the weight."""
         raise NotImplementedError(f"{type(self).__name__} cannot stream")
+
+    def slope_total(self, total: Tensor) -> Tensor:
+        """Return D (B, H, l, 1) of ``d statistic / d score_i = slope_i / D``, from the sum of the row's slopes.
+
+        The sum itself is right where the weights of every row sum to the same number.
+        """
+        return total
 
     @classmethod
     def sample(cls, generator: torch.Generator) -> Self:  # noqa: ARG003

@@ -365,6 +365,9 @@ class TrainingPoints(BaseEstimator):
             expected = "be fixed, by rule or 'loo' where the kernel's weights do not change smoothly with it"
             raise rejected(name, "bandwidth", expected, f"'learned' with kernel={self.kernel!r}")
         self.n_iter_ = 1
+        if way in RULES and math.isinf(kernel.form.variance(len(unit))):
+            expected = "be fixed, 'loo' or 'learned' where the kernel has no variance by which to scale a rule"
+            raise rejected(name, "bandwidth", expected, f"{way!r} with kernel={self.kernel!r}")
         if way in RULES:
             # A weight counts repetitions, as elsewhere in scikit-learn.
             size = float(len(self._X) if self._weight is None else self._weight.sum())

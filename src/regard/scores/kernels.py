@@ -19,6 +19,9 @@ from regard.scores.base import TABLE, DotForm, Score, register
 # Kernels of a distance: what they share, and what each states of itself, which everybody else reads here --------------
 
 
+#: Shells by which a kernel's variance is integrated; the log of the largest radius, if the kernel does not end; and how
+#: far, in logs, the weight there must lie below the largest.
+_SHELLS, _FARTHEST, _TAIL = 50_000, 40.0, 16.0
 _WIDTH = Interval(0, math.inf, "()", note=" or a tensor")
 
 
@@ -58,10 +61,23 @@ class Distance(Score):
         """
         raise NotImplementedError
 
-    @staticmethod
-    def variance(features: int) -> float:  # noqa: ARG004
-        """Return the variance of K along one coordinate, as a density over so many, for a width of 1."""
-        return 1.0
+    @classmethod
+    def variance(cls, features: int) -> float:
+        """Return the variance of K along one coordinate, as a density over so many, for a width of 1.
+
+        By default it is integrated from :meth:`log_profile`, to about 7 digits. It is infinite where the kernel has
+        none because its tails are too heavy, as a Cauchy kernel's are.
+        """
+        # Shells of radius u, in equal steps of u up to where a compact kernel ends, else of log u.
+        middles = (np.arange(_SHELLS) + 0.5) / _SHELLS
+        log_u = np.log(middles) if cls.compact else _FARTHEST * (2 * middles - 1)
+        shells = cls.log_profile(np.exp(log_u)) + (features - cls.compact) * log_u
+        squares = shells + 2 * log_u
+        if not cls.compact and squares[-1] > squares.max() - _TAIL:
+            return math.inf
+        peak = shells.max()
+        mean = np.exp(squares - peak).sum() / np.exp(shells - peak).sum()
+        return float(mean * (2 / (features * (features + 1)) if cls.manhattan else 1 / features))
 
     @classmethod
     def profile(cls, u: Any) -> Any:
@@ -169,6 +185,10 @@ class Gaussian(Radial):
     @staticmethod
     def log_profile(u: Any) -> Any:
         return -u * u / 2
+
+    @staticmethod
+    def variance(features: int) -> float:  # noqa: ARG004
+        return 1.0
 
     def log_weight(self, square: Tensor) -> Tensor:
         return -0.5 * square

@@ -24,8 +24,9 @@ from torch import set_num_threads
 import regard
 from regard import engines
 from regard.engines import Engine
-from regard.testing.case import Case
-from regard.testing.case_generator import CaseSampler
+from regard.normalizers.base import TABLE as NORMALIZERS
+from regard.testing.case import Case, Recipe, kinds_in, mask_names, score_names
+from regard.testing.case_generator import CaseSampler, mask
 from regard.testing.conformance import combinations, draw_for, judge
 from regard.testing.guarded_memory import guarded_kernels
 from regard.testing.laws import LAWS, Law
@@ -135,6 +136,8 @@ def _end(worker: _Worker) -> None:
 TOLD = 40
 #: Laws and engines that are drawn for one case before none is believed to go together.
 _DRAWS = 200
+#: Masks that are drawn before a kind is taken to be one that is never drawn.
+_MASKS = 2000
 
 
 @dataclass(frozen=True)
@@ -147,12 +150,27 @@ class Plan:
     laws, engines : tuple of str
     guard : bool
         Whether compiled kernels run on guarded memory (:mod:`regard.testing.guarded_memory`).
+    score, normalizer : str, optional
+        The only ones in the cases; a score's variants, ``"gaussian/learned"``, are those of its name.
+    mask : str, optional
+        A kind of mask that is in every case's mask, unless the law brings its own.
     """
 
     seed: int = 0
     laws: tuple[str, ...] = tuple(LAWS)
     engines: tuple[str, ...] = tuple(engines.TABLE)
     guard: bool = False
+    score: str | None = None
+    normalizer: str | None = None
+    mask: str | None = None
+
+    def among(self, engine: Engine) -> list[tuple[str, str, str]]:
+        """Return the (score, normalizer, dtype) of which an engine's cases are drawn."""
+        return [
+            found
+            for found in combinations(engine)
+            if self.score in (None, found[0], found[0].split("/")[0]) and self.normalizer in (None, found[1])
+        ]
 
     def case(self, index: int) -> tuple[Law, Engine, Case]:
         """Return a case by its number alone; the first of the draws that the law concerns."""
@@ -160,15 +178,31 @@ class Plan:
         for _ in range(_DRAWS):
             name = random.Random(dice.seed()).choices(self.laws, [LAWS[law].share for law in self.laws])[0]
             engine = engines.TABLE[dice.pick(self.engines)]
-            case = draw_for(dice, LAWS[name], engine, combinations(engine))
+            among = self.among(engine)
+            case = draw_for(dice, LAWS[name], engine, among, self.recipe(dice)) if among else None
             if case is not None:
                 return LAWS[name], engine, case
-        raise ValueError(f"the laws {', '.join(self.laws)} concern no case of {', '.join(self.engines)}")
+        parts = [part for part in (self.score, self.normalizer, self.mask) if part is not None]
+        of = f" with {', '.join(parts)}" if parts else ""
+        raise ValueError(f"the laws {', '.join(self.laws)} concern no case of {', '.join(self.engines)}{of}")
+
+    def recipe(self, dice: CaseSampler) -> Recipe | None:
+        """Return a mask that has the plan's kind in it; None where any will do."""
+        if self.mask is None:
+            return None
+        for _ in range(_MASKS):
+            found = mask(dice, 2, True)
+            if self.mask in kinds_in(found):
+                return found
+        return (self.mask,)  # a kind that only laws draw, without arguments
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The outcome of one case: as :class:`~regard.testing.Verdict` says, or "died" or "hung" with its process."""
+    """The outcome of one case: as :class:`~regard.testing.Verdict` says, or "died" or "hung" with its process.
+
+    ``parts`` are its score, its normalizer and the kinds of its mask.
+    """
 
     index: int
     law: str
@@ -176,6 +210,7 @@ class Entry:
     outcome: str
     reason: str = ""
     seconds: float = 0.0
+    parts: tuple[str, ...] = ()
 
     @property
     def is_broken(self) -> bool:
@@ -190,7 +225,13 @@ def entry(plan: Plan, index: int) -> Entry:
     with guarded_kernels() if plan.guard else nullcontext():
         verdict = judge(law, engine, case)
     reason = str(verdict) if verdict.outcome == "broken" else ""
-    return Entry(index, law.name, engine.name, verdict.outcome, reason, time.monotonic() - began)
+    return Entry(index, law.name, engine.name, verdict.outcome, reason, time.monotonic() - began, parts_of(case))
+
+
+def parts_of(case: Case) -> tuple[str, ...]:
+    """Return what :class:`Entry` says of a case's parts."""
+    masked = sorted(f"mask {kind}" for kind in kinds_in(case.mask))
+    return f"score {case.score.split('/')[0]}", f"normalizer {case.normalizer}", *masked
 
 
 def entries(plan: Plan, indices: Sequence[int], workers: int = 0) -> Iterator[Entry]:
@@ -202,7 +243,7 @@ def entries(plan: Plan, indices: Sequence[int], workers: int = 0) -> Iterator[En
         if isinstance(found, Failure):
             law, engine, case = plan.case(index)
             reason = f"{law.name} / {engine.name}: {found}\n    judge({law.name!r}, {engine.name!r}, {case})"
-            found = Entry(index, law.name, engine.name, found.what, reason)
+            found = Entry(index, law.name, engine.name, found.what, reason, parts=parts_of(case))
         yield found
 
 
@@ -213,11 +254,14 @@ class Tally:
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     broken: list[Entry] = field(default_factory=list)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    parts: Counter[str] = field(default_factory=Counter)
 
     def add(self, found: Entry) -> None:
         """Count a case."""
         self.counts[found.law, found.engine, "broken" if found.is_broken else found.outcome] += 1
         self.seconds[found.law] += found.seconds
+        if found.outcome != "refused":
+            self.parts.update(found.parts)
         if found.is_broken:
             self.broken.append(found)
 
@@ -235,6 +279,14 @@ class Tally:
                 cells = "".join(self._cell(law, name).rjust(18) for name in names)
                 lines.append(law.ljust(20) + cells + f"{1e3 * self.seconds[law] / count:10.1f}")
         return "\n".join([*lines, "held (+ refused); ✗ broken"])
+
+    def drawn(self) -> str:
+        """Return how many cases each part was in, refusals apart: a line each for scores, normalizers and masks."""
+        lines = []
+        for kind in ("score", "normalizer", "mask"):
+            counts = {part.split()[1]: count for part, count in self.parts.most_common() if part.startswith(kind)}
+            lines.append(f"{kind}s drawn: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
+        return "\n".join(lines)
 
     def _cell(self, law: str, engine: str) -> str:
         held, refused, broken = (self.counts[law, engine, outcome] for outcome in ("held", "refused", "broken"))
@@ -325,6 +377,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, help="draws the same cases again (default: 0)")
     made.add_argument("--law", action="append", choices=list(LAWS), metavar="NAME", help="only this law; repeatable")
     made.add_argument("--engine", action="append", choices=list(engines.TABLE), metavar="NAME", help="only this engine")
+    made.add_argument("--score", choices=score_names(), metavar="NAME", help="only cases of this score")
+    made.add_argument("--normalizer", choices=list(NORMALIZERS), metavar="NAME", help="only cases of this normalizer")
+    made.add_argument("--mask", choices=mask_names(), metavar="NAME", help="only cases with this kind of mask")
     made.add_argument(
         "--workers", type=int, default=os.cpu_count() or 1, help="processes of one thread each; 0 for this one"
     )
@@ -337,12 +392,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a campaign as told on the command line; return 1 if a law is broken."""
     given = parser().parse_args(arguments)
     began = time.monotonic()
-    plan = Plan(given.seed, tuple(given.law or LAWS), tuple(given.engine or engines.TABLE), given.guard)
+    laws, among = tuple(given.law or LAWS), tuple(given.engine or engines.TABLE)
+    plan = Plan(given.seed, laws, among, given.guard, given.score, given.normalizer, given.mask)
     try:
         tally = run(given.cases, plan, given.workers, given.journal)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     print(tally.table())
+    print(tally.drawn())
     print(f"{tally.total()} cases in {time.monotonic() - began:.0f} s, {len(tally.broken)} broken")
     return 1 if tally.broken else 0

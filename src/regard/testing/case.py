@@ -170,6 +170,25 @@ def has_bias(recipe: Recipe | None) -> bool:
     return recipe[0] in BIASES or any(has_bias(part) for part in recipe[1:] if isinstance(part, tuple))
 
 
+def kinds_in(recipe: Recipe | None) -> set[str]:
+    """Return the kinds of masks of which a recipe is made, without what joins them.
+
+    Examples
+    --------
+    >>> sorted(kinds_in(("and", ("causal", 1), ("not", ("padding", False)))))
+    ['causal', 'padding']
+    """
+    if recipe is None:
+        return set()
+    inner = set[str]().union(*(kinds_in(part) for part in recipe[1:] if isinstance(part, tuple)))
+    return inner if recipe[0] in ("and", "or", "not", "part") else inner | {str(recipe[0])}
+
+
+def mask_names() -> list[str]:
+    """Return the kinds of masks: those with a builder in :data:`KINDS`, and classes that make samples."""
+    return sorted([*KINDS, *sampled()])
+
+
 def plain_recipe(recipe: Recipe | None) -> Recipe | None:
     """Return the recipe with dense masks plain in memory and biases around 0, where differences are taken."""
     if recipe is None or recipe[0] in ("dense", "bias"):

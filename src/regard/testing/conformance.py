@@ -15,7 +15,7 @@ from regard._call.plan import forget
 from regard.engines import Engine, aux_pass, sdpa, tiles
 from regard.normalizers import entmax
 from regard.normalizers.base import TABLE as NORMALIZERS
-from regard.testing.case import Case, CaseCall, score_names
+from regard.testing.case import Case, CaseCall, Recipe, score_names
 from regard.testing.case_generator import DTYPES, CaseSampler, Source, draw
 from regard.testing.laws import LAWS, Law
 from regard.testing.laws.parts import refused
@@ -156,10 +156,16 @@ def sweep(
 TRIES = 40
 
 
-def draw_for(source: Source, law: Law, engine: Engine, among: list[tuple[str, str, str]]) -> Case | None:
-    """Return a case, adapted to the law, that the engine runs; None if none was found in some tries."""
+def draw_for(
+    source: Source, law: Law, engine: Engine, among: list[tuple[str, str, str]], mask: Recipe | None = None
+) -> Case | None:
+    """Return a case, adapted to the law, that the engine runs; None if none was found in some tries.
+
+    With a ``mask`` the case has that, unless the law brings its own.
+    """
     for _ in range(TRIES):
-        case = law.adapt(draw(source, *source.pick(among)))
+        drawn = draw(source, *source.pick(among))
+        case = law.adapt(drawn if mask is None else drawn.but(mask=mask))
         if case is not None and (CaseCall.of(case).refusal(engine) is None or source.pick((False,) * 9 + (True,))):
             return case
     return None

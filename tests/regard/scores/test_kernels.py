@@ -6,7 +6,9 @@ import torch
 
 from regard.engines.fused.families import KINDS
 from regard.engines.fused.kernels.arguments import COMPACT
-from regard.scores.kernels import kernels
+from regard.regression import NadarayaWatsonRegressor
+from regard.scores.base import TABLE
+from regard.scores.kernels import Distance, Radial, kernels
 
 KERNELS = pytest.mark.parametrize("name", kernels())
 
@@ -50,6 +52,41 @@ def test_the_variance_is_that_of_the_profile(name):
         square = (mass @ u**2) / mass.sum()
         share = 2 / (features * (features + 1)) if cls.manhattan else 1 / features
         assert cls.variance(features) == pytest.approx(square * share, rel=1e-4)
+
+
+class Student(Radial):
+    """(1 + u²)^−power: a Cauchy kernel for power 1."""
+
+    power = 1.0
+
+    @classmethod
+    def log_profile(cls, u):
+        return -cls.power * np.log1p(u * u)
+
+    def log_weight(self, square):
+        return -self.power * torch.log1p(square)
+
+
+@KERNELS
+@pytest.mark.parametrize("features", [1, 2, 5, 40])
+def test_a_kernel_that_states_no_variance_gets_that_of_its_profile(name, features):
+    cls = kernels()[name]
+    assert Distance.variance.__func__(cls, features) == pytest.approx(cls.variance(features), rel=1e-7)
+
+
+def test_heavy_tails_have_a_variance_or_none():
+    assert Student.variance(1) == np.inf  # Cauchy
+    wide = type("Wide", (Student,), {"power": 2.5})
+    # Student's t with ν = 2 power − C degrees of freedom, of variance 1 / (ν − 2) at this scale.
+    assert [wide.variance(features) for features in (1, 2, 3)] == pytest.approx([1 / 2, 1, np.inf])
+
+
+def test_a_rule_of_thumb_needs_a_kernel_with_a_variance(monkeypatch):
+    monkeypatch.setitem(TABLE, "student", Student)
+    X, y = np.linspace(0, 1, 30)[:, None], np.linspace(0, 1, 30)
+    with pytest.raises(ValueError, match="the kernel has no variance by which to scale a rule, got 'scott' with"):
+        NadarayaWatsonRegressor("student").fit(X, y)
+    assert NadarayaWatsonRegressor("student", bandwidth=0.1).fit(X, y).score(X, y) > 0.9
 
 
 def test_the_compiled_kernels_agree_on_what_is_compact():

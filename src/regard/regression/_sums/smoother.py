@@ -43,8 +43,12 @@ class Kernel:
     flat: bool = False
 
     def canonical_factor(self, features: int) -> float:
-        """Return how many times as wide as a Gaussian of the same standard deviation along each coordinate it is."""
-        return self.form.variance(features) ** -0.5
+        """Return how many times as wide as a Gaussian of the same standard deviation along each coordinate it is.
+
+        1 for a kernel without a standard deviation.
+        """
+        variance = self.form.variance(features)
+        return variance**-0.5 if variance < math.inf else 1.0
 
     @property
     def known(self) -> bool:
@@ -77,6 +81,11 @@ class Shaped(Radial):
     def __init__(self, function: Profile, width: float | Tensor = 1.0) -> None:
         super().__init__(width)
         self.function = function
+
+    @staticmethod
+    def variance(features: int) -> float:  # noqa: ARG004
+        """Return 1: the bandwidth of a function is not scaled."""
+        return 1.0
 
     def log_weight(self, square: Tensor) -> Tensor:
         positive = square > 0  # the root has no gradient at 0

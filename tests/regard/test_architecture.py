@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import regard
@@ -30,6 +31,9 @@ def _files() -> Iterator[tuple[str, Path]]:
 
 #: Files by the full names of their modules.
 FILES = dict(_files())
+
+
+PACKAGE_NAMES = [name for name, path in FILES.items() if path.name == "__init__.py"]
 
 
 def package_of(name: str) -> str:
@@ -90,25 +94,55 @@ def test_a_file_begins_with_what_it_is_about() -> None:
     assert not bare
 
 
+def stated(package: str) -> list[str]:
+    """Return what a package states as public."""
+    return list(getattr(importlib.import_module(package), "__all__", []))
+
+
+def undocumented(value: object) -> bool:
+    """Return whether an object can have a docstring, and has none of its own."""
+    if inspect.isclass(value):
+        return not value.__dict__.get("__doc__")
+    return (inspect.isroutine(value) or inspect.ismodule(value)) and not value.__doc__
+
+
+def definitions(module: str) -> dict[str, bool]:
+    """Return the public functions and classes that a module defines, and whether each has a docstring."""
+    tree = ast.parse(FILES[module].read_text(encoding="utf-8"))
+    nodes = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+    return {node.name: bool(ast.get_docstring(node)) for node in nodes if not node.name.startswith("_")}
+
+
 def test_every_public_name_has_a_docstring() -> None:
-    bare = []
-    for package in (name for name, path in FILES.items() if path.name == "__init__.py"):
-        module = importlib.import_module(package)
-        for public in getattr(module, "__all__", []):
-            value = getattr(module, public)
-            own = value.__dict__.get("__doc__") if inspect.isclass(value) else getattr(value, "__doc__", None)
-            if (inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)) and not own:
-                bare.append(f"{package}.{public}")
+    """A package's public names are those of ``__all__``; where it states none, what its public modules define."""
+    bare, unseen = [], []
+    for package in PACKAGE_NAMES:
+        if names := stated(package):
+            module = importlib.import_module(package)
+            bare += [f"{package}.{name}" for name in names if undocumented(getattr(module, name))]
+            continue
+        modules = [name for name in FILES if package_of(name) == package]
+        public = [name for name in modules if not name.rpartition(".")[2].startswith("_")]
+        found = {
+            f"{module}.{name}": documented for module in public for name, documented in definitions(module).items()
+        }
+        bare += [name for name, done in found.items() if not done]
+        if not found and modules != [package]:
+            unseen.append(package)
     assert not bare
+    assert not unseen, "modules, and not one public name in them"
 
 
-def test_public_names_exist() -> None:
-    for name in (name for name, path in FILES.items() if path.name == "__init__.py"):
-        module = importlib.import_module(name)
-        names = list(getattr(module, "__all__", []))
-        assert len(set(names)) == len(names), name
-        assert all(hasattr(module, public) for public in names), name
-        assert not [public for public in names if public.startswith("_") and public != "__version__"], name
+def test_what_a_package_hands_on_is_what_it_states_as_public() -> None:
+    """``import X as X`` and ``__all__`` say the same. Ruff holds the order (RUF022), and other imports (F401)."""
+    for package in filter(stated, PACKAGE_NAMES):
+        module, names = importlib.import_module(package), stated(package)
+        assert len(set(names)) == len(names), package
+        assert not [name for name in names if not hasattr(module, name)], package
+        assert not [name for name in names if name.startswith("_") and name != "__version__"], package
+        tree = ast.parse(FILES[package].read_text(encoding="utf-8"))
+        aliases = [alias for each in tree.body if isinstance(each, ast.ImportFrom) for alias in each.names]
+        assert {alias.name for alias in aliases if alias.name == alias.asname} <= set(names), package
 
 
 def test_packages_are_typed() -> None:
@@ -116,10 +150,20 @@ def test_packages_are_typed() -> None:
         assert (Path(package.__file__ or "").parent / "py.typed").exists()
 
 
-def test_versions_are_alike() -> None:
+def test_the_version_is_stated_once() -> None:
+    """Each package states its version in its ``__init__``; its metadata and the pin on regard follow it."""
     for project, package in (("", regard), ("lab", regard_lab)):
-        stated = tomllib.loads((ROOT / project / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-        assert stated == package.__version__ == regard.__version__
+        text = (ROOT / project / "pyproject.toml").read_text(encoding="utf-8")
+        settings = tomllib.loads(text)
+        assert "version" not in settings["project"] and settings["project"]["dynamic"] == ["version"]
+        path = ROOT / project / settings["tool"]["hatch"]["version"]["path"]
+        assert path.samefile(package.__file__ or "")
+        name = settings["project"]["name"]
+        assert version(name) == package.__version__, f"install {name} again: its version has changed"
+    assert regard_lab.__version__ == regard.__version__
+    first, second, _ = regard.__version__.split(".")
+    needed = [each for each in settings["project"]["dependencies"] if each.startswith("regard[")]
+    assert [each.partition("==")[2] for each in needed] == [f"{first}.{second}.*"]
 
 
 def python(code: str) -> str:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import regard
@@ -28,6 +29,9 @@ def _files() -> Iterator[tuple[str, Path]]:
 
 #: Files by the full names of their modules.
 FILES = dict(_files())
+
+
+PACKAGE_NAMES = [name for name, path in FILES.items() if path.name == "__init__.py"]
 
 
 def package_of(name: str) -> str:
@@ -93,10 +97,20 @@ def test_packages_are_typed() -> None:
         assert (Path(package.__file__ or "").parent / "py.typed").exists()
 
 
-def test_versions_are_alike() -> None:
+def test_the_version_is_stated_once() -> None:
+    """Each package states its version in its ``__init__``; its metadata and the pin on regard follow it."""
     for project, package in (("", regard), ("lab", regard_lab)):
-        stated = tomllib.loads((ROOT / project / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-        assert stated == package.__version__ == regard.__version__
+        text = (ROOT / project / "pyproject.toml").read_text(encoding="utf-8")
+        settings = tomllib.loads(text)
+        assert "version" not in settings["project"] and settings["project"]["dynamic"] == ["version"]
+        path = ROOT / project / settings["tool"]["hatch"]["version"]["path"]
+        assert path.samefile(package.__file__ or "")
+        name = settings["project"]["name"]
+        assert version(name) == package.__version__, f"install {name} again: its version has changed"
+    assert regard_lab.__version__ == regard.__version__
+    first, second, _ = regard.__version__.split(".")
+    needed = [each for each in settings["project"]["dependencies"] if each.startswith("regard[")]
+    assert [each.partition("==")[2] for each in needed] == [f"{first}.{second}.*"]
 
 
 def python(code: str) -> str:

@@ -210,7 +210,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         - "nufft": for the Gaussian in up to three coordinates, a non-uniform Fourier transform of the points and back
           to the queries (``pip install 'regard[nufft]'``), in float64. Each query has a bound on its error; one whose
           bound exceeds ``rtol`` gets exact sums.
-        - "auto": the one that should be fastest, by measurements. :attr:`plan_` says what ran, and why.
+        - "auto": the one that should be fastest, by a rule of sizes. :attr:`plan_` says what ran, and why.
     rtol : float, optional
         The largest error of "nufft", in predictions and standard deviations, beside ``|ŷ − ȳ| + σ`` of each target,
         with the mean ȳ and the standard deviation σ of all training targets; 1e-6 by default. It bounds what is lost

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from regard._utils.constraints import Interval
+from regard._utils.constraints import Number
 from regard._utils.errors import rejected, unknown_name
 from regard.scores.kernels import kernels
 from regard_cli.messages import require
@@ -93,7 +93,7 @@ class Options:
                 raise rejected("regress", "--method", "be another", f"'nufft' with --kernel {self.kernel}")
             require("finufft")
         if self.rtol is not None:
-            Interval(0, 1, "()")("regress", "--rtol", self.rtol)
+            Number(gt=0, lt=1)("regress", "--rtol", self.rtol)
         if self.widths == "learned" and (self.kernel == "constant" or not kernels()[self.kernel].smooth):
             got = f"'learned' with --kernel {self.kernel}, whose weights do not change smoothly with it"
             raise rejected("regress", "--bandwidth", "be another", got)

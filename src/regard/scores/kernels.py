@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import Any, ClassVar, Self
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._utils.constraints import Interval, TensorOf
+from regard._utils.constraints import Number, TensorOf
 from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import is_exported_to_onnx
@@ -19,7 +18,7 @@ from regard.scores.base import TABLE, DotForm, Score, register
 # Kernels of a distance: what they share, and what each states of itself, which everybody else reads here --------------
 
 
-_WIDTH = Interval(0, math.inf, "()", note=" or a tensor")
+_WIDTH = Number(gt=0, note=" or a tensor")
 
 
 class Distance(Score):

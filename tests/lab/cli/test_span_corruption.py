@@ -85,7 +85,7 @@ def test_what_has_no_place_is_refused(regard, texts, tmp_path) -> None:
         ("span-corruption", "data.targets=x", "data.targets must be left out for span-corruption, which has texts"),
         ("span-corruption", "training.metric=bleu", "training.metric must be loss for span-corruption, got 'bleu'"),
         ("translation", "data.span_share=0.3", "data.span_share must be left out unless the task is span-corruption"),
-        ("span-corruption", "data.span_length=0.5", "span_length must be at least 1"),
+        ("span-corruption", "data.span_length=0.5", "span_length must be a finite number of at least 1"),
     ):
         result = regard("train", task, "--data", texts, "--out", tmp_path / "no", "--set", setting)
         assert result.code == 2 and sentence in result.err, result.err

@@ -285,8 +285,8 @@ def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"longest": 0}, r"predict: longest must be at least 1, got 0\."),
-        ({"batch": 1.5}, r"predict: batch must be of type int, got 1\.5\."),
+        ({"longest": 0}, r"predict: longest must be an int of at least 1, got 0\."),
+        ({"batch": 1.5}, r"predict: batch must be an int of at least 1, got 1\.5\."),
         (
             {"too_long": "cute"},
             r"predict: too_long must be one of 'cut', 'refuse', got 'cute' \(did you mean 'cut'\?\)\.",

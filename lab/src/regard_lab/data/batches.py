@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard._utils.errors import rejected
-from regard._utils.options import Options, option
+from regard_lab._options import Options, option
 from regard_lab.data.images import Preprocessing
 from regard_lab.models.base import END, PAD
 from regard_lab.text.inputs import Inputs
@@ -431,11 +431,11 @@ class Augmentation(Options):
     flip: bool = option(False, "mirror every other image, left and right", flag="--flip",
                         short="Mirror every other image.")  # fmt: skip
     shift: int = option(0, "pixels that images are moved by at most, each way; those at the edge are repeated",
-                        least=0, most=1 << 10, flag="--shift", short="Pixels that images are moved by.")  # fmt: skip
-    cutout: int = option(0, "side of a square that is cut out at random places (DeVries 2017)", least=0, most=1 << 12,
+                        ge=0, le=1 << 10, flag="--shift", short="Pixels that images are moved by.")  # fmt: skip
+    cutout: int = option(0, "side of a square that is cut out at random places (DeVries 2017)", ge=0, le=1 << 12,
                          flag="--cutout", short="Side of a square that is cut out.")  # fmt: skip
     mixup: float = option(0.0, "mix pairs of images, and their labels, by a share from Beta(α, α) of this α (Zhang "
-                               "2017)", least=0, most=16, flag="--mixup",
+                               "2017)", ge=0, le=16, flag="--mixup",
                           short="Mix pairs of images by Beta(α, α).")  # fmt: skip
 
     def apply(self, images: Tensor, targets: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -85,6 +85,8 @@ class Options:
 
     #: What error messages begin with.
     function: ClassVar[str] = "options"
+    #: Names that options had in files written before, and have now.
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -109,6 +111,7 @@ class Options:
         known = {each.name: each for each in fields(cls)}
         made = {}
         for name, value in table.items():
+            name = cls.renamed.get(name, name)
             if name not in known:
                 raise unknown_name(cls.function, name, name, known)
             inner = known[name].metadata.get("section")

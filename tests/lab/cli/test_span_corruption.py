@@ -94,7 +94,7 @@ def test_what_has_no_place_is_refused(regard, texts, tmp_path) -> None:
 
 def test_a_text_with_more_spans_than_sentinels_is_refused(regard, texts, tmp_path) -> None:
     texts.write_text(texts.read_text() + "one two three four five six seven eight " * 500)
-    run = ["--data", texts, "--out", tmp_path / "no", *SIZES, "--steps", "1", "--set", "data.longest=5000"]
+    run = ["--data", texts, "--out", tmp_path / "no", *SIZES, "--steps", "1", "--set", "data.max_length=5000"]
     result = regard("train", "span-corruption", *run)
     assert result.code == 2
-    assert "data.longest must be so small that no text has more than 100 spans, got 5000, and " in result.err
+    assert "data.max_length must be so small that no text has more than 100 spans, got 5000, and " in result.err

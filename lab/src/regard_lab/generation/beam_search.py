@@ -153,7 +153,7 @@ class Finished:
 
 
 def allowed_logits(
-    logits: Tensor, front: Beams, *, shortest: int, no_repeat: int, unknown: bool = True
+    logits: Tensor, front: Beams, *, min_length: int, no_repeat: int, unknown: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the logits (B, K, N) with −inf for each symbol that may not come next, and log Σ exp of all (B, K).
 
@@ -166,7 +166,7 @@ def allowed_logits(
     logits[..., PAD] = -torch.inf
     if not unknown:
         logits[..., UNKNOWN : UNKNOWN + 1] = -torch.inf
-    if written < shortest:
+    if written < min_length:
         logits[..., END] = -torch.inf
     if no_repeat and written >= no_repeat:
         runs = front.tokens[..., 1:].unfold(-1, no_repeat, 1)  # (B, K, ·, no_repeat)
@@ -275,11 +275,11 @@ class SearchOptions(Options):
     #: (Wu et al. 2016, arXiv 1609.08144).
     length_penalty: float = option(0.6, "0 favours short translations; 1 long ones", ge=0, flag="--length-penalty")
     no_repeat: int = option(0, "write no run of so many tokens twice; 0 allows it", ge=0, flag="--no-repeat")
-    shortest: int = option(0, "symbols that are written at least", ge=0)
-    #: For a source of S symbols at most ``ratio · S + extra`` are written, or ``shortest`` where that is more.
+    min_length: int = option(0, "symbols that are written at least", ge=0)
+    #: For a source of S symbols at most ``ratio · S + extra`` are written, or ``min_length`` where that is more.
     ratio: float = option(2.0, "symbols that are written at most for each of the source", ge=0)
     extra: int = option(8, "symbols that are written beyond those", ge=0)
-    longest: int = option(0, "symbols that are written at most in any case; 0 for no such bound", ge=0)
+    max_length: int = option(0, "symbols that are written at most in any case; 0 for no such bound", ge=0)
     #: Where texts are wanted it is written, if at all, only where a source word can take its place.
     unknown: bool = option(True, "write the symbol for whatever the vocabulary does not know")
     #: What is drawn for a source is settled by its symbols and the seed: equal sources get equal samples, whatever else
@@ -293,8 +293,10 @@ class SearchOptions(Options):
 
     def check(self) -> None:
         """Raise where options contradict each other, or one has no effect."""
-        if self.longest and self.shortest > self.longest:
-            raise rejected("search", "shortest", f"be at most longest, which is {self.longest}", self.shortest)
+        if self.max_length and self.min_length > self.max_length:
+            raise rejected(
+                "search", "min_length", f"be at most max_length, which is {self.max_length}", self.min_length
+            )
         if not self.sample and self.n_best > self.beams:
             raise rejected("search", "n_best", f"be at most beams, which is {self.beams}", self.n_best)
         of_samples = ("temperature", "top_k", "top_p", "seed")
@@ -306,8 +308,8 @@ class SearchOptions(Options):
 
     def limits(self, lengths: Tensor) -> Tensor:
         """Return how many symbols are written at most for sources of these lengths, (B,) int64."""
-        limits = ((self.ratio * lengths.double()).long() + self.extra).clamp(min=self.shortest)
-        return limits.clamp(max=self.longest) if self.longest else limits
+        limits = ((self.ratio * lengths.double()).long() + self.extra).clamp(min=self.min_length)
+        return limits.clamp(max=self.max_length) if self.max_length else limits
 
     def penalty(self, symbols: Tensor | int) -> Tensor:
         """Return what a log-probability of so many symbols, the end mark included, is divided by."""
@@ -444,7 +446,7 @@ def _candidates(
         logits, total, maxima = allowed_logits(
             model.logits(rows[kept], state),
             beams,
-            shortest=options.shortest,
+            min_length=options.min_length,
             no_repeat=options.no_repeat,
             unknown=options.unknown,
         )

@@ -31,7 +31,7 @@ class PredictionOptions(Options):
     #: Only texts are taken apart, not letters or other symbols.
     split: bool | None = option(None, "a line sentence by sentence, or at once; else as learned", kind=bool,
                                 flag="--split/--whole")  # fmt: skip
-    longest: int = option(512, "source tokens of a sentence, or of a line that is not split, that are read", ge=1)
+    max_length: int = option(512, "source tokens of a sentence, or of a line that is not split, that are read", ge=1)
     too_long: str = option("cut", "cut a line that has more, or refuse it", choices=("cut", "refuse"))
     batch: int = option(128, "lines at once; lower it where memory is short", ge=1, flag="--batch")
     #: Of matrix products in a search; what is nearly tied is settled by rounding with bfloat16.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -24,6 +25,7 @@ FILES = ("data", "valid", "images", "features")
 class CaptionDataOptions(Options):
     """Where images and captions come from."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"longest": "max_length"}
     data: str = option("", "lines of an image's file, a tab and a caption; - is standard input", flag="--data",
                        short="Lines of file, tab, caption; - stdin.")  # fmt: skip
     valid: str = option("", "such lines to validate with; by default some images are held out", flag="--valid",
@@ -35,7 +37,7 @@ class CaptionDataOptions(Options):
                            short="File that keeps the images' features.")  # fmt: skip
     side: int = option(0, "pixels of the square that is read of an image; 0 for what the encoder is used to", ge=0)
     held_out: int = option(1000, "images that are held out; by default at most a tenth", ge=1)
-    longest: int = option(40, "words that a caption may have at most", ge=1)
+    max_length: int = option(40, "words that a caption may have at most", ge=1)
     mirror: bool = option(True, "exchange left and right in half of the images to learn from")
 
     def check(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from regard._utils.errors import in_section, rejected, unknown_name
 from regard_lab._options import Options, option, section
@@ -21,6 +22,7 @@ FILES = ("data", "targets", "valid", "valid_targets", "alignments")
 class DataOptions(Options):
     """Where the pairs come from."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"longest": "max_length"}
     data: str = option("", "a file of pairs separated by a tab, or with targets of sources; - is standard input",
                        flag="--data", short="Tab-separated pairs; - stdin.")  # fmt: skip
     targets: str = option("", "a file of targets, a line for each source", flag="--targets",
@@ -30,7 +32,7 @@ class DataOptions(Options):
     valid_targets: str = option("", "a file of targets of valid's sources", flag="--valid-targets",
                                 short="Targets of --valid's sources.")  # fmt: skip
     held_out: int = option(1000, "sources that are held out; by default at most a tenth", ge=1)
-    longest: int = option(100, "words that a side may have at most", ge=1)
+    max_length: int = option(100, "words that a side may have at most", ge=1)
     duplicates: bool = option(False, "keep pairs to learn from that are identical to an earlier one")
     alignments: str = option("", "a file with the links of each line's words, in Pharaoh's format, that guide "
                              "attention", flag="--alignments", short="Such links, in a file.")  # fmt: skip

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from regard._utils.constraints import Interval
+from regard._utils.constraints import Number
 from regard._utils.errors import RegardWarning, rejected, unknown_name
 from regard.regression._sums.evaluator import METHODS
 from regard.scores.kernels import kernels
@@ -188,7 +188,7 @@ def _check(asked: SimpleNamespace) -> None:
             raise rejected("regress", "--method", "be another", f"'nufft' with --kernel {asked.kernel}")
         require("finufft")
     if asked.rtol is not None:
-        Interval(0, 1, "()")("regress", "--rtol", asked.rtol)
+        Number(gt=0, lt=1)("regress", "--rtol", asked.rtol)
     if asked.widths == "learned" and (asked.kernel == "constant" or not kernels()[asked.kernel].smooth):
         got = f"'learned' with --kernel {asked.kernel}, whose weights do not change smoothly with it"
         raise rejected("regress", "--bandwidth", "be another", got)

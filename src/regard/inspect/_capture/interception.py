@@ -327,7 +327,7 @@ def _replace_fused(undo: list[Callable[[], None]]) -> None:
     if (modeling := sys.modules.get("transformers.modeling_utils")) is not None:
         wrappers.append((modeling.AttentionInterface, "get_interface", _interface))
     if (generation := sys.modules.get("transformers.generation.utils")) is not None:
-        from regard.integrations.transformers._interfaces import beam_search_name
+        from regard.integrations.transformers.generation import beam_search_name
 
         if (name := beam_search_name(generation.GenerationMixin)) is not None:
             wrappers.append((generation.GenerationMixin, name, _beam_search))

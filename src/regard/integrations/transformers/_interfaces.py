@@ -86,18 +86,3 @@ def _subclasses(cls: Any) -> Iterator[Any]:
 
 def _is_layer(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, nn.Module)
-
-
-# How models of transformers generate ----------------------------------------------------------------------------------
-
-
-def beam_search_name(mixin: type) -> str | None:
-    """Return the name of the method that runs a beam search and says which beams its answers came by, if there is one.
-
-    Examples
-    --------
-    >>> from transformers.generation import GenerationMixin
-    >>> callable(getattr(GenerationMixin, beam_search_name(GenerationMixin)))
-    True
-    """
-    return BEAM_SEARCH if BEAM_SEARCH in vars(mixin) else None

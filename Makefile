@@ -68,7 +68,7 @@ regression: $(BENCH_READY)
 	$(BIN)/python -m benchmarks.large_regression
 	$(BIN)/python -m benchmarks.readme
 
-# The catalogue in README and docs, and the numbers that README shows.
+# Numbers in README and docs, the catalogue, and the reports in benchmarks/results, from the numbers measured last.
 docs: $(READY)
 	$(BIN)/python -m benchmarks.readme
 

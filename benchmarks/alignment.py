@@ -2,15 +2,15 @@
 
     python -m benchmarks.alignment --data TATOEBA [--pairs 200] [--models english-french NAME=FOLDER ...] [--out DIR]
 
-The links that count as right are eflomal's (`pip install 'regard-lab[align]'`): it aligns all the pairs to learn from
-and to validate with; of drawn pairs of the latter, what both its directions have is sure, and what grow-diag-final-and
-makes of them possible. They are no person's links: an aligner cannot be found better than eflomal by them. It draws, so
-that figures differ by some tenths from run to run.
+The reference links come from eflomal (`pip install 'regard-lab[align]'`), which aligns all training and validation
+pairs. For a random sample of the validation pairs, links found in both directions are sure, and links of
+grow-diag-final-and are possible. No person made these links, so no aligner can score better than eflomal. eflomal is
+random: figures vary by a few tenths between runs.
 
-``everyday`` are any sentences, ``longer`` those of 6 to 14 words. "attention" is the word that most of the attention
-goes to, before the word was written: what pictures show. "posterior" is what it comes to once the word is known, read
-in both directions (`regard align --model`). "signs" are the words whose strongest word is a sign, of all words and of
-first words, in the model's own translations of the everyday sentences.
+``everyday`` are any sentences, ``longer`` those of 6 to 14 words. "attention" links each word to the source word with
+the most attention before the word was written: what pictures show. "posterior" also uses the word once it is known, in
+both directions (`regard align --model`). "punctuation" counts the words that attend most to a punctuation mark, among
+all words and among first words, in the model's own translations of the everyday sentences.
 """
 
 from __future__ import annotations
@@ -27,17 +27,10 @@ from typing import Any
 import torch
 
 from benchmarks.machine import ROOT, facts
-from regard_lab.cli.translate import load
-from regard_lab.data.pairs import Pairs, read_pairs
-from regard_lab.generation.predictions import PredictionOptions
-from regard_lab.generation.sequence_model import SequenceModel
-from regard_lab.tasks.translation.alignment.attention import (
-    predicted_attention,
-    strongest_links,
-    symmetrize_attention,
-    word_attention,
-)
-from regard_lab.tasks.translation.alignment.links import (
+from regard_lab import pretrained
+from regard_lab.data import Pairs, read_pairs
+from regard_lab.generation import PredictionOptions, SequenceModel
+from regard_lab.tasks.translation.alignment import (
     Agreement,
     Gold,
     Links,
@@ -45,9 +38,13 @@ from regard_lab.tasks.translation.alignment.links import (
     lexical,
     lowercase,
     merge_pieces,
+    predicted_attention,
+    strongest_links,
     symmetrize,
+    symmetrize_attention,
+    word_attention,
 )
-from regard_lab.text.words import find_words, split_elisions
+from regard_lab.text import find_words, split_elisions
 
 SEED, LENGTHS = 5, (6, 14)
 SETS = ("everyday", "longer")
@@ -143,13 +140,17 @@ def _is_sign(text: str) -> bool:
 
 def summary(found: dict[str, Any]) -> str:
     """Return the tables of what was measured."""
-    lines = ["| what | links | AER, everyday | AER, longer | precision | recall |"]
+    lines = ["| aligner | links | AER, everyday | AER, longer | precision | recall |"]
     lines += ["| --- | --- | ---: | ---: | ---: | ---: |"]
     for name, each in {**found["models"], "lexical aligner": found["lexical"]}.items():
         for way, rates in each["everyday"].items():
             longer = each["longer"][way]["aer"]
             lines.append(f"| {name} | {way} | {rates['aer']} | {longer} | {rates['precision']} | {rates['recall']} |")
-    lines += ["", "| own translations of | first words at a sign | all words at a sign |", "| --- | ---: | ---: |"]
+    lines += [
+        "",
+        "| own translations | first words at punctuation | all words at punctuation |",
+        "| --- | ---: | ---: |",
+    ]
     lines += [
         f"| {name} | {each['signs']['first']} % | {each['signs']['all']} % |" for name, each in found["models"].items()
     ]
@@ -180,7 +181,8 @@ def main(given: Sequence[str] | None = None) -> int:
     torch.manual_seed(SEED)
     for each in chosen.models:
         name, _, folder = each.rpartition("=")
-        found["models"][name or folder] = measured(load(Path(folder)), material)
+        model = pretrained.load(folder) if folder in pretrained.names() else SequenceModel.load(folder)
+        found["models"][name or folder] = measured(model, material)
     path = chosen.out / "alignment.json"
     path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     path.with_suffix(".md").write_text(markdown(found), encoding="utf-8")

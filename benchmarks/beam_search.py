@@ -2,11 +2,11 @@
 
     python -m benchmarks.beam_search --model FOLDER --lines FILE [--beams 5] [--sentences 64] [--rounds 7]
 
-FOLDER holds a trained Transformer with pre- or post-norm layers; FILE has sources, one a line. All sentences go through
-each library as one batch, without a length penalty. Before anything is timed, both must give our translations the same
-log-probabilities; how many translations are the same is told (their searches end by different rules). They take turns;
-what is told is the median of the ratios of neighbouring turns, in time and in seconds of the processor, which other
-programs disturb less. Our weights are packed as ``regard translate`` packs them. Those in int8 make another model.
+FOLDER holds a trained Transformer with pre- or post-norm layers; FILE has one source per line. Each library translates
+all sentences as one batch, without a length penalty. Both must assign the same log-probabilities before anything is
+timed; *same* is the share of identical translations (the searches stop by different rules). They take turns; ratios are
+medians over neighbouring turns, of wall-clock time and of CPU time, which other programs disturb less. Weights are
+packed as ``regard translate`` packs them. int8 weights make a different model.
 """
 
 from __future__ import annotations
@@ -28,12 +28,17 @@ from torch import Tensor, nn
 
 from benchmarks.decoding import interleaved
 from benchmarks.machine import ROOT, facts
-from regard_lab.generation.beam_search import SearchOptions, search
-from regard_lab.generation.quantization import pack_weights, quantize
-from regard_lab.generation.sequence_model import SequenceModel, pad_to_device, score_targets
-from regard_lab.models import TransformerEncoderDecoder
-from regard_lab.models.base import END
-from regard_lab.text.vocabulary import UNKNOWN
+from regard_lab.generation import (
+    SearchOptions,
+    SequenceModel,
+    pack_weights,
+    pad_to_device,
+    quantize,
+    score_targets,
+    search,
+)
+from regard_lab.models import END, TransformerEncoderDecoder
+from regard_lab.text import UNKNOWN
 
 RESULTS = ROOT / "benchmarks/results/beam-search.json"
 #: Log-probabilities of a sentence, in nats, differ by less.
@@ -181,7 +186,7 @@ def report(result: dict[str, Any]) -> str:
     lines += [result["model"], ""]
     for threads, rows in result["threads"].items():
         lines += [f"{threads} thread{'s' * (threads != '1')}:", ""]
-        lines += ["| | seconds | of the processor | as fast as CTranslate2 | by the processor | same | tokens |",
+        lines += ["| | seconds | CPU seconds | speed, CTranslate2 = 1 | by CPU time | same | tokens |",
                   "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
         for name, row in rows.items():
             lines.append(

@@ -64,7 +64,6 @@ class Verdict:
     """
 
     goal: Goal
-    text: str
     measured: float | None
     met: bool
     share: float | None = None
@@ -170,21 +169,10 @@ def _verdict(case: Case, goal: Goal, tables: list[Table], limits: Limits) -> Ver
     key = (goal.size, goal.backward, goal.variant)
     table = next((t for t in tables if (t.point.size, t.point.backward, t.point.variant) == key), None)
     row, base = (None, None) if table is None else (table.row(goal.contender), table.row(against))
-    what = f"{goal.contender} at {Point(goal.size, goal.backward, goal.variant).label}"
-    text = {
-        "time": f"{what}: at most {goal.limit:g} × the time of {against}",
-        "speed": f"{what}: at least {goal.limit:g} × the speed of {against}",
-        "overhead": f"{what}: at most {goal.limit:g} µs more than {against}",
-        "backward": f"{what}: the backward pass takes at most {goal.limit:g} × the time of {against}",
-        "seconds": f"{what}: at most {goal.limit:g} s",
-        "memory": f"{what}: less than {goal.limit:g} MB beyond the inputs",
-    }[goal.kind]
-    if goal.share is not None:
-        text += f", or {goal.share:.0%} of this machine's {LIMIT_NAMES[case.bound]}"
     measured: float | None = None
     if goal.kind == "memory":
         measured = None if row is None or row.peak is None else row.peak / 1e6
-        return Verdict(goal, text, measured, measured is not None and measured < goal.limit)
+        return Verdict(goal, measured, measured is not None and measured < goal.limit)
     if goal.kind == "seconds":
         measured = row.timing.median if row and row.timing else None
     elif row and base and row.timing and base.timing:
@@ -198,4 +186,4 @@ def _verdict(case: Case, goal: Goal, tables: list[Table], limits: Limits) -> Ver
     met = measured is not None and (measured >= goal.limit if goal.kind == "speed" else measured <= goal.limit)
     reached = share(case, limits, row) if row and goal.share is not None else None
     met = met or (reached is not None and goal.share is not None and reached >= goal.share)
-    return Verdict(goal, text, measured, met, reached)
+    return Verdict(goal, measured, met, reached)

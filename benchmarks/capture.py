@@ -3,10 +3,9 @@
     python -m benchmarks.capture [--rounds 15]
 
 Random models of 6 layers of width 512 and 8 heads that read 512 tokens: GPT-2 of transformers on SDPA, and torch's
-``nn.TransformerEncoder`` on its fast path. They run with and without :func:`regard.inspect.capture` in turns, after it
-was checked that outputs are equal to the bit; what is told is the median of the ratios of neighbouring turns. Seconds
-are the processor's, of one thread, so that a busy machine tells the same. Beside the bytes that a record takes stand
-those of its weights in float32, which no one has to hold.
+``nn.TransformerEncoder`` on its fast path. They take turns with and without :func:`regard.inspect.capture`; outputs
+must be equal bit for bit before anything is timed. Times are CPU seconds of one thread, compared by the median ratio of
+neighbouring turns. The last column is the size of all weights in float32, which a record does not need to store.
 """
 
 from __future__ import annotations
@@ -86,8 +85,8 @@ def report(result: dict[str, Any]) -> str:
 def table(result: dict[str, Any]) -> str:
     """Return the table of the results, with where they were measured."""
     lines = [
-        "| model | alone | recorded, asked < 15 % more | record | its weights |",
-        "| --- | --- | --- | --- | --- |",
+        "| model | without recording | with recording | size of the record | size of all weights |",
+        "| --- | ---: | ---: | ---: | ---: |",
     ]
     for row in result["rows"]:
         more, sizes = (

@@ -101,12 +101,12 @@ def table(found: dict[str, dict[str, list[dict[str, str]]]], versions: str) -> s
     lines = {family: judgement(classes) for family, classes in found.items()}
     count = {verdict: sum(line.startswith(verdict) for line in lines.values()) for verdict in VERDICTS}
     head = [
-        "# What capture records of other people's models",
+        "# What `capture` records, by model family",
         "",
-        "What `python -m benchmarks.captured_families` found: each model class of each family of transformers, tiny",
-        "and with random weights, and models of timm. *recorded*: every matrix is in the record, within 1e-5 of what",
-        "the model's own attention makes. *reported*: a warning says which modules are missing, and what is recorded",
-        "is right.",
+        "Each model class of transformers, tiny and with random weights, and models of timm, checked by",
+        "`python -m benchmarks.captured_families`. *recorded*: the record has every matrix, within 1e-5 of the "
+        "model's own.",
+        "*reported*: a warning lists the missing modules, and everything recorded is correct.",
         "",
         f"{len(lines)} families: {count['recorded']} recorded, {count['reported']} reported, "
         f"{count['different']} wrong or silently incomplete, {count['no attention']} without attention, "

@@ -2,10 +2,10 @@
 
     python -m benchmarks.decoding [--models llama gpt2] [--batches 1 8] [--rounds 5] [--new 128] [--threads 2]
 
-Random models of 6 layers of width 512, 128 tokens of prompt and 128 new ones. That both write the same tokens is
-checked before anything is timed. They take turns; what is told is the median of the ratios of neighbouring turns,
-in time and in seconds of the processor, which other programs disturb less.
-Beside the model as it is: with weights laid out for the processor, with int8 weights, with a common prompt kept once.
+Random models of 6 layers of width 512, a prompt of 128 tokens and 128 new ones. Both must generate the same tokens
+before anything is timed. They take turns; ratios are medians over neighbouring turns, of wall-clock time and of CPU
+time, which other programs disturb less. Variants: weights packed for the CPU, int8 weights, and a shared prompt cached
+once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.machine import ROOT, facts
-from regard_lab.generation.generation import GenerationOptions, generate
-from regard_lab.generation.quantization import pack_weights, quantize
+from regard_lab.generation import GenerationOptions, generate, pack_weights, quantize
 from regard_lab.models import DecoderLM, DecoderLMConfig
 
 RESULTS = ROOT / "benchmarks/results/decoding.json"
@@ -180,7 +179,7 @@ def report(result: dict[str, Any]) -> str:
     """Return the result as Markdown."""
     assert __doc__ is not None
     lines = ["# Greedy decoding of language models", "", __doc__.partition("\n\n")[2].partition("\n\n")[2].strip(), ""]
-    lines += ["| model | batch | | tokens a second | as fast as transformers | by the processor |"]
+    lines += ["| model | batch | | tokens/s | speed, transformers = 1 | by CPU time |"]
     lines += ["| --- | ---: | --- | ---: | ---: | ---: |"]
     for row in result["rows"]:
         lines.append(

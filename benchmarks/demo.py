@@ -1,4 +1,4 @@
-"""How long `regard demo` takes once it is set up: ``python -m benchmarks.demo [--rounds 5]``.
+"""How long `regard demo` takes after installation: ``python -m benchmarks.demo [--rounds 5]``.
 
 Each round is a process of its own, as a user starts it. The report is DIR/<cpu>-demo.md.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.machine import ROOT, facts, slug
 
-#: Seconds that it may take.
+#: Seconds beyond which the exit code is 1.
 MOST = 20.0
 
 
@@ -37,20 +37,19 @@ def once() -> tuple[float, float]:
 def markdown(rounds: Sequence[tuple[float, float]], machine: dict[str, str]) -> str:
     """Return the report."""
     clock, cores = zip(*rounds)
-    told = "met" if max(clock) < MOST else "**missed**"
     lines = [
-        "# `regard demo`, once it is set up", "",
-        f"`python -m benchmarks.demo --rounds {len(rounds)}`; processes of their own, one after the other.", "",
-        "| | median | slowest | asked | |", "| --- | ---: | ---: | ---: | --- |",
-        f"| seconds by the clock | {statistics.median(clock):.1f} | {max(clock):.1f} | under {MOST:g} | {told} |",
-        f"| seconds of all cores together | {statistics.median(cores):.1f} | {max(cores):.1f} | | |", "",
+        "# Time of `regard demo`, after installation", "",
+        f"`python -m benchmarks.demo --rounds {len(rounds)}`; one process per round, one after the other.", "",
+        "| | median | slowest |", "| --- | ---: | ---: |",
+        f"| wall-clock seconds | {statistics.median(clock):.1f} | {max(clock):.1f} |",
+        f"| CPU seconds, all cores | {statistics.median(cores):.1f} | {max(cores):.1f} |", "",
         "| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in machine.items()),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Measure, and write the report."""
+    """Measure, write the report, and return 1 where a round was too slow."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
@@ -62,7 +61,7 @@ def main(given: Sequence[str] | None = None) -> int:
     text = markdown(rounds, machine)
     (arguments.results / f"{slug(machine['CPU'])}-demo.md").write_text(text, encoding="utf-8")
     print(text)
-    return 0
+    return int(max(clock for clock, _ in rounds) >= MOST)
 
 
 if __name__ == "__main__":

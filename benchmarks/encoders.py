@@ -3,19 +3,18 @@
     python -m benchmarks.encoders --imdb FOLDER --tasks FOLDER [--recipe imdb-decoder] [--seeds 3]
                                   [--only sst2 trec imdb] [--starts random pretrained imdb]
 
---imdb is the Large Movie Review Dataset (train, valid, test.tsv.gz, unlabelled.txt.gz), --tasks a folder of sst2 and
-trec in the same form: a text, a tab, a label. A model learns from the reviews to learn from and those without labels,
-by a recipe: masked tokens (``recipes/imdb-encoder.toml``), next ones (``recipes/imdb-decoder.toml``), skip-gram,
-which is of the embedding alone (``recipes/imdb-vectors.toml``), or skip-gram and then next tokens of rows read both
-ways (``recipes/imdb-both-ways.toml``), in ``build/``, where it goes on where it was stopped.
-The lines of the tasks have spaces before marks and within words such as "did n't", which reviews have not; they are
-taken out (the first two recipes were measured before that was done). Each task is then learned from random numbers,
-from the pretrained model, and from a classifier that the pretrained model had become of the reviews' own labels, with
-the same settings and several seeds; filters of windows of tokens score labels above the last two, where blocks of the
-last one keep what they learned, and the largest numbers of the rows above the others. With the last recipe IMDB's
-settings were chosen by 5,000 reviews that stand apart, and its labels then learned from 99 in 100 of these and of the
-20,000 others, of which the published numbers learn all; with the recipes before it, from 20,000. What is told is the
-accuracy on the test lines, its mean and how far seeds are apart.
+--imdb is the Large Movie Review Dataset (train, valid, test.tsv.gz, unlabelled.txt.gz), --tasks a folder with sst2 and
+trec in the same format: text, tab, label. A model is pretrained on the training and the unlabelled reviews by a recipe:
+masked tokens (``recipes/imdb-encoder.toml``), next tokens (``recipes/imdb-decoder.toml``), skip-gram, which trains the
+embedding only (``recipes/imdb-vectors.toml``), or skip-gram followed by next tokens in both directions
+(``recipes/imdb-both-ways.toml``). Runs are kept in ``build/`` and resume there. Task lines have spaces before
+punctuation and inside words such as "did n't", unlike the reviews; these spaces are removed (the first two recipes were
+measured before that). Each task is then trained from random weights, from the pretrained model, and from the pretrained
+model after fine-tuning on the reviews' labels, with the same settings and several seeds. With the last two recipes,
+convolutional filters over windows of tokens score the labels, and the last one keeps its blocks frozen; with the first
+two, the maximum over rows does. With the last recipe, IMDB settings were chosen on 5,000 held-out reviews, and the
+labels then learned from 99 in 100 of these and the other 20,000 (the published numbers use all 25,000); with the
+earlier recipes, from 20,000. Accuracies are on the test lines: mean and range over seeds.
 """
 
 from __future__ import annotations
@@ -35,14 +34,11 @@ from typing import Any
 import torch
 
 from benchmarks.machine import ROOT, facts
-from regard_lab.data.labelled import read_labelled
-from regard_lab.data.toml import read_toml
+from regard_lab.data import read_labelled, read_toml
 from regard_lab.models import DecoderLM, EncoderLM, load
-from regard_lab.tasks.classification.text_options import ClassificationOptions
-from regard_lab.tasks.classification.text_training import FineTuning
-from regard_lab.tasks.language.options import LanguageOptions
-from regard_lab.tasks.language.pretraining import Pretraining
-from regard_lab.training.learner import is_bfloat16
+from regard_lab.tasks.classification import ClassificationOptions, FineTuning
+from regard_lab.tasks.language import LanguageOptions, Pretraining
+from regard_lab.training import is_bfloat16
 
 RECIPES = {
     "imdb-encoder": "masked tokens",
@@ -51,7 +47,7 @@ RECIPES = {
     "imdb-both-ways": "next tokens, both ways",
 }
 #: What a task is learned from, and its heading.
-STARTS = {"random": "from random numbers", "pretrained": "pretrained", "imdb": "pretrained, then labels of reviews"}
+STARTS = {"random": "random weights", "pretrained": "pretrained", "imdb": "pretrained, then review labels"}
 RESULTS = ROOT / "benchmarks/results/encoders.json"
 #: What stands apart in the lines of tasks, and together in other texts.
 _APART = ((r" (n't|'(?:s|re|ve|ll|d|m)\b|[.,;:!?%)\]])", r"\1"), (r"([(\[$]) ", r"\1"), (r"(``|'') ?", '"'))

@@ -3,10 +3,10 @@
     python -m benchmarks.hugging_face [--only window packed decoding] [--rounds 5]
 
 Random weights, 4 layers of width 512, 8 heads over 2 of keys and values. A prompt of 8,192 tokens with a window of
-1,024; 32 documents of 256 tokens packed into one row, told apart by their positions; and 64 tokens written one by one
-behind 1,024. That both give the same logits is checked first. They take turns, in writing token by token; what is told
-is the median of the ratios of neighbouring turns. Seconds are the processor's, of one thread, so that a busy machine
-tells the same. The time of attention is that of transformers' attention function and mask function.
+1,024; 32 documents of 256 tokens packed into one row, separated by their positions; and 64 tokens generated one by one
+after 1,024. Both must give the same logits before anything is timed. They take turns; speeds are the median ratio of
+neighbouring turns. Seconds are CPU seconds of one thread, which a busy machine does not change. The time of attention
+covers transformers' attention and mask functions.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from torch import Tensor, nn
 
 from benchmarks.decoding import interleaved
 from benchmarks.machine import ROOT, facts
+from benchmarks.report import ratio
 
 RESULTS = ROOT / "benchmarks/results/hugging-face.json"
 TOKENS, WINDOW, DOCUMENTS, PROMPT, NEW = 8192, 1024, 32, 1024, 64
-#: What is run, and how much faster its attention is to be.
 CASES = {
-    "window": (f"prompt of {TOKENS:,} tokens, window of {WINDOW:,}", "≥ 3× in attention, ahead in all"),
-    "packed": (f"{DOCUMENTS} documents of {TOKENS // DOCUMENTS} tokens in one row", "≥ 3× in attention, ahead in all"),
-    "decoding": (f"one more token behind {PROMPT:,}, {NEW} times", "no slower in all"),
+    "window": f"prompt of {TOKENS:,} tokens, window of {WINDOW:,}",
+    "packed": f"{DOCUMENTS} documents of {TOKENS // DOCUMENTS} tokens packed into one row",
+    "decoding": f"decoding {NEW} tokens after {PROMPT:,}, per token",
 }
 NAMES = ("sdpa", "regard")
 _SPENT = {"seconds": 0.0}
@@ -143,18 +143,17 @@ def measured(case: str, rounds: int) -> dict[str, Any]:
 def report(result: dict[str, Any]) -> str:
     """Return the results as Markdown."""
     assert __doc__ is not None
-    lines = ["# Models of transformers on regard", "", __doc__.partition("\n\n")[2].partition("\n\n")[2].strip()]
+    lines = ["# Hugging Face models on regard", "", __doc__.partition("\n\n")[2].partition("\n\n")[2].strip()]
     return "\n".join([*lines, "", table(result)]) + "\n"
 
 
 def table(result: dict[str, Any]) -> str:
     """Return the table of the results, with where they were measured."""
-    lines = ["| case | attention | all | seconds, sdpa → regard | asked |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| case | attention | whole model | seconds, sdpa → regard |", "| --- | ---: | ---: | ---: |"]
     for row in result["rows"]:
-        name, asked = CASES[row["case"]]
         seconds = row["all_seconds"]
         spent = f"{seconds['sdpa']:.3g} → {seconds['regard']:.3g}"
-        lines.append(f"| {name} | {row['attention']:.1f}× | {row['all']:.2f}× | {spent} | {asked} |")
+        lines.append(f"| {CASES[row['case']]} | {ratio(row['attention'])} | {ratio(row['all'])} | {spent} |")
     machine = result["machine"]
     processor = f"{machine['CPU']} ({machine['vector instructions']}), one thread"
     return "\n".join([*lines, "", f"{processor}, transformers {result['transformers']}, {result['date']}."])

@@ -211,21 +211,21 @@ def campaign(folder: Path, kills: int, seed: int, steps: int) -> dict[str, Any]:
 def document(found: dict[str, Any], machine: dict[str, str]) -> str:
     """Return the report."""
     kills, runs = found["kills"], len(found["identical"])
-    lines = [f"# Training that is killed, on {machine['CPU']}", "", "| | |", "| --- | --- |"]
+    lines = [f"# Training killed and resumed, on {machine['CPU']}", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in machine.items()]
     same = "the same, byte for byte" if all(found["identical"]) else "**not the same**"
     lost = "nothing but the steps since the last checkpoint" if found["nothing_more_lost"] else "**more**"
     lines += [
         "",
-        f"`regard train translation`, {found['steps']:,} steps of a small recurrent model on made-up pairs, a "
-        f"checkpoint every {found['save_every']} steps; undisturbed it took {found['seconds']:.0f} seconds. "
-        f"{len(kills)} times SIGKILL, each followed by `--resume` (by a new start where nothing had been saved yet), "
-        f"over {runs} run{'s' if runs > 1 else ''}.",
+        f"`regard train translation`: {found['steps']:,} steps of a small recurrent model on synthetic pairs, with a "
+        f"checkpoint every {found['save_every']} steps; {found['seconds']:.0f} seconds without interruption. "
+        f"{len(kills)} SIGKILLs over {runs} run{'s' if runs > 1 else ''}, each followed by `--resume` (or a new start "
+        "where nothing had been saved yet).",
         "",
-        f"- The final model of {'each run' if runs > 1 else 'the run'} and that of the undisturbed run: {same}.",
-        f"- Lost by a kill: {lost}.",
+        f"- Final model of {'each run' if runs > 1 else 'the run'}, compared with the undisturbed run: {same}.",
+        f"- Lost to a kill: {lost}.",
         "",
-        "Steps are told after every validation, each fifth step: a checkpoint may be of a later one than *reached*.",
+        "Steps are logged after every validation, each fifth step: a checkpoint may be later than *reached*.",
         "",
         "| | run | seconds after the start | killed | resumed after step | reached | checkpoint |",
         "| ---: | ---: | ---: | --- | ---: | ---: | ---: |",

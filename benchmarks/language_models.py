@@ -2,10 +2,10 @@
 
     python -m benchmarks.language_models --data SHAKESPEARE [--recipe recipes/shakespeare.toml] [--out FILE]
 
-SHAKESPEARE is the text of 1,115,394 characters (gzip or not), whose first nine tenths are learned from, and whose rest
-is validated with: the mean cross-entropy of a character in nats, of rows that are cut as in training, and of windows in
-which every character sees at least half a row before it. Beside it stands what was published of nanoGPT on the same
-split. The run is made in ``build/`` and goes on where it was stopped.
+SHAKESPEARE is the text of 1,115,394 characters (gzip or not): nine tenths to train on, the rest to validate. Losses are
+the mean cross-entropy per character in nats, on rows cut as in training, and on windows where every character sees at
+least half a row of context. nanoGPT's published losses are on the same split. Runs are kept in ``build/`` and resume
+there.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from typing import Any
 import torch
 
 from benchmarks.machine import ROOT, facts
-from regard_lab.data.packing import StreamBatches, TokenShards
+from regard_lab.data import StreamBatches, TokenShards
 from regard_lab.models import DecoderLM, load
-from regard_lab.tasks.language.options import LanguageOptions
-from regard_lab.tasks.language.pretraining import VALID, NextTokens, Pretraining
+from regard_lab.tasks.language import VALID, LanguageOptions, NextTokens, Pretraining
 
-#: What nanoGPT's own settings reach, as its README tells: nats of a character on the same split, and parameters.
-NANOGPT = {"nanoGPT, its setting for a CPU": (1.88, "0.80 M"), "nanoGPT, its setting for a GPU": (1.4697, "10.65 M")}
+#: Published in nanoGPT's README for its own settings: nats per character on the same split, and parameters.
+NANOGPT = {"nanoGPT, CPU settings": (1.88, "0.80 M"), "nanoGPT, GPU settings": (1.4697, "10.65 M")}
 RESULTS = ROOT / "benchmarks/results/language-models.json"
 
 
@@ -44,7 +43,7 @@ def windowed(folder: Path, length: int) -> float:
 
 def learn(recipe: Path, data: Path, folder: Path) -> dict[str, Any]:
     """Train by a recipe, or go on; return what came of it."""
-    from regard_lab.data.toml import read_toml
+    from regard_lab.data import read_toml
 
     text = folder.with_suffix(".txt")
     if not text.exists():

@@ -2,11 +2,11 @@
 
     python -m benchmarks.language_training [--rounds 9] [--out FILE]
 
-The other is written as nanoGPT is: layers of torch, ``scaled_dot_product_attention``, cross-entropy of all logits, no
-``compile``. Both have one set of parameters (GPT-2's shape: 6 layers of width 384 with 6 heads, a vocabulary of 8,000),
-and take a step of AdamW on 16 rows of 256 tokens, then on 4 rows of 1,024 in which documents are packed: there plain
-torch has a mask that is a matrix of bool. That losses and gradients agree is checked before anything is timed. They
-take turns; what is told is the median of the ratios of neighbouring turns. The loop around a step is timed alone.
+The plain model is written like nanoGPT: torch layers, ``scaled_dot_product_attention``, cross-entropy of all logits, no
+``compile``. Both have the same parameters (GPT-2's shape: 6 layers of width 384 with 6 heads, a vocabulary of 8,000)
+and take an AdamW step on 16 rows of 256 tokens, then on 4 rows of 1,024 tokens with packed documents, where plain torch
+uses a bool matrix as its mask. Losses and gradients must agree before anything is timed. The two take turns; ratios are
+medians over neighbouring turns. The loop around a step is timed separately.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.machine import ROOT, facts
-from regard_lab.data.packing import LanguageBatch, PackedBatches, StreamBatches, TokenShards
+from regard_lab.data import LanguageBatch, PackedBatches, StreamBatches, TokenShards
 from regard_lab.models import DecoderLM, DecoderLMConfig
-from regard_lab.tasks.language.pretraining import NextTokens
+from regard_lab.tasks.language import NextTokens
 
 CONFIG = DecoderLMConfig(8000, width=384, layers=6, heads=6, longest=1024, activation="gelu_tanh")
 #: Rows and tokens of a batch, and whether documents are packed in it.
@@ -153,9 +153,7 @@ def check(ours: DecoderLM, theirs: Plain, batch: LanguageBatch, packed: bool) ->
 
 def lightning(drawn: Any, steps: int) -> float:
     """Return the seconds of a step of a whole run, with all that surrounds it."""
-    from regard_lab.training.learner import Learner, Stream
-    from regard_lab.training.loop import train
-    from regard_lab.training.options import TrainingOptions
+    from regard_lab.training import Learner, Stream, TrainingOptions, train
 
     ours, _ = models()
     options = TrainingOptions(steps=steps, precision="float32", save_every=10**6, validate_every=10**6, metric="loss")

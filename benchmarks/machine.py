@@ -47,7 +47,7 @@ def facts() -> dict[str, str]:
 
 
 def _load(average: float) -> str:
-    busy = "; the machine was busy, so times are noise, most of all of what runs many small kernels"
+    busy = "; other programs were running, so times are noisy, most of all with many small kernels"
     return f"{average:.2f} at the start{busy if average > BUSY else ''}"
 
 

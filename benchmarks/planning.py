@@ -1,11 +1,11 @@
-"""What the planner predicts of small models, beside what they take: ``python -m benchmarks.planning``.
+"""Small models as the planner predicts them, and as measured: ``python -m benchmarks.planning``.
 
-Parameters are those of the built model, operations those of torch's counter (which counts every pair of tokens,
-whatever the mask), activations the bytes that torch keeps between forward and backward, and memory the peak of a
-process over two training steps in float32 with AdamW and all logits at once. The time of a step is predicted from the
-operations that the mask leaves and the rate of one product, of the rows of a batch with the first matrix of a
-feed-forward network. Both are seconds of one thread's work, which other processes of a busy machine do not add to;
-steps and products take turns, and medians count.
+Parameters are those of the built model; operations those of torch's counter, which counts every pair of tokens whatever
+the mask; activations the bytes that torch keeps between forward and backward; memory the peak of a process over two
+training steps in float32 with AdamW and all logits at once. The time of a step is predicted from the operations that
+the mask leaves and the rate of one matrix product, a batch's rows with the first matrix of a feed-forward layer. Times
+are CPU seconds of one thread, which other processes do not inflate; steps and products take turns; medians are
+reported.
 
     python -m benchmarks.planning [--rounds 5] [--out FOLDER]
 
@@ -33,10 +33,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import memory
 from benchmarks.machine import ROOT, facts
-from regard_lab.models.decoder_lm import DecoderLM, DecoderLMConfig
+from regard_lab.models import DecoderLM, DecoderLMConfig
 from regard_lab.planner import (
     Layout,
     Recipe,
+    Shape,
     activation_memory,
     executed_flops,
     published_rows,
@@ -44,7 +45,6 @@ from regard_lab.planner import (
     training_memory,
     visible_pairs,
 )
-from regard_lab.planner.shapes import Shape
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -187,14 +187,14 @@ def measured(case: Case, rounds: int) -> dict[str, Any]:
 
 #: What a column is called, what its numbers are divided by, and their digits.
 COLUMNS = {
-    "parameters": ("parameters", 1, 0), "flops": ("GFLOP a step", 1e9, 2), "activations": ("MB of activations", 1e6, 1),
-    "memory": ("MB at the peak", 1e6, 1), "seconds": ("ms a step", 1e-3, 0),
+    "parameters": ("parameters", 1, 0), "flops": ("GFLOP per step", 1e9, 2),
+    "activations": ("MB of activations", 1e6, 1), "memory": ("peak MB", 1e6, 1), "seconds": ("ms per step", 1e-3, 0),
 }  # fmt: skip
 
 
 def summary(numbers: dict[str, Any]) -> str:
     """Return the table: predicted, found, and found as a multiple of predicted."""
-    lines = ["| model | what | predicted | found | found ÷ predicted |", "| --- | --- | ---: | ---: | ---: |"]
+    lines = ["| model | what | predicted | measured | measured ÷ predicted |", "| --- | --- | ---: | ---: | ---: |"]
     for found in numbers["cases"]:
         for number, (name, (title, unit, digits)) in enumerate(COLUMNS.items()):
             told, took = found[name]
@@ -214,7 +214,15 @@ def published() -> str:
 def machine(numbers: dict[str, Any]) -> str:
     """Return where and when it was measured."""
     where = numbers["machine"]
-    return f"{where['CPU']}, one thread; load average {where['load average']}; {where['date']}."
+    load = where["load average"].partition(";")[0]
+    return f"Measured on {where['CPU']}, one thread, load average {load}; {where['date']}."
+
+
+def report(numbers: dict[str, Any]) -> str:
+    """Return the results as Markdown."""
+    said = "\n\n".join((__doc__ or "").split("\n\n")[1:2]).strip()
+    lines = ["# Planner: predicted and measured", "", said, "", summary(numbers), "", "| | |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {name} | {value} |" for name, value in numbers["machine"].items())]) + "\n"
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -228,11 +236,8 @@ def main(given: Sequence[str] | None = None) -> int:
     cases = (QUICK,) if options.quick else CASES
     numbers = {"machine": where, "cases": [measured(case, options.rounds) for case in cases]}
     print(summary(numbers))
-    said = "\n\n".join((__doc__ or "").split("\n\n")[1:2]).strip()
-    lines = ["# Predicted and found", "", said, "", summary(numbers), "", "| | |", "| --- | --- |"]
-    lines += [f"| {name} | {value} |" for name, value in where.items()]
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "planning.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (options.out / "planning.md").write_text(report(numbers), encoding="utf-8")
     (options.out / "planning.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     exact = (found[name] for found in numbers["cases"] for name in ("parameters", "flops"))
     return int(any(abs(took - told) > 1e-9 * told for told, took in exact))

@@ -18,8 +18,8 @@ import torch
 from rich.console import Console
 
 from regard_lab.cli.runs import TrainingDisplay
-from regard_lab.data.pairs import Pairs, read_pairs
-from regard_lab.tasks.pronunciation.pronouncer import RECIPE, Pronouncer, load_dictionary, pairs_of, split
+from regard_lab.data import Pairs, read_pairs
+from regard_lab.tasks.pronunciation import RECIPE, Pronouncer, load_dictionary, pairs_of, split_dictionary
 
 
 def read_split(folder: Path, name: str) -> Pairs:
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the result to this JSON file")
     options = parser.parse_args()
     if options.data is None:
-        learn, test = (pairs_of(entries) for entries in split(load_dictionary()))
+        learn, test = (pairs_of(entries) for entries in split_dictionary(load_dictionary()))
     else:
         learn, test = read_split(options.data, "train"), read_split(options.data, "test")
     result = measure(learn, test, seconds=options.seconds, seed=options.seed, beams=options.beams)

@@ -10,11 +10,11 @@ from typing import Any
 from benchmarks.report import seconds
 
 LEGEND = """\
-Contenders had the same folds and the same features, standardized on what is learned from, and took turns fold by fold.
-The best value among those with all folds is **bold**. *worse by* is the difference from that contender in the error of
-a fold, its mean over folds ± its standard error (as if folds were independent). *fit* and *predict* are the medians of
-a fold; fit contains the choice of all parameters. *covered* is the share of targets within two standard deviations of
-the prediction; of a normal distribution there would be 95 %."""
+All contenders get the same folds and the same features, standardized on the training folds, and take turns fold by
+fold. The best value among contenders that ran on all folds is **bold**. *worse by* is the difference in error from that
+contender: its mean over folds ± its standard error, as if folds were independent. *fit* and *predict* are medians over
+folds; fit includes the choice of all parameters. *covered* is the share of true values within two standard deviations
+of the prediction (95 % for a normal distribution)."""
 
 Row = dict[str, Any]
 Table = dict[str, Any]
@@ -103,18 +103,18 @@ def about(table: Table) -> str:
     return f"{table['points']:,} points, {features}; {each} cross-validation."
 
 
-def told(table: Table) -> str:
+def verdict(table: Table) -> str:
     """Return who has the least error, and how far the nearest of regard and of the others is from it."""
     first = best(table)
     rows = [row for row in _complete(table) if row["contender"].startswith("regard") != _ours(first)]
-    text = f"{_named(first)} has the least error"
+    text = f"{_named(first)} has the lowest error"
     if rows:
         other = min(rows, key=pooled)
-        whose = "the best other contender is" if _ours(first) else "the best estimator of regard is"
-        text += f"; {whose} {_named(other)}, worse by {_gap(other, first).removeprefix('+')}"
+        whose = "the best other contender is" if _ours(first) else "regard's best is"
+        text += f"; {whose} {_named(other)}, {_gap(other, first).removeprefix('+')} worse"
         gap, error = worse(other, first)
         if gap < 2 * error:
-            text += ", which is within two standard errors"
+            text += " (within two standard errors)"
     return text
 
 
@@ -135,7 +135,7 @@ def contents(found: dict[str, Any]) -> dict[str, Callable[[], str]]:
     }
     for table in found["tables"]:
         made[table["name"]] = lambda table=table: markdown(table)
-        made[f"{table['name']}:best"] = lambda table=table: told(table)
+        made[f"{table['name']}:best"] = lambda table=table: verdict(table)
     return made
 
 
@@ -145,5 +145,5 @@ def document(found: dict[str, Any]) -> str:
     lines += [f"| {name} | {value} |" for name, value in found["machine"].items()]
     lines += ["", LEGEND, ""]
     for table in found["tables"]:
-        lines += [f"## {table['title'].capitalize()}", "", markdown(table), "", f"{told(table)}.", ""]
+        lines += [f"## {table['title'].capitalize()}", "", markdown(table), "", f"{verdict(table)}.", ""]
     return "\n".join(lines).rstrip() + "\n"

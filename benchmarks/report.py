@@ -7,19 +7,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench import LIMIT_NAMES, Finding, Row, Table, Verdict, share
+from benchmarks.bench import LIMIT_NAMES, Finding, Row, Table, share
 from benchmarks.machine import slug
 from benchmarks.plot import plot
-from benchmarks.registry import CASES, Case
+from benchmarks.registry import CASES, Case, Point
 
 LEGEND = """\
-How to read the tables: contenders ran in turn (A B A B) in one process. *time* is the median of the rounds. *speed* is
-the baseline's median over the contender's, with the smallest and largest ratio within a round; above 1 is faster.
-*memory* is the peak beyond the inputs of one call in a fresh process, output and gradients included. *error* is the
-largest absolute error against float64 of the quantity that is furthest off, and in brackets what the plain formula in
-float32 errs there. *limit* is the share of this machine's sgemm rate that the operations of the visible pairs come to
-(or of its copy bandwidth, the bytes that must be read), measured before each case. In brackets behind regard stands the
-engine it chose. Results were checked before anything was timed; what is wrong is not timed.
+Contenders take turns (A B A B) in one process; every result is checked before timing, and wrong results are not timed.
+*time* is the median over rounds. *speed* is the baseline's median time over the contender's, with the smallest and
+largest ratio within a round; above 1 is faster. *memory* is the peak beyond the inputs for one call in a fresh process,
+output and gradients included. *error* is the largest absolute error against float64, for the quantity that is furthest
+off; the plain formula's error in float32 follows in parentheses. *limit* is the share of this machine's sgemm rate (or
+copy bandwidth), measured just before each case. The engine that regard chose follows its name in parentheses.
 """
 
 
@@ -28,32 +27,59 @@ def markdown(findings: list[Finding], facts: dict[str, str], pictures: dict[str,
     lines = [f"# Benchmarks on {facts['CPU']}", ""]
     lines += ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
     lines += [LEGEND]
-    verdicts = [verdict for finding in findings for verdict in finding.verdicts]
-    if verdicts:
-        lines += ["## Targets", "", *_verdicts(findings), ""]
+    if any(finding.verdicts for finding in findings):
+        lines += ["## Summary", "", summary(raw(findings, facts, pictures)), ""]
     for finding in findings:
         lines += [*_finding(finding, pictures.get(finding.case.name)), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _verdicts(findings: list[Finding]) -> list[str]:
-    lines = ["| case | target | measured | |", "| --- | --- | --- | --- |"]
-    for finding in findings:
-        for verdict in finding.verdicts:
-            met = "met" if verdict.met else "not measured" if verdict.measured is None else "**missed**"
-            measured = _measured(finding.case, verdict)
-            lines.append(f"| `{finding.case.name}` | {verdict.text} | {measured} | {met} |")
-    return lines
+def summary(found: dict[str, Any]) -> str:
+    """Return the comparisons of a report as a table."""
+    lines = ["| case | size | contender | against | result |", "| --- | --- | --- | --- | ---: |"]
+    for name, case in found["cases"].items():
+        for verdict in case["targets"]:
+            goal = verdict["goal"]
+            size = Point(goal["size"], goal["backward"], goal["variant"]).label
+            lines.append(
+                f"| `{name}` | {size} | {goal['contender']} | {against(case, goal)} | {result(case, verdict)} |"
+            )
+    return "\n".join(lines)
 
 
-def _measured(case: Case, verdict: Verdict) -> str:
-    if verdict.measured is None:
-        return "–"
-    if verdict.goal.kind == "seconds":
-        return seconds(verdict.measured)
-    unit = {"overhead": "µs", "memory": "MB"}.get(verdict.goal.kind, "×")
-    share = "" if verdict.share is None else f", {verdict.share:.0%} of {LIMIT_NAMES[case.bound]}"
-    return f"{verdict.measured:,.{2 if unit == '×' else 1}f} {unit}{share}"
+def against(case: dict[str, Any], goal: dict[str, Any]) -> str:
+    """Return the contender of a comparison, or nothing where there is none."""
+    return "" if goal["kind"] in ("seconds", "memory") else goal["against"] or case["baseline"]
+
+
+def result(case: dict[str, Any], verdict: dict[str, Any]) -> str:
+    """Return the outcome of a comparison, with its unit."""
+    goal, measured = verdict["goal"], verdict["measured"]
+    if measured is None:
+        return "not measured"
+    if goal["kind"] == "seconds":
+        return seconds(measured)
+    if goal["kind"] == "memory":
+        return f"{measured:,.1f} MB"
+    if goal["kind"] == "overhead":
+        return f"{abs(measured):,.1f} µs {'more' if measured >= 0 else 'less'}"
+    if goal["kind"] == "backward":
+        return f"{measured:.2f} × the forward"
+    if goal["kind"] == "time" and against(case, goal).startswith("regard"):
+        return f"{measured:.2f} × the time"
+    text = ratio(measured if goal["kind"] == "speed" else 1 / measured)
+    return text if verdict["share"] is None else f"{text}, {verdict['share']:.0%} of {LIMIT_NAMES[case['bound']]}"
+
+
+def ratio(speed: float) -> str:
+    """Return how many times faster or slower something is.
+
+    >>> ratio(34.51), ratio(2.114), ratio(1.002), ratio(0.543)
+    ('34.5 × faster', '2.11 × faster', 'as fast', '1.84 × slower')
+    """
+    times = max(speed, 1 / speed)
+    text = f"{times:,.{1 if times >= 10 else 2}f}"
+    return "as fast" if text == "1.00" else f"{text} × {'faster' if speed > 1 else 'slower'}"
 
 
 def _finding(finding: Finding, picture: str | None) -> list[str]:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard_lab.data.batches import Batch
+from regard_lab.data import Batch
 
 
 class ShowAttendTell(nn.Module):

@@ -3,8 +3,8 @@
     python -m benchmarks.small_model [--rounds 41] [--out FILE]
 
 4 layers of width 128 with 4 heads, on 64 tokens: a training step (forward, backward, AdamW) of 8 sequences, and one
-step of decoding after 64. Both models have the same parameters; that their losses and logits agree is checked before
-anything is timed. They take turns, and what is told is the median of the ratios of neighbouring turns.
+decoding step after 64. Both models have the same parameters; losses and logits must agree before anything is timed.
+They take turns; ratios are medians over neighbouring turns.
 """
 
 from __future__ import annotations
@@ -147,6 +147,18 @@ def measured(steps: dict[str, Callable[[], Any]], rounds: int) -> dict[str, floa
     return found | {"ratio": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
 
 
+def report(result: dict[str, Any]) -> str:
+    """Return the results as Markdown."""
+    said = "\n\n".join((__doc__ or "").split("\n\n")[2:]).strip()
+    lines = ["# A small GPT", "", said, "", "| | regard | torch | ratio | smallest, largest |"]
+    lines += ["| --- | ---: | ---: | ---: | ---: |"]
+    for name, each in result["found"].items():
+        spread = f"{each['low']:.3f}, {each['high']:.3f}"
+        lines.append(f"| {name} | {each['regard']:.3f} ms | {each['torch']:.3f} ms | {each['ratio']:.3f} | {spread} |")
+    lines += ["", "| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in result["machine"].items())]
+    return "\n".join(lines) + "\n"
+
+
 def main(given: Sequence[str] | None = None) -> int:
     """Check, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -162,17 +174,11 @@ def main(given: Sequence[str] | None = None) -> int:
     losses = [[step() for _ in range(3)] for step in training.values()]
     torch.testing.assert_close(*map(torch.tensor, losses), rtol=0, atol=1e-3)
     found["training step"] = measured(training, options.rounds)
-    lines = ["| | regard | torch | ratio | smallest, largest |", "| --- | ---: | ---: | ---: | ---: |"]
-    for name, each in found.items():
-        spread = f"{each['low']:.3f}, {each['high']:.3f}"
-        lines.append(f"| {name} | {each['regard']:.3f} ms | {each['torch']:.3f} ms | {each['ratio']:.3f} | {spread} |")
-    print("\n".join(lines))
     where = facts() | {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "rounds": options.rounds}
-    said = "\n\n".join((__doc__ or "").split("\n\n")[2:]).strip()
-    body = ["# A small GPT", "", said, "", *lines, "", "| | |", "| --- | --- |"]
-    body += [f"| {name} | {value} |" for name, value in where.items()]
-    options.out.write_text("\n".join(body) + "\n", encoding="utf-8")
-    options.out.with_suffix(".json").write_text(json.dumps({"found": found, "machine": where}, indent=1) + "\n")
+    result = {"found": found, "machine": where}
+    print(report(result))
+    options.out.write_text(report(result), encoding="utf-8")
+    options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Every model class of the installed transformers, tiny, on "regard" beside its own attention.
+"""Every model class of the installed transformers, tiny, on "regard" and on its own attention.
 
     python -m benchmarks.transformers_families [--only llama bert ...] [--workers 2]
 
@@ -109,10 +109,11 @@ def table(found: dict[str, dict[str, list[dict[str, str]]]], versions: str) -> s
     head = [
         "# Families of Hugging Face models",
         "",
-        "What `python -m benchmarks.transformers_families` found: each model class of each family that has the",
-        'attention interface of transformers, tiny and with random weights, on "regard" beside its own attention.',
+        "Each model class with transformers' attention interface, tiny and with random weights, on "
+        '"regard" and on its own',
+        "attention, compared by `python -m benchmarks.transformers_families`.",
         "",
-        f"{len(lines)} families: {kinds['equal']} equal to 1e-5, {kinds['refused']} refused in a sentence, "
+        f"{len(lines)} families: {kinds['equal']} equal to 1e-5, {kinds['refused']} rejected with an error, "
         f"{kinds['different']} different, {kinds['not built']} not built. {versions}.",
         "",
         "| family | classes compared | result |",

@@ -19,13 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard_lab.data.captions import plain_caption
-from regard_lab.generation.predictions import Prediction
-from regard_lab.generation.sequence_model import pad_to_device
-from regard_lab.models.base import END
-from regard_lab.tasks.captioning.captioner import Captioner
-from regard_lab.tasks.captioning.pictures import word_weights
-from regard_lab.training.objectives import cross_entropy
+from regard_lab.data import plain_caption
+from regard_lab.generation import Prediction, pad_to_device
+from regard_lab.models import END
+from regard_lab.tasks.captioning import Captioner, word_weights
+from regard_lab.training import cross_entropy
 
 #: Hues in degrees, from and to; and the least saturation and brightness.
 HUES = {

@@ -9,8 +9,8 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from regard_lab import pretrained
-from regard_lab.generation.predictions import PredictionOptions
-from regard_lab.tasks.translation.alignment.maps import alignment
+from regard_lab.generation import PredictionOptions
+from regard_lab.tasks.translation.alignment import alignment
 
 SENTENCES = ("the zone of international control", "My sister has never seen the sea.", "I love you")
 

@@ -20,11 +20,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from examples.vision_rollout import scattered
-from regard_lab.models import ResNet
-from regard_lab.models.resnet import ResidualBlock
-from regard_lab.tasks.classification.image_options import ImageClassificationOptions
-from regard_lab.tasks.classification.image_training import ImageTraining
-from regard_lab.tasks.classification.images import ImageClassificationPipeline
+from regard_lab.models import ResidualBlock, ResNet
+from regard_lab.tasks.classification import ImageClassificationOptions, ImageClassificationPipeline, ImageTraining
 
 TESTED, EPOCHS = 400, 8.0
 _Maps = list[tuple[Tensor, Tensor]]

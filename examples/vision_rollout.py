@@ -18,9 +18,7 @@ from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 
 from regard.inspect import capture, plot_image, rollout
-from regard_lab.tasks.classification.image_options import ImageClassificationOptions
-from regard_lab.tasks.classification.image_training import ImageTraining
-from regard_lab.tasks.classification.images import ImageClassificationPipeline
+from regard_lab.tasks.classification import ImageClassificationOptions, ImageClassificationPipeline, ImageTraining
 
 SIDE, COPIES, SHOWN, TESTED, EPOCHS = 20, 3, 8, 200, 6.0
 

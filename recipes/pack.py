@@ -14,11 +14,10 @@ from typing import Any
 from benchmarks import alignment
 from benchmarks.machine import ROOT, facts
 
-from regard._utils.files import write_atomically
-from regard_lab.data.pairs import read_pairs
-from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.data import read_pairs
+from regard_lab.generation import SequenceModel
 from regard_lab.pretrained import CARD
-from regard_lab.tasks.translation.metrics import bleu, chrf
+from regard_lab.tasks.translation import bleu, chrf
 
 _CARD = """# English to French
 
@@ -85,7 +84,7 @@ def main(whole: Path, typed: Path, data: Path, folder: Path) -> None:
         posterior=found["everyday"]["posterior, intersection"]["aer"],
         signs=found["signs"]["first"], aligned=aligned["pairs"],
     )  # fmt: skip
-    write_atomically(folder / CARD, card.encode())
+    (folder / CARD).write_text(card, encoding="utf-8")
     print(card)
 
 

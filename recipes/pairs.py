@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from recipes.fragments import fragments
 from recipes.phrases import adjectives, nouns, phrases
-from regard_lab.data.pairs import read_pairs
+from regard_lab.data import read_pairs
 
 _END = re.compile(r"\s*[.!?…]+$")
 _WORD = re.compile(r"[^\W\d_]+")

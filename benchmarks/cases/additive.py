@@ -104,7 +104,7 @@ register(
 register(
     Case(
         name="additive-growth",
-        title=f"Additive attention, {FEW} features: how its cost grows",
+        title=f"Additive attention, {FEW} features, over length",
         unit="queries and keys",
         build=built(1, FEW),
         contenders={
@@ -129,7 +129,7 @@ register(
 register(
     Case(
         name="additive-memory",
-        title=f"Additive attention, {FEW} features: memory that does not grow with L×S",
+        title=f"Additive attention, {FEW} features: peak memory",
         unit="queries and keys",
         build=built(1, FEW),
         contenders={

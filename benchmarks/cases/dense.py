@@ -32,7 +32,7 @@ def _decode(point: Point) -> Work:
 register(
     Case(
         name="plain",
-        title="The plain call, 8 heads of 64",
+        title="Scaled dot products without a mask, 8 heads of 64",
         unit="queries and keys",
         build=_plain,
         contenders={SDPA: by_torch(), "regard": by_regard()},
@@ -46,7 +46,7 @@ register(
 register(
     Case(
         name="tiny",
-        title="What a call costs where there is nothing to do: one head of 8",
+        title="A tiny call: one head of 8",
         unit="queries and keys",
         build=_tiny,
         contenders={

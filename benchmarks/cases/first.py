@@ -57,7 +57,7 @@ def _by(who: str) -> Contender:
 register(
     Case(
         name="first-call",
-        title=f"The first call of a process: additive attention, {additive.FEATURES} features, a batch of 4",
+        title=f"First call of a process: additive attention, {additive.FEATURES} features, a batch of 4",
         unit="queries and keys",
         build=additive.headline,
         contenders={additive.EAGER: _by("formula"), "regard": _by("regard")},

@@ -123,7 +123,7 @@ def _gaussian_options(_: Work) -> dict[str, Any]:
 register(
     Case(
         name="gaussian",
-        title="Gaussian kernel regression (Nadaraya–Watson) in 3-D, one target",
+        title="Gaussian kernel regression (Nadaraya–Watson) in 3-D",
         unit="points and queries",
         build=_gaussian,
         contenders={
@@ -146,15 +146,15 @@ register(
             Goal("gaussian-cdist", "speed", 25, 20_000),
         ),
         tolerance=1e-3,
-        notes=f"{POINTS}. torch.cdist expands the square and cancels; so 0.1 % of the largest target is called right "
-        "here. statsmodels calculates in float64, and marginal effects besides.",
+        notes=f"{POINTS}. torch.cdist loses digits by cancellation, so errors up to 0.1 % of the largest value count "
+        "as right. statsmodels computes in float64, and computes marginal effects too.",
     )
 )
 
 register(
     Case(
         name="compact",
-        title="Kernels that reach 1 % of the points, in 3-D, one target",
+        title="Compact kernels that reach 1 % of the points, in 3-D",
         unit="points and queries",
         build=_compact,
         contenders={

@@ -163,7 +163,7 @@ register(
 register(
     Case(
         name="regress-memory",
-        title=f"Fit and predict, Gaussian kernel, 3-D, a query for {KEYS} training points",
+        title=f"Fit and predict, Gaussian kernel, 3-D, one query per {KEYS} training points",
         unit="training points",
         build=_large,
         contenders={"regard": by_estimator(bandwidth=BANDWIDTH)},

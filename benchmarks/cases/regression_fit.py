@@ -153,11 +153,10 @@ register(
         ),
         bound="",
         tolerance=1e-3,
-        notes="Points are drawn from a normal distribution, targets from a smooth function with noise. statsmodels "
+        notes="Inputs are normally distributed, outputs a smooth function with noise. statsmodels "
         '(`bw="cv_ls"`) and `learned` choose a bandwidth for each of the 3 features, `loo` one multiple of their '
-        "standard deviations, which is less work. What is right here: predictions agree with the formula at the "
-        "bandwidth that was chosen (*output*), and that bandwidth's leave-one-out error, by brute force, is at most "
-        "0.1 % above the least that a search by brute force finds (*choice*). statsmodels finds marginal effects "
-        "besides, and was called once.",
+        "standard deviations, which is less work. Results are right if predictions agree with the formula at the "
+        "chosen bandwidth (*output*), and if that bandwidth's leave-one-out error is at most 0.1 % above the minimum "
+        "found by brute force (*choice*). statsmodels also computes marginal effects, and is called once.",
     )
 )

@@ -69,7 +69,7 @@ SIZES = (TINY, 256, 2048)
 register(
     Case(
         name="sparse",
-        title=f"Sparse weights, {HEADS} heads of {WIDTH} (of size {TINY}: one query in one head)",
+        title=f"Sparse weights, {HEADS} heads of {WIDTH} (size {TINY}: one query, one head)",
         unit="queries and keys",
         build=build,
         contenders={PACKAGE: Contender(_package), "regard": by_regard(options)},

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from benchmarks.fuzz.mutations import TEXTS, as_json, mutated_bytes, mutated_value
-from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.generation import SequenceModel
 from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
-from regard_lab.text.vocabulary import SubwordVocabulary, SymbolVocabulary
+from regard_lab.text import SubwordVocabulary, SymbolVocabulary
 
 ENGLISH = ["the zone of control", "I love you", "a cat and a dog", "the dog loves the cat", "you and I"]
 FRENCH = ["la zone de contrôle", "je t'aime", "un chat et un chien", "le chien aime le chat", "toi et moi"]

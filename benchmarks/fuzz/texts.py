@@ -14,7 +14,7 @@ import tomli_w
 
 from benchmarks.fuzz.folders import ENGLISH, FRENCH
 from benchmarks.fuzz.mutations import TEXTS, mutated_bytes, mutated_value
-from regard_lab.tasks.translation.options import ExperimentOptions
+from regard_lab.tasks.translation import ExperimentOptions
 
 CELLS = (
     "1", "2.5", "-3e4", "", "NA", "nan", "inf", "1e400", "1e101", "9" * 400, "2024-01-31", "2024-13-99", "9999-12-31",

@@ -14,14 +14,17 @@ from lightning.pytorch import Callback
 
 from benchmarks.joeynmt.shapes import BETAS, CLIP, DECAY, RATE, SHAPES, SMOOTHING
 from benchmarks.joeynmt.turns import Turns
-from regard_lab.data.batches import Batch
-from regard_lab.generation.beam_search import SearchOptions, search
-from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
-from regard_lab.models.base import END, EncoderDecoder
-from regard_lab.training.learner import Learner, Stream
-from regard_lab.training.loop import train
-from regard_lab.training.objectives import Seq2SeqObjective, cross_entropy
-from regard_lab.training.options import TrainingOptions
+from regard_lab.data import Batch
+from regard_lab.generation import SearchOptions, search
+from regard_lab.models import (
+    END,
+    EncoderDecoder,
+    RecurrentConfig,
+    RecurrentEncoderDecoder,
+    TransformerConfig,
+    TransformerEncoderDecoder,
+)
+from regard_lab.training import Learner, Seq2SeqObjective, Stream, TrainingOptions, cross_entropy, train
 
 
 def built(shape: str, symbols: int, *, copied: bool) -> EncoderDecoder:

@@ -15,13 +15,9 @@ import torch
 from benchmarks.joeynmt import weights
 from benchmarks.joeynmt.ours import built, options
 from benchmarks.joeynmt.shapes import END, PAD, SHAPES, START, numbers
-from regard_lab.data.batches import Batch, Batches
-from regard_lab.text.ragged import Ragged
-from regard_lab.text.vocabulary import SubwordVocabulary
-from regard_lab.text.words import normalize
-from regard_lab.training.learner import Learner, Stream
-from regard_lab.training.loop import train
-from regard_lab.training.objectives import Seq2SeqObjective
+from regard_lab.data import Batch, Batches
+from regard_lab.text import Ragged, SubwordVocabulary, normalize
+from regard_lab.training import Learner, Seq2SeqObjective, Stream, train
 
 #: Numbers of the joint vocabulary, and tokens of a batch, both sides and padding included.
 SYMBOLS, TOKENS = 8000, 4096

@@ -9,29 +9,27 @@ from typing import Any
 
 from benchmarks.joeynmt.shapes import SHAPES
 from benchmarks.machine import slug
+from benchmarks.report import ratio
 
-#: How many times JoeyNMT's rate regard's is to be.
-TARGETS = {"training": 2.0, "translation": 4.0}
 LEGEND = """\
-Contenders had the same batches in the same order, took turns (A B A B …) as processes of their own that stayed alive,
-and had as many threads of torch. *rate* is that of the median round; *speed* is JoeyNMT's median time in float32 over
-the contender's, with the smallest and largest ratio within a round. A first round of each did not count.
+Contenders get the same batches in the same order and the same number of torch threads. They take turns (A B A B …),
+each in its own long-lived process; a first round is not counted. *speed* is JoeyNMT's median time in float32 over the
+contender's, with the smallest and largest ratio within a round.
 
-Training is each side's own loop: JoeyNMT's `TrainManager.train_and_validate` and the training loop of regard_lab (on
-Lightning), with batches given ready-made, label smoothing 0.1, gradients clipped to norm 1, and AdamW. Tokens are those
-of both sides that are no padding, targets with their end mark. Of the two, regard draws dropout also for the recurrent
-encoder's states and the attentional vectors, and has an output bias; JoeyNMT starts the decoder's cells, too, from the
-bridge, and counts correct symbols.
+Training runs each side's own loop: JoeyNMT's `TrainManager.train_and_validate` and the training loop of regard_lab (on
+Lightning), with prepared batches, label smoothing 0.1, gradients clipped to norm 1, and AdamW. Tokens are counted on
+both sides without padding, with the end-of-sentence token on the decoder side. regard also applies dropout to the
+recurrent encoder's states and the attentional vectors, and has an output bias; JoeyNMT also initializes the decoder's
+cells from the bridge, and counts correct symbols.
 
-Translation is JoeyNMT's `search` as its `predict` calls it, and regard's `search`: sentences from long to short, 64 at
-a time, 5 beams, length penalty 0.6, at most 1.5 times as many symbols as the longest source of a batch has (JoeyNMT's
-default). Both had the same parameters, which regard learned first, and were timed only when their log-probabilities and
-gradients agreed. The better a model, the earlier a search knows that it is done. *same* is the share of sentences that
-are written as by JoeyNMT in float32: the searches differ in when they end, as JoeyNMT's goes on until each place of the
-beam has ended once.
+Translation compares JoeyNMT's `search`, as its `predict` calls it, with regard's `search`: sentences from long to
+short, 64 at a time, beam size 5, length penalty 0.6, at most 1.5 times as many symbols as the longest source in the
+batch (JoeyNMT's default). Both use the same parameters, trained by regard, and are timed only if their
+log-probabilities and gradients agree. Better models finish a search sooner. *same* is the share of sentences identical
+to JoeyNMT's in float32; JoeyNMT stops later, once every place of the beam has finished.
 
-bfloat16 is that of matrix products, by autocast: regard's default in training where the processor multiplies it.
-JoeyNMT's configuration switches its `fp16` off on a CPU; here its code was handed torch's autocast in spite of that.
+bfloat16 means matrix products under autocast, regard's default in training on CPUs that support it. JoeyNMT's
+configuration disables `fp16` on a CPU; here its code runs under torch's autocast anyway.
 """
 
 
@@ -40,13 +38,13 @@ def markdown(tables: list[dict[str, Any]]) -> str:
     machines = [table["machine"] for table in tables]
     machine = {name: value for name, value in machines[0].items() if all(each.get(name) == value for each in machines)}
     rows = [f"| {name} | {value} |" for name, value in machine.items()]
-    out = [f"# Beside JoeyNMT on {machine['CPU']}", "", "| | |", "| --- | --- |", *rows, "", LEGEND]
+    out = [f"# Translation: regard and JoeyNMT on {machine['CPU']}", "", "| | |", "| --- | --- |", *rows, "", LEGEND]
     out += [
-        "## Targets", "",
-        "| | target | float32 | bfloat16 on both sides | bfloat16, over JoeyNMT in float32 | |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "## Summary", "",
+        "| regard against JoeyNMT | both float32 | both bfloat16 | bfloat16 against float32 |",
+        "| --- | ---: | ---: | ---: |",
     ]  # fmt: skip
-    out += [_target(table) for table in tables]
+    out += [_summary(table) for table in tables]
     for table in tables:
         out += ["", f"## {table['task'].capitalize()}, {table['shape']}", "", f"{SHAPES[table['shape']].title}.", ""]
         own = [f"{name}: {value}" for name, value in table["machine"].items() if name not in machine]
@@ -65,16 +63,13 @@ def _rate(row: dict[str, Any]) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
 
 
-def _target(table: dict[str, Any]) -> str:
-    """Return how the target is met with equal precision, and by regard in bfloat16, in which it trains by default."""
-    seconds, wanted = {row["contender"]: row["seconds"] for row in table["rows"]}, TARGETS[table["task"]]
+def _summary(table: dict[str, Any]) -> str:
+    """Return the speed with equal precision, and of regard in bfloat16, in which it trains by default."""
+    seconds = {row["contender"]: row["seconds"] for row in table["rows"]}
     pairs = (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"))
     found = [_ratio(seconds, f"regard, {ours}", f"JoeyNMT, {theirs}") for ours, theirs in pairs]
-    cells = ["–" if each is None else f"{each:.2f}×" for each in found]
-    plain, _, lower = (each is not None and each >= wanted for each in found)
-    way = "the default, bfloat16" if table["task"] == "training" else "`--precision bfloat16`"
-    told = "met" if plain else "**missed** with equal precision" + (f"; reached by {way}" if lower else "")
-    return f"| {table['task']}, {table['shape']} | {wanted:g}× | {' | '.join(cells)} | {told} |"
+    cells = ["–" if each is None else ratio(each) for each in found]
+    return f"| {table['task']}, {table['shape']} | {' | '.join(cells)} |"
 
 
 def _ratio(seconds: dict[str, list[float]], ours: str, theirs: str) -> float | None:
@@ -86,7 +81,7 @@ def _ratio(seconds: dict[str, list[float]], ours: str, theirs: str) -> float | N
 
 def _training(table: dict[str, Any]) -> list[str]:
     full = table["tokens"] / table["places"]
-    out = [f"{table['batches']} batches a round, {table['tokens']:,} tokens, {full:.0%} of their places.", ""]
+    out = [f"{table['batches']} batches per round, {table['tokens']:,} tokens, {1 - full:.0%} padding.", ""]
     out += ["| contender | parameters | tokens/s | speed |", "| --- | ---: | ---: | ---: |"]
     return out + [
         f"| {row['contender']} | {row['parameters']:,} | {_rate(row)} | {_speed(row)} |" for row in table["rows"]
@@ -94,8 +89,8 @@ def _training(table: dict[str, Any]) -> list[str]:
 
 
 def _translation(table: dict[str, Any]) -> list[str]:
-    agreed = f"log-probabilities within {table['difference']:.0e}, norms of gradients within {table['gradient']:.0e}"
-    out = [f"{table['sentences']:,} sentences a round. The same parameters gave {agreed}.", ""]
+    agreed = f"log-probabilities within {table['difference']:.0e}, gradient norms within {table['gradient']:.0e}"
+    out = [f"{table['sentences']:,} sentences per round. The two sides agree: {agreed}.", ""]
     out += ["| contender | sentences/s | speed | BLEU | same | symbols |"]
     out += ["| --- | ---: | ---: | ---: | ---: | ---: |"]
     for row in table["rows"]:

@@ -72,7 +72,7 @@ SHAPES = {
         _RECURRENT | {"input_feeding": True},
     ),
     "transformer": Shape(
-        "Transformer: width 256, 4 heads, 3 + 3 layers, feedforward 1024, pre-norm, source, target and output "
+        "Transformer: width 256, 4 heads, 3 + 3 layers, feedforward 1024, pre-norm, encoder, decoder and output "
         "embeddings one matrix; dropout 0.1 everywhere, of attention weights and hidden features, too",
         "transformer",
         {"width": 256, "heads": 4, "encoder_layers": 3, "decoder_layers": 3, "feedforward": 1024}

@@ -1,15 +1,30 @@
-"""Attention as one function: any score, mask and normalizer, exact, in memory that does not grow with L×S."""
+"""Attention as one function: any score, mask and normalizer, exact, in memory that does not grow with L×S.
 
-from importlib import import_module
-from types import ModuleType
+The names in ``__all__`` are public: here and in ``regard.nn``, ``masks``, ``scores``, ``normalizers``, ``engines``,
+``inspect`` and ``distributed``; and in ``regard.regression``, ``regard.testing`` and
+``regard.integrations.transformers``, which need further packages and are imported by name. All other modules and names
+are private, with an underscore or without: they may change in any version.
+"""
+
+from typing import TYPE_CHECKING
 
 from regard import engines, masks, normalizers, scores
+from regard._call.explanation import Explanation
 from regard._call.plan import Plan
 from regard._catalogue import Catalogue, catalogue
 from regard._utils.errors import RegardWarning
+from regard._utils.lazy import lazy
 from regard._utils.mechanism import cite
 from regard.engines.aux import Aux, AuxRequest, TopK
 from regard.functional import attention, explain
+
+if TYPE_CHECKING:
+    from regard import distributed, inspect, nn
+    from regard import regression as regression
+else:  # layers, estimators and pictures, at their first use: who needs the function does not wait
+    __getattr__, __dir__ = lazy(
+        __name__, {"regard.distributed": "", "regard.inspect": "", "regard.nn": "", "regard.regression": ""}
+    )
 
 __version__ = "0.1.0"
 
@@ -17,6 +32,7 @@ __all__ = [
     "Aux",
     "AuxRequest",
     "Catalogue",
+    "Explanation",
     "Plan",
     "RegardWarning",
     "TopK",
@@ -33,10 +49,3 @@ __all__ = [
     "normalizers",
     "scores",
 ]
-
-
-def __getattr__(name: str) -> ModuleType:
-    """Import layers, estimators and pictures at their first use: who needs the function does not wait."""
-    if name in ("distributed", "inspect", "nn", "regression"):
-        return import_module(f"regard.{name}")
-    raise AttributeError(f"module 'regard' has no attribute {name!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -178,7 +179,7 @@ def attention(
         recorded = _recorded(call)
         if recorded is not None:
             return recorded
-    plan, problem = plan_call(call)
+    plan, problem = plan_call(call, eager)
     once = not plan.engine.twice_differentiable
     if once and not eager and in_functorch():
         problem = differentiable_once(problem, plan.engine.name)
@@ -192,7 +193,7 @@ def attention(
         output = forbid_second_derivative(output, plan.engine.name)
     if return_aux is None:
         return output
-    with autocast_suspended(query.device.type):
+    with autocast_suspended(query.device.type) if plan.autocast else nullcontext():
         aux = aux_pass.aux_fields(problem, outcome, return_aux, plan.observer)
         if return_aux.lse == "grad" and problem.wants_grad and aux.lse is not None and not aux.lse.requires_grad:
             lse = differentiable_lse(problem, aux.lse.detach().reshape(*problem.query.shape[:3]))

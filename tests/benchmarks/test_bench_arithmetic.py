@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import mmap
+import re
 from dataclasses import replace
-from pathlib import Path
 
 import benchmarks.cases  # noqa: F401
 import pytest
@@ -345,35 +345,53 @@ def reported(*sizes: int) -> dict:
     return json.loads(json.dumps(report.raw([run(case)], facts, {"made-up": "made-up.png"})))
 
 
-def test_the_readme_is_filled_within_lines_and_over_lines() -> None:
+def test_pages_are_filled_within_lines_and_over_lines() -> None:
     found = reported(12, 24)
-    made = readme.contents(found, Path("none"))
+    made = readme.measured(found)
     text = "a <!-- fast -->0<!-- /fast --> b <!-- other -->\n<!-- growth -->\n<!-- /growth -->\nend"
     once = readme.filled(text, made)
-    assert "× faster<!-- /fast --> b <!-- other -->" in once
-    assert "<!-- growth -->\n\n![A case](benchmarks/results/made-up.png)\n\n<!-- /growth -->\nend" in once
+    assert re.search(r"a <!-- fast -->(as fast|\d+\.\d+ × (faster|slower))<!-- /fast --> b <!-- other -->", once)
+    assert "<!-- growth -->\n\n![A case](../benchmarks/results/made-up.png)\n\n<!-- /growth -->\nend" in once
     assert readme.filled(once, made) == once
-    assert "| A case | regard at 6, forward: at least 2 × the speed of base |" in made["bench"]()
+    table = made["comparisons"]()
+    assert "**A case**" in table and "| 6 keys | " in table and " | base: " in table and "| peak memory |" in table
     assert made["small"]() == "not measured"
-    assert "s" in made["fast:time"]() and "fast:against" in made
+    assert "s" in made["fast:time"]() and "fast:against" in made and "small:against" not in made
     with pytest.raises(ValueError, match="unknown"):
         readme.filled("<!-- unknown --><!-- /unknown -->", made)
 
 
 def test_growth_is_drawn_where_there_are_sizes_to_grow_over() -> None:
     assert readme.growth(reported()) == "" == readme.growth(reported(12))
-    assert readme.growth(reported(12, 24)) == "![A case](benchmarks/results/made-up.png)"
+    assert readme.growth(reported(12, 24)) == "![A case](../benchmarks/results/made-up.png)"
 
 
-def test_the_headline_tells_both_times_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readme, "HEADLINE", ("fast",))
+def test_the_table_of_speeds_has_both_times_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = reported()
-    (line,) = [line for line in readme.headline(found).splitlines() if "A case" in line]
-    assert "base: " in line and "≥ 2 ×" in line
-    found["cases"]["made-up"]["targets"][0]["goal"]["against"] = "gone"
-    assert "gone: missing: there is none" in readme.headline(found)
+    monkeypatch.setattr(readme, "newest", lambda case: found)
+    rows = [readme.Speed("A call", "made-up", 6, name, name.upper()) for name in ("base", "gone", "unknown")]
+    monkeypatch.setattr(readme, "SPEEDS", rows)
+    *_, base, gone, unknown, _, where = readme.speed().splitlines()
+    assert where == "Measured on made up, 2 cores, today."
+    assert re.fullmatch(r"\| A call \| .*s \| BASE: .*s \| (as fast|.* × (faster|slower)) \|", base)
+    assert gone.endswith("| GONE: missing: there is none | not measured |")
+    assert unknown.endswith("| UNKNOWN: not run | not measured |")
 
 
-def test_the_headline_names_goals() -> None:
-    named = {goal.name for case in CASES.values() for goal in case.goals}
-    assert set(readme.HEADLINE) <= named
+def test_the_table_of_speeds_names_points_of_cases() -> None:
+    for row in readme.SPEEDS:
+        points = {(point.size, point.backward, point.variant) for point in CASES[row.case].points}
+        assert (row.size, row.backward, row.variant) in points and row.against in CASES[row.case].contenders
+
+
+def test_outcomes_say_faster_or_slower() -> None:
+    def outcome(kind: str, measured: float | None, against: str = "torch", share: float | None = None) -> str:
+        goal = {"kind": kind, "against": against}
+        return report.result({"bound": "bytes"}, {"goal": goal, "measured": measured, "share": share})
+
+    assert outcome("speed", 34.51) == "34.5 × faster" and outcome("time", 1.842) == "1.84 × slower"
+    assert outcome("speed", 2.3, share=0.73) == "2.30 × faster, 73% of copy bandwidth"
+    assert outcome("time", 1.002) == "as fast" and outcome("time", 1.95, "regard, alone") == "1.95 × the time"
+    assert outcome("overhead", 23.46) == "23.5 µs more" and outcome("overhead", -1.0) == "1.0 µs less"
+    assert outcome("backward", 2.5) == "2.50 × the forward" and outcome("memory", 14.92) == "14.9 MB"
+    assert outcome("seconds", 0.0648) == "64.8 ms" and outcome("speed", None) == "not measured"

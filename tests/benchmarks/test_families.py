@@ -86,7 +86,7 @@ def test_a_family_is_judged_by_its_worst_class() -> None:
     assert transformers_families.judgement(equal | {"B": [result("different"), result("refused")]}).startswith("differ")
     assert transformers_families.judgement({"B": [result("not built", "build")]}) == "not built: B: why"
     page = transformers_families.table({"one": equal, "two": {"B": [result("not built", "build", "a|b")]}}, "versions")
-    assert "2 families: 1 equal to 1e-5, 0 refused in a sentence, 0 different, 1 not built. versions." in page
+    assert "2 families: 1 equal to 1e-5, 0 rejected with an error, 0 different, 1 not built. versions." in page
     assert (
         "| one | 1 of 1 | equal to 1e-5: forward, gradients |" in page
         and "| two | 0 of 1 | not built: B: a/b |" in page

@@ -31,5 +31,5 @@ def test_differences_are_seed_by_seed() -> None:
     machine = {"CPU": "a processor", "vector instructions": "AVX2"}
     text = image_classification.summary({"rows": rows, "machine": machine, "date": "2026-11-24"})
     assert "| se | 10 | 50.00 % | 70.00 % | 60.00 % | 60.00 % |" in text
-    assert "| none, blocks wider | 10 | 40.00 % | 80.00 % | not run | 60.00 % |" in text
+    assert "| none, wider blocks | 10 | 40.00 % | 80.00 % | not run | 60.00 % |" in text
     assert "se − none, seed by seed: +0.00 points, from -10.00 to +10.00, standard deviation 14.14." in text

@@ -72,7 +72,7 @@ def test_shares_of_wrong_classes() -> None:
     text = real_report.markdown(table)
     assert "| right | **75.00%** |" in text
     assert "| wrong | 25.00% | +50.00 ±" in text
-    assert real_report.told(table) == "`right` has the least error"
+    assert real_report.verdict(table) == "`right` has the lowest error"
 
 
 def test_one_fold_too_long_leaves_a_contender_out() -> None:
@@ -91,12 +91,12 @@ def test_who_is_slow_gets_fewer_folds_and_is_compared_on_those() -> None:
     assert gap == pytest.approx(1 - np.mean(own))
 
 
-def test_what_is_told_names_the_best_of_both_sides() -> None:
+def test_the_verdict_names_the_best_of_both_sides() -> None:
     contenders = {"regard, good": Constant, "regard, bad": lambda: Constant(3.0), "other": lambda: Constant(0.1)}
-    text = real_report.told(compared(numbers(), **contenders))
-    assert text.startswith("`regard, good` has the least error; the best other contender is `other`, worse by 0.0")
-    other = real_report.told(compared(numbers(), **{"other": Constant, "regard, good": lambda: Constant(2.0)}))
-    assert other.startswith("`other` has the least error; the best estimator of regard is `regard, good`, worse by ")
+    text = real_report.verdict(compared(numbers(), **contenders))
+    assert text.startswith("`regard, good` has the lowest error; the best other contender is `other`, 0.0")
+    other = real_report.verdict(compared(numbers(), **{"other": Constant, "regard, good": lambda: Constant(2.0)}))
+    assert other.startswith("`other` has the lowest error; regard's best is `regard, good`, ") and "worse" in other
 
 
 @pytest.mark.campaign(keep=1)
@@ -143,4 +143,4 @@ def test_a_whole_run_fills_a_page(
     assert str(tmp_path / "real-data.md") in capsys.readouterr().out
     text = "<!-- numbers:best --><!-- /numbers:best -->\n<!-- numbers -->\n<!-- /numbers -->"
     page = readme.filled(text, real_report.contents(found))
-    assert "-->`zero` has the least error<!--" in page and "| zero | **1** |" in page
+    assert "-->`zero` has the lowest error<!--" in page and "| zero | **1** |" in page

@@ -1,14 +1,13 @@
-"""The shape of the code that import-linter does not see: private names, public ones, and what import time costs."""
+"""The shape of the code that import-linter does not see: private names, and what import time costs."""
 
 from __future__ import annotations
 
 import ast
-import importlib
-import inspect
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import regard
@@ -30,6 +29,9 @@ def _files() -> Iterator[tuple[str, Path]]:
 
 #: Files by the full names of their modules.
 FILES = dict(_files())
+
+
+PACKAGE_NAMES = [name for name, path in FILES.items() if path.name == "__init__.py"]
 
 
 def package_of(name: str) -> str:
@@ -90,36 +92,25 @@ def test_a_file_begins_with_what_it_is_about() -> None:
     assert not bare
 
 
-def test_every_public_name_has_a_docstring() -> None:
-    bare = []
-    for package in (name for name, path in FILES.items() if path.name == "__init__.py"):
-        module = importlib.import_module(package)
-        for public in getattr(module, "__all__", []):
-            value = getattr(module, public)
-            own = value.__dict__.get("__doc__") if inspect.isclass(value) else getattr(value, "__doc__", None)
-            if (inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)) and not own:
-                bare.append(f"{package}.{public}")
-    assert not bare
-
-
-def test_public_names_exist() -> None:
-    for name in (name for name, path in FILES.items() if path.name == "__init__.py"):
-        module = importlib.import_module(name)
-        names = list(getattr(module, "__all__", []))
-        assert len(set(names)) == len(names), name
-        assert all(hasattr(module, public) for public in names), name
-        assert not [public for public in names if public.startswith("_") and public != "__version__"], name
-
-
 def test_packages_are_typed() -> None:
     for package in (regard, regard_lab):
         assert (Path(package.__file__ or "").parent / "py.typed").exists()
 
 
-def test_versions_are_alike() -> None:
+def test_the_version_is_stated_once() -> None:
+    """Each package states its version in its ``__init__``; its metadata and the pin on regard follow it."""
     for project, package in (("", regard), ("lab", regard_lab)):
-        stated = tomllib.loads((ROOT / project / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-        assert stated == package.__version__ == regard.__version__
+        text = (ROOT / project / "pyproject.toml").read_text(encoding="utf-8")
+        settings = tomllib.loads(text)
+        assert "version" not in settings["project"] and settings["project"]["dynamic"] == ["version"]
+        path = ROOT / project / settings["tool"]["hatch"]["version"]["path"]
+        assert path.samefile(package.__file__ or "")
+        name = settings["project"]["name"]
+        assert version(name) == package.__version__, f"install {name} again: its version has changed"
+    assert regard_lab.__version__ == regard.__version__
+    first, second, _ = regard.__version__.split(".")
+    needed = [each for each in settings["project"]["dependencies"] if each.startswith("regard[")]
+    assert [each.partition("==")[2] for each in needed] == [f"{first}.{second}.*"]
 
 
 def python(code: str) -> str:

@@ -77,10 +77,9 @@ FUNCTION = "`regard.attention` and `F.scaled_dot_product_attention`"
 
 @differs(
     FUNCTION,
-    "wrong values, wrong types",
-    "`RuntimeError`, `IndexError`, `NotImplementedError`, as the kernel meets them",
-    "`ValueError`, `TypeError`, before anything is calculated, in one sentence: which argument, what was expected, "
-    "what came",
+    "invalid arguments",
+    "`RuntimeError`, `IndexError` or `NotImplementedError` from the kernel",
+    "`ValueError` or `TypeError` before any computation, naming the argument, what it must be and what it is",
 )
 def test_classes_of_errors() -> None:
     query, key, value = qkv()
@@ -104,7 +103,7 @@ def test_classes_of_errors() -> None:
 @differs(
     FUNCTION,
     "`is_causal=True` together with `attn_mask`",
-    "both are applied by the fused kernel of the CPU; an error from the others and with a `CausalBias`",
+    "the fused CPU kernel applies both; other kernels, and a `CausalBias`, raise an error",
     "both are applied",
 )
 def test_causal_with_a_mask() -> None:
@@ -122,9 +121,9 @@ def test_causal_with_a_mask() -> None:
 
 @differs(
     FUNCTION,
-    "masks of one or no dimension",
-    "broadcast, unless the inputs have four dimensions: `IndexError`",
-    "`ValueError`: a mask says queries and keys, (1, S) for one that is the same for all queries",
+    "masks with fewer than two dimensions",
+    "broadcast; `IndexError` if the inputs have four dimensions",
+    "`ValueError`: a mask needs queries and keys; pass (1, S) for the same mask in all queries",
 )
 def test_masks_of_one_dimension() -> None:
     query, key, value = qkv()
@@ -138,9 +137,9 @@ def test_masks_of_one_dimension() -> None:
 
 @differs(
     FUNCTION,
-    "a mask (N, L, S) where there are N sequences of N heads",
-    "one matrix for each head",
-    "`ValueError` that asks for (1, N, L, S) or (N, 1, L, S)",
+    "a mask (N, L, S) for N sequences with N heads",
+    "one matrix per head",
+    "`ValueError`: pass (1, N, L, S) or (N, 1, L, S)",
 )
 def test_ambiguous_masks() -> None:
     query, key, value = (x[:, :B] for x in qkv())
@@ -151,9 +150,9 @@ def test_ambiguous_masks() -> None:
 
 @differs(
     FUNCTION,
-    "float masks of another dtype than the query's",
-    "float32 alone is taken",
-    "every floating dtype is taken",
+    "float masks whose dtype is not the query's",
+    "only float32 is accepted",
+    "every floating dtype is accepted",
 )
 def test_dtypes_of_masks() -> None:
     query, key, value = qkv()
@@ -165,8 +164,8 @@ def test_dtypes_of_masks() -> None:
 
 @differs(
     FUNCTION,
-    "`scale` not finite, `dropout_p` outside [0, 1], a bool in place of either",
-    "taken, or an error, as the kernel has it",
+    "non-finite `scale`, `dropout_p` outside [0, 1], or a bool for either",
+    "accepted or an error, depending on the kernel",
     "`ValueError`, `TypeError`",
 )
 def test_numbers_without_meaning() -> None:
@@ -181,9 +180,9 @@ def test_numbers_without_meaning() -> None:
 
 @differs(
     FUNCTION,
-    "NaN or infinity in a key or value that the mask hides",
+    "NaN or infinity in a masked key or value",
     "reaches the output",
-    "has no influence, nor do its gradients",
+    "has no influence, on gradients either",
 )
 def test_what_is_hidden_has_no_influence() -> None:
     query, key, value = qkv()
@@ -195,7 +194,7 @@ def test_what_is_hidden_has_no_influence() -> None:
 
 @differs(
     FUNCTION,
-    "a query of NaN with fewer than 8 keys (16 with AVX-512), values as wide as keys",
+    "a NaN query with fewer than 8 keys (16 with AVX-512), values as wide as keys",
     "zeros",
     "NaN",
 )
@@ -208,9 +207,9 @@ def test_a_query_of_nan_with_few_keys() -> None:
 
 @differs(
     FUNCTION,
-    "values of more than a few percent of the dtype's largest number",
+    "values above a few percent of the dtype's largest number",
     "overflow in the sum over keys",
-    "do not; on a GPU, as torch",
+    "do not overflow; on a GPU, as in torch",
 )
 def test_large_values() -> None:
     query, key, value = qkv()
@@ -221,9 +220,9 @@ def test_large_values() -> None:
 
 @differs(
     FUNCTION,
-    "rows to which a mask adds so large a number (−1e9) that nothing is left of the scores",
-    "the mean of the values, with gradients that are several times too large",
-    "the mean of the values, with its gradients; on a GPU, as torch",
+    "rows where the mask adds a bias so large (−1e9) that the scores vanish",
+    "the mean of the values, with gradients several times too large",
+    "the mean of the values, with its exact gradients; on a GPU, as in torch",
 )
 def test_rows_without_scores() -> None:
     query, key, value = qkv()
@@ -239,9 +238,9 @@ def test_rows_without_scores() -> None:
 @differs(
     FUNCTION,
     "nested tensors",
-    "taken",
-    "`TypeError`: pad them and pass `masks.padding`, or pack them and pass `masks.from_cu_seqlens`; "
-    "`MultiheadAttention` takes them",
+    "accepted",
+    "`TypeError`: pad and pass `masks.padding`, or pack and pass `masks.from_cu_seqlens`; `MultiheadAttention` "
+    "accepts them",
 )
 def test_nested_tensors() -> None:
     nested = torch.nested.nested_tensor([normal(H, n, E) for n in (3, 5)])
@@ -252,8 +251,8 @@ def test_nested_tensors() -> None:
 @differs(
     FUNCTION,
     "second derivatives",
-    "where torch falls back to its formula (values of another width, dropout); an error elsewhere",
-    '`engine="streaming"` and `engine="reference"` have them; an error that says so elsewhere',
+    "only where torch falls back to its formula (values of another width, dropout); otherwise an error",
+    'with `engine="streaming"` and `engine="reference"`; otherwise an error that names them',
 )
 def test_second_derivatives() -> None:
     def twice(function: Callable[..., Tensor], wide: int, **named: Any) -> Tensor:
@@ -272,8 +271,8 @@ def test_second_derivatives() -> None:
 @differs(
     FUNCTION,
     "`torch.nn.attention.sdpa_kernel`",
-    "chooses the kernel, or raises",
-    "bears on calls that engine `sdpa` hands on whole; `engine=` chooses, `regard.explain` tells",
+    "chooses the kernel or raises",
+    "affects only calls that engine `sdpa` passes to torch unchanged; `engine=` chooses, `regard.explain` reports",
 )
 def test_choice_of_a_kernel() -> None:
     query, key, value = qkv()
@@ -288,9 +287,9 @@ def test_choice_of_a_kernel() -> None:
 @differs(
     FUNCTION,
     "`torch.jit.trace`",
-    "records a call; masks that are made in the traced function keep the sizes of the example",
-    "records a call as one operator, masks for the sizes that come; `RuntimeError` for functions as score or mask, "
-    "dropout and random normalizers",
+    "records a call; masks built in the traced function keep the example's sizes",
+    "records a call as one operator, with masks for any size; `RuntimeError` for function scores and masks, dropout "
+    "and random normalizers",
 )
 def test_tracing_the_function() -> None:
     query, key, value = qkv()
@@ -304,8 +303,8 @@ def test_tracing_the_function() -> None:
 @differs(
     FUNCTION,
     "`torch.jit.script`",
-    "scripts what calls it",
-    "does not; `torch.jit.trace`, `torch.compile` and `torch.export` do",
+    "can script callers",
+    "not supported; use `torch.jit.trace`, `torch.compile` or `torch.export`",
 )
 def test_scripting_the_function() -> None:
     with pytest.raises(Exception, match="keyword-only arguments"):
@@ -333,9 +332,9 @@ def causal(size: int) -> Tensor:
 
 @differs(
     MODULE,
-    "a query that may attend to nothing",
-    "NaN with `need_weights=True` and on the fast path, zeros elsewhere",
-    "zeros (then the bias of W_O), and weights of zero",
+    "a query with nothing to attend to",
+    "NaN with `need_weights=True` and on the fast path, otherwise zeros",
+    "zeros (plus the bias of W_O), and zero weights",
 )
 def test_a_query_that_sees_nothing() -> None:
     right, ours = twins()
@@ -350,9 +349,9 @@ def test_a_query_that_sees_nothing() -> None:
 
 @differs(
     MODULE,
-    "the weights that are returned",
+    "returned weights",
     "after dropout",
-    "before dropout; `dropped_weights=True` is as torch",
+    "before dropout; `dropped_weights=True` returns torch's",
 )
 def test_weights_and_dropout() -> None:
     right, ours = (module.train() for module in twins(dropout=0.5))
@@ -364,7 +363,7 @@ def test_weights_and_dropout() -> None:
 @differs(
     MODULE,
     "`is_causal=True` without `attn_mask`",
-    "`RuntimeError`; on the fast path it is ignored",
+    "`RuntimeError`; ignored on the fast path",
     "the mask is causal",
 )
 def test_causal_alone() -> None:
@@ -380,8 +379,8 @@ def test_causal_alone() -> None:
 
 @differs(
     MODULE,
-    "`is_causal=True` with an `attn_mask` that is not causal",
-    "a hint that is believed: with `need_weights=False` the mask is ignored",
+    "`is_causal=True` with a non-causal `attn_mask`",
+    "a trusted hint: with `need_weights=False` the mask is ignored",
     "both are applied",
 )
 def test_a_wrong_hint() -> None:
@@ -396,8 +395,8 @@ def test_a_wrong_hint() -> None:
 @differs(
     MODULE,
     "`is_causal=True` with `add_bias_kv` or `add_zero_attn`",
-    "with `need_weights=False` the rows appended to the keys are hidden from all but the last queries",
-    "every query sees them, whatever `need_weights` is",
+    "with `need_weights=False` only the last queries see the appended keys",
+    "every query sees them, with any `need_weights`",
 )
 def test_causal_with_appended_rows() -> None:
     right, ours = twins(add_zero_attn=True, bias=False)
@@ -411,9 +410,9 @@ def test_causal_with_appended_rows() -> None:
 
 @differs(
     MODULE,
-    "the fast path: a kernel of its own in evaluation without gradients (`torch.backends.mha`)",
-    "taken where it can be",
-    "there is none; `convert` keeps torch's layers from taking theirs",
+    "the fast path, a separate kernel for evaluation without gradients (`torch.backends.mha`)",
+    "used where possible",
+    "none; `convert` also disables it in torch's layers",
 )
 def test_no_fast_path() -> None:
     right, ours = (module.eval() for module in twins())
@@ -428,8 +427,8 @@ def test_no_fast_path() -> None:
 @differs(
     MODULE,
     "nested tensors",
-    "on the fast path alone, `AssertionError` elsewhere",
-    "in training and with gradients, too; both layouts",
+    "only on the fast path, otherwise `AssertionError`",
+    "also in training and with gradients; both layouts",
 )
 def test_nested_tensors_in_a_module() -> None:
     right, ours = twins()
@@ -468,9 +467,9 @@ def test_classes_of_errors_of_a_module() -> None:
 
 @differs(
     MODULE,
-    "parameters of several dtypes in one module",
-    "taken with `batch_first=True`, by the way in which a linear layer is calculated",
-    "taken with `batch_first=False`, for the same reason",
+    "parameters of mixed dtypes in one module",
+    "accepted with `batch_first=True`, due to how linear layers are computed",
+    "accepted with `batch_first=False`, for the same reason",
 )
 def test_parameters_of_several_dtypes() -> None:
     x = normal(B, L, E)
@@ -487,8 +486,8 @@ def test_parameters_of_several_dtypes() -> None:
 @differs(
     MODULE,
     "`torch.jit.script`",
-    "scripts the module",
-    "does not; `torch.jit.trace`, `torch.compile` and `torch.export` take it",
+    "can script the module",
+    "not supported; use `torch.jit.trace`, `torch.compile` or `torch.export`",
 )
 def test_scripting_a_module() -> None:
     right, ours = twins()
@@ -502,9 +501,9 @@ def test_scripting_a_module() -> None:
 
 @differs(
     MODULE,
-    "`isinstance(module, torch.nn.MultiheadAttention)`, and its method `merge_masks`",
+    "`isinstance(module, torch.nn.MultiheadAttention)`, and the method `merge_masks`",
     "true; merges two masks",
-    "false; there is no such method",
+    "false; no such method",
 )
 def test_it_is_no_subclass() -> None:
     right, ours = twins()
@@ -528,8 +527,8 @@ def layers(**named: Any) -> tuple[nn.TransformerEncoderLayer, TransformerEncoder
 @differs(
     LAYERS,
     "the fast path in evaluation without gradients",
-    "reads a float mask as a bool one, which hides every key whose bias is not 0; gives NaN where no key is left",
-    "there is none: training and evaluation agree",
+    "reads a float mask as bool, masking every key with a non-zero bias; NaN where no key is left",
+    "none: training and evaluation agree",
 )
 def test_evaluation_and_training_agree() -> None:
     right, ours = layers()
@@ -544,9 +543,9 @@ def test_evaluation_and_training_agree() -> None:
 
 @differs(
     LAYERS,
-    "rows of an encoder's output that padding hides",
-    "zero on the path of nested tensors, else what the layers make of them",
-    "what the layers make of them; what is not finite in the input's padding counts as 0",
+    "padded rows of an encoder's output",
+    "zero on the nested-tensor path, otherwise whatever the layers compute",
+    "whatever the layers compute; non-finite padding in the input counts as 0",
 )
 def test_padded_rows_of_an_encoder() -> None:
     right, ours = layers()
@@ -563,9 +562,9 @@ def test_padded_rows_of_an_encoder() -> None:
 
 @differs(
     LAYERS,
-    "`is_causal=True` without a mask, or with one that is not causal",
-    "as in the module above",
-    "as in the module above",
+    "`is_causal=True` without a mask, or with a non-causal one",
+    "as in `MultiheadAttention`",
+    "as in `MultiheadAttention`",
 )
 def test_causal_in_layers() -> None:
     right, ours = layers()
@@ -577,8 +576,8 @@ def test_causal_in_layers() -> None:
 @differs(
     LAYERS,
     "`enable_nested_tensor` and `mask_check` of an encoder",
-    "choose the path of nested tensors; a warning where it cannot be taken",
-    "accepted without effect, and without a warning",
+    "choose the nested-tensor path; a warning where it is impossible",
+    "accepted without effect or warning",
 )
 def test_no_warning_about_nested_tensors() -> None:
     for module, warned in ((nn, True), (regard.nn, False)):
@@ -592,8 +591,8 @@ def test_no_warning_about_nested_tensors() -> None:
 @differs(
     LAYERS,
     "`torch.jit.script`",
-    "scripts them",
-    "does not; `torch.jit.trace`, `torch.compile` and `torch.export` take them",
+    "can script them",
+    "not supported; use `torch.jit.trace`, `torch.compile` or `torch.export`",
 )
 def test_scripting_layers() -> None:
     right, ours = layers()
@@ -607,8 +606,8 @@ def test_scripting_layers() -> None:
 @differs(
     LAYERS,
     "subclasses that override `_sa_block`, `_mha_block` or `_ff_block`",
-    "the private methods that `forward` calls",
-    "there are no such methods: override `forward`",
+    "`forward` calls these private methods",
+    "no such methods: override `forward`",
 )
 def test_no_private_blocks() -> None:
     right, ours = layers()

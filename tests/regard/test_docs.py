@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if "```python\n>>>" in path.read_text(encoding="utf-8"))
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
@@ -30,32 +31,40 @@ def test_the_python_on_a_page_runs(page: Path) -> None:
     assert runner.summarize().failed == 0
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_of_a_page_lead_to_files(page: Path) -> None:
-    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings], anchor
 
 
-def test_the_numbers_are_those_of_the_newest_report() -> None:
-    from benchmarks import capture, page, readme
-    from benchmarks.joeynmt import report
-    from benchmarks.translation import markdown
+def test_numbers_are_those_of_the_newest_reports() -> None:
+    from benchmarks import readme
 
-    results = readme.RESULTS
-    assert markdown(json.loads(readme.TRAINED.read_text(encoding="utf-8"))) == (results / "translation.md").read_text(
-        encoding="utf-8"
-    )
-    for beside in results.glob("*-joeynmt.json"):
-        tables = json.loads(beside.read_text(encoding="utf-8"))["tables"]
-        assert report.markdown(tables) == beside.with_suffix(".md").read_text(encoding="utf-8")
-    assert readme.regression() == readme.REGRESSION.read_text(encoding="utf-8"), "run `make docs`"
-    large = readme.LARGE_REGRESSION.read_text(encoding="utf-8")
-    assert readme.of_large_regression() == large, "run `make docs`"
-    assert readme.of_planning() == readme.PLANNING.read_text(encoding="utf-8"), "run `make docs`"
-    assert readme.of_language() == readme.LANGUAGE.read_text(encoding="utf-8"), "run `make docs`"
-    assert readme.of_hugging_face() == readme.HUGGING_FACE.read_text(encoding="utf-8"), "run `make docs`"
-    assert readme.of_inspector() == readme.INSPECTOR.read_text(encoding="utf-8"), "run `make docs`"
-    for name, table in (("page", page), ("capture", capture)):
-        text = (results / f"{name}.json").read_text(encoding="utf-8")
-        assert table.report(json.loads(text)) == (results / f"{name}.md").read_text(encoding="utf-8")
-    assert readme.translation() == readme.TRANSLATION.read_text(encoding="utf-8"), "run `make docs`"
+    for path, text in readme.pages():
+        assert text == path.read_text(encoding="utf-8"), f"{path.relative_to(ROOT)} is out of date: run `make docs`"
+
+
+def test_summaries_are_those_of_the_reports() -> None:
+    from benchmarks import report
+
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found.get("cases"), dict):
+            assert report.summary(found) in path.with_suffix(".md").read_text(encoding="utf-8"), path.name
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for path in (ROOT / "docs").glob("*.md"):
+        assert path.name == "README.md" or f"]({path.name})" in index, path.name
+
+
+def test_readme_is_short_and_its_first_code_runs() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    code = re.findall(r"```python\n(import .*?)```", text, re.DOTALL)[0]
+    exec(compile(code, "README.md", "exec"), {})

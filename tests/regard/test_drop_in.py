@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from pairwise import across
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -91,9 +92,7 @@ def swap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
     return put
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("model", [Encoder, Decoder])
+@across({"model": [Encoder, Decoder], "masked": [False, True], "dtype": [torch.float32, torch.float64, torch.bfloat16]})
 def test_in_a_model(model: Any, masked: bool, dtype: torch.dtype, swap: Callable[[], list[int]]) -> None:
     torch.manual_seed(0)
     network = model().to(dtype).train()
@@ -147,9 +146,13 @@ def test_masks_of_every_shape(lead: tuple[int, ...], mask: tuple[int, ...], kind
     same(query, key, value, bias > -0.5 if kind == "bool" else bias)
 
 
-@pytest.mark.parametrize("lead", [(), (4,), (2, 4), (3, 2, 4)])
-@pytest.mark.parametrize(("L", "S"), [(6, 6), (6, 9), (9, 6), (1, 5), (5, 1)])
-@pytest.mark.parametrize("is_causal", [False, True])
+@across(
+    {
+        "is_causal": [False, True],
+        ("L", "S"): [(6, 6), (6, 9), (9, 6), (1, 5), (5, 1)],
+        "lead": [(), (4,), (2, 4), (3, 2, 4)],
+    }
+)
 def test_inputs_of_every_shape(lead: tuple[int, ...], L: int, S: int, is_causal: bool) -> None:
     for V in (8, 5):
         same(*triple(lead, L, S, V), is_causal=is_causal)
@@ -158,9 +161,7 @@ def test_inputs_of_every_shape(lead: tuple[int, ...], L: int, S: int, is_causal:
 LEADS = [(), (1,), (4,), (1, 1), (2, 4), (2, 1), (1, 4), (3, 2, 4), (3, 1, 1)]
 
 
-@pytest.mark.parametrize("of_query", LEADS)
-@pytest.mark.parametrize("of_key", LEADS)
-@pytest.mark.parametrize("V", [8, 5])
+@across({"V": [8, 5], "of_key": LEADS, "of_query": LEADS})
 def test_leading_dimensions_broadcast(of_query: tuple[int, ...], of_key: tuple[int, ...], V: int) -> None:
     query, key, value = triple(of_query, 6, 7)[0], *triple(of_key, 6, 7, V)[1:]
     for named in ({}, {"is_causal": True}, {"attn_mask": normal(6, 7, seed=9)}):

@@ -1,4 +1,4 @@
-"""Derivatives of derivatives where an engine has none: an error that names engines which have."""
+"""A call as one operator, for compilers and tracers; and the error for second derivatives that an engine lacks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,22 @@ from torch import Tensor
 
 from regard._call.plan import Plan, plan_call, with_graph
 from regard._utils.part import Part, brief
-from regard._utils.torch_private import functorch_derivatives, in_forward_mode, in_functorch, is_jit_tracing, recording
+from regard._utils.torch_private import (
+    functorch_derivatives,
+    in_forward_mode,
+    in_functorch,
+    is_eager,
+    is_jit_tracing,
+    recording,
+)
 from regard._utils.tracing import autocast_suspended, in_transform
 from regard.engines import aux_pass
 from regard.engines.aux import AuxRequest
 from regard.engines.problem import Call, Problem
 from regard.masks import Mask
 from regard.scores.dot_products import DotLike
+
+# Derivatives of derivatives where an engine has none: an error that names engines which have --------------------------
 
 
 def no_second_derivative(what: str) -> RuntimeError:
@@ -305,9 +314,8 @@ def _unpacked(
     else:
         mask, score, normalizer, engine = _fixed_parts(rest, tuple(ints), tuple(floats))
     request = _LSE if "1" in grads or "grad" in rest.split(" ") else None
-    plan, problem = plan_call(
-        Call(query, key, value, mask, 0.0, False, scale, True, score, normalizer, softcap, engine, request)
-    )
+    call = Call(query, key, value, mask, 0.0, False, scale, True, score, normalizer, softcap, engine, request)
+    plan, problem = plan_call(call, is_eager())
     held = [tensor for part in (mask, score, normalizer) if part is not None for tensor in part.tensors()]
     return plan, problem, [query, key, value, *held]
 

@@ -146,9 +146,12 @@ def forget() -> None:
 engines.on_change(forget)
 
 
-def plan_call(call: Call) -> tuple[Plan, Problem]:
-    """Return the plan of a call, one that is kept or a new one, and the call as a problem."""
-    structure = call.structure()
+def plan_call(call: Call, eager: bool) -> tuple[Plan, Problem]:
+    """Return the plan of a call, one that is kept or a new one, and the call as a problem.
+
+    Plans are kept of ``eager`` calls alone: those that no compiler, tracer or transform follows.
+    """
+    structure = call.structure() if eager else None
     plan = known(structure)
     if plan is not None:
         return plan, plan.problem(call)

@@ -1,1 +1,1 @@
-"""TODO: _utils."""
+"""Private helpers of the library: errors, constraints, files, and private names of torch."""

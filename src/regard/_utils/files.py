@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and nothing left of those whose writer was killed."""
+"""Files: written whole or not at all, and opened whether plain, compressed, a pipe or standard input."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from regard._utils.errors import RegardWarning, rejected
+
+# Files that appear whole or not at all, and nothing left of those whose writer was killed -----------------------------
+
 
 try:
     import fcntl

@@ -1,4 +1,4 @@
-"""The papers that mechanisms come from: ``references.bib``, read when somebody asks."""
+"""What a mechanism says of itself: its formula, its sources in ``references.bib``, and citations of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 from regard._utils.errors import rejected
+
+# The papers that mechanisms come from: ``references.bib``, read when somebody asks ------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Whether the values of a tensor can be looked at now, or only its shape."""
+"""The state of torch around a call: compilers, tracers, transforms, autocast, and observers of calls."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from regard._utils.torch_private import (
     is_jit_tracing,
     is_proxied,
 )
+
+# Whether the values of a tensor can be looked at now, or only its shape -----------------------------------------------
 
 
 def in_transform() -> bool:

@@ -1,4 +1,4 @@
-"""Which positions of a sequence each rank holds, and moving between the whole sequence and its slices."""
+"""Which positions of a sequence each rank holds, and which pieces of the mask are computed when."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from regard._utils.errors import rejected, shape, unknown_name
 from regard.distributed.ring import Ring
 from regard.engines.tiles import BlockMask
 from regard.masks.base import EMPTY, FULL, MIXED, Extent, Mask
+
+# Which positions of a sequence each rank holds, and moving between the whole sequence and its slices ------------------
+
 
 #: How positions are divided. "contiguous": rank r of W holds the r-th of W pieces. "zigzag": of 2 W pieces it holds
 #: the r-th and the (2 W − 1 − r)-th, an early and a late one; under a causal mask all ranks then do equally much.

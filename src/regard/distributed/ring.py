@@ -1,4 +1,4 @@
-"""The ranks of a group as a ring: each sends to one while it receives from another, and computes meanwhile."""
+"""The ranks of a group as a ring, and whether all of them ask for the same."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard._utils.errors import rejected
+
+# The ranks of a group as a ring: each sends to one while it receives from another, and computes meanwhile -------------
 
 
 @dataclass(frozen=True)

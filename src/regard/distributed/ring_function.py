@@ -1,4 +1,4 @@
-"""Partial results over some of the keys: merged, and differentiated by what is known of all keys."""
+"""Ring attention as a differentiable function of partial results that merge by log-sum-exp."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from regard.masks import submatrix
 from regard.masks.base import Extent, Mask
 from regard.normalizers import Normalizer
 from regard.scores import Score
+
+# Partial results over some of the keys: merged, and differentiated by what is known of all keys -----------------------
 
 
 @dataclass(frozen=True)

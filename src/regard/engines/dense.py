@@ -15,6 +15,8 @@ from regard._utils.tracing import is_traced
 from regard.engines.base import EngineOutput
 from regard.engines.problem import Problem
 from regard.engines.tiles import Grid, Tiles
+from regard.masks import Dense
+from regard.scores import Dot, ScaledDot
 
 #: Numbers that torch's dot product takes at one time.
 MOST = 1 << 30
@@ -73,6 +75,27 @@ def whole(problem: Problem) -> Tiles:
     return Tiles.of(problem, needs_care(problem), Grid.whole(problem))
 
 
+def _scores_of_dot_products(problem: Problem) -> Tensor | None:
+    """Return the scores (B, H, L, S) of softmax over dot products, whose mask is a matrix, causal or none; else None.
+
+    They are calculated in a few operations, without tiles: small problems cost little else than calls.
+    """
+    mask, query, key = problem.mask, problem.query, problem.key
+    if not problem.is_softmax or type(problem.score) not in (ScaledDot, Dot) or problem.softcap is not None:
+        return None
+    if query.dtype != problem.compute_dtype or query.shape[1] != key.shape[1]:
+        return None
+    if not (mask is None or type(mask) is Dense or mask.is_plain_causal(problem.extent)):
+        return None
+    scores = query @ key.mT
+    if problem.scale != 1.0:
+        scores = scores * problem.scale
+    if mask is None:
+        return scores
+    values = mask.values if type(mask) is Dense else scores.new_ones(scores.shape[2:], dtype=torch.bool).tril()
+    return torch.where(values, scores, -torch.inf) if values.dtype == torch.bool else scores + values.to(scores.dtype)
+
+
 def attend(problem: Problem, tiles: Tiles | None = None) -> EngineOutput:
     """Run the definition: all scores, all weights, one product. Differentiable to any order by plain autograd.
 
@@ -84,6 +107,10 @@ def attend(problem: Problem, tiles: Tiles | None = None) -> EngineOutput:
         empty = problem.query.new_zeros(B, H, L, S, dtype=problem.compute_dtype)
         output = problem.query.new_zeros(B, H, L, problem.value.shape[-1])
         return EngineOutput(attached(output, problem), None, empty, empty)
+    if tiles is None and not needs_care(problem) and (scores := _scores_of_dot_products(problem)) is not None:
+        weights = problem.normalizer.weights(scores)
+        dropped = F.dropout(weights, problem.dropout_p) if problem.dropout_p else weights
+        return EngineOutput(dropped @ problem.value, None, weights, scores)
     tiles = whole(problem) if tiles is None else tiles
     scores = tiles.scores(0, 0)
     weights = tiles.normalizer.weights(scores)
@@ -125,6 +152,8 @@ def attend_by_rows(problem: Problem) -> EngineOutput:
 
 def attend_few(problem: Problem) -> EngineOutput:
     """Run the definition on few rows, without care for values that are not finite: they show as NaN in the output."""
+    if (scores := _scores_of_dot_products(problem)) is not None:
+        return EngineOutput(problem.normalizer.weights(scores) @ problem.value)
     tiles = Tiles.of(problem, False, Grid.whole(problem))
     weights = tiles.normalizer.weights(tiles.scores(0, 0))
     return EngineOutput(tiles.read(weights, 0).to(problem.query.dtype))

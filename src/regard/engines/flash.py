@@ -86,7 +86,7 @@ def _later(query: Tensor, key: Tensor, rows: slice) -> Tensor:
 def _recovered(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, added: Tensor, scale: float, output: Tensor, lost: Tensor
 ) -> Tensor:
-    """Return the output with rows ``one_minus_kernel`` (B, H, L) by the definition, so that their gradients are right.
+    """Return the output with rows ``lost`` (B, H, L) by the definition, so that their gradients are right.
 
     A row to which a number like −1e9 is added has weights that the kernel's backward pass cannot make of the row's
     log-sum-exp, in which no digit is left for the number of keys. Narrow numbers are calculated in float32, as in the

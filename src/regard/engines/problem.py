@@ -19,7 +19,7 @@ from regard import masks, scores
 from regard._utils.elementwise import Kind, per_element
 from regard._utils.errors import described, rejected, rejection, shape, unknown_name
 from regard._utils.part import PLAIN, Part
-from regard._utils.torch_private import is_autocast_enabled, is_eager
+from regard._utils.torch_private import is_autocast_enabled
 from regard._utils.tracing import autocast_cast, autocast_is_active, values_unavailable
 from regard.engines.aux import AuxRequest
 from regard.masks.base import EMPTY, Extent, Mask, MaskLike
@@ -189,8 +189,6 @@ class Call(NamedTuple):
 
     def structure(self) -> Hashable | None:
         """Return all that a plan depends on, as a key; None if the call needs a plan of its own or is wrong."""
-        if not is_eager():
-            return None
         ends = []
         for tensor in (self.query, self.key, self.value):
             if type(tensor) not in _TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
@@ -215,7 +213,8 @@ class Call(NamedTuple):
             if found is None:
                 return None
             parts.append(found)
-        if not _is_engine(self.engine) or not (self.return_aux is None or type(self.return_aux) is AuxRequest):
+        named = type(self.engine) is str or hasattr(self.engine, "refusal")
+        if not named or not (self.return_aux is None or type(self.return_aux) is AuxRequest):
             return None
         autocast = None
         if is_autocast_enabled() and autocast_is_active(self.query.device.type):
@@ -228,10 +227,6 @@ class Call(NamedTuple):
 
 def _tensor_structure(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout, tensor.is_nested
-
-
-def _is_engine(engine: Any) -> bool:
-    return isinstance(engine, str) or hasattr(engine, "refusal")
 
 
 # A call of ``attention``, validated and brought into one form that every engine reads ---------------------------------

@@ -1,4 +1,4 @@
-"""Structured masks through torch's fused kernel: blocks of queries, each over the ranges of keys that it sees.
+"""Engine ``sdpa``: torch's fused kernel, structured masks in blocks of queries included.
 
 Ranges of one block are merged by their log-sum-exp. The backward pass hands the merged output and log-sum-exp to
 the kernel's own backward for each range, which is exact: every range's weights are relative to the whole row.
@@ -29,6 +29,9 @@ from regard.masks.base import EMPTY, FULL, MIXED, Extent, Mask
 from regard.normalizers import Softmax
 from regard.scores import DotForm, Score
 from regard.scores.dot_products import DotLike
+
+# Structured masks through torch's fused kernel: blocks of queries, each over the ranges of keys that it sees ----------
+
 
 #: Rows of a block, and the keys by which its ranges are measured.
 ROWS, BLOCK = 128, 128

@@ -1,4 +1,4 @@
-"""Which blocks of the score matrix a mask shows, in the one form that engines read."""
+"""The scores of a problem tile by tile: which tiles a mask shows, their scores, and the online softmax over them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from regard.masks.base import EMPTY, FULL, MIXED, Extent, Mask
 from regard.normalizers.base import Normalizer
 from regard.scores.base import Score
 from regard.scores.dot_products import DotLike
+
+# Which blocks of the score matrix a mask shows, in the one form that engines read -------------------------------------
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from regard.inspect._record.recording import Coverage, Unrecorded
 from regard.inspect._record.rollout import average, difference, flow, rollout
 from regard.inspect._record.summary import AttentionSummary
 from regard.inspect._record.texts import Patches, Text, merge_tokens, words_of
+from regard.inspect._view.notebook import widget
 from regard.inspect._view.page import render_html, save_html
 from regard.inspect._view.plots import (
     Alignment,
@@ -47,5 +48,6 @@ __all__ = [
     "rollout",
     "save_html",
     "save_plot",
+    "widget",
     "words_of",
 ]

@@ -1,4 +1,4 @@
-"""Where the queries lie among the keys: what masks share that compare positions."""
+"""Masks by the distance of query and key: causal, windows, and dilated windows."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from regard.masks.base import (
     is_instance,
     lookup,
 )
+
+# Where the queries lie among the keys: what masks share that compare positions ----------------------------------------
+
 
 #: What ``offset`` may be: query i is at key position i + offset.
 Offset = int | Tensor | None

@@ -1,4 +1,4 @@
-"""Checks of arguments, and the lookup, that several masks share."""
+"""The base class of masks, its algebra, and what engines ask of a mask: its tiles and its runs of keys."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from regard.masks.drawing import Picture, as_html, as_text, picture
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
+
+
+# Checks of arguments, and the lookup, that several masks share --------------------------------------------------------
 
 
 def as_int(function: str, argument: str, value: Any, least: int | None = None, note: str = "") -> int:

@@ -1,4 +1,4 @@
-"""A mask or bias written out as a matrix."""
+"""Masks and biases written out as a matrix, as torch's BlockMask, or cut from another mask."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ from regard.masks.base import (
     lookup,
     run,
 )
+
+# A mask or bias written out as a matrix -------------------------------------------------------------------------------
+
 
 _KIND = "be a bool tensor (True = may attend) or a float tensor (added to the score; -inf hides)"
 

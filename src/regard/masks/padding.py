@@ -1,4 +1,4 @@
-"""The first n keys: padding, prefixes and sinks."""
+"""Padding: the first keys of each sequence, prefixes, sinks, and any keys marked one by one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from regard._utils.errors import described, rejected, shape
 from regard._utils.part import brief
 from regard._utils.tracing import values_unavailable
 from regard.masks.base import Extent, Mask, Sizes, Span, Tiling, as_int, constant, int_tensor, lookup, run
+
+# The first n keys: padding, prefixes and sinks ------------------------------------------------------------------------
 
 
 def padding(lengths: Tensor) -> Mask:

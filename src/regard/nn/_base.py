@@ -1,4 +1,4 @@
-"""The base class of all layers. To ``torch.fx`` they are leaf modules."""
+"""What all layers share: the base class, checks of inputs, lengths and masks, and parts that hold parameters."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from regard._utils.errors import rejected, shape
 from regard._utils.part import Part
 from regard.masks import Mask, MaskLike
 from regard.masks.matrix import is_matrix
+
+# The base class of all layers. To ``torch.fx`` they are leaf modules --------------------------------------------------
+
 
 #: What layers report as their ``__module__``: ``torch.fx`` treats a module as a leaf if this begins with ``torch.nn``.
 _LEAF = "torch.nn (a leaf to torch.fx)"

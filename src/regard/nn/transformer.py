@@ -1,4 +1,4 @@
-"""The feed-forward network of Transformers: two matrices with a nonlinearity between them, or three with a gate."""
+"""Transformer layers that stand in for torch's: feed-forward network, encoder, decoder, and both."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from regard.nn.heads.scored import ScoredAttention
 from regard.nn.kv_cache import KVCache
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
+
+# The feed-forward network of Transformers: two matrices with a nonlinearity between them, or three with a gate --------
+
 
 #: What stands between the matrices, by name; "gelu_tanh" is the approximation that GPT-2 was trained with.
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {

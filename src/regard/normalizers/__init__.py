@@ -1,5 +1,7 @@
 """Normalizers: how scores become weights. Each says whether it can stream; each is registered by name."""
 
+from inspect import ismodule as _ismodule
+
 from regard.normalizers.base import Normalizer as Normalizer
 from regard.normalizers.base import NormalizerLike as NormalizerLike
 from regard.normalizers.base import NormalizerName as NormalizerName
@@ -14,4 +16,4 @@ from regard.normalizers.one_hot import Sampled as Sampled
 from regard.normalizers.sigmoid import Sigmoid as Sigmoid
 from regard.normalizers.softmax import Softmax as Softmax
 
-__all__ = [name for name, value in globals().items() if getattr(value, "__module__", "").startswith(__name__)]
+__all__ = [name for name, value in sorted(globals().items()) if name[0] != "_" and not _ismodule(value)]

@@ -1,4 +1,4 @@
-"""The threshold of α-entmax: where the weights of a row, ``[(α−1)(s − t)]₊^{1/(α−1)}``, sum to 1."""
+"""α-entmax, entmax-1.5 and sparsemax: weights above a threshold, which is found for each row."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from regard._utils.constraints import Interval
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import in_transform, is_exported_to_onnx, values_unavailable
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
+
+# The threshold of α-entmax: where the weights of a row, ``[(α−1)(s − t)]₊^{1/(α−1)}``, sum to 1 -----------------------
+
 
 #: Keys up to which a row is sorted as it is; of longer rows, those that cannot have weight are left out first.
 FEW = 64

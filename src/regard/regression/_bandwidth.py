@@ -1,4 +1,4 @@
-"""A progress bar for whoever asked for one."""
+"""Bandwidths: rules of thumb, leave-one-out search, and gradient descent."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from torch import Tensor
 from regard import masks
 from regard.regression._sums.evaluator import Evaluator, Plan
 from regard.regression._sums.smoother import Estimate, Smoother
+
+# A progress bar for whoever asked for one -----------------------------------------------------------------------------
 
 
 @contextmanager

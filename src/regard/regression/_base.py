@@ -1,4 +1,4 @@
-"""The training points that made a prediction, with their weights."""
+"""The base class of the estimators: predictions, weights and explanations at queries."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from regard.regression._training import (
     like_input,
     validate_bandwidth,
 )
+
+# The training points that made a prediction, with their weights -------------------------------------------------------
 
 
 class AttendedPoints(NamedTuple):

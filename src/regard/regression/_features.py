@@ -1,4 +1,4 @@
-"""ColumnEncoder of a pandas frame that are no numbers: dates become days, text and categories become codes."""
+"""Columns as coordinates of one distance: numbers, angles, categories, and frames of pandas as numbers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 from regard._utils.errors import described, rejected
+
+# ColumnEncoder of a pandas frame that are no numbers: dates become days, text and categories become codes -------------
+
 
 _DAY = np.timedelta64(1, "D")
 

@@ -1,4 +1,4 @@
-"""Validate parameters when they are used, and convert arrays of NumPy, pandas and torch."""
+"""Training points as estimators keep them: parameters checked, a bandwidth chosen, extrapolation noticed."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ from regard.regression._bandwidth import LOOK, LeaveOneOut, learn_bandwidths, ru
 from regard.regression._features import CATEGORICAL, ColumnEncoder, Features, kinds_of
 from regard.regression._sums.evaluator import FEW_PAIRS, METHODS, Evaluator, resolve_rtol, validate_method
 from regard.regression._sums.smoother import Estimate, Kernel, Smoother, resolve_kernel
+
+# Validate parameters when they are used, and convert arrays of NumPy, pandas and torch --------------------------------
+
 
 EMPTY = ("nan", "nearest", "mean", "raise")
 RULES = ("scott", "silverman")

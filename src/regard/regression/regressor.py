@@ -1,4 +1,4 @@
-"""Conformal prediction intervals: how far predictions missed the targets of points that they did not see."""
+"""The Nadaraya–Watson regressor, with its quantiles and conformal intervals."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from regard._utils.errors import rejected
 from regard.regression._base import KernelEstimator
 from regard.regression._sums.smoother import Smoother
 from regard.regression._training import all_or_nothing, as_array, like_input
+
+# Conformal prediction intervals: how far predictions missed the targets of points that they did not see ---------------
 
 
 def half_width(residuals: np.ndarray, coverage: float, weight: np.ndarray | None = None) -> np.ndarray:

@@ -1,5 +1,7 @@
 """Scores: how a query and a key compare, as a log-weight. One class per file; each is registered by name."""
 
+from inspect import ismodule as _ismodule
+
 from regard.scores.additive import Additive as Additive
 from regard.scores.additive import Concat as Concat
 from regard.scores.base import DotForm as DotForm
@@ -21,4 +23,4 @@ from regard.scores.score_mod import ScoreMod as ScoreMod
 from regard.scores.without_keys import Constant as Constant
 from regard.scores.without_keys import Location as Location
 
-__all__ = [name for name, value in globals().items() if getattr(value, "__module__", "").startswith(__name__)]
+__all__ = [name for name, value in sorted(globals().items()) if name[0] != "_" and not _ismodule(value)]

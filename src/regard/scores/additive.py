@@ -1,4 +1,4 @@
-"""Additive: a one-layer network compares the query and the key."""
+"""Scores of a one-layer network on query and key: additive, and concatenation."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from regard._utils.constraints import TensorOf, floats
 from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
 from regard.scores.base import Score, register
+
+# Additive: a one-layer network compares the query and the key ---------------------------------------------------------
 
 
 def tanh_scores(query: Tensor, key: Tensor, w_v: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Base of the scores that are a dot product of features of the query and of the key."""
+"""Scores that are dot products of features: plain, scaled, bilinear and cosine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from regard._utils.constraints import Interval, TensorOf
 from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
 from regard.scores.base import DotForm, Score, register
+
+# Base of the scores that are a dot product of features of the query and of the key ------------------------------------
 
 
 class DotLike(Score):

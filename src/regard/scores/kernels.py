@@ -1,4 +1,4 @@
-"""Kernels of a distance: what they share, and what each states of itself, which everybody else reads here."""
+"""Kernels of a distance as scores: Gaussian, Laplacian, boxcar, triangular and Epanechnikov."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import is_exported_to_onnx
 from regard.scores.base import TABLE, DotForm, Score, register
+
+# Kernels of a distance: what they share, and what each states of itself, which everybody else reads here --------------
+
 
 #: Shells by which a kernel's variance is integrated; the log of the largest radius, if the kernel does not end; and how
 #: far, in logs, the weight there must lie below the largest.

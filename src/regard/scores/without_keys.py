@@ -1,4 +1,4 @@
-"""Constant: every key counts the same, so attention is average pooling."""
+"""Scores that do not depend on a key's content: constant, and by its position."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
 from regard.scores.base import register
 from regard.scores.dot_products import DotLike
+
+# Constant: every key counts the same, so attention is average pooling -------------------------------------------------
 
 
 @register("constant")

@@ -1,4 +1,4 @@
-"""Work that may kill or hang its process, done by processes that are replaced."""
+"""The laws over many cases, judged by processes that may die, with a journal."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ from regard.testing.case_generator import CaseSampler, mask
 from regard.testing.conformance import combinations, draw_for, judge
 from regard.testing.guarded_memory import guarded_kernels
 from regard.testing.laws import LAWS, Law
+
+# Work that may kill or hang its process, done by processes that are replaced ------------------------------------------
+
 
 #: Seconds between two looks for processes that hang.
 _LOOK = 1.0

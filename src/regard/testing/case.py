@@ -1,4 +1,4 @@
-"""Scores for cases: of every registered class its own sample, and variants that a sample does not show."""
+"""One case of a law: scores, masks as recipes, and a call of attention made of them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from regard.scores import Score
 from regard.scores.base import TABLE
 from regard.scores.kernels import Distance, kernels
 from regard.testing.formulas import Array
+
+# Scores for cases: of every registered class its own sample, and variants that a sample does not show -----------------
 
 
 @dataclass(frozen=True)

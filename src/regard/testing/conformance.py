@@ -1,4 +1,4 @@
-"""Tiny tiles: with them, a problem of a dozen keys crosses every border that one of thousands does."""
+"""The conformance suite: one law, one engine, one case, and sweeps over all."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from regard.testing.case import Case, CaseCall, Recipe, score_names
 from regard.testing.case_generator import DTYPES, CaseSampler, Source, draw
 from regard.testing.laws import LAWS, Law
 from regard.testing.laws.parts import refused
+
+# Tiny tiles: with them, a problem of a dozen keys crosses every border that one of thousands does ---------------------
 
 
 @contextmanager

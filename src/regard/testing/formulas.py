@@ -1,4 +1,4 @@
-"""Every score written out in NumPy, independently of the library's own code."""
+"""Scores and normalizers written out in NumPy, independently of the library's own code."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from regard import normalizers, scores
 from regard.normalizers.base import Normalizer
 from regard.scores.base import Score
 from regard.scores.kernels import Distance, kernels
+
+# Every score written out in NumPy, independently of the library's own code --------------------------------------------
+
 
 #: Real or complex, of any precision.
 Array = npt.NDArray[Any]

@@ -19,7 +19,7 @@ from unittest.mock import patch
 from torch import Tensor
 
 from regard.engines.fused.kernel_call import KernelCall
-from regard.engines.fused.kernels.basics import FIELDS
+from regard.engines.fused.kernels.arguments import FIELDS
 
 _PAGE = mmap.PAGESIZE
 #: Bytes of NaN in every type of float, and −1 in every type of int.

@@ -1,4 +1,4 @@
-"""Stand-ins for formulas that nobody stated: the part's own code, in float64."""
+"""The right result in float64, by formulas in NumPy or by stand-ins for parts without one."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from regard.testing.statement import NumpyCall, indices
 
 if TYPE_CHECKING:
     from regard.testing.statement import NumpyCall
+
+
+# Stand-ins for formulas that nobody stated: the part's own code, in float64 -------------------------------------------
 
 
 def _tensor(array: Array) -> Tensor:

@@ -1,4 +1,4 @@
-"""The plain eager formula in the call's own dtype, by whose error engines are measured."""
+"""A call of an engine on trial: its results against the oracle, within eager's own error."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from regard.testing.case import CaseCall, gradients, has_graph, named
 from regard.testing.formulas import NORMALIZER_FORMULAS, Array, NormalizerFormula, alpha_of
 from regard.testing.oracle import Oracle, WithAmplitude, has_formula
 from regard.testing.statement import NumpyCall, indices
+
+# The plain eager formula in the call's own dtype, by whose error engines are measured ---------------------------------
 
 
 @dataclass(frozen=True)

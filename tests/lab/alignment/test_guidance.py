@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairwise import across
 from small_models import ENGLISH, FRENCH, SOURCE, TARGET
 
 from regard_lab.data.batches import Batches
@@ -69,9 +70,13 @@ TEXTS = ["L'homme dort-il ?", "I'm not sure.", "the cat", "a", "Ça va, merci !"
 
 
 @pytest.mark.filterwarnings("ignore::regard.RegardWarning")
-@pytest.mark.parametrize("kind", ["bpe", "unigram", "characters"])
-@pytest.mark.parametrize("cut", [find_words, split_at_spaces, guidance.pieces])
-@pytest.mark.parametrize("fallback", [False, True])
+@across(
+    {
+        "fallback": [False, True],
+        "cut": [find_words, split_at_spaces, guidance.pieces],
+        "kind": ["bpe", "unigram", "characters"],
+    }
+)
 def test_tokens_of_words_cover_all_and_only_their_characters(kind, cut, fallback):
     texts = [normalize(text) for text in TEXTS]
     vocabulary = SubwordVocabulary.train(texts * 3, size=400, kind=kind, byte_fallback=fallback)

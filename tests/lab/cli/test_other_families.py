@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from pairwise import across
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -39,11 +40,13 @@ def tokenizer() -> Tokenizer:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("around", [True, False], ids=["begin and end", "bare"])
-@pytest.mark.parametrize("pad", ["pad", "end"])
-@pytest.mark.parametrize("problem", [None, "multi_label_classification", "regression"])
-@pytest.mark.parametrize(
-    "name", ["GPT2ForSequenceClassification", "LlamaForSequenceClassification", "Qwen3ForSequenceClassification"]
+@across(
+    {
+        "name": ["GPT2ForSequenceClassification", "LlamaForSequenceClassification", "Qwen3ForSequenceClassification"],
+        "problem": [None, "multi_label_classification", "regression"],
+        "pad": ["pad", "end"],
+        "around": [True, False],
+    }
 )
 def test_classifiers_on_decoders(
     regard, name: str, problem: str | None, pad: str, around: bool, tokenizer: Tokenizer, tmp_path: Path

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard_lab.data.pairs import Count, Pairs, read_pairs, read_texts, split
+from regard_lab.data.pairs import Count, Pairs, read_pairs, read_texts, split_pairs
 from regard_lab.text.words import normalize
 
 
@@ -182,19 +182,19 @@ def test_a_split_is_by_source_whatever_the_order(
     unique = len(set(sources))
     if unique < 2:
         return
-    learn, held = split(Pairs(sources, targets), share, seed=seed)
+    learn, held = split_pairs(Pairs(sources, targets), share, seed=seed)
     assert not set(learn.sources) & set(held.sources)
     assert sorted([*learn, *held]) == sorted(zip(sources, targets))
     assert len(set(held.sources)) == min(max(round(share * unique), 1), unique - 1)
     mixed = list(zip(sources, targets))
     chance.shuffle(mixed)
-    again = split(Pairs(*map(list, zip(*mixed))), share, seed=seed)  # type: ignore[arg-type]
+    again = split_pairs(Pairs(*map(list, zip(*mixed))), share, seed=seed)  # type: ignore[arg-type]
     assert set(again[1].sources) == set(held.sources)
 
 
 def test_a_split_follows_its_seed_and_may_be_counted() -> None:
     pairs = Pairs([str(n) for n in range(100)], [str(n) for n in range(100)])
-    one, two, other = (split(pairs, 10, seed=seed)[1].sources for seed in (0, 0, 1))
+    one, two, other = (split_pairs(pairs, 10, seed=seed)[1].sources for seed in (0, 0, 1))
     assert one == two != other
     assert len(one) == 10
     assert one == sorted(one, key=int)
@@ -202,12 +202,12 @@ def test_a_split_follows_its_seed_and_may_be_counted() -> None:
 
 @pytest.mark.parametrize("held_out", [0, 3, -1])
 def test_a_split_leaves_no_part_empty(held_out: int) -> None:
-    with pytest.raises(ValueError, match="split: held_out must be from 1 to 2, fewer than the sources, got"):
-        split(Pairs(["a", "b", "c"], ["a", "b", "c"]), held_out)
+    with pytest.raises(ValueError, match="split_pairs: held_out must be from 1 to 2, fewer than the sources, got"):
+        split_pairs(Pairs(["a", "b", "c"], ["a", "b", "c"]), held_out)
 
 
 def test_a_split_has_a_sensible_share() -> None:
     with pytest.raises(ValueError, match=r"held_out must be in \(0, 1\), or a whole number of sources, got 1.5"):
-        split(Pairs(["a", "b"], ["a", "b"]), 1.5)
-    with pytest.raises(ValueError, match="split: pairs must have two different sources or more, got 1"):
-        split(Pairs(["a", "a"], ["a", "b"]), 0.5)
+        split_pairs(Pairs(["a", "b"], ["a", "b"]), 1.5)
+    with pytest.raises(ValueError, match="split_pairs: pairs must have two different sources or more, got 1"):
+        split_pairs(Pairs(["a", "a"], ["a", "b"]), 0.5)

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import torch
 from language_models import KINDS, LINEAR, greedy, small_model
+from pairwise import across
 
 from regard_lab.generation.continuous_batching import AttentionRequest, Batcher
 from regard_lab.generation.sampling import GenerationOptions
 
 
 @pytest.mark.campaign(keep=20)
-@pytest.mark.parametrize("kind", [*KINDS, LINEAR], ids=str)
-@pytest.mark.parametrize("chunk", [None, 1, 5])
-@pytest.mark.parametrize("prefix", [[], [1, 2, 3]], ids=str)
+@across({"prefix": [[], [1, 2, 3]], "chunk": [None, 1, 5], "kind": [*KINDS, LINEAR]})
 def test_each_request_gets_what_it_gets_alone(kind: dict[str, Any], chunk: int | None, prefix: list[int]) -> None:
     model, draw = small_model(**kind), random.Random(0)
     if prefix and not model.keeps_all:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from language_models import LINEAR, greedy, small_model
 
-from regard_lab.generation.prompt_search import beam_search
+from regard_lab.generation.prompt_search import search_prompts
 from regard_lab.models import DecoderLM
 
 PROMPTS = [[3, 1, 4, 1], [5], [2, 2, 2, 2, 2, 7]]
@@ -40,7 +40,7 @@ def plain_search(model: DecoderLM, prompt: list[int], beams: int, most: int, end
 def test_the_best_continuation_is_found(kind: dict[str, Any], beams: int) -> None:
     for seed in range(3):
         model = small_model(seed, vocabulary=12, **kind)
-        for prompt, best in zip(PROMPTS, beam_search(model, PROMPTS, [0], beams=beams, max_new_tokens=6)):
+        for prompt, best in zip(PROMPTS, search_prompts(model, PROMPTS, [0], beams=beams, max_new_tokens=6)):
             score, tokens = plain_search(model, prompt, beams, 6, 0)
             assert list(best[0].numbers) == tokens
             assert best[0].normalized == pytest.approx(score, abs=1e-4)
@@ -48,7 +48,7 @@ def test_the_best_continuation_is_found(kind: dict[str, Any], beams: int) -> Non
 
 def test_one_beam_is_greedy() -> None:
     model = small_model()
-    found = beam_search(model, PROMPTS, beams=1, max_new_tokens=7)
+    found = search_prompts(model, PROMPTS, beams=1, max_new_tokens=7)
     assert [list(best[0].numbers) for best in found] == [greedy(model, prompt, 7) for prompt in PROMPTS]
 
 
@@ -56,7 +56,7 @@ def test_one_beam_is_greedy() -> None:
 @torch.no_grad()
 def test_more_beams_than_continuations(beams: int) -> None:
     model = small_model(vocabulary=12)
-    for prompt, best in zip(PROMPTS, beam_search(model, PROMPTS, [0], beams=beams, max_new_tokens=4)):
+    for prompt, best in zip(PROMPTS, search_prompts(model, PROMPTS, [0], beams=beams, max_new_tokens=4)):
         score, tokens = plain_search(model, prompt, beams, 4, 0)
         assert list(best[0].numbers) == tokens
         assert best[0].normalized == pytest.approx(score, abs=1e-4)
@@ -64,8 +64,8 @@ def test_more_beams_than_continuations(beams: int) -> None:
 
 def test_wrong_arguments_are_one_sentence() -> None:
     model = small_model(longest=10)
-    with pytest.raises(ValueError, match="beam_search: prompt must leave room for 8 of the model's 10 positions"):
-        beam_search(model, PROMPTS, max_new_tokens=8)
-    with pytest.raises(ValueError, match="beam_search: end must hold tokens from 0 to 49, got 50"):
-        beam_search(model, PROMPTS, [50], max_new_tokens=2)
-    assert beam_search(model, []) == []
+    with pytest.raises(ValueError, match="search_prompts: prompt must leave room for 8 of the model's 10 positions"):
+        search_prompts(model, PROMPTS, max_new_tokens=8)
+    with pytest.raises(ValueError, match="search_prompts: end must hold tokens from 0 to 49, got 50"):
+        search_prompts(model, PROMPTS, [50], max_new_tokens=2)
+    assert search_prompts(model, []) == []

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from language_models import LINEAR, greedy, small_model
+from pairwise import across
 
 from regard_lab.generation.sampling import Draws, GenerationOptions, SamplingOptions, probabilities
 from regard_lab.generation.speculative import (
@@ -28,9 +29,7 @@ def drafters() -> list[Any]:
     return [NGramDrafter(), small_model(1, width=8, layers=1, heads=2, longest=40)]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("which", [0, 1, 2])
-@pytest.mark.parametrize("penalty", [1.0, 1.3])
+@across({"penalty": [1.0, 1.3], "which": [0, 1, 2], "kind": KINDS})
 def test_greedy_tokens_are_the_same(kind: dict[str, Any], which: int, penalty: float) -> None:
     model = small_model(**kind)
     drafter = [*drafters(), model][which]

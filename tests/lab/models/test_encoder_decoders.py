@@ -74,7 +74,10 @@ def test_weights_are_shares_of_what_is_real(case: str) -> None:
     for row, length in enumerate(LENGTHS.tolist()):
         assert not weights[row, ..., length:].any()
     if "sigmoid" not in case:
-        torch.testing.assert_close(weights.sum(-1), torch.ones(3, len(model.maps), 8, dtype=torch.float64))
+        totals = weights.sum(-1)
+        if "epanechikov" in case or "triangular" in case:  # a row with no key in reach reads nothing
+            totals = torch.where(totals == 0, 1, totals)
+        torch.testing.assert_close(totals, torch.ones(3, len(model.maps), 8, dtype=torch.float64))
     if " hard " in case:
         assert ((weights == 0) | (weights == 1)).all()
 
@@ -129,6 +132,8 @@ def test_every_parameter_gets_a_gradient(case: str) -> None:
     model = made(case).train()
     loss_of(model).backward()
     for name, parameter in model.named_parameters():
+        if "constant" in case and name.endswith(("q_proj_weight", "k_proj_weight")):
+            continue  # the score compares nothing
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
@@ -166,7 +171,6 @@ def test_deep_copies_of_models_that_drew() -> None:
     assert torch.equal(copied, model(SOURCE, LENGTHS, TARGET))
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if "additive" in name or "gru" in name or "dot" in name])
 def test_reset_parameters_draws_anew(case: str) -> None:
     model = made(case)
     torch.manual_seed(3)
@@ -234,7 +238,7 @@ def test_attention_that_a_loss_guides_is_that_of_the_same_pass(case: str) -> Non
         torch.testing.assert_close(told, weights[:, place], **EXACT)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name in ROUNDED and "no attention" not in name])
+@pytest.mark.parametrize("name", [name for name in ROUNDED if "no attention" not in name])
 def test_attention_that_a_loss_guides_has_its_gradient(name: str) -> None:
     model = made(name)
     wanted = torch.zeros(3, 8, 6, dtype=torch.float64)
@@ -260,6 +264,7 @@ def test_attention_that_a_loss_guides_has_its_gradient(name: str) -> None:
     assert found
 
 
+@pytest.mark.parametrize("case", ["rnn gru", "rnn no attention", "transformer post"])
 def test_a_map_that_there_is_not_is_refused(case: str) -> None:
     with pytest.raises(ValueError, match=r"knows no map 'layer 9'|map must be"):
         made(case).features_and_attention(SOURCE, LENGTHS, TARGET, name="layer 9")

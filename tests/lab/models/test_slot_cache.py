@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from language_models import KINDS, small_model
+from pairwise import across
 
 from regard_lab.models import DecoderLM
 from regard_lab.models.slot_cache import SlotCache, Slots
@@ -28,10 +29,8 @@ def loaded(model: DecoderLM, tokens: torch.Tensor, lengths: list[int], prefix: i
     return made
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("lengths", [[9, 9], [9, 5]], ids=str)
-@pytest.mark.parametrize("prefix", [0, 4])
 @torch.no_grad()
+@across({"prefix": [0, 4], "lengths": [[9, 9], [9, 5]], "kind": KINDS})
 def test_each_sequence_gets_what_it_gets_alone(kind: dict[str, Any], lengths: list[int], prefix: int) -> None:
     model, tokens = small_model(**kind), torch.randint(50, (2, 20))
     if prefix and model.slides:

@@ -55,19 +55,19 @@ def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_split_is_disjoint_complete_and_deterministic() -> None:
     entries = {f"{a}{b}{c}": [("K",)] for a in "abcdefghij" for b in "klmnopqrst" for c in "uvwxyz"}
-    learn, held_out = dictionary.split(entries, percent=20)
+    learn, held_out = dictionary.split_dictionary(entries, percent=20)
     assert not set(learn) & set(held_out)
     assert learn | held_out == entries
     assert 0.2 < len(held_out) / len(entries) < 0.25
     # The split is part of what is measured: it may not drift between versions or machines.
     assert sorted(held_out)[:6] == ["amu", "amy", "anv", "any", "apu", "apw"]
     backwards = dict(reversed(entries.items()))
-    assert dictionary.split(backwards, percent=20)[1] == held_out
+    assert dictionary.split_dictionary(backwards, percent=20)[1] == held_out
     some = dict(list(entries.items())[::2])
-    assert dictionary.split(some, percent=20)[1].keys() == held_out.keys() & some.keys()
+    assert dictionary.split_dictionary(some, percent=20)[1].keys() == held_out.keys() & some.keys()
 
 
 @pytest.mark.parametrize("percent", [-1, 101, float("nan")])
 def test_the_share_held_out_is_a_percentage(percent: float) -> None:
-    with pytest.raises(ValueError, match=r"split: percent must be in \[0, 100\]"):
-        dictionary.split({}, percent=percent)
+    with pytest.raises(ValueError, match=r"split_dictionary: percent must be in \[0, 100\]"):
+        dictionary.split_dictionary({}, percent=percent)

@@ -39,7 +39,7 @@ import math
 import numba
 import numpy as np
 
-from regard.engines.fused.kernels.basics import kernel
+from regard.engines.fused.kernels.arguments import kernel
 from {package}.helpers import scaled
 
 

@@ -10,11 +10,12 @@ import torch
 from engine_calls import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairwise import across
 from torch import Tensor
 
 import regard
 from regard import AuxRequest, masks, scores
-from regard.engines.fused.kernels.basics import RADIAL
+from regard.engines.fused.kernels.arguments import RADIAL
 from regard.scores import Score
 from regard.scores.kernels import kernels
 from regard.testing import case as samples
@@ -173,9 +174,7 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("by_key", list(SIZES))
-@pytest.mark.parametrize("by_query", list(SIZES))
+@across({"by_query": list(SIZES), "by_key": list(SIZES), "dtype": ["float32", "float64"]})
 def test_additive_features_of_every_size(by_query: str, by_key: str, dtype: str) -> None:
     L, S, E = 21, 37, 6
 
@@ -256,9 +255,13 @@ def test_layouts(layout: str, score: str) -> None:
             assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("size", ["B", "H", "L", "S", "V", "E"])
-@pytest.mark.parametrize("score", ["additive", "gaussian", "boxcar", "scaled_dot"])
-@pytest.mark.parametrize("mask", [None, "causal", "alibi"])
+@across(
+    {
+        "mask": [None, "causal", "alibi"],
+        "score": ["additive", "gaussian", "boxcar", "scaled_dot"],
+        "size": ["B", "H", "L", "S", "V", "E"],
+    }
+)
 def test_sizes_of_zero(size: str, score: str, mask: str | None) -> None:
     n = {"B": 2, "H": 2, "L": 5, "S": 6, "V": 3, "E": 4} | {size: 0}
     shapes = ((n["B"], n["H"], n["L"], n["E"]), (n["B"], n["H"], n["S"], n["E"]), (n["B"], n["H"], n["S"], n["V"]))
@@ -282,9 +285,13 @@ def test_sizes_of_zero(size: str, score: str, mask: str | None) -> None:
 # What is not finite ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("where", [1, 2])
-@pytest.mark.parametrize("score", ["additive", "gaussian", "laplacian", "triangular", "scaled_dot"])
+@across(
+    {
+        "score": ["additive", "gaussian", "laplacian", "triangular", "scaled_dot"],
+        "where": [1, 2],
+        "bad": [torch.nan, torch.inf, -torch.inf],
+    }
+)
 def test_what_is_masked_cannot_leak(score: str, where: int, bad: float) -> None:
     hidden = {
         "padding": (masks.padding(torch.tensor([61])), slice(61, None)),
@@ -307,9 +314,13 @@ def test_what_is_masked_cannot_leak(score: str, where: int, bad: float) -> None:
             assert torch.equal(a, b), name
 
 
-@pytest.mark.parametrize("where", [0, 1, 2])
-@pytest.mark.parametrize("mask", ["none", "causal", "alibi"])
-@pytest.mark.parametrize("score", ["additive", "gaussian", "laplacian", "triangular", "scaled_dot", "cosine"])
+@across(
+    {
+        "score": ["additive", "gaussian", "laplacian", "triangular", "scaled_dot", "cosine"],
+        "mask": ["none", "causal", "alibi"],
+        "where": [0, 1, 2],
+    }
+)
 def test_a_nan_that_is_seen_shows_as_it_does_in_eager(score: str, mask: str, where: int) -> None:
     causal = masks.causal("upper_left")
     attn_mask = {"none": None, "causal": causal, "alibi": masks.alibi(2, align="upper_left") & causal}[mask]

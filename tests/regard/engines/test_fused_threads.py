@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from engine_calls import inputs, normal, run
+from pairwise import across
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -129,10 +130,14 @@ def test_modes_of_the_calling_thread(count: int) -> None:
 # Tasks ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, IndexError, KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("team", [True, False])
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("place", [0, 7, 19])
+@across(
+    {
+        "place": [0, 7, 19],
+        "count": [1, 2],
+        "team": [True, False],
+        "error": [ZeroDivisionError, IndexError, KeyboardInterrupt, SystemExit],
+    }
+)
 def test_an_error_in_a_task_is_raised_once(
     place: int, count: int, team: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:

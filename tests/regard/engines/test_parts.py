@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import pytest
 import torch
+from pairwise import across
 from torch import Tensor
 
 import regard
@@ -55,9 +55,7 @@ MASKS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize(("engine", "score"), CASES)
-@pytest.mark.parametrize("groups", [H, 2])
+@across({"groups": [H, 2], ("engine", "score"): CASES, "name": MASKS})
 def test_parts_add_up_to_the_whole(engine: str, score: Any, name: str, groups: int) -> None:
     g = torch.Generator().manual_seed(1)
     query = torch.randn(B, H, L, E, generator=g, dtype=torch.float64).requires_grad_()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from engine_calls import check, inputs, normal, oracle, run
+from pairwise import across
 from torch import Tensor
 
 import regard
@@ -195,9 +196,7 @@ def visible_to(mask: Any) -> Tensor:
     return bound(b, h, torch.arange(L).unsqueeze(1), torch.arange(S))
 
 
-@pytest.mark.parametrize("which", ["key", "value"])
-@pytest.mark.parametrize("engine", ["sdpa", "streaming", "reference"])
-@pytest.mark.parametrize("name", HIDING)
+@across({"name": HIDING, "engine": ["sdpa", "streaming", "reference"], "which": ["key", "value"]})
 def test_what_nobody_sees_changes_nothing(
     name: str, engine: str, which: str, small_strips: Callable[..., None], small_tiles: Callable[..., None]
 ) -> None:
@@ -216,9 +215,7 @@ def test_what_nobody_sees_changes_nothing(
             assert torch.equal(regard.attention(*leaves, attn_mask=mask, engine=engine), right[0])
 
 
-@pytest.mark.parametrize("which", ["key", "value"])
-@pytest.mark.parametrize("engine", ["sdpa", "streaming", "reference"])
-@pytest.mark.parametrize("name", HIDING)
+@across({"name": HIDING, "engine": ["sdpa", "streaming", "reference"], "which": ["key", "value"]})
 def test_what_some_see_shows_in_exactly_their_rows(
     name: str, engine: str, which: str, small_strips: Callable[..., None], small_tiles: Callable[..., None]
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hugging_face_models import DECODERS, PAIRED, SIZES, L, made, tokens
+from pairwise import across
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as by_name
 from torch.utils.checkpoint import checkpoint
@@ -56,19 +57,19 @@ def padded() -> Tensor:
     return keep
 
 
-@pytest.mark.parametrize("hidden", ["nothing", "pairs", "bias", "bias of heads", "keys", "both"])
-@pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"kdim": 6, "vdim": 6},
-        {"add_bias_kv": True},
-        {"add_zero_attn": True},
-        {"bias": False},
-        {"batch_first": True},
-    ],
-    ids=str,
+@across(
+    {
+        "options": [
+            {},
+            {"kdim": 6, "vdim": 6},
+            {"add_bias_kv": True},
+            {"add_zero_attn": True},
+            {"bias": False},
+            {"batch_first": True},
+        ],
+        "batched": [True, False],
+        "hidden": ["nothing", "pairs", "bias", "bias of heads", "keys", "both"],
+    }
 )
 def test_torch_s_layer_where_weights_are_asked_for(options: dict[str, Any], batched: bool, hidden: str) -> None:
     torch.manual_seed(0)
@@ -162,9 +163,9 @@ def test_sequences_packed_into_one(name: str, implementation: str) -> None:
         near(run.weights(), expected)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("name", ["gpt2", "llama, grouped", "t5", "bart"])
+@across(
+    {"name": ["gpt2", "llama, grouped", "t5", "bart"], "implementation": IMPLEMENTATIONS, "side": ["left", "right"]}
+)
 def test_a_training_step(name: str, implementation: str, side: str) -> None:
     """Its loss and gradients are the same to the bit, and its weights those of the eager attention."""
     paired = name in PAIRED

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hugging_face_models import DECODERS, made, tokens
+from pairwise import across
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -41,10 +42,9 @@ def explicit(
     return weights.detach(), weights.grad
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("hidden", [False, True])
-@pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize("engine", ["auto", "reference", "streaming"])
+@across(
+    {"engine": ["auto", "reference", "streaming"], "softcap": [None, 1.5], "hidden": [False, True], "groups": [1, 2, 4]}
+)
 def test_gradients_in_weights(groups: int, hidden: bool, softcap: float | None, engine: str) -> None:
     query, key, value = drawn(2, 4, 5, 8), drawn(2, groups, 7, 8, seed=1), drawn(2, groups, 7, 3, seed=2)
     upstream, seen = drawn(2, 4, 5, 3, seed=3), masks.window(2, 1, offset=2) if hidden else None

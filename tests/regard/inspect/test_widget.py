@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard.inspect import Record, capture
+from regard.inspect import Record, capture, widget
 from regard.inspect._view.page import bundled
 from regard.inspect._view.widget import AttentionWidget
 
@@ -23,10 +23,10 @@ def record() -> Record:
 def test_blocks_come_when_they_are_asked_for(record: Record, monkeypatch) -> None:
     sent: list[tuple[object, list[bytes]]] = []
     monkeypatch.setattr(AttentionWidget, "send", lambda self, content, buffers=None: sent.append((content, buffers)))
-    widget = AttentionWidget(record, batch=1)
-    assert widget.page["title"] == "six" and widget.page["texts"][0]["tokens"] == list("abcdef")
-    number = widget.page["heads"][1]["weights"]["lse"]
-    widget._handle_custom_msg({"block": number}, [])
+    page = widget(record, batch=1)
+    assert page.page["title"] == "six" and page.page["texts"][0]["tokens"] == list("abcdef")
+    number = page.page["heads"][1]["weights"]["lse"]
+    page._handle_custom_msg({"block": number}, [])
     ((content, (block,)),) = sent
     assert content == {"block": number}
     assert np.allclose(np.frombuffer(block, "<f4"), record[0].lse()[1, 1].numpy(), atol=1e-5)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairwise import across
 from torch import Tensor, nn
 
 from regard.nn.convert import convert
@@ -83,12 +84,14 @@ def test_hooks_stay_and_are_called() -> None:
     assert seen == ["before", "after"]
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("named", [{}, {"norm_first": True}, {"activation": "gelu"}], ids=str)
-@pytest.mark.parametrize("masks", [
-    {}, {"src_key_padding_mask": PADDING}, {"mask": CAUSAL}, {"mask": CAUSAL, "is_causal": True},
-], ids=["none", "padding", "causal", "hint"])  # fmt: skip
+@across(
+    {
+        "masks": [{}, {"src_key_padding_mask": PADDING}, {"mask": CAUSAL}, {"mask": CAUSAL, "is_causal": True}],
+        "named": [{}, {"norm_first": True}, {"activation": "gelu"}],
+        "grad": [True, False],
+        "training": [True, False],
+    }
+)
 def test_encoders_agree_and_attention_is_ours(
     named: dict[str, Any], masks: dict[str, Any], grad: bool, training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,9 @@ LAYERS = [row for row in mechanisms() if row.module == "regard.nn" and isinstanc
 every_sample = pytest.mark.parametrize("sample", SAMPLES, ids=str)
 F32, F64 = torch.float32, torch.float64
 
+#: What autocast may change of an output's largest number: three steps of bfloat16. Layers of today need one and a half.
+BFLOAT16 = 3 * torch.finfo(torch.bfloat16).eps
+
 
 def numbers(dtype: torch.dtype = F32, seed: int = 0) -> Any:
     generator = torch.Generator().manual_seed(seed)
@@ -55,14 +58,14 @@ def test_every_layer_has_a_sample() -> None:
     assert {row.name for row in LAYERS} == {sample.name for sample in SAMPLES}
 
 
-@pytest.mark.parametrize("row", LAYERS, ids=lambda row: row.name)
-def test_the_docstring_gives_formula_shapes_source_and_example(row: Any) -> None:
-    doc = inspect.getdoc(row.defined)
-    assert doc is not None and "Examples" in doc and ">>>" in doc
-    for reference in row.references:
-        assert str(reference.year) in doc or reference.arxiv in doc, f"{reference.short} is not named"
-    if list(inspect.signature(row.defined).parameters):
-        assert "Parameters" in doc
+def test_the_docstring_gives_formula_shapes_source_and_example() -> None:
+    for row in LAYERS:
+        doc = inspect.getdoc(row.defined)
+        assert doc is not None and "Examples" in doc and ">>>" in doc, row.name
+        for reference in row.references:
+            assert str(reference.year) in doc or reference.arxiv in doc, f"{row.name} does not name {reference.short}"
+        if list(inspect.signature(row.defined).parameters):
+            assert "Parameters" in doc, row.name
 
 
 @every_sample
@@ -92,24 +95,35 @@ def test_gradients_reach_every_parameter(sample: Sample) -> None:
     total.backward()
     for name, parameter in layer.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        # In evaluation, hard attention chooses the best key: its choice has no slope.
+        assert parameter.grad.any() or (sample.name == "HardAttention" and name.startswith("scorer.")), name
 
 
-@every_sample
-def test_reset_parameters_draws_them_anew_and_alike(sample: Sample) -> None:
-    layer = built(sample)
-    torch.manual_seed(9)
-    layer.reset_parameters()
-    once = {name: t.clone() for name, t in layer.state_dict().items()}
-    torch.manual_seed(9)
-    layer.reset_parameters()
-    for name, tensor in layer.state_dict().items():
-        assert torch.equal(tensor, once[name]), name
-        assert tensor.isfinite().all(), name
+def test_reset_parameters_draws_them_anew_and_alike() -> None:
+    """A value that no layer starts with is gone from every parameter, and the same seed gives the same bits."""
+    for sample in SAMPLES:
+        layer = built(sample)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.fill_(7.0)
+        torch.manual_seed(9)
+        layer.reset_parameters()
+        once = {name: t.clone() for name, t in layer.state_dict().items()}
+        for name, parameter in layer.named_parameters():
+            assert not (parameter == 7).any(), f"{sample}: {name}"
+        torch.manual_seed(9)
+        layer.reset_parameters()
+        for name, tensor in layer.state_dict().items():
+            assert torch.equal(tensor, once[name]), f"{sample}: {name}"
+            assert tensor.isfinite().all(), f"{sample}: {name}"
 
 
-@every_sample
-def test_it_prints(sample: Sample) -> None:
-    assert sample.name in repr(built(sample))
+def test_each_layer_prints_and_its_sources_can_be_cited() -> None:
+    for row in LAYERS:
+        layer = built(next(sample for sample in SAMPLES if sample.name == row.name))
+        assert row.name in repr(layer)
+        for reference in row.references:
+            assert reference.bibtex in regard.cite(layer), row.name
 
 
 @every_sample
@@ -155,9 +169,10 @@ def test_autocast(sample: Sample) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         found = run(layer, sample)
     for a, b in zip(found, run(layer, sample)):
-        assert a.isfinite().all() == b.isfinite().all()
-        if a.is_floating_point():
-            torch.testing.assert_close(a.float(), b.float(), rtol=0.1, atol=0.1)
+        assert torch.equal(a.isfinite(), b.isfinite())
+        if b.is_floating_point() and b.numel():
+            a, b = a.float().nan_to_num(), b.nan_to_num()
+            assert (a - b).abs().max() <= BFLOAT16 * b.abs().max()
 
 
 @pytest.mark.campaign(keep=4)
@@ -172,12 +187,15 @@ def test_compile(sample: Sample) -> None:
         torch.testing.assert_close(a, b)
 
 
-@every_sample
+def test_samples_of_layers_with_lengths_have_padding() -> None:
+    for sample in SAMPLES:
+        takes = "valid_lens" in inspect.signature(type(built(sample)).forward).parameters
+        assert sample.hidden is not None or not takes, f"{sample} takes lengths: say what they hide"
+
+
+@pytest.mark.parametrize("sample", [sample for sample in SAMPLES if sample.hidden is not None], ids=str)
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e30])
 def test_what_padding_holds_cannot_leak(sample: Sample, garbage: float) -> None:
-    if sample.hidden is None:
-        assert "valid_lens" not in inspect.signature(type(built(sample)).forward).parameters, "it takes lengths: say so"
-        return
     layer = built(sample)
 
     def all_of(value: float) -> list[Tensor]:
@@ -190,10 +208,3 @@ def test_what_padding_holds_cannot_leak(sample: Sample, garbage: float) -> None:
 
     for a, b in zip(all_of(garbage), all_of(0.0)):
         torch.testing.assert_close(a, b)
-
-
-@every_sample
-def test_its_sources_can_be_cited(sample: Sample) -> None:
-    row = next(row for row in LAYERS if row.name == sample.name)
-    for reference in row.references:
-        assert reference.bibtex in regard.cite(built(sample))

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairwise import across
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -125,9 +126,7 @@ def test_linear_attention_is_the_quadratic_formula(form: str, feature_map: str) 
     close(call(normalize=False), weights @ v)
 
 
-@every_form
-@pytest.mark.parametrize("rule", ["sum", "delta"])
-@pytest.mark.parametrize("with_beta", [False, True])
+@across({"with_beta": [False, True], "rule": ["sum", "delta"], "form": FORMS})
 def test_fast_weights_is_the_rule_step_by_step(form: str, rule: str, with_beta: bool) -> None:
     q, k, v = ends(2, 2, 9, 4, 3)
     k = k / k.norm(dim=-1, keepdim=True)
@@ -153,9 +152,13 @@ def test_the_delta_rule_overwrites_what_the_sum_rule_mixes(form: str) -> None:
     close(key[:, :, :1] @ state.matrix, value[:, :, :1] + value[:, :, 3:4])
 
 
-@every_form
-@every_causal_kind
-@pytest.mark.parametrize("cuts", [[1, 10], [4, 7], [0, 11], [3, 3, 5]], ids=str)
+@across(
+    {
+        "cuts": [[1, 10], [4, 7], [0, 11], [3, 3, 5]],
+        "kind": [kind for kind in KINDS if kind != "linear-both-ways"],
+        "form": FORMS,
+    }
+)
 def test_a_state_goes_on_where_a_sequence_is_cut(form: str, kind: str, cuts: list[int]) -> None:
     function, tensors, options = arguments(kind, ends(2, 2, 11, 4, 3))
     whole = function(*tensors, form=form, chunk=3, return_state=True, **options)
@@ -203,9 +206,7 @@ def test_gradients(form: str, kind: str) -> None:
     assert torch.autograd.gradcheck(call, inputs)
 
 
-@every_form
-@every_kind
-@pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e300])
+@across({"garbage": [math.nan, math.inf, 1e300], "kind": KINDS, "form": FORMS})
 def test_padding_has_no_influence(form: str, kind: str, garbage: float) -> None:
     lengths = torch.tensor([2, 0, 5])
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairwise import across
 from torch import Tensor, nn
 
 import regard
@@ -80,12 +81,23 @@ def gradients(layer: nn.Module, ends: list[Tensor], output: Tensor) -> list[Tens
     return list(torch.autograd.grad(total, [*ends, *layer.parameters()], materialize_grads=True))
 
 
-@pytest.mark.parametrize("layout", ["batch first", "batch second", "unbatched"])
-@pytest.mark.parametrize("kind", [
-    "none", "bool pairs", "float pairs", "bool pairs of heads", "float pairs of heads", "bool padding",
-    "float padding", "bool both", "float both",
-])  # fmt: skip
-@pytest.mark.parametrize("build", BUILDS)
+@across(
+    {
+        "build": BUILDS,
+        "kind": [
+            "none",
+            "bool pairs",
+            "float pairs",
+            "bool pairs of heads",
+            "float pairs of heads",
+            "bool padding",
+            "float padding",
+            "bool both",
+            "float both",
+        ],
+        "layout": ["batch first", "batch second", "unbatched"],
+    }
+)
 def test_it_agrees_with_torch(build: str, kind: str, layout: str) -> None:
     right, ours = twins(**BUILDS[build], batch_first=layout == "batch first")
     called = given(kind, layout != "unbatched")
@@ -251,13 +263,21 @@ class Turn(nn.Module):
         return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
 
 
-@pytest.mark.parametrize("named", [
-    {}, {"num_kv_heads": 1}, {"rotary": Turn()}, {"rotary": Rotary(4)}, {"add_bias_kv": True, "add_zero_attn": True},
-    {"score": "cosine", "normalizer": "sparsemax"},
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("steps", [[1] * 7, [3, 1, 3]], ids=str)
-@pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("capacity", [None, 7])
+@across(
+    {
+        "capacity": [None, 7],
+        "grad": [True, False],
+        "steps": [[1] * 7, [3, 1, 3]],
+        "named": [
+            {},
+            {"num_kv_heads": 1},
+            {"rotary": Turn()},
+            {"rotary": Rotary(4)},
+            {"add_bias_kv": True, "add_zero_attn": True},
+            {"score": "cosine", "normalizer": "sparsemax"},
+        ],
+    }
+)
 def test_decoding_step_by_step_is_the_whole_call(
     named: Any, steps: list[int], grad: bool, capacity: int | None
 ) -> None:

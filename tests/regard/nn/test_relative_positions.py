@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairwise import across
 from tests.regard.nn.layer_samples.positions import bucket
 from torch import Tensor, nn
 
@@ -93,9 +94,7 @@ def biases() -> list[nn.Module]:
 every_bias = pytest.mark.parametrize("which", range(5), ids=lambda i: repr(biases()[i]))
 
 
-@every_bias
-@pytest.mark.parametrize("engine", ["reference", "streaming", "auto"])
-@pytest.mark.parametrize("length", [L, 150])
+@across({"length": [L, 150], "engine": ["reference", "streaming", "auto"], "which": range(5)})
 def test_outputs_and_gradients_are_those_of_the_bias_written_out(which: int, engine: str, length: int) -> None:
     """Of 150 rows the streaming engine makes several tiles where they are not all seen, and its own backward pass."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from pairwise import across
 from torch import Tensor, nn
 
 from regard.nn.heads.scored import GeneralAttention
@@ -81,22 +82,24 @@ ENCODER_MASKS: dict[str, dict[str, Any]] = {
 }
 
 
-@every_build
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("masks", ENCODER_MASKS)
+@across({"masks": ENCODER_MASKS, "training": [True, False], "build": BUILDS})
 def test_encoder_layers_agree_with_torch(build: dict[str, Any], masks: str, training: bool) -> None:
     right, ours = (layer.train(training) for layer in twins("Encoder", build))
     agree(right, ours, [rows(build, S)], **ENCODER_MASKS[masks])
 
 
-@every_build
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("masks", [
-    {},
-    {"tgt_mask": LATER[:L, :L], "tgt_is_causal": True},
-    {"tgt_mask": LATER[:L, :L], "memory_mask": LATER[:L], "memory_key_padding_mask": PADDING},
-    {"tgt_key_padding_mask": TARGET, "memory_key_padding_mask": PADDING},
-], ids=["none", "causal", "matrices", "padding"])  # fmt: skip
+@across(
+    {
+        "masks": [
+            {},
+            {"tgt_mask": LATER[:L, :L], "tgt_is_causal": True},
+            {"tgt_mask": LATER[:L, :L], "memory_mask": LATER[:L], "memory_key_padding_mask": PADDING},
+            {"tgt_key_padding_mask": TARGET, "memory_key_padding_mask": PADDING},
+        ],
+        "training": [True, False],
+        "build": BUILDS,
+    }
+)
 def test_decoder_layers_agree_with_torch(build: dict[str, Any], masks: dict[str, Any], training: bool) -> None:
     right, ours = (layer.train(training) for layer in twins("Decoder", build))
     agree(right, ours, [rows(build, L), rows(build, S, seed=1)], **masks)

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from pairwise import across
 from reference import weight
 from scipy.stats import gaussian_kde
 
@@ -63,9 +64,7 @@ def test_the_curve_holds_the_minimum():
     np.testing.assert_allclose(model.bandwidth_[1] / model.bandwidth_[0], X[:, 1].std() / X[:, 0].std())
 
 
-@pytest.mark.parametrize("kernel", [*kernels(), "constant", lambda u: 1 / (1 + u**4)])
-@pytest.mark.parametrize("order", [0, 1])
-@pytest.mark.parametrize("nearest", [True, False])
+@across({"nearest": [True, False], "order": [0, 1], "kernel": [*kernels(), "constant", lambda u: 1 / (1 + u**4)]})
 def test_errors_of_many_bandwidths_are_those_of_each(kernel, order, nearest, monkeypatch):
     X, y = made(n=60)
     sample_weight = np.random.default_rng(0).uniform(0.5, 2, 60)

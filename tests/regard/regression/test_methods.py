@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairwise import across
 from reference import predicted
 from sklearn.base import clone
 
@@ -90,9 +91,7 @@ def test_predictions_hold_rtol_tails_included(way, d, n, width, shape, big, digi
 
 
 @pytest.mark.campaign(keep=24)
-@pytest.mark.parametrize("d", [1, 2, 3])
-@pytest.mark.parametrize("order", [0, 1])
-@pytest.mark.parametrize(("way", "kernel"), [("nufft", "gaussian"), *product(FAST[1:], kernels())])
+@across({("way", "kernel"): [("nufft", "gaussian"), *product(FAST[1:], kernels())], "order": [0, 1], "d": [1, 2, 3]})
 def test_all_that_an_estimator_says_is_what_all_pairs_say(way, kernel, order, d):
     with summing(way) as method:
         compare_with_all_pairs(method, kernel, order, d)
@@ -227,9 +226,7 @@ def test_without_finufft_a_sentence_says_what_to_install(monkeypatch):
     assert NadarayaWatsonRegressor().fit(*data(7)[:2]).predict([[0.0, 0.0]]).shape == (1, 2)
 
 
-@pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "epanechikov"])
-@pytest.mark.parametrize("order", [0, 1])
-@pytest.mark.parametrize("way", FAST[1:])
+@across({"way": FAST[1:], "order": [0, 1], "kernel": ["gaussian", "laplacian", "epanechikov"]})
 def test_bandwidths_that_share_looks_have_the_errors_of_each(way, order, kernel):
     X, y, _, weight = data(5, n=400)
     X[7] = X[3]  # a point whose nearest other is no distance away

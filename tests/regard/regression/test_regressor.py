@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairwise import across
 from reference import predicted, weights
 from sklearn import config_context
 from sklearn.base import clone
@@ -35,9 +36,7 @@ def made(n=120, width=2, outputs=None, seed=0):
     return X, y, rng.normal(size=(40, width))
 
 
-@pytest.mark.parametrize("kernel", NAMES)
-@pytest.mark.parametrize("outputs", [None, 1, 3])
-@pytest.mark.parametrize("order", [0, 1])
+@across({"order": [0, 1], "outputs": [None, 1, 3], "kernel": NAMES})
 def test_the_formula(kernel, outputs, order):
     X, y, query = made(outputs=outputs)
     bandwidth = np.array([0.9, 1.3])
@@ -233,9 +232,7 @@ def test_one_point_has_no_deviation():
     assert mean == pytest.approx(2.0) and np.isnan(deviation).all()
 
 
-@pytest.mark.parametrize("kernel", ["gaussian", "boxcar"])
-@pytest.mark.parametrize("n", [1, 2, 33, 1200])
-@pytest.mark.parametrize("weighted", [False, True])
+@across({"weighted": [False, True], "n": [1, 2, 33, 1200], "kernel": ["gaussian", "boxcar"]})
 def test_quantiles(kernel, n, weighted):
     rng = np.random.default_rng(n)
     X, query = rng.normal(size=(n, 1)), rng.normal(size=(30, 1))

@@ -12,7 +12,14 @@ from regard.inspect import draw, legend
 from regard_cli.messages import Console, ascii_only, fail, report_errors, require, sentence
 from regard_lab.cli.pronounce import aligned, write_pictures
 from regard_lab.data.pairs import Pairs
-from regard_lab.tasks.pronunciation.pronouncer import RECIPE, Dictionary, Pronouncer, load_dictionary, pairs_of, split
+from regard_lab.tasks.pronunciation.pronouncer import (
+    RECIPE,
+    Dictionary,
+    Pronouncer,
+    load_dictionary,
+    pairs_of,
+    split_dictionary,
+)
 from regard_lab.tasks.translation.metrics import edit_distance
 from regard_lab.training.options import TrainingOptions
 
@@ -34,7 +41,7 @@ def run(*, deadline: float, out: Path, seed: int) -> None:
         recipe = RECIPE.with_changes({"seed": seed})
         entries = load_dictionary()
     shown = {word: entries.pop(word) for word in EXAMPLES if word in entries}
-    learn, held_out = split(entries)
+    learn, held_out = split_dictionary(entries)
     console.print("[bold]Learning to pronounce English words, letter by letter, with additive attention.[/bold]")
     console.print(f"{len(learn):,} words of the CMU Pronouncing Dictionary to learn from, {len(held_out):,} held out.")
     pronouncer = _train(console, pairs_of(learn), recipe, deadline=deadline)

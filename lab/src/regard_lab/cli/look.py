@@ -1,4 +1,4 @@
-"""What ``regard look`` looks at: a folder of any model, or a function in a file."""
+"""``regard look``: what a model in a folder, or in a function of yours, attends to."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ from regard_lab.models.registry import MODELS
 from regard_lab.models.stored_models import VISION_FORMAT
 from regard_lab.text.ragged import pad
 from regard_lab.text.tokenizer import Tokenizer
+
+# What ``regard look`` looks at: a folder of any model, or a function in a file ----------------------------------------
+
 
 #: Tokens that an encoder–decoder writes, at most.
 _LONGEST = 128

@@ -1,4 +1,4 @@
-"""What ``regard plan`` prints for readers."""
+"""``regard plan``: what a model takes before it is built, as text or JSON."""
 
 from __future__ import annotations
 
@@ -41,6 +41,9 @@ from regard_lab.planner import (
     training_memory,
 )
 from regard_lab.planner.published import Config
+
+# What ``regard plan`` prints for readers ------------------------------------------------------------------------------
+
 
 #: Powers of 1000, and what stands before a unit for them.
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")

@@ -1,4 +1,4 @@
-"""``--set NAME=VALUE``: any option of a command by its place."""
+"""What the training commands share: options from flags and files, the console, and the run."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from regard_lab.data.toml import parsed_toml, read_toml
 from regard_lab.models.folders import OPTIONS
 from regard_lab.training.objectives import Examples
 from regard_lab.training.options import RunOptions, TrainingOptions
+
+# ``--set NAME=VALUE``: any option of a command by its place -----------------------------------------------------------
 
 
 def parse_setting(text: str, example: str = "training.clip=0.5") -> tuple[str, Any]:

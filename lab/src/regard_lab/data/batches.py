@@ -1,4 +1,4 @@
-"""Examples of unequal lengths as padded batches, with little padding."""
+"""Padded batches of pairs, of labelled texts and of labelled images."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from regard_lab.data.images import Preprocessing
 from regard_lab.models.base import END, PAD
 from regard_lab.text.inputs import Inputs
 from regard_lab.text.ragged import Ragged
+
+# Examples of unequal lengths as padded batches, with little padding ---------------------------------------------------
+
 
 #: The most padding, as a share of real symbols, and the most pairs fewer in a batch, for which batches are mixed.
 _WASTE = 0.05

@@ -1,4 +1,4 @@
-"""From pixels of any size to what a model of images reads, as ``preprocessor_config.json`` describes it.
+"""Images: read from files, and preprocessed as ``preprocessor_config.json`` describes it.
 
 Dimensions: B batch, H and W pixels, h and w those that a model reads, C channels.
 """
@@ -30,6 +30,9 @@ from regard_lab.models.hugging_face.hosted import refuses_folder
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+# From pixels of any size to what a model of images reads, as ``preprocessor_config.json`` describes it ----------------
 
 
 #: The file of a folder that describes it, as Hugging Face's transformers reads and writes it.

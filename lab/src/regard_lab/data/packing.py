@@ -1,4 +1,4 @@
-"""Token numbers of any amount of text: written to files with bounded memory, and read from there piece by piece."""
+"""Tokens of any amount of text: kept in files, and packed into rows of whole documents."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from regard._utils.errors import rejected
 from regard._utils.files import naming, write_atomically
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.tokenizer import Tokenizer, text_blocks
+
+# Token numbers of any amount of text: written to files with bounded memory, and read from there piece by piece --------
+
 
 MANIFEST, _ENDS, _PART = "shards.json", "ends.bin", "tokens-{:05}.bin"
 _FORMAT, _VERSION = "regard.shards", 1

@@ -217,7 +217,7 @@ def read_texts(path: str | Path, *, words: int = 200, lowercase: bool = False, d
     return Pairs(found, found, display_name(path), number, tally.counts())
 
 
-def split(pairs: Pairs, held_out: float | int, *, seed: int = 0) -> tuple[Pairs, Pairs]:
+def split_pairs(pairs: Pairs, held_out: float | int, *, seed: int = 0) -> tuple[Pairs, Pairs]:
     """Split pairs into those to learn from and those held out; no source stands in both.
 
     Which sources are held out depends on their text and the seed alone (a checksum), not on the order of lines.
@@ -241,19 +241,19 @@ def split(pairs: Pairs, held_out: float | int, *, seed: int = 0) -> tuple[Pairs,
 
     Examples
     --------
-    >>> learn, held = split(Pairs(["a", "b", "a", "c"], ["A", "B", "Á", "C"]), 1)
+    >>> learn, held = split_pairs(Pairs(["a", "b", "a", "c"], ["A", "B", "Á", "C"]), 1)
     >>> len(learn) + len(held), set(learn.sources) & set(held.sources)
     (4, set())
     """
     unique = dict.fromkeys(pairs.sources)
     if len(unique) < 2:
-        raise rejected("split", "pairs", "have two different sources or more", len(unique))
+        raise rejected("split_pairs", "pairs", "have two different sources or more", len(unique))
     if isinstance(held_out, float):
         if not 0 < held_out < 1:
-            raise rejected("split", "held_out", "be in (0, 1), or a whole number of sources", held_out)
+            raise rejected("split_pairs", "held_out", "be in (0, 1), or a whole number of sources", held_out)
         held_out = min(max(round(held_out * len(unique)), 1), len(unique) - 1)
     elif not 1 <= held_out < len(unique):
-        raise rejected("split", "held_out", f"be from 1 to {len(unique) - 1}, fewer than the sources", held_out)
+        raise rejected("split_pairs", "held_out", f"be from 1 to {len(unique) - 1}, fewer than the sources", held_out)
     salt = str(seed).encode()
 
     def place(source: str) -> tuple[bytes, str]:

@@ -1,4 +1,4 @@
-"""The tensors of a search: beams, finished hypotheses, and the candidates that continue them.
+"""Beam search of encoder–decoders: beams, finished hypotheses, and the candidates that continue them.
 
 Dimensions: B sources, K beams, C candidates, N target vocabulary, t symbols so far with the start mark, P hypotheses.
 """
@@ -20,6 +20,9 @@ from regard._utils.torch_private import is_eager
 from regard.engines.fused import decoding
 from regard_lab.models.base import END, PAD
 from regard_lab.text.vocabulary import UNKNOWN
+
+# The tensors of a search: beams, finished hypotheses, and the candidates that continue them ---------------------------
+
 
 #: Logits are looked through in runs of so many: of most runs, the greatest is all that must be known.
 _RUN = 64

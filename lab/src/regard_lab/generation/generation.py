@@ -1,4 +1,4 @@
-"""Text of models that another library computes: one request after another, one token at a time."""
+"""Text of language models: greedy, sampled or by beams, for a list of prompts."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ from regard_lab.generation.sampling import (
 from regard_lab.models import DecoderLM
 from regard_lab.models.base import END
 from regard_lab.models.hugging_face.hosted import HostedWriter, Writing
+
+# Text of models that another library computes: one request after another, one token at a time -------------------------
+
 
 #: A search numbers symbols from here on; those before are its own padding and end mark.
 FIRST = 2

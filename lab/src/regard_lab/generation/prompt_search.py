@@ -28,7 +28,7 @@ FIRST = 2
 
 
 @torch.inference_mode()
-def beam_search(
+def search_prompts(
     model: DecoderLM | HostedWriter,
     prompts: Prompts,
     end: Sequence[int] = (),
@@ -65,22 +65,22 @@ def beam_search(
     --------
     >>> from regard_lab.models import DecoderLM, DecoderLMConfig
     >>> model = DecoderLM(DecoderLMConfig(50, width=16, layers=2))
-    >>> (best,) = beam_search(model, [[3, 1, 4]], end=[0], beams=3, n_best=2, max_new_tokens=5)
+    >>> (best,) = search_prompts(model, [[3, 1, 4]], end=[0], beams=3, n_best=2, max_new_tokens=5)
     >>> len(best), best[0].normalized >= best[1].normalized
     (2, True)
     """
     if not isinstance(model, DecoderLM | HostedWriter):
-        raise rejected("beam_search", "model", "be a DecoderLM", described(model), TypeError)
+        raise rejected("search_prompts", "model", "be a DecoderLM", described(model), TypeError)
     writes_apart = isinstance(model, HostedWriter) and model.is_pair
-    most = Integer(1)("beam_search", "max_new_tokens", max_new_tokens)
-    tokens = [checked_prompt(prompt, model.config, "beam_search") for prompt in prompts]
+    most = Integer(1)("search_prompts", "max_new_tokens", max_new_tokens)
+    tokens = [checked_prompt(prompt, model.config, "search_prompts") for prompt in prompts]
     wrong = next((token for token in end if not 0 <= token < model.config.vocabulary), None)
     if wrong is not None:
-        raise rejected("beam_search", "end", f"hold tokens from 0 to {model.config.vocabulary - 1:,}", wrong)
+        raise rejected("search_prompts", "end", f"hold tokens from 0 to {model.config.vocabulary - 1:,}", wrong)
     for each in tokens:
         if not writes_apart and positions_left(model.config, each, most) < most:
             expected = f"leave room for {most} of the model's {model.config.longest:,} positions"
-            raise rejected("beam_search", "prompt", expected, f"{len(each)} tokens")
+            raise rejected("search_prompts", "prompt", expected, f"{len(each)} tokens")
     options = SearchOptions(
         beams=beams, n_best=n_best, length_penalty=length_penalty, no_repeat=no_repeat, ratio=0.0, extra=most
     )

@@ -1,4 +1,4 @@
-"""Draw tokens from logits: temperature, top-k, nucleus, least probability, repetition penalty, and seeds.
+"""Options of generation, and tokens drawn from logits.
 
 Dimensions: ... any, N vocabulary.
 """
@@ -19,6 +19,8 @@ from regard._utils.errors import described, rejected
 from regard._utils.options import Options, option, section
 from regard_lab.models import DecoderLMConfig
 from regard_lab.models.hugging_face.hosted import HostedConfig
+
+# Draw tokens from logits: temperature, top-k, nucleus, least probability, repetition penalty, and seeds ---------------
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Replace words that a vocabulary cannot spell, by the source words that were attended to.
+"""Encoder–decoders with their vocabularies: texts in, texts out, forced targets and unknown words included.
 
 Dimensions: T target tokens, S source tokens.
 """
@@ -43,6 +43,8 @@ from regard_lab.text.ragged import pad
 from regard_lab.text.vocabulary import UNKNOWN, SymbolVocabulary, Vocabulary, Word
 from regard_lab.text.words import PARAGRAPHS, normalize, sentences
 from regard_lab.training.objectives import cross_entropy
+
+# Replace words that a vocabulary cannot spell, by the source words that were attended to ------------------------------
 
 
 def words_of_tokens(vocabulary: Vocabulary, text: str, tokens: int) -> list[str]:

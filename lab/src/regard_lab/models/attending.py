@@ -1,4 +1,4 @@
-"""Parts that models share: checks of configs, presets, and the matrix that scores the vocabulary."""
+"""Every score, soft or hard, global or local, as models use it; and the parts and presets that they share."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ from regard.nn import (
 )
 from regard.scores.kernels import kernels
 from regard_lab.models.packed_weight import PackedWeight
+
+# Parts that models share: checks of configs, presets, and the matrix that scores the vocabulary -----------------------
+
 
 #: What shares the matrix of the target embedding: nothing, what scores the vocabulary, or the source embedding, too.
 TIES = ("none", "target", "all")

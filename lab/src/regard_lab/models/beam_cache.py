@@ -1,4 +1,4 @@
-"""Keys and values as rows, of which tables say who sees which: what the beams of a search have in common is kept once.
+"""Caches of beams: keys and values as rows that tables name, and multi-head attention to them.
 
 Dimensions: R queries, Q rows of a table, T keys that a query sees, M rows that are kept, G key–value heads, D width of
 a head; B sequences, N their steps together.
@@ -19,6 +19,9 @@ from regard._utils.torch_private import is_eager
 from regard._utils.tracing import is_observed
 from regard.engines.fused import decoding
 from regard.nn import MultiheadAttention
+
+# Keys and values as rows, of which tables say who sees which: what the beams of a search have in common is kept once
+
 
 #: Steps that there is room for behind what was kept.
 _ROOM = 16

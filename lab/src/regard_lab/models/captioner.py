@@ -1,4 +1,4 @@
-"""The configs of captioners, and presets by name."""
+"""Captioners: a decoder that attends to a grid of image features, with its config and presets."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from regard._utils.options import option, redeclared
 from regard_lab.models.attending import DEEPEST, LARGEST, size
 from regard_lab.models.recurrent import Memory, RecurrentDecoder, RecurrentDecoderConfig
 from regard_lab.models.transformer import TransformerConfig, TransformerSequenceDecoder
+
+# The configs of captioners, and presets by name -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the configs of decoder-only and encoder-only language models share."""
+"""What decoder-only and encoder-only language models share: sizes, and the stack of blocks."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from regard.nn.transformer import ACTIVATIONS
 from regard_lab.models.attending import DEEPEST, LARGEST, SCORES, scorer, share, size
 from regard_lab.models.slot_cache import SlotCache
 from regard_lab.models.transformer import NORMALIZERS
+
+# What the configs of decoder-only and encoder-only language models share ----------------------------------------------
+
 
 NORMS, POSITIONS = ("layer", "rms"), ("learned", "rotary", "sinusoidal", "alibi", "none")
 #: No vocabulary is larger.

@@ -1,4 +1,4 @@
-"""The config of a recurrent encoder–decoder, and presets by name."""
+"""The recurrent encoder–decoder with attention, its config and presets included."""
 
 from __future__ import annotations
 
@@ -36,6 +36,9 @@ from regard_lab.models.attending import (
     size,
 )
 from regard_lab.models.base import PAD, EncoderDecoder
+
+# The config of a recurrent encoder–decoder, and presets by name -------------------------------------------------------
+
 
 CELL_NAMES = ("lstm", "gru")
 WIRINGS = ("after", "before", "encoder")

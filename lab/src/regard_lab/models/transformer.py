@@ -1,4 +1,4 @@
-"""The config of a Transformer encoder–decoder, and presets by name."""
+"""The Transformer encoder–decoder, its config and presets included."""
 
 from __future__ import annotations
 
@@ -51,6 +51,9 @@ from regard_lab.models.beam_cache import (
     self_attention_step,
 )
 from regard_lab.models.packed_weight import PackedWeight, can_pack
+
+# The config of a Transformer encoder–decoder, and presets by name -----------------------------------------------------
+
 
 NORMS, POSITIONS = ("post", "pre"), ("sinusoidal", "learned", "rotary")
 ACTIVATIONS, NORMALIZERS = ("relu", "gelu"), ("softmax", "sparsemax", "entmax15", "entmax", "sigmoid")

@@ -1,4 +1,4 @@
-"""Parameters by what they belong to."""
+"""What a model takes: parameters, operations and memory, by part."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 
 from regard._utils.errors import rejected
 from regard_lab.planner.shapes import PARTS, AttentionShape, Layer, Shape
+
+# Parameters by what they belong to ------------------------------------------------------------------------------------
 
 
 def parameters_by_part(shape: Shape) -> dict[str, int]:

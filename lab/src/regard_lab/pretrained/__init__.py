@@ -10,6 +10,8 @@ from regard._utils.errors import unknown_name
 if TYPE_CHECKING:
     from regard_lab.generation.sequence_model import SequenceModel
 
+__all__ = ["CARD", "load", "names", "path"]
+
 _HERE = Path(__file__).parent
 CARD = "README.md"
 #: English to French, recurrent with additive attention.

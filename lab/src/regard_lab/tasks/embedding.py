@@ -27,6 +27,8 @@ from regard_lab.tasks.folders import check_tokenizer, load_with_tokenizer
 from regard_lab.text.inputs import Inputs
 from regard_lab.text.tokenizer import Tokenizer
 
+__all__ = ["Embedder", "Pooling"]
+
 #: What makes one row of a text's rows.
 POOLINGS = ("mean", "first", "last", "max")
 _NOUNS = {"mean": "the mean over all tokens", "first": "the first token's row", "last": "the last token's row"}

@@ -1,4 +1,4 @@
-"""Text that appears token by token: no part of it is shown before it is certain."""
+"""Tokenizers as Hugging Face folders hold them, and text that is shown token by token."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from regard_lab.models.folders import file_error
 from regard_lab.text import tokenizer_training
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.tokenizer_training import spelling
+
+# Text that appears token by token: no part of it is shown before it is certain ----------------------------------------
+
 
 #: What decoding puts where bytes are no character, or not yet.
 _INCOMPLETE = "\ufffd"

@@ -1,4 +1,4 @@
-"""The form in which models read text: composed Unicode, single spaces."""
+"""Words and sentences: normal forms of text, and how it is cut."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
+
+# The form in which models read text: composed Unicode, single spaces --------------------------------------------------
 
 
 def normalize(text: str, lowercase: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Several mechanisms on the same data, steps and seed: how good, how large, how fast."""
+"""Several mechanisms on the same data, steps and seed: how good, how large, how fast, and a picture of it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from regard._utils.errors import rejected
 from regard._utils.files import naming, write_atomically
 from regard_lab.training.options import RunOptions
 from regard_lab.training.run import RunFolder
+
+# Several mechanisms on the same data, steps and seed: how good, how large, how fast -----------------------------------
+
 
 RESULTS = "compared.json"
 #: Batches that do not count, as kernels are compiled or loaded there.

@@ -1,4 +1,4 @@
-"""When training ends: time that is up, keyboard interrupts, and what must not be broken off."""
+"""The training loop on Lightning: when it ends, and what is saved."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from regard_lab.training.logs import Log
 from regard_lab.training.objectives import Examples
 from regard_lab.training.options import TrainingError, TrainingOptions
 from regard_lab.training.processes import lost_process
+
+# When training ends: time that is up, keyboard interrupts, and what must not be broken off ----------------------------
 
 
 class Stopping(Callback):

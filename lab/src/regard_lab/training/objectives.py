@@ -1,4 +1,4 @@
-"""The loss of training, from the features that logits are made of: the logits themselves never exist all at once.
+"""Objectives of training: cross-entropy without all logits at once, sampled softmax, and what tasks minimize.
 
 Dimensions: B batch, T target steps, P width of features, N target vocabulary, R rows that are no padding.
 """
@@ -19,6 +19,9 @@ from regard._utils.errors import rejected
 from regard_lab.data.batches import Batch
 from regard_lab.models.base import END, PAD, EncoderDecoder
 from regard_lab.training.options import TrainingOptions
+
+# The loss of training, from the features that logits are made of: the logits themselves never exist all at once -------
+
 
 #: Logits that exist at once: on a CPU few, as they are gone through several times, and enough for fast products.
 _LOGITS = {"cpu": 3 << 20}

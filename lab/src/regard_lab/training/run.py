@@ -1,4 +1,4 @@
-"""Set the number of torch's threads, or say that the machine cannot start so many."""
+"""A run of training in its folder: its options, its threads, its beginning and its resumption."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from regard._utils.files import write_atomically
 from regard_lab.data.toml import read_toml
 from regard_lab.models.folders import CONFIG, OPTIONS, ModelFileError, read_json
 from regard_lab.training.options import RunOptions, TrainingOptions
+
+# Set the number of torch's threads, or say that the machine cannot start so many --------------------------------------
 
 
 def set_threads(count: int) -> None:

@@ -1,4 +1,4 @@
-"""Where machine code is kept: a folder that only this user can write, one file per kernel and dtype.
+"""Machine code of the kernels: compiled by Numba, kept in files, and loaded again.
 
 What is loaded runs with the user's rights, so a file that others could have written is as good as none.
 """
@@ -27,7 +27,9 @@ from typing import Any, Final
 import torch
 
 from regard._utils.files import write_atomically
-from regard.engines.fused.kernels.basics import TYPES
+from regard.engines.fused.kernels.arguments import TYPES
+
+# Where machine code is kept: a folder that only this user can write, one file per kernel and dtype --------------------
 
 
 @dataclass(frozen=True)

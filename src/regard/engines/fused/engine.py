@@ -17,7 +17,7 @@ from regard.engines.aux import AuxRequest, TopK
 from regard.engines.base import Cost, Engine, EngineOutput, Runner
 from regard.engines.fused import morton
 from regard.engines.fused.families import KINDS, family_of, inverse_of, is_direct
-from regard.engines.fused.kernels.basics import COMPACT
+from regard.engines.fused.kernels.arguments import COMPACT
 from regard.engines.fused.operators import StaticArguments, Traced, attend_differentiably, fused_forward
 from regard.engines.fused.run import ForwardRequest, ForwardResult
 from regard.engines.fused.visible_keys import VisibleKeys

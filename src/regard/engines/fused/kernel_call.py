@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.engines.fused import compiler
-from regard.engines.fused.kernels.basics import FIELDS, SHAPES, F
+from regard.engines.fused.kernels.arguments import FIELDS, SHAPES, F
 
 #: The types of arrays that do not hold the compute dtype.
 _DTYPES = {

@@ -1,4 +1,4 @@
-"""The kernels as a differentiable function of projected rows, values, parameters and the mask's tensors."""
+"""The kernels as differentiable functions, and as operators for compilers and transforms."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from regard.engines.fused.families import Rows, is_direct, rows_of
 from regard.engines.fused.run import ForwardRequest, ForwardResult, Passes
 from regard.engines.fused.visible_keys import VisibleKeys
 from regard.masks.base import Extent
+
+# The kernels as a differentiable function of projected rows, values, parameters and the mask's tensors ----------------
 
 
 @dataclass(frozen=True)

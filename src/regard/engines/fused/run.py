@@ -1,4 +1,4 @@
-"""How the work is cut into shares for the threads: by the problem and the number of threads alone."""
+"""The run of the compiled kernels over a whole problem: its partition, arguments and scratch memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from torch import Tensor
 from regard.engines.fused import pool
 from regard.engines.fused.families import Gradients, Rows
 from regard.engines.fused.kernel_call import KernelCall
-from regard.engines.fused.kernels.basics import BAND, BLOCK, CHUNK, GROUP, PAD, ROW, TILE
+from regard.engines.fused.kernels.arguments import BAND, BLOCK, CHUNK, GROUP, PAD, ROW, TILE
 from regard.engines.fused.morton import boxes
 from regard.engines.fused.visible_keys import VisibleKeys, WorkItem
 from regard.masks.base import Extent
+
+# How the work is cut into shares for the threads: by the problem and the number of threads alone ----------------------
+
 
 #: Shares of the work for each thread: enough that a late thread does not hold up the others; fewer for gradients of
 #: few heads, as each share has sums of its own for the keys of its heads.

@@ -1,1 +1,1 @@
-"""TODO: _capture."""
+"""Recording while a model runs."""

@@ -1,4 +1,4 @@
-"""What a call of each function that computes attention says: its arguments as one call of attention.
+"""Calls of attention that are intercepted while a model runs: recorded, patched or ablated.
 
 Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E width of a head.
 """
@@ -54,6 +54,9 @@ from regard.inspect._record.layer_tracker import Caller, LayerTracker, caller_of
 from regard.inspect._record.recording import UNKNOWN, looks_like_attention
 from regard.masks import Extent, Submatrix, as_mask
 from regard.scores import ScoreMod, ScoreModFunction
+
+# What a call of each function that computes attention says: its arguments as one call of attention --------------------
+
 
 #: The side of a block of FlexAttention's that stands for no mask.
 _UNLIMITED = 1 << 30

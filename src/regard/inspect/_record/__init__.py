@@ -1,1 +1,1 @@
-"""TODO: _record."""
+"""What was recorded of calls of attention, as data."""

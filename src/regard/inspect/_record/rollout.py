@@ -1,4 +1,4 @@
-"""Follow attention from the last layer to the input: rollout, and means over heads and layers.
+"""Attention across layers: rollout, flow, averages, and differences of two records.
 
 Dimensions: B batch, H heads, L queries, S keys.
 """
@@ -15,6 +15,9 @@ from torch import Tensor
 from regard._utils.errors import described, rejected, unknown_name
 from regard.inspect._record.layer_record import LayerRecord
 from regard.inspect._record.recording import Recording
+
+# Follow attention from the last layer to the input: rollout, and means over heads and layers --------------------------
+
 
 #: Ways to make one matrix (L, S) of those of a layer's heads (H, L, S).
 HEAD_FUSIONS = {

@@ -1,4 +1,4 @@
-"""What was read, token by token, and the image whose patches some tokens are."""
+"""The texts and images that were read, token by token, and the words that tokens make up."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from regard._utils.errors import described, rejected, shape, unknown_name
 
 if TYPE_CHECKING:
     from regard.inspect._record.layer_record import LayerRecord
+
+
+# What was read, token by token, and the image whose patches some tokens are -------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""TODO: _view."""
+"""Records as pages, pictures and text."""

@@ -1,4 +1,4 @@
-"""What the page is given of a record: a description in JSON, and blocks of numbers that it reads when it needs them.
+"""The page that shows a record: its data, its overview of large matrices, and one HTML file.
 
 Dimensions: H query heads, L queries, S keys, E width of a head. ``viewer/src/schema.ts`` says the same to the page.
 """
@@ -32,6 +32,9 @@ from regard.inspect._view.plots import Alignment, drawable
 
 if TYPE_CHECKING:
     from regard.inspect._record.summary import AttentionSummary, Level
+
+
+# What the page is given of a record: a description in JSON, and blocks of numbers that it reads when it needs them ----
 
 
 #: Bytes of queries and keys up to which float32 is sent, and pairs of a matrix that is sent as it is.

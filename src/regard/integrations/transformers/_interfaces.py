@@ -1,4 +1,4 @@
-"""Gather the private names of transformers that are used, each with its reason."""
+"""Private names of transformers that are used, each with its reason."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any, NoReturn
 
 from torch import nn
 from transformers import PreTrainedModel
+
+# Gather the private names of transformers that are used, each with its reason -----------------------------------------
+
 
 try:
     #: What a model's outputs are collected in while it runs: not every model tells its layers what was asked for.

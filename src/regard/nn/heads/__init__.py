@@ -1,1 +1,1 @@
-"""TODO: heads."""
+"""Attention in one head or several."""

@@ -1,4 +1,4 @@
-"""How inputs of multi-head attention may lie, as torch has it: with or without a batch, the batch first or second.
+"""Multi-head attention that stands in for ``torch.nn.MultiheadAttention``, with its inputs, masks and nested tensors.
 
 Dimensions: B batch, N rows, E width.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import and_
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -32,10 +32,15 @@ from regard.nn.kv_cache import AttendingCache, KVCache
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
 
+# How inputs of multi-head attention may lie, as torch has it: with or without a batch, the batch first or second ------
+
 
 def check_inputs(layer: str, inputs: Sequence[Any], widths: Sequence[int], batch_first: bool) -> bool:
     """Return whether query, key and value, of these widths, have a batch dimension; raise for those that are wrong."""
     query, key, value = inputs
+    alike = query is key and key is value and isinstance(query, Tensor)
+    if alike and query.dim() == 3 and query.is_floating_point() and query.shape[2] == min(widths) == max(widths):
+        return True  # the usual case, in fewer questions
     dims = query.dim() if isinstance(query, Tensor) and query.dim() in (2, 3) else 3
     for name, width, x in zip(("query", "key", "value"), widths, inputs):
         wanted = f"(N, {width})" if dims == 2 else f"(B, N, {width})" if batch_first else f"(N, B, {width})"
@@ -58,6 +63,10 @@ def batch_and_length(x: Tensor, batch_first: bool) -> tuple[int, int]:
     if x.dim() == 2:
         return 1, x.shape[0]
     return (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
+
+
+def _is_nested(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_nested
 
 
 def as_batch_first(x: Tensor, batch_first: bool) -> Tensor:
@@ -88,7 +97,7 @@ def combined_mask(
     start: int,
     appended: int,
     device: torch.device,
-) -> Mask | None:
+) -> MaskLike | None:
     """Return one mask of all that a call of multi-head attention is given.
 
     Parameters
@@ -111,6 +120,8 @@ def combined_mask(
         attn_mask = None
     if padding is not None:
         seen = _extended(padding, appended)
+        if attn_mask is None and not is_causal and extent.L * extent.S <= _SMALL:
+            return seen[:, None, None]
         found.append(masks.key_padding(seen) if seen.dtype == torch.bool else masks.dense(seen[:, None, None]))
     if isinstance(attn_mask, Tensor):
         seen = _extended(attn_mask, appended)
@@ -296,6 +307,12 @@ def _nested_like(query: Any, rows: list[Tensor], name: str) -> Tensor:
 
 
 # Multi-head attention: torch's module, with any score and normalizer, fewer key heads, rotary positions, a cache ------
+
+
+#: What a call needs beside the output where weights are returned.
+_WEIGHTS = AuxRequest(weights=True)
+#: Pairs of a query and a key up to which key padding is a matrix for a kernel, and no mask with a structure.
+_SMALL = 256 * 256
 
 
 @mechanism(
@@ -495,10 +512,12 @@ class MultiheadAttention(PartLayer):
         plain = query is key and key is value and key_padding_mask is None and attn_mask is None
         if plain and self._is_usual(query):
             batched, L = True, query.shape[1]
-            mask: MaskLike | None = masks.causal(offset=start) if is_causal and L > 1 else None
+            upper_left = is_causal and not start
+            mask: MaskLike | None = masks.causal(offset=start) if is_causal and start and L > 1 else None
             q, k, v = self._in_projected(query)
         else:
-            if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
+            upper_left = False
+            if _is_nested(query) or (key is not query and _is_nested(key)) or (value is not key and _is_nested(value)):
                 if cache is not None or return_aux is not None:
                     expected = "be dense where there is a cache or return_aux"
                     raise rejected(type(self).__name__, "query", expected, "a nested tensor")
@@ -508,7 +527,8 @@ class MultiheadAttention(PartLayer):
             batched = check_inputs(type(self).__name__, (query, key, value), widths, self.batch_first)
             if key_padding_mask is not None and not batched and key_padding_mask.dim() == 1:
                 key_padding_mask = key_padding_mask.unsqueeze(0)
-            (B, L), S = batch_and_length(query, self.batch_first), batch_and_length(key, self.batch_first)[1]
+            B, L = batch_and_length(query, self.batch_first)
+            S = L if key is query else batch_and_length(key, self.batch_first)[1]
             extent, appended = Extent(B, self.num_heads, L, start + S), self.add_zero_attn + (self.bias_k is not None)
             check_masks(self, key_padding_mask, attn_mask, extent, appended)
             mask = combined_mask(key_padding_mask, attn_mask, is_causal, extent, start, appended, query.device)
@@ -520,7 +540,7 @@ class MultiheadAttention(PartLayer):
         if self._extends:
             k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
         try:
-            output, extra = self._attend(q, k, v, mask, need_weights, return_aux)
+            output, extra = self._attend(q, k, v, mask, need_weights, return_aux, upper_left)
         except BaseException:
             if cache is not None:  # a call that failed has not been: it may be tried again
                 cache.truncate(start)
@@ -556,8 +576,7 @@ class MultiheadAttention(PartLayer):
 
     def _in_projected(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return queries, keys and values (B, H, N, D) of one input (B, N, E)."""
-        assert self.in_proj_weight is not None
-        rows = F.linear(x, self.in_proj_weight, self.in_proj_bias)
+        rows = F.linear(x, cast(Tensor, self.in_proj_weight), self.in_proj_bias)
         return rows.view(*x.shape[:2], 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
 
     def _projected(
@@ -572,25 +591,25 @@ class MultiheadAttention(PartLayer):
         """Return queries (B, H, L, D), keys and values (B, G, S, D), of inputs in which nothing hidden is left."""
         packed, is_self = query is key and key is value, query is key
         new = slice(extent.S - batch_and_length(key, self.batch_first)[1], None)  # what came before is in a cache
-        query, key, value = (as_batch_first(x, self.batch_first) for x in (query, key, value))
+        query = as_batch_first(query, self.batch_first)
         if padding is not None and is_self:
             query = without_garbage(query, padding[:, new])
         if packed:
             key = value = query
+            if self.in_proj_weight is not None:
+                return self._in_projected(query)
         else:
+            key, value = as_batch_first(key, self.batch_first), as_batch_first(value, self.batch_first)
             unseen = hidden_keys(padding, attn_mask, extent, query.device)
             if unseen is not None:
                 hidden = unseen[:, new].unsqueeze(-1)
                 key, value = torch.where(hidden, 0.0, key), torch.where(hidden, 0.0, value)
         width = self.num_kv_heads * self.head_dim
         sizes, bias = [self.embed_dim, width, width], self.in_proj_bias
-        if packed and self.in_proj_weight is not None:
-            ends = list(F.linear(query, self.in_proj_weight, bias).split(sizes, -1))
-        else:
-            separate = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
-            weights: Any = separate if self.in_proj_weight is None else self.in_proj_weight.split(sizes)
-            biases = [None] * 3 if bias is None else bias.split(sizes)
-            ends = [F.linear(x, weight, b) for x, weight, b in zip((query, key, value), weights, biases)]
+        separate = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        weights: Any = separate if self.in_proj_weight is None else self.in_proj_weight.split(sizes)
+        biases = [None] * 3 if bias is None else bias.split(sizes)
+        ends = [F.linear(x, weight, b) for x, weight, b in zip((query, key, value), weights, biases)]
         return tuple([x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in ends])
 
     def _extended(self, rows: Tensor, bias: Tensor | None) -> Tensor:
@@ -601,24 +620,33 @@ class MultiheadAttention(PartLayer):
         return torch.cat([rows, *after], 2) if after else rows
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, need_weights: bool, request: AuxRequest | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: MaskLike | None,
+        need_weights: bool,
+        request: AuxRequest | None,
+        is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | Aux | None]:
         """Return the heads' outputs (B, H, L, D), and weights (B, H, L, S) or what else is asked for."""
         dropout_p = self.dropout if self.training else 0.0
-        score = resolve_part(self.score.score() if isinstance(self.score, ScoredAttention) else self.score)
-        parts: dict[str, Any] = {"score": score, "normalizer": resolve_part(self.normalizer), "engine": self.engine}
+        parts: dict[str, Any] = {"engine": self.engine, "is_causal": is_causal, "enable_gqa": True}
+        if (score := self.score) is not None:
+            parts["score"] = resolve_part(score.score() if isinstance(score, ScoredAttention) else score)
+        if self.normalizer != "softmax":
+            parts["normalizer"] = resolve_part(self.normalizer)
         if request is not None:
-            return attention(q, k, v, mask, dropout_p, enable_gqa=True, return_aux=request, **parts)
+            return attention(q, k, v, mask, dropout_p, return_aux=request, **parts)
         if not need_weights:
-            return attention(q, k, v, mask, dropout_p, enable_gqa=True, **parts), None
+            return attention(q, k, v, mask, dropout_p, **parts), None
         if dropout_p and self.dropped_weights:  # they are what is read from an identity matrix next to the values
             eye = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*v.shape[:2], -1, -1)
-            both = attention(q, k, torch.cat([v, eye], -1), mask, dropout_p, enable_gqa=True, **parts)
+            both = attention(q, k, torch.cat([v, eye], -1), mask, dropout_p, **parts)
             return both[..., : self.head_dim], both[..., self.head_dim :]
         if self.engine == "auto":  # weights are materialized anyway: what makes them shall make the output of them
             parts["engine"] = "reference"
-        request = AuxRequest(weights=True)
-        output, aux = attention(q, k, v, mask, dropout_p, enable_gqa=True, return_aux=request, **parts)
+        output, aux = attention(q, k, v, mask, dropout_p, return_aux=_WEIGHTS, **parts)
         return output, aux.weights
 
     def extra_repr(self) -> str:

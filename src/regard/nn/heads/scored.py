@@ -1,4 +1,4 @@
-"""Base of the layers with one head of attention, whose score is a part."""
+"""Layers of one head of attention, whose score is a part: dot product, additive, kernels and others."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from regard.nn._base import PartLayer, attention_inputs, combined_mask, non_defa
 from regard.normalizers import NormalizerLike
 from regard.scores.base import KernelName
 from regard.scores.kernels import kernels
+
+# Base of the layers with one head of attention, whose score is a part -------------------------------------------------
 
 
 class ScoredParts(TypedDict, total=False):

@@ -1,4 +1,4 @@
-"""What a layer asks of whoever divides a sequence among processes."""
+"""Self-attention as language models have it: grouped queries, rotary positions, caches, divided sequences."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from regard.nn.kv_cache import StepCache
 from regard.nn.positions.rotary import Rotary, Rotation
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
+
+# What a layer asks of whoever divides a sequence among processes ------------------------------------------------------
 
 
 class SequenceContext(Protocol):

@@ -1,1 +1,1 @@
-"""TODO: image."""
+"""Attention over images."""

@@ -1,4 +1,4 @@
-"""Gates over the channels and places of an image (B, C, H, W): squeeze-and-excitation, ECA, CBAM.
+"""Gates over channels and places of an image (B, C, H, W).
 
 A gate is a sigmoid, one number in [0, 1] for each channel or place; nothing is normalized, so nothing sums to 1.
 """
@@ -16,6 +16,8 @@ from regard._utils.constraints import Interval, Options, floats, positive, size
 from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
 from regard.nn._base import Layer
+
+# Gates over the channels and places of an image (B, C, H, W): squeeze-and-excitation, ECA, CBAM -----------------------
 
 
 def image(layer: object, argument: str, value: Any, channels: int | None = None) -> Tensor:

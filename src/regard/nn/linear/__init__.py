@@ -1,1 +1,1 @@
-"""TODO: linear."""
+"""Linear attention and fast weights."""

@@ -1,1 +1,1 @@
-"""TODO: memory."""
+"""Attention to an external memory."""

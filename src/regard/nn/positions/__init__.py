@@ -1,1 +1,1 @@
-"""TODO: positions."""
+"""Positions: added, relative and rotary."""

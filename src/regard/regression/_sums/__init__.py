@@ -1,1 +1,1 @@
-"""TODO: _sums."""
+"""Sums over training points, by the method that suits them."""

@@ -1,4 +1,4 @@
-"""What ran and why, and how long each method should take."""
+"""The choice of the method that computes the sums, and its run."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ from regard.regression._sums.fourier import (
 )
 from regard.regression._sums.near import BLOCK, LOOK_PAIRS, NEAR, TILE, TOGETHER, Neighbours, Tiles, unit_of
 from regard.regression._sums.smoother import Estimate, Report, Smoother
+
+# What ran and why, and how long each method should take ---------------------------------------------------------------
+
 
 #: The ways to sum up over training points.
 METHODS = ("auto", "exact", "nufft", "tiles")

@@ -1,4 +1,4 @@
-"""How errors of sums become errors of an estimate.
+"""Sums of Gaussians by non-uniform Fourier transforms, with bounds on their errors.
 
 Coordinates are in bandwidths about each query, and targets in units of their own standard deviation. Terms of first
 order and their products are added up and doubled, which covers what is of higher order while relative errors stay below
@@ -19,6 +19,9 @@ import torch
 from torch import Tensor
 
 from regard.regression._sums.smoother import Averages, Estimate, Smoother, symmetric
+
+# How errors of sums become errors of an estimate ----------------------------------------------------------------------
+
 
 #: Relative errors up to which a bound holds, and what a spread must be beside the largest for a line to have a slope.
 SMALL, STEEP = 1 / 8, 1e-8

@@ -1,4 +1,4 @@
-"""Exact sums over the points that are near enough: points stand in tiles along a curve, and far tiles are left out.
+"""Exact sums over the training points that are near enough to count: in tiles, or found by a tree.
 
 A tile is left out where all of its points together weigh less than a rounding of what the others weigh at least, by the
 least and the largest distance of a box around it. So the sums are those over all points, as float64 has them.
@@ -19,6 +19,9 @@ from torch import Tensor
 from regard import masks
 from regard.engines.fused.morton import morton_order
 from regard.regression._sums.smoother import Estimate, Pairs, Report, Smoother
+
+# Exact sums over the points that are near enough: points stand in tiles along a curve, and far tiles are left out -----
+
 
 #: Points of a tile, queries that look at tiles together, and those that a look takes as long as at least.
 TILE, TOGETHER, BLOCK = 256, 128, 64

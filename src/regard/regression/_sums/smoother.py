@@ -1,4 +1,4 @@
-"""Kernels by name or from a function: their scores, and the scale of their bandwidths."""
+"""Kernel averages, their moments and local lines, by one call of attention."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from regard.masks import Mask
 from regard.regression._features import Features
 from regard.scores import Score
 from regard.scores.kernels import Distance, Radial, kernels
+
+# Kernels by name or from a function: their scores, and the scale of their bandwidths ----------------------------------
+
 
 #: A kernel of one's own: scaled distances u ≥ 0 in, weights K(u) ≥ 0 out, of the same shape.
 Profile = Callable[[Tensor], Any]

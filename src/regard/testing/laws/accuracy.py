@@ -1,4 +1,4 @@
-"""Law 6, the error budget: of outputs, of gradients, and of everything that can be asked beside the output."""
+"""Laws 3 and 6: the definition, and the error budget of outputs, gradients and auxiliary fields."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from regard.testing.formulas import NORMALIZER_FORMULAS, Array
 from regard.testing.laws.base import law, require
 from regard.testing.oracle import Oracle, WithAmplitude, has_formula
 from regard.testing.trial import Trial, is_judged, keeps_lse
+
+# Law 6, the error budget: of outputs, of gradients, and of everything that can be asked beside the output -------------
 
 
 def judged(case: Case) -> Case | None:

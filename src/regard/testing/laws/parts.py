@@ -1,4 +1,4 @@
-"""Parts of a caller's own: changed after a call, and made by overriding a method of one of ours."""
+"""Parts of a user's own, changed after a call or with overridden methods, and what plans keep."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from regard.testing.case import Case, CaseCall, gradients
 from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law, require
 from regard.testing.trial import Trial
+
+# Parts of a caller's own: changed after a call, and made by overriding a method of one of ours ------------------------
 
 
 class Stretched(Score):

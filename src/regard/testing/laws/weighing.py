@@ -1,4 +1,4 @@
-"""Laws 8 and 10: dropout, and the same bits every time."""
+"""Laws 7, 8 and 10: requested weights, dropout, and the same bits every time."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from regard.testing.laws.base import law, require
 from regard.testing.oracle import Oracle, WithAmplitude
 from regard.testing.statement import NumpyCall
 from regard.testing.trial import Trial, keeps_lse
+
+# Laws 8 and 10: dropout, and the same bits every time -----------------------------------------------------------------
+
 
 #: Draws of dropout that are averaged, and the chance that a correct engine fails for each number compared.
 DRAWS, CHANCE = 256, 1e-12

@@ -1,4 +1,4 @@
-"""What each key of a config.json means to us: transformers' default for it, and the values that we implement.
+"""How a config.json and its tensors map to our models: each key with transformers' default, each tensor's place.
 
 A key that is missing has transformers' default. A key that is read may have any value; of others, a value that we do
 not implement is refused, and so is a key that neither a family nor :data:`IGNORED` lists.
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from regard_lab.models.decoder_lm import DecoderLM, DecoderLMConfig
 from regard_lab.models.encoder_lm import EncoderLM, EncoderLMConfig
 from regard_lab.models.vision_transformer import VisionTransformer, VisionTransformerConfig
+
+# What each key of a config.json means to us: transformers' default for it, and the values that we implement -----------
+
 
 #: The config of a folder, as JSON.
 Described = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Encoders of images: pixels in, a grid of features out.
+"""Encoders of images: a grid of features from pixels, kept in files for training.
 
 Dimensions: B images, X pixels of a side, S places of the grid, row by row, F features of a place.
 """
@@ -27,6 +27,9 @@ from regard._utils.files import naming
 from regard_lab.data.images import PREPROCESSOR, ImageFileError, Images, Preprocessing, decode_image, resize_image
 from regard_lab.models.efficientnet import HEAD, SCALES, STRIDE, EfficientNetLite, read_efficientnet
 from regard_lab.models.folders import ModelFileError, brief, file_error, read_header
+
+# Encoders of images: pixels in, a grid of features out ----------------------------------------------------------------
+
 
 #: The encoders that are known by name; the first is what reads images by default.
 EFFICIENTNETS, CNN = tuple(f"efficientnet-lite{number}" for number in range(len(SCALES))), "cnn"

@@ -1,4 +1,4 @@
-"""Scores of captions against all that people wrote: BLEU-1 … 4, chrF, ROUGE-L and CIDEr-D.
+"""Scores of captions against what people wrote, and rewards made of them.
 
 BLEU and chrF are sacreBLEU's. Captions are compared as words in small letters, without signs, as those who defined
 these scores for captions do.
@@ -19,6 +19,9 @@ from regard._utils.errors import rejected
 from regard_lab.models.base import END
 from regard_lab.tasks.translation.metrics import chrf
 from regard_lab.text.vocabulary import Vocabulary
+
+# Scores of captions against all that people wrote: BLEU-1 … 4, chrF, ROUGE-L and CIDEr-D ------------------------------
+
 
 #: Longest n-grams, the deviation of lengths in words, and what CIDEr-D is multiplied by (Vedantam 2015).
 _N, _SIGMA, _CIDER = 4, 6.0, 10.0

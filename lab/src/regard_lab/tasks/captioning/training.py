@@ -1,4 +1,4 @@
-"""Learning from rewards: a model draws targets, and those that earn more than others of the source get likelier.
+"""Training of captioners: by likelihood, then by rewards.
 
 Dimensions: B sources, K draws of each, T steps.
 """
@@ -21,7 +21,7 @@ from regard._utils.files import write_atomically
 from regard_lab.data.batches import Batch
 from regard_lab.data.captions import CaptionBatches, FeatureGrids, Grids, PixelGrids, read_captions, with_images
 from regard_lab.data.images import Images, open_images
-from regard_lab.data.pairs import Pairs, split
+from regard_lab.data.pairs import Pairs, split_pairs
 from regard_lab.generation.beam_search import SearchOptions
 from regard_lab.generation.predictions import PredictionOptions
 from regard_lab.generation.sampling import drawn
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback
 
     from regard_lab.training.loop import TrainingResult
+
+
+# Learning from rewards: a model draws targets, and those that earn more than others of the source get likelier --------
 
 
 #: What K targets of B sources, (B · K, T) with padding behind their end marks, earn, (B, K): of the sources' rows (B,).
@@ -258,7 +261,7 @@ class Captioning(FolderRun[CaptionOptions]):
             count = data.held_out
             if count == CaptionDataOptions.held_out:
                 count = min(count, max(1, len(set(learn.sources)) // 10))
-            learn, valid = split(learn, count)
+            learn, valid = split_pairs(learn, count)
             self.say(f"held out to validate: {len(set(valid.sources)):,} images")
         without = len(images) - len({*learn.sources, *valid.sources})
         if without:

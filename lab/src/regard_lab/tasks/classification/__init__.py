@@ -1,1 +1,63 @@
-"""Classification of texts and images: data, options, training, metrics, trained classifiers."""
+"""Classification of texts and images: options, training, metrics, and trained classifiers."""
+
+from typing import TYPE_CHECKING
+
+from regard._utils.lazy import lazy
+
+if TYPE_CHECKING:
+    from regard_lab.tasks.classification.image_options import (
+        ImageClassificationOptions,
+        ImageTrainingOptions,
+        LabelledImageOptions,
+    )
+    from regard_lab.tasks.classification.image_training import ImageTraining
+    from regard_lab.tasks.classification.images import ImageClassificationPipeline
+    from regard_lab.tasks.classification.options import ClassifierTrainingOptions
+    from regard_lab.tasks.classification.text_options import (
+        ClassificationOptions,
+        HeadOptions,
+        LabelledOptions,
+        LoRAOptions,
+        TextTrainingOptions,
+    )
+    from regard_lab.tasks.classification.text_training import FineTuning
+    from regard_lab.tasks.classification.texts import LabelledTokens, TextClassifier, TokenLabeller
+    from regard_lab.tasks.classification.training import ClassificationObjective, classification_metrics
+else:
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            "regard_lab.tasks.classification.image_options": (
+                "ImageClassificationOptions ImageTrainingOptions LabelledImageOptions"
+            ),
+            "regard_lab.tasks.classification.image_training": "ImageTraining",
+            "regard_lab.tasks.classification.images": "ImageClassificationPipeline",
+            "regard_lab.tasks.classification.options": "ClassifierTrainingOptions",
+            "regard_lab.tasks.classification.text_options": (
+                "ClassificationOptions HeadOptions LabelledOptions LoRAOptions TextTrainingOptions"
+            ),
+            "regard_lab.tasks.classification.text_training": "FineTuning",
+            "regard_lab.tasks.classification.texts": "LabelledTokens TextClassifier TokenLabeller",
+            "regard_lab.tasks.classification.training": "ClassificationObjective classification_metrics",
+        },
+    )
+
+__all__ = [
+    "ClassificationObjective",
+    "ClassificationOptions",
+    "ClassifierTrainingOptions",
+    "FineTuning",
+    "HeadOptions",
+    "ImageClassificationOptions",
+    "ImageClassificationPipeline",
+    "ImageTraining",
+    "ImageTrainingOptions",
+    "LabelledImageOptions",
+    "LabelledOptions",
+    "LabelledTokens",
+    "LoRAOptions",
+    "TextClassifier",
+    "TextTrainingOptions",
+    "TokenLabeller",
+    "classification_metrics",
+]

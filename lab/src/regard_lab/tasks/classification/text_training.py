@@ -1,4 +1,4 @@
-"""Adversarial training of classifiers of texts: learn each text's label a step away from it, too, where it costs most.
+"""Training of classifiers of texts, adversarial training included.
 
 Dimensions: B batch, L tokens, W width of their vectors.
 """
@@ -34,6 +34,8 @@ from regard_lab.text.inputs import Inputs
 from regard_lab.text.tokenizer import Tokenizer
 from regard_lab.training.objectives import Loss
 from regard_lab.training.run import place
+
+# Adversarial training of classifiers of texts: learn each text's label a step away from it, too, where it costs most
 
 
 class AdversarialLabels(ClassificationObjective):

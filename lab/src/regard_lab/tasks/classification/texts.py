@@ -1,4 +1,4 @@
-"""A classifier with its tokenizer, as a folder holds them: texts in, probabilities of labels out.
+"""Classifiers of texts and of their tokens, as a folder holds them.
 
 Dimensions: N texts, C labels.
 """
@@ -21,6 +21,9 @@ from regard_lab.models.hugging_face.hosted import Hosted, HostedClassifier, Host
 from regard_lab.tasks.folders import check_tokenizer, load_with_tokenizer
 from regard_lab.text.inputs import InputLayout, Inputs
 from regard_lab.text.tokenizer import Tokenizer
+
+# A classifier with its tokenizer, as a folder holds them: texts in, probabilities of labels out -----------------------
+
 
 #: Tokens that are read of a text where a folder does not say how many.
 _LONGEST = 512

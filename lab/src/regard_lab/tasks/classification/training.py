@@ -1,4 +1,4 @@
-"""How well labels are named: accuracy, F1 and Matthews' correlation, of a matrix of counts."""
+"""Training of classifiers: metrics, objective and the run that texts and images share."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from regard_lab.training.loop import TrainingResult
     from regard_lab.training.objectives import Examples
+
+
+# How well labels are named: accuracy, F1 and Matthews' correlation, of a matrix of counts -----------------------------
 
 
 def classification_metrics(confusion: np.ndarray, labels: Sequence[str]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What language models learn: the next token, or tokens that are masked.
+"""Pretraining of language models: the next token, masked tokens, and skip-gram embeddings.
 
 Dimensions: B rows, T tokens of a row, R targets, E width, N vocabulary.
 """
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
     from regard_lab.training.loop import TrainingResult
     from regard_lab.training.objectives import Objective
+
+
+# What language models learn: the next token, or tokens that are masked ------------------------------------------------
 
 
 class NextTokens(Objective):

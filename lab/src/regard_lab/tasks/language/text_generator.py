@@ -14,7 +14,7 @@ from regard.inspect._view.plots import Alignment
 from regard_lab.generation.continuous_batching import AttentionRequest
 from regard_lab.generation.generation import Generated, stream_text
 from regard_lab.generation.generation import stream as stream_tokens
-from regard_lab.generation.prompt_search import beam_search
+from regard_lab.generation.prompt_search import search_prompts
 from regard_lab.generation.quantization import pack_weights, quantize
 from regard_lab.generation.sampling import GenerationOptions, Token, TokenAttention
 from regard_lab.generation.speculative import Drafter, Speculator
@@ -165,7 +165,7 @@ class TextGenerator:
     def search(self, prompts: Sequence[str], beams: int, options: GenerationOptions) -> list[GeneratedText]:
         """Return what a beam search finds likeliest for each prompt."""
         numbers = [self.encode(prompt) for prompt in prompts]
-        found = beam_search(self.model, numbers, self._ends, beams=beams, max_new_tokens=options.max_new_tokens)
+        found = search_prompts(self.model, numbers, self._ends, beams=beams, max_new_tokens=options.max_new_tokens)
         made = []
         for prompt, given, (best, *_) in zip(prompts, numbers, found):
             end = "length" if len(best.numbers) >= options.max_new_tokens else "stop"

@@ -1,4 +1,4 @@
-"""The CMU Pronouncing Dictionary: words and how they are spoken, read from a data file."""
+"""Words and how they are spoken: the CMU dictionary, and a model that learns from it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback
 
     from regard_lab.training.loop import TrainingResult
+
+
+# The CMU Pronouncing Dictionary: words and how they are spoken, read from a data file ---------------------------------
 
 
 #: A pronunciation: phonemes such as ``("K", "AE", "T")``.
@@ -121,7 +124,7 @@ def pairs_of(entries: Dictionary) -> Pairs:
     return Pairs([word for word, _ in listed], [spoken for _, spoken in listed], "dictionary")
 
 
-def split(entries: Dictionary, percent: float = 5.0) -> tuple[Dictionary, Dictionary]:
+def split_dictionary(entries: Dictionary, percent: float = 5.0) -> tuple[Dictionary, Dictionary]:
     """Split a dictionary into words to learn from and words held out.
 
     Where a word goes depends on its letters alone (a checksum), so the split is the same on every machine and
@@ -140,12 +143,12 @@ def split(entries: Dictionary, percent: float = 5.0) -> tuple[Dictionary, Dictio
 
     Examples
     --------
-    >>> learn, held_out = split({"cat": [("K", "AE", "T")], "dog": [("D", "AO", "G")]}, percent=50)
+    >>> learn, held_out = split_dictionary({"cat": [("K", "AE", "T")], "dog": [("D", "AO", "G")]}, percent=50)
     >>> sorted(learn | held_out), set(learn) & set(held_out)
     (['cat', 'dog'], set())
     """
     if not 0 <= percent <= 100:
-        raise rejected("split", "percent", "be in [0, 100]", percent)
+        raise rejected("split_dictionary", "percent", "be in [0, 100]", percent)
     learn: Dictionary = {}
     held_out: Dictionary = {}
     for word, spoken in entries.items():

@@ -1,4 +1,4 @@
-"""The folder of a run on pairs: what any run has, and the vocabularies."""
+"""Training of translators: the folder of a run, the start from another model, and the run itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from regard._utils.errors import RegardWarning, rejected
 from regard._utils.files import write_atomically
 from regard_lab.data.batches import Batches
 from regard_lab.data.corruption import hide_spans
-from regard_lab.data.pairs import Pairs, split
+from regard_lab.data.pairs import Pairs, split_pairs
 from regard_lab.generation.beam_search import SearchOptions
 from regard_lab.generation.predictions import Prediction, PredictionOptions, report_truncated
 from regard_lab.generation.sequence_model import SequenceModel
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback
 
     from regard_lab.training.loop import TrainingResult
+
+
+# The folder of a run on pairs: what any run has, and the vocabularies -------------------------------------------------
 
 
 SOURCE, TARGET = "source.json", "target.json"
@@ -315,7 +318,7 @@ class Experiment(FolderRun[ExperimentOptions]):
             count = data.held_out
             if count == DataOptions.held_out:
                 count = min(count, max(1, len(set(learn.sources)) // 10))
-            learn, valid = split(learn, count)
+            learn, valid = split_pairs(learn, count)
             what = "texts" if self.task.hides else f"sources with {len(valid):,} targets"
             self.say(f"held out to validate: {len(set(valid.sources)):,} {what}")
         return learn, valid

@@ -15,20 +15,15 @@ from __future__ import annotations
 
 from numba import njit
 
+from regard.engines.fused.kernels.arguments import GROUP, PAD, ROW, SMALL_FEATURE, F, kernel
 from regard.engines.fused.kernels.backward import backward_pass
 from regard.engines.fused.kernels.basics import (
     FAST,
-    GROUP,
-    PAD,
-    ROW,
-    SMALL_FEATURE,
-    F,
     address,
     at,
     byte_address,
     exp,
     fill,
-    kernel,
     maximum,
     number,
     pack_rows,

@@ -4,22 +4,8 @@ from __future__ import annotations
 
 from numba import njit
 
-from regard.engines.fused.kernels.basics import (
-    BAND,
-    BLOCK,
-    CHUNK,
-    FAST,
-    GROUP,
-    ROW,
-    F,
-    add_rows,
-    address,
-    at,
-    exp,
-    fill,
-    number,
-    pack_rows,
-)
+from regard.engines.fused.kernels.arguments import BAND, BLOCK, CHUNK, GROUP, ROW, F
+from regard.engines.fused.kernels.basics import FAST, add_rows, address, at, exp, fill, number, pack_rows
 from regard.engines.fused.kernels.linear import product, product_of_one
 from regard.engines.fused.kernels.tiles import (
     add_lanes,

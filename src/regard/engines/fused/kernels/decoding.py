@@ -8,7 +8,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from regard.engines.fused.kernels.basics import FAST, at, exp, kernel, log, number
+from regard.engines.fused.kernels.arguments import kernel
+from regard.engines.fused.kernels.basics import FAST, at, exp, log, number
 from regard.engines.fused.kernels.forward import row_max
 from regard.engines.fused.kernels.linear import VECTOR, splat
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from numba import njit
 
+from regard.engines.fused.kernels.arguments import GROUP, ROW, F, kernel
 from regard.engines.fused.kernels.backward import backward_pass
-from regard.engines.fused.kernels.basics import FAST, GROUP, ROW, F, address, at, fill, kernel, number, pack_rows
+from regard.engines.fused.kernels.basics import FAST, address, at, fill, number, pack_rows
 from regard.engines.fused.kernels.forward import forward_pass
 from regard.engines.fused.kernels.linear import product, product_of_one
 from regard.engines.fused.kernels.tiles import padded, scores_of_tiles

@@ -10,21 +10,8 @@ import math
 
 from numba import njit
 
-from regard.engines.fused.kernels.basics import (
-    BLOCK,
-    CHUNK,
-    FAST,
-    GROUP,
-    ROW,
-    F,
-    address,
-    at,
-    exp,
-    fill,
-    log,
-    maximum,
-    number,
-)
+from regard.engines.fused.kernels.arguments import BLOCK, CHUNK, GROUP, ROW, F
+from regard.engines.fused.kernels.basics import FAST, address, at, exp, fill, log, maximum, number
 from regard.engines.fused.kernels.linear import contract, product
 from regard.engines.fused.kernels.tiles import kv_head, pack_lanes, padded, segment, tiles_in
 

@@ -6,7 +6,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-from regard.engines.fused.kernels.basics import FAST, ROW, at, number
+from regard.engines.fused.kernels.arguments import ROW
+from regard.engines.fused.kernels.basics import FAST, at, number
 
 #: Steps that are summed up before they are added to the rest: partial sums keep the error of a long sum small.
 PARTIAL = 128

@@ -10,26 +10,20 @@ import math
 
 from numba import njit
 
-from regard.engines.fused.kernels.backward import backward_pass
-from regard.engines.fused.kernels.basics import (
+from regard.engines.fused.kernels.arguments import (
     BLOCK,
     BOXCAR,
     COMPACT,
     EPANECHIKOV,
-    FAST,
     GROUP,
     LAPLACIAN,
     ROW,
     TRIANGULAR,
     F,
-    address,
-    at,
-    fused_multiply_add,
     kernel,
-    log_of_rest,
-    number,
-    pack_rows,
 )
+from regard.engines.fused.kernels.backward import backward_pass
+from regard.engines.fused.kernels.basics import FAST, address, at, fused_multiply_add, log_of_rest, number, pack_rows
 from regard.engines.fused.kernels.forward import forward_pass
 from regard.engines.fused.kernels.tiles import padded, scores_of_tiles
 

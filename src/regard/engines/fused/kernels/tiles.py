@@ -13,19 +13,8 @@ import math
 
 from numba import njit
 
-from regard.engines.fused.kernels.basics import (
-    CHUNK,
-    FAST,
-    GROUP,
-    PAD,
-    ROW,
-    F,
-    add_rows,
-    address,
-    at,
-    number,
-    pack_rows,
-)
+from regard.engines.fused.kernels.arguments import CHUNK, GROUP, PAD, ROW, F
+from regard.engines.fused.kernels.basics import FAST, add_rows, address, at, number, pack_rows
 
 
 @njit(**FAST)

@@ -1,4 +1,4 @@
-"""Links between the words of a sentence and those of its translation: read, written, symmetrized and scored.
+"""Links between words of a sentence and of its translation: read, written, scored, and found by aligners.
 
 A link (i, j) joins word i of the source to word j of the target, both counted from 0.
 """
@@ -23,6 +23,9 @@ from regard_lab.data.pairs import Pairs, read_lines
 
 if TYPE_CHECKING:
     from regard_lab.text.words import WordFinder
+
+
+# Links between the words of a sentence and those of its translation: read, written, symmetrized and scored ------------
 
 
 Link = tuple[int, int]

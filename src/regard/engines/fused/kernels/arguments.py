@@ -1,0 +1,131 @@
+"""What kernels and their callers share: types, arguments by name, and sizes. Free of Numba, whose import is slow."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any, Final, Literal, TypeVar, cast, get_args
+
+Type = Literal["real*", "int*", "byte*", "real", "int"]
+TYPES: Final = frozenset(get_args(Type))
+
+Function = TypeVar("Function", bound=Callable[..., None])
+
+
+def kernel(*types: Type) -> Callable[[Function], Function]:
+    """
+    Mark a plain function as a kernel that ``compiler.load`` can compile.
+
+    Parameters
+    ----------
+    types : {"real*", "int*", "byte*", "real", "int"}
+        One per argument: pointers to the compute dtype (float32 or float64), to int64 and to uint8; a scalar of the
+        compute dtype, and an int64.
+
+    Returns
+    -------
+    Callable
+        A decorator that stores `types` as the function's ``signature`` and leaves the function as it is.
+    """
+    unknown = [type for type in types if type not in TYPES]
+    assert not unknown, f"a kernel's types must be among {sorted(TYPES)}, got {unknown} instead"
+
+    def mark(function: Function) -> Function:
+        cast(Any, function).signature = types
+        return function
+
+    return mark
+
+
+# The arguments of a kernel: one array of integers (addresses, sizes, strides) and one of reals, by name ---------------
+
+
+#: Keys that a tile has at most.
+TILE = 512
+#: Values or features that a chunk has: the distance of the rows of an array whose lanes are these.
+CHUNK = 64
+#: Queries that a block has at most, and that are calculated together.
+BLOCK, GROUP = 64, 4
+#: Queries whose weights the backward pass holds before it sums them up for the keys.
+BAND = 16
+#: Every row of lanes is a multiple of this long.
+PAD = 16
+#: The distance of the rows of an array whose lanes are keys: no power of two, or rows would share a cache's few sets.
+ROW = TILE + PAD
+
+#: Scores of a distance by the number that ``kind`` holds; from ``COMPACT`` on, weights are 0 beyond a distance.
+RADIAL = ("gaussian", "laplacian", "boxcar", "triangular", "epanechikov")
+GAUSSIAN, LAPLACIAN, BOXCAR, TRIANGULAR, EPANECHIKOV = range(len(RADIAL))
+COMPACT = BOXCAR
+#: The additive score: features up to here lose precision to exponentials.
+SMALL_FEATURE = 0.5
+
+_NAMES = (
+    # What the rows are compared by, up to three forms of it, and the class of each row: see the families.
+    "query query_small query_raw query_class",
+    "key key_small key_raw key_class",
+    "weight weight_rest weight_head mixed kind direct boxes",
+    "value value_keys value_lanes",
+    # Results.
+    "output peak total top entropy received best best_key",
+    # Of the backward pass.
+    "grad d_query d_key d_value d_weight d_added",
+    # The mask: an interval of keys for each row, or segments of one block with what is added to their scores.
+    "start stop interval_b interval_h interval_r",
+    "segments segment_count added added_at added_b added_h added_r has_added",
+    # Sizes; a work item is a block of rows of one head.
+    "H G L S C V K tile first last block head_first kv_first",
+    # Where the parts of the scratch memory begin.
+    "scratch at_query at_key at_value at_score at_weight at_state at_output",
+    "at_rows at_d_key at_d_score at_d_query at_delta",
+)
+
+FIELDS = tuple(" ".join(_NAMES).split())
+#: The place of each argument: ``args[F.query]``.
+F = namedtuple("F", FIELDS)(*range(len(FIELDS)))  # type: ignore[call-arg]
+
+_ROWS = {
+    "query": "B H L C",
+    "query_small": "B H L C",
+    "query_raw": "B H L C",
+    "query_class": "B H L",
+    "key": "B G S C",
+    "key_small": "B G S C",
+    "key_raw": "B G S C",
+    "key_class": "B G S",
+    "weight": "H C",
+    "weight_rest": "H C",
+    "boxes": "B G tiles two C",
+    "value": "B G S V",
+    "value_keys": "B G S V",
+    "output": "B H L V",
+    "peak": "B H L",
+    "total": "B H L",
+    "start": "intervals",
+    "stop": "intervals",
+    "segments": "segment_count three",
+    "added": "added_numbers",
+}
+_FORWARD = {
+    "top": "B H L",
+    "entropy": "B H L",
+    "best": "B H L K",
+    "best_key": "B H L K",
+    "received": "share_heads S",
+}
+_BACKWARD = {
+    "grad": "B H L V",
+    "d_query": "B H L C",
+    "d_key": "share_kv_heads S C",
+    "d_value": "share_kv_heads S V",
+    "d_weight": "share_heads two C",
+    "d_added": "added_numbers",
+}
+_PREPARE = {"query": "B S C", "query_class": "B S", "output": "B S V"}
+
+#: How many numbers every array of a kernel holds, as a product of sizes; in which order they stand is the kernel's own.
+#: Scratch memory is no array: it has ``scratch_numbers`` of the compute dtype.
+SHAPES = {
+    kernel: {name: tuple(shape.split()) for name, shape in shapes.items()}
+    for kernel, shapes in (("forward", _ROWS | _FORWARD), ("backward", _ROWS | _BACKWARD), ("prepare", _PREPARE))
+}

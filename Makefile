@@ -55,7 +55,6 @@ $(BENCH_READY): $(READY)
 
 costs: $(READY)
 	$(BIN)/python -m benchmarks.costs
-	$(BIN)/python -m benchmarks.regression_costs
 
 bench: $(BENCH_READY)
 	$(BIN)/python -m benchmarks

@@ -70,7 +70,7 @@ MODELS = {
     "transformer-rewards": Model("Transformer decoder, from scores", "transformer", 23.0),
 }
 #: The search that validation chose among 3, 5 and 8 beams and penalties of 0.6, 1 and 1.4.
-SEARCH = SearchOptions(beams=5, length_penalty=1.0, longest=40)
+SEARCH = SearchOptions(beams=5, length_penalty=1.0, max_length=40)
 #: Captions whose words are looked at, rounds of a timing, and steps of a round.
 LOOKED, ROUNDS, STEPS = 50, 5, 3
 

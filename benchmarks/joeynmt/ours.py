@@ -99,7 +99,7 @@ def check(model: EncoderDecoder, batch: Batch, out: str) -> float:
 def limited(wanted: SearchOptions, batch: Batch) -> SearchOptions:
     """Return options with JoeyNMT's default limit: 1.5 times the longest source of a batch, the end mark included."""
     most = max(int(1.5 * int(batch.lengths.max())) - 1, 1)
-    return replace(wanted, extra=most, longest=most)
+    return replace(wanted, extra=most, max_length=most)
 
 
 def main() -> None:
@@ -121,7 +121,7 @@ def main() -> None:
     with np.load(job["weights"]) as file:
         model.load_state_dict({name: torch.from_numpy(file[name]) for name in file.files})
     model.eval()
-    wanted = SearchOptions(beams=job["beams"], length_penalty=job["alpha"], shortest=1)
+    wanted = SearchOptions(beams=job["beams"], length_penalty=job["alpha"], min_length=1)
     while True:
         asked = turns.wait()
         if asked["do"] == "check":

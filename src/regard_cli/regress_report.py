@@ -1,15 +1,19 @@
-"""The report of ``regard regress``: plain lines, or the same as a record for JSON."""
+"""The report of ``regard regress``: plain lines, the same as a record for JSON, and a picture."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from regard._utils.files import naming
 from regard.scores.kernels import kernels
-from regard_cli.tables import Added, Coded, Column, Fitted, Prepared, Quality
+from regard_cli.regress_model import Added, Fitted, NewRows, Prepared, Quality
+from regard_cli.tables import Column
 
 _WAYS = {
     "loo": "chosen for the least leave-one-out error",
@@ -17,22 +21,23 @@ _WAYS = {
     "scott": "by Scott's rule of thumb",
     "silverman": "by Silverman's rule of thumb",
 }
-#: A bandwidth of so many times what a feature spans makes no difference between rows.
+#: A bandwidth of so many times the span of a feature makes no difference between rows.
 _WIDE = 3.0
-#: A line that rises less than this share of what the target spans says hardly anything.
+#: A line that rises less than this share of the target's span says hardly anything.
 _FLAT = 0.02
-#: Names that are listed before the rest is counted.
-_LISTED = 8
+#: Names that are listed before the rest is counted, and letters of one.
+_LISTED, _LETTERS = 8, 40
+#: Features that are drawn, inches of a panel, categories that are named below it, and letters of one.
+_PANELS, _WIDTH, _HEIGHT, _NAMED, _SHORT = 6, 4.6, 3.6, 20, 14
 
 
 def of_table(prepared: Prepared) -> Iterator[str]:
     """Say what was read, and what of it is used."""
-    table, target = prepared.table, prepared.target
+    table, target, y = prepared.table, prepared.target, prepared.y[prepared.used]
     size = f"{_count(len(table.frame), 'row')}, {_count(len(table.frame.columns), 'column')}"
     yield f"{table.name}: {size} ({table.form})."
-    y = prepared.y[prepared.used]
     if target.kind == "category":
-        yield f"Target: {_name(target.name)}, text with {len(target.categories)} classes ({_names(target.categories)})."
+        yield f"Target: {_name(target.name)}, text with {len(target.categories)} classes ({names(target.categories)})."
     else:
         yield f"Target: {_name(target.name)}, a number from {number(y.min())} to {number(y.max())}."
     for name in table.nameless:
@@ -42,30 +47,49 @@ def of_table(prepared: Prepared) -> Iterator[str]:
     for column in (target, *prepared.columns):
         if column.odd:
             yield f"In {_name(column.name)}, what is no {column.kind} counts as missing: {_quoted(column.odd)}."
-    gone = int((~prepared.used).sum())
-    if gone:
+    if gone := int((~prepared.used).sum()):
         yield f"Left out: {_count(gone, 'row')} with missing values ({_missing(prepared.missing)})."
-    if prepared.weight is not None and (zero := int((prepared.weight[prepared.used] == 0).sum())):
+    if zero := int((prepared.weights[prepared.used] == 0).sum()):
         yield f"Left out: {_count(zero, 'row')} of weight 0."
 
 
 def of_fit(fitted: Fitted, bandwidth: str | Sequence[float]) -> Iterator[str]:
     """Say how it was learned, and what was found for each feature."""
-    estimator, prepared = fitted.estimator, fitted.prepared
-    how = "a line around each row" if getattr(estimator, "order", 0) else "weighted averages"
-    how = "weighted votes" if fitted.classifies else how
+    estimator, columns = fitted.estimator, fitted.prepared.columns
+    how = "weighted votes" if fitted.classifies else "a line around each row" if _order(fitted) else "weighted averages"
     way = _WAYS[bandwidth] if isinstance(bandwidth, str) else "as given"
-    drawn = f", seen on {fitted.subsample:,} rows drawn at random" if fitted.subsample else ""
+    drawn = f", seen on {estimator.subsample:,} rows drawn at random" if estimator.subsample else ""
     yield f"Learned from {_count(int(fitted.learned.sum()), 'row')}: {how}, kernel {estimator.kernel}."
     yield f"Bandwidth: {way}{drawn}."
-    if bandwidth == "loo" and len(prepared.columns) > 1:
+    if bandwidth == "loo" and len(columns) > 1:
         yield "It is one multiple of each feature's spread; --bandwidth learned finds one for each feature."
-    yield ""
+    kinds = {"date": "date, in days", "number": "number"}
     rows = [("feature", "treated as", "bandwidth")]
-    for i, column in enumerate(prepared.columns):
-        rows.append((_name(column.name), _kind(column), _width(fitted, i)))
-    yield from _aligned(rows)
-    yield ""
+    for column, width in zip(columns, estimator.bandwidth_):
+        kind = kinds.get(column.kind, f"{len(column.categories)} categories")
+        rows.append((_name(column.name), kind, _width(fitted, column, float(width))))
+    sizes = [max(map(len, cells)) for cells in zip(*rows)]
+    yield from ("", *("  " + "  ".join(map(str.ljust, row, sizes)).rstrip() for row in rows), "")
+
+
+def _width(fitted: Fitted, column: Column, width: float) -> str:
+    """Return a bandwidth in the unit of its column, and what it means where that is not plain to see."""
+    prepared, kernel, is_date = fitted.prepared, fitted.estimator.kernel, column.kind == "date"
+    if column.kind == "category":
+        weight = 1.0 if kernel == "constant" else float(kernels()[kernel].profile(1 / width))
+        return f"{number(width)} (another category counts {weight:.0%})"
+    text = number(width) + " days" * is_date
+    span = float(np.ptp(prepared.X[column.name][fitted.learned]))
+    if width <= _WIDE * span and kernel != "constant":
+        return text
+    if not _order(fitted):
+        wide = "of no effect, as all rows count alike" if kernel == "constant" else "so wide that it hardly matters"
+        return f"{text} ({wide})"
+    # A line is fitted across all rows then: what the feature does is in its slope.
+    slope = fitted.slope(column.name)
+    line = f"a straight line, slope {number(slope)}{' a day' * is_date}"
+    line += ": it hardly matters" * (abs(slope) * span < _FLAT * float(np.ptp(prepared.y[fitted.learned])))
+    return f"{text} ({'of no effect: it enters' if kernel == 'constant' else 'so wide that it enters'} as {line})"
 
 
 def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> Iterator[str]:
@@ -77,77 +101,52 @@ def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> It
     if quality.rows == 0:
         return
     if where is not None:
-        one = quality.rows == 1
-        and_predicted = f" and {'was' if one else 'were'} predicted" if quality.lost else ""
-        which = "that tells" if one else "that tell"
-        who = f"The {_count(quality.rows, 'row')} of {where} {which} {_name(fitted.name)}{and_predicted}"
+        tells, was = ("tells", "was") if quality.rows == 1 else ("tell", "were")
+        predicted = f" and {was} predicted" if quality.lost else ""
+        who = f"The {_count(quality.rows, 'row')} of {where} that {tells} {_name(fitted.name)}{predicted}"
     elif quality.exact:
         who = f"Each {'of these' if quality.lost else 'row'}, predicted from all the others"
     else:
         who = f"{quality.rows:,} rows drawn at random, predicted from the rest"
     if fitted.classifies:
-        yield (
-            f"{who}: {1 - quality.error:.1%} right; the most frequent class: {1 - quality.simple:.1%} right."
-        )  # fmt: skip
+        yield f"{who}: {1 - quality.error:.1%} right; the most frequent class: {1 - quality.simple:.1%} right."
         return
-    simple = f"the mean of {_name(fitted.name)}" + (f" in {fitted.prepared.table.name}" if where is not None else "")
-    yield (
-        f"{who}: off by {number(quality.error)} (root mean square); {simple}: off by {number(quality.simple)}"
-        f"{_r2(quality, where)}."
-    )
+    mean = f"the mean of {_name(fitted.name)}" + (f" in {fitted.prepared.table.name}" if where is not None else "")
+    kind = "R² on these rows" if where is not None else f"{'leave-one-out' if quality.exact else 'held-out'} R²"
+    r2 = "" if math.isnan(quality.r2) else f"; {kind} = {quality.r2:.3f}"
+    off, simple = number(quality.error), number(quality.simple)
+    yield f"{who}: off by {off} (root mean square); {mean}: off by {simple}{r2}."
     if quality.error >= quality.simple:
         yield "That is no better than the mean: these features say nothing about the target in this way."
     elif quality.r2 <= 0:
         yield "That is no better than the mean of these rows themselves: what sets them apart is not predicted."
 
 
-def _r2(quality: Quality, where: str | None) -> str:
-    """Return R² and by name which one it is, where there is one."""
-    if math.isnan(quality.r2):
-        return ""
-    if where is not None:
-        return f"; R² on these rows = {quality.r2:.3f}"
-    return f"; {'leave-one-out' if quality.exact else 'held-out'} R² = {quality.r2:.3f}"
-
-
-def of_prediction(added: Added, coded: Mapping[str, Coded], fitted: Fitted, name: str) -> Iterator[str]:
+def of_prediction(added: Added, new: NewRows, fitted: Fitted) -> Iterator[str]:
     """Say which rows were predicted, and what was strange about them."""
-    able, whole = int(added.predicted.sum()), len(added.predicted)
+    name, able, whole = new.table.name, int(added.predicted.sum()), len(added.predicted)
     done = able - added.lost
+    some, rows = "" if done == whole else f"{done:,} of ", f"{_count(whole, 'row')} of {name}"
     if able < whole:
         others = "the others" if done == able else f"{whole - able:,} of the others"
-        yield (
-            f"Predicted {done:,} of {_count(whole, 'row')} of {name}; {others} miss a feature and stay empty "
-            f"({_missing(added.missing)})."
-        )
-    elif done < whole:
-        yield f"Predicted {done:,} of {_count(whole, 'row')} of {name}."
-    else:
-        yield f"Predicted {_count(whole, 'row')} of {name}."
+        rows += f"; {others} miss a feature and stay empty ({_missing(added.missing)})"
+    yield f"Predicted {some}{rows}."
     yield from of_lost(added, fitted)
-    yield from _of_extrapolated(added, fitted)
-    for feature, each in coded.items():
-        if each.new:
-            yield (
-                f"In {_name(feature)}, {fitted.prepared.table.name} has no {_quoted(each.new)}: such rows count as "
-                "unlike all rows there."
-            )
+    if added.extrapolated:
+        lies = "lies" if added.extrapolated == 1 else "lie"
+        empty = [each for each in added.frame if each.startswith((f"{fitted.name}_std", f"{fitted.name}_q"))]
+        stay = f"; {names(empty)} stay{'s' * (len(empty) == 1)} empty there" if empty else ""
+        yield (
+            f"{_count(added.extrapolated, 'row')} {lies} beyond the reach of the rows learned from "
+            f"({_name(fitted.name)}_extrapolated says which): what is predicted there is extrapolated, and nothing "
+            f"tells how far off it is{stay}."
+        )
+    for old, each in zip(fitted.prepared.columns, new.columns):
+        if other := sorted(set(each.categories) - set(old.categories)):
+            has = f"In {_name(each.name)}, {fitted.prepared.table.name} has no {_quoted(other)}"
+            yield f"{has}: such rows count as unlike all rows there."
         if each.odd:
-            yield f"In {_name(feature)} of {name}, what is no number or date counts as missing: {_quoted(each.odd)}."
-
-
-def _of_extrapolated(added: Added, fitted: Fitted) -> Iterator[str]:
-    """Say how many rows lie beyond the rows that were learned from, and what is not known of them."""
-    if not added.extrapolated:
-        return
-    lies = "lies" if added.extrapolated == 1 else "lie"
-    names = [name for name in added.columns if name.startswith((f"{fitted.name}_std", f"{fitted.name}_q"))]
-    empty = f"; {_names(names)} stay{'s' * (len(names) == 1)} empty there" if names else ""
-    yield (
-        f"{_count(added.extrapolated, 'row')} {lies} beyond the reach of the rows learned from "
-        f"({_name(fitted.name)}_extrapolated says which): what is predicted there is extrapolated, and nothing tells "
-        f"how far off it is{empty}."
-    )
+            yield f"In {_name(each.name)} of {name}, what is no number or date counts as missing: {_quoted(each.odd)}."
 
 
 def of_lost(added: Added, fitted: Fitted) -> Iterator[str]:
@@ -157,30 +156,38 @@ def of_lost(added: Added, fitted: Fitted) -> Iterator[str]:
         yield f"Predictions stay empty in {_count(added.lost, 'row')}, {which} {_why(fitted)}."
 
 
+def _order(fitted: Fitted) -> int:
+    return getattr(fitted.estimator, "order", 0)
+
+
+def _why(fitted: Fitted) -> str:
+    """Return what rows without a prediction are."""
+    if fitted.estimator.empty == "nan":
+        return "beyond the kernel's reach (--empty nan)"
+    return "beyond what can be calculated at this bandwidth"
+
+
 def record(fitted: Fitted, bandwidth: str | Sequence[float], quality: Quality) -> dict[str, Any]:
     """Return what was learned, for JSON."""
     prepared, estimator = fitted.prepared, fitted.estimator
     features = [
-        {
-            "name": column.name,
-            "kind": column.kind,
-            **({"categories": list(column.categories)} if column.kind == "category" else {}),
-            "bandwidth": float(width),
-        }
+        {"name": column.name, "kind": column.kind}
+        | ({"categories": column.categories} if column.kind == "category" else {})
+        | {"bandwidth": float(width)}
         for column, width in zip(prepared.columns, estimator.bandwidth_)
     ]
     return {
         "data": prepared.table.name,
         "rows": len(prepared.table.frame),
         "rows_learned": int(fitted.learned.sum()),
-        "target": prepared.target.name,
+        "target": fitted.name,
         "task": "classification" if fitted.classifies else "regression",
         "features": features,
-        "columns_not_used": dict(prepared.left_out) | dict.fromkeys(prepared.table.nameless, "no name"),
-        "rows_missing": dict(prepared.missing),
+        "columns_not_used": prepared.left_out | dict.fromkeys(prepared.table.nameless, "no name"),
+        "rows_missing": prepared.missing,
         "kernel": estimator.kernel,
-        "order": getattr(estimator, "order", 0),
-        "bandwidth": bandwidth if isinstance(bandwidth, str) else list(bandwidth),
+        "order": _order(fitted),
+        "bandwidth": bandwidth,
         "quality": quality_record(quality, fitted),
     }
 
@@ -199,8 +206,7 @@ def plain(value: Any) -> Any:
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
-    if isinstance(value, np.generic):
-        return plain(value.item())
+    value = value.item() if isinstance(value, np.generic) else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -209,50 +215,12 @@ def number(value: float) -> str:
     size = abs(value)
     if size >= 1e15 or 0 < size < 1e-4:
         return f"{value:.3e}"
-    if size >= 1e4:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
+    return f"{value:,.0f}" if size >= 1e4 else f"{value:.4g}"
 
 
-def _why(fitted: Fitted) -> str:
-    """Return what rows without a prediction are."""
-    if fitted.estimator.empty == "nan":
-        return "beyond the kernel's reach (--empty nan)"
-    return "beyond what can be calculated at this bandwidth"
-
-
-def _kind(column: Column) -> str:
-    if column.kind == "category":
-        return f"{len(column.categories)} categories"
-    return "date, in days" if column.kind == "date" else "number"
-
-
-def _width(fitted: Fitted, feature: int) -> str:
-    """Return a bandwidth in the unit of its column, and what it means where that is not plain to see."""
-    column, kernel = fitted.prepared.columns[feature], fitted.estimator.kernel
-    width = float(fitted.estimator.bandwidth_[feature])
-    if column.kind == "category":
-        weight = 1.0 if kernel == "constant" else float(kernels()[kernel].profile(1 / width))
-        return f"{number(width)} (another category counts {weight:.0%})"
-    text = number(width) + (" days" if column.kind == "date" else "")
-    span = float(np.ptp(fitted.prepared.X[fitted.learned, feature]))
-    if width <= _WIDE * span and kernel != "constant":
-        return text
-    wide = "of no effect, as all rows count alike" if kernel == "constant" else "so wide that it hardly matters"
-    if not getattr(fitted.estimator, "order", 0):
-        return f"{text} ({wide})"
-    # A line is fitted across all rows then: what the feature does is in its slope.
-    slope = fitted.slope(feature)
-    line = f"a straight line, slope {number(slope)}{' a day' if column.kind == 'date' else ''}"
-    if abs(slope) * span < _FLAT * float(np.ptp(fitted.prepared.y[fitted.learned])):
-        line += ": it hardly matters"
-    return f"{text} ({'of no effect: it enters' if kernel == 'constant' else 'so wide that it enters'} as {line})"
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    sizes = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        yield "  " + "  ".join(cell.ljust(size) for cell, size in zip(row, sizes)).rstrip()
+def names(texts: Iterable[str]) -> str:
+    """Return the first names of some, and how many more there are."""
+    return _joined([_name(each) for each in texts])
 
 
 def _count(count: int, what: str) -> str:
@@ -261,10 +229,6 @@ def _count(count: int, what: str) -> str:
 
 def _missing(missing: Mapping[str, int]) -> str:
     return _joined([f"{_name(name)}: {count:,}" for name, count in missing.items()])
-
-
-def _names(names: Iterable[str]) -> str:
-    return _joined([_name(each) for each in names])
 
 
 def _quoted(texts: Iterable[str]) -> str:
@@ -277,11 +241,50 @@ def _joined(texts: list[str]) -> str:
 
 
 def _name(name: str) -> str:
-    """Return a name without what would not print, and not too long."""
-    text = printable(name)
-    return text if len(text) <= 40 else text[:39] + "…"
+    """Return a name that is not too long."""
+    return name if len(name) <= _LETTERS else name[: _LETTERS - 1] + "…"
 
 
-def printable(text: str) -> str:
-    """Return a text with escapes for what a terminal would obey instead of showing it."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+def draw(fitted: Fitted, path: Path) -> str:
+    """Draw the predictions over each feature, the others held where most rows lie, and return what that shows."""
+    from matplotlib.figure import Figure
+
+    from regard.regression import plot_fit
+
+    estimator = copy(fitted.estimator).set_params(verbose=0)  # no bar for each panel
+    columns = fitted.prepared.columns[:_PANELS]
+    across = math.ceil(len(columns) / math.ceil(len(columns) / 3))
+    down = math.ceil(len(columns) / across)
+    size = (6.4, 4.8) if len(columns) == 1 else (across * _WIDTH, down * _HEIGHT + 0.4)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False).ravel()
+    entries: dict[str, Any] = {}
+    for i, (column, ax) in enumerate(zip(columns, panels)):
+        plot_fit(estimator, ax=ax, feature=i)
+        ax.set_ylabel(f"probability of {fitted.name}" if fitted.classifies else fitted.name)
+        if column.kind == "category":
+            texts = [each.get_text() for each in ax.get_xticklabels()]
+            cut = [each if len(each) <= _SHORT else each[: _SHORT - 1] + "…" for each in texts]
+            rotation = {"rotation": 45, "ha": "right"} if sum(map(len, cut)) > 30 else {}
+            ax.set_xticks(
+                ax.get_xticks() if len(texts) <= _NAMED else [], cut if len(texts) <= _NAMED else [], **rotation
+            )
+        elif column.kind == "date":
+            ax.xaxis.set_major_formatter(lambda days, _: str(np.datetime64(round(days), "D")))
+            ax.tick_params(axis="x", rotation=30)
+        handles, labels = ax.get_legend_handles_labels()
+        entries = dict(zip(labels, handles)) | entries
+    for ax in panels[len(columns) :]:
+        ax.set_axis_off()
+    if len(columns) > 1:  # one legend above all panels instead of one in each
+        for ax in panels:
+            if (legend := ax.get_legend()) is not None:
+                legend.remove()
+        figure.legend(entries.values(), entries, loc="outside upper center", ncols=min(len(entries), 6), frameon=False)
+    with naming(path):
+        figure.savefig(path, dpi=144)
+    what = f"the probability of each {fitted.name}" if fitted.classifies else f"{fitted.name} as predicted"
+    if len(columns) == 1:
+        return f"{what} over {columns[0].name}"
+    some = f"the first {_PANELS} features" if len(columns) < len(fitted.prepared.columns) else "each feature"
+    return f"{what} over {some}, the others held at their median or most frequent category"

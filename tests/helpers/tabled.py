@@ -86,7 +86,7 @@ def everything(model: Tabled, source: list[int], options: SearchOptions) -> list
     limit = int(options.limits(torch.tensor([len(source)])))
     table = model.table.detach().log_softmax(-1)[sum(source) % 7].tolist()
     found = []
-    for count in range(options.shortest, limit + 1):
+    for count in range(options.min_length, limit + 1):
         for target in itertools.product(range(2, model.config.targets), repeat=count):
             if options.no_repeat and repeats(target, options.no_repeat):
                 continue

@@ -9,33 +9,37 @@ import numpy as np
 import pytest
 import torch
 
-from regard._utils.constraints import Constraint, Flag, Integer, Interval, Options, TensorOf, lengths
+from regard._utils.constraints import Constraint, Integer, Number, OneOf, TensorOf, Texts, flag, lengths
 
 RIGHT: list[tuple[Constraint, Any, Any]] = [
-    (Flag(), True, True),
-    (Integer(0), np.int64(3), 3),
-    (Interval(0, 1, "[]"), np.float32(0.5), 0.5),
-    (Interval(0, 1, "(]"), 1, 1.0),
-    (Options(("a", None)), None, None),
+    (flag, True, True),
+    (Integer(ge=0), np.int64(3), 3),
+    (Number(ge=0, le=1), np.float32(0.5), 0.5),
+    (Number(gt=0, le=1), 1, 1.0),
+    (OneOf(("a", None)), None, None),
 ]
-ABOVE, BELOW = Interval(2, math.inf, "()"), Interval(0, 1, "[)")
+ABOVE, BELOW = Number(gt=2), Number(ge=0, lt=1)
 FLOAT = torch.ones(())
-POSITIVE = Interval(0, math.inf, "()", note=" or a tensor")
+POSITIVE = Number(gt=0, note=" or a tensor")
 WRONG: list[tuple[Constraint, Any, type[Exception], str]] = [
-    (Flag(), 1, TypeError, "be a bool, got 1"),
-    (Integer(1), True, TypeError, "be an int of at least 1, got True"),
-    (Integer(1), 1.0, TypeError, "be an int of at least 1, got 1.0"),
-    (Integer(2, ", or None"), 1, ValueError, "be an int of at least 2, or None, got 1"),
+    (flag, 1, TypeError, "be a bool, got 1"),
+    (Texts(), ["a", 1], TypeError, "be a list of strings, got an object of type list"),
+    (Integer(ge=1, le=1000), 1001, ValueError, "be an int from 1 to 1,000, got 1001"),
+    (Number(lt=1), 1, ValueError, "be a number in (-inf, 1), got 1"),
+    (Integer(ge=1), True, TypeError, "be an int of at least 1, got True"),
+    (Integer(ge=1), 1.0, TypeError, "be an int of at least 1, got 1.0"),
+    (Integer(ge=2, note=", or None"), 1, ValueError, "be an int of at least 2, or None, got 1"),
     (ABOVE, 2, ValueError, "be a finite number above 2, got 2"),
     (ABOVE, math.inf, ValueError, "be a finite number above 2, got inf"),
     (BELOW, 1, ValueError, "be a number in [0, 1), got 1"),
+    (BELOW, 10**400, ValueError, f"be a number in [0, 1), got {10**400}"),
     (BELOW, math.nan, ValueError, "be a number in [0, 1), got nan"),
     (POSITIVE, "x", TypeError, "be a positive finite number or a tensor, got 'x'"),
-    (Interval(0, math.inf, "[)"), -1, ValueError, "be a finite number of at least 0, got -1"),
-    (Interval(-math.inf, math.inf, "()"), -math.inf, ValueError, "be a finite number, got -inf"),
-    (Options(("sum", "mean")), "men", ValueError, "be one of 'mean', 'sum', got 'men' (did you mean 'mean'?)"),
-    (Options(("sum", "mean")), 1, TypeError, "be one of 'mean', 'sum', got 1"),
-    (Options((0, 1)), True, TypeError, "be one of 0, 1, got True"),
+    (Number(ge=0), -1, ValueError, "be a finite number of at least 0, got -1"),
+    (Number(), -math.inf, ValueError, "be a finite number, got -inf"),
+    (OneOf(("sum", "mean")), "men", ValueError, "be one of 'mean', 'sum', got 'men' (did you mean 'mean'?)"),
+    (OneOf(("sum", "mean")), 1, TypeError, "be one of 'mean', 'sum', got 1"),
+    (OneOf((0, 1)), True, TypeError, "be one of 0, 1, got True"),
     (TensorOf(("B", 3)), torch.ones(2, 4), ValueError, "have shape (B, 3), got (2, 4)"),
     (TensorOf(("B", 3)), torch.ones(2), ValueError, "have shape (B, 3), got (2,)"),
     (TensorOf((), ("E",)), torch.ones(2, 4), ValueError, "have shape () or (E,), got (2, 4)"),

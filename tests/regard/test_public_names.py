@@ -48,7 +48,6 @@ ALLOWED = {
     ("benchmarks/readme.py", "regard.engines"): "lists what is registered",
     ("benchmarks/readme.py", "regard.normalizers.base"): "lists what is registered",
     ("benchmarks/readme.py", "regard.scores.base"): "lists what is registered",
-    ("benchmarks/regression_costs.py", "regard.regression._sums"): "times each method of the sums by itself",
     ("benchmarks/screenshots.py", "regard_lab.cli.look"): "shows what `regard look` shows",
     ("benchmarks/short_runs.py", "regard_lab.cli.train"): "trains as `regard train` does by default",
 }

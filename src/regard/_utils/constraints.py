@@ -1,7 +1,8 @@
-"""What an argument must be: small constraints, each with its sentence, declared where the argument is used.
+"""What a value must be: small constraints, each with its sentence, declared where an argument or an option is declared.
 
-They are for arguments what ``_parameter_constraints`` are in scikit-learn. A constraint is called with the name of the
-function (or with the layer) whose argument it is, the argument's name and the value.
+They are what ``_parameter_constraints`` are in scikit-learn. A constraint is called with the name of the function (or
+with the layer) whose argument it is, the argument's name and the value. Bounds have the names of annotated-types and
+pydantic: ``ge``, ``gt``, ``le``, ``lt``.
 """
 
 from __future__ import annotations
@@ -52,84 +53,132 @@ class Constraint(ABC):
         return value
 
 
-class Flag(Constraint):
-    """A bool."""
+class Of(Constraint):
+    """A value of one type."""
 
-    expected = "be a bool"
+    def __init__(self, kind: type, expected: str) -> None:
+        self.kind, self.expected = kind, f"be {expected}"
 
     def is_kind(self, value: Any) -> bool:
-        return isinstance(value, bool)
+        return isinstance(value, self.kind)
+
+
+class Texts(Of):
+    """A list of strings."""
+
+    def __init__(self) -> None:
+        super().__init__(list, "a list of strings")
+
+    def is_kind(self, value: Any) -> bool:
+        return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 class Integer(Constraint):
-    """A whole number of at least ``low``."""
+    """A whole number of at least ``ge`` and at most ``le``; ``note`` is what else may be said."""
 
-    def __init__(self, low: int, note: str = "") -> None:
-        self.low, self.expected = low, f"be an int of at least {low}{note}"
+    def __init__(self, ge: int | None = None, le: int | None = None, note: str = "") -> None:
+        self.ge, self.le, self.note = ge, le, note
+
+    @property
+    def expected(self) -> str:  # type: ignore[override]
+        if self.le is not None:
+            return f"be an int from {self.ge:,} to {self.le:,}{self.note}"
+        return f"be an int{'' if self.ge is None else f' of at least {self.ge:,}'}{self.note}"
+
+    def __call__(self, owner: object, argument: str, value: Any) -> Any:
+        if type(value) is int and self.allows(value):  # as nearly always: fewer calls
+            return value
+        return super().__call__(owner, argument, value)
 
     def is_kind(self, value: Any) -> bool:
-        return isinstance(value, Integral) and not isinstance(value, bool)
+        return isinstance(value, Integral | torch.SymInt) and not isinstance(value, bool)
 
     def allows(self, value: Any) -> bool:
-        return bool(value >= self.low)
+        return bool((self.ge is None or value >= self.ge) and (self.le is None or value <= self.le))
 
-    def normalized(self, value: Any) -> int:
-        return int(value)
+    def normalized(self, value: Any) -> Any:
+        return value if isinstance(value, torch.SymInt) else int(value)
 
 
-class Interval(Constraint):
-    """A finite number between two bounds, which belong to it as the brackets ``closed`` say: ``"[]"``, ``"(]"``, ...
+class Number(Constraint):
+    """A finite number within bounds: at least ``ge`` or above ``gt``, at most ``le`` or below ``lt``.
 
     ``noun`` is what the number is called, ``note`` what else may be said.
     """
 
-    def __init__(self, low: float, high: float, closed: str, noun: str = "number", note: str = "") -> None:
-        self.low, self.high, self.closed = low, high, closed
-        if high < math.inf:
-            text = f"a {noun} in {closed[0]}{low:g}, {high:g}{closed[1]}"
-        elif closed[0] == "[":
-            text = f"a finite {noun} of at least {low:g}"
-        elif low == -math.inf:
+    def __init__(
+        self,
+        *,
+        ge: float | None = None,
+        gt: float | None = None,
+        le: float | None = None,
+        lt: float | None = None,
+        noun: str = "number",
+        note: str = "",
+    ) -> None:
+        self.ge, self.gt, self.le, self.lt = ge, gt, le, lt
+        if le is not None or lt is not None:
+            low = f"({-math.inf if gt is None else gt:g}" if ge is None else f"[{ge:g}"
+            text = f"a {noun} in {low}, {f'{lt:g})' if le is None else f'{le:g}]'}"
+        elif ge is not None:
+            text = f"a finite {noun} of at least {ge:g}"
+        elif gt is None:
             text = f"a finite {noun}"
         else:
-            text = f"a positive finite {noun}" if low == 0 else f"a finite {noun} above {low:g}"
+            text = f"a positive finite {noun}" if gt == 0 else f"a finite {noun} above {gt:g}"
         self.expected = f"be {text}{note}"
 
     def is_kind(self, value: Any) -> bool:
         return isinstance(value, Real) and not isinstance(value, bool)
 
     def allows(self, value: Any) -> bool:
-        ends = (self.closed[0] == "[" and value == self.low) or (self.closed[1] == "]" and value == self.high)
-        return bool(ends or self.low < value < self.high)
+        try:
+            finite = math.isfinite(value)
+        except OverflowError:
+            finite = False
+        return bool(
+            finite
+            and (self.ge is None or value >= self.ge)
+            and (self.gt is None or value > self.gt)
+            and (self.le is None or value <= self.le)
+            and (self.lt is None or value < self.lt)
+        )
 
     def normalized(self, value: Any) -> float:
         return float(value)
 
 
-class Options(Constraint):
+class OneOf(Constraint):
     """One of a few values."""
 
-    def __init__(self, known: Iterable[Any]) -> None:
-        self.known = tuple(known)
-        self.expected = f"be one of {', '.join(sorted(map(repr, self.known)))}"
+    def __init__(self, choices: Iterable[Any]) -> None:
+        self.choices = tuple(choices)
+        self.expected = f"be one of {', '.join(sorted(map(repr, self.choices)))}"
 
     def is_kind(self, value: Any) -> bool:
-        return isinstance(value, tuple({type(each) for each in self.known})) and not isinstance(value, bool)
+        return isinstance(value, tuple({type(each) for each in self.choices})) and not isinstance(value, bool)
 
     def allows(self, value: Any) -> bool:
-        return value in self.known
+        return value in self.choices
 
     def error(self, function: str, argument: str, value: Any, kind: type[Exception]) -> Exception:
-        if isinstance(value, str) and all(isinstance(each, str) for each in self.known):
-            return unknown_name(function, argument, value, self.known)
+        if isinstance(value, str) and all(isinstance(each, str) for each in self.choices):
+            return unknown_name(function, argument, value, self.choices)
         return super().error(function, argument, value, kind)
 
 
 class TensorOf(Constraint):
     """A tensor of floats, or of integers, in one of some shapes: of sizes, and of names of sizes that are free."""
 
-    def __init__(self, *shapes: tuple[str | int, ...], integer: bool = False) -> None:
-        self.shapes, self.integer = shapes, integer
+    def __init__(self, *shapes: tuple[str | int, ...], integer: bool = False, other: str = "") -> None:
+        self.shapes, self.integer, self.other = shapes, integer, other
+        #: Numbers of dimensions for which all sizes are free.
+        self.free = frozenset(len(shape) for shape in shapes if all(isinstance(size, str) for size in shape))
+
+    def __call__(self, owner: object, argument: str, value: Any) -> Any:
+        if self.is_kind(value) and (value.dim() in self.free or self.allows(value)):
+            return value
+        return super().__call__(owner, argument, value)
 
     def is_kind(self, value: Any) -> bool:
         if not isinstance(value, Tensor):
@@ -147,8 +196,8 @@ class TensorOf(Constraint):
         wanted = " or ".join(f"({', '.join(map(str, s))}{',' * (len(s) == 1)})" for s in self.shapes)
         if kind is ValueError:
             return rejected(function, argument, f"have shape {wanted}", shape(value))
-        return rejected(function, argument, f"be {'an integer' if self.integer else 'a float'} tensor {wanted}",
-                        described(value), kind)  # fmt: skip
+        expected = f"be {self.other}{'an integer' if self.integer else 'a float'} tensor {wanted}"
+        return rejected(function, argument, expected, described(value), kind)
 
 
 def floats(owner: object, argument: str, value: Any, *sizes: str | int) -> Tensor:
@@ -161,7 +210,11 @@ def lengths(owner: object, argument: str, value: Any, batch: int) -> Tensor:
     return TensorOf((batch,), integer=True)(owner, argument, value)
 
 
-flag = Flag()
-size = Integer(1)
-positive = Interval(0, math.inf, "()")
-probability = Interval(0, 1, "[]", "probability")
+flag = Of(bool, "a bool")
+integer, count, size = Integer(), Integer(ge=0), Integer(ge=1)
+#: Positions that are seen on a side.
+reach = Integer(ge=-1, note=" (-1 is no bound)")
+#: Where positions begin, as a tensor: for all sequences, or for each.
+offsets = TensorOf((), ("B",), integer=True, other="an int, or ")
+positive = Number(gt=0)
+probability = Number(ge=0, le=1, noun="probability")

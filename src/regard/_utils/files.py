@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import codecs
-import errno
 import gzip
 import io
 import os
-import select
 import shutil
-import stat
 import sys
 import tempfile
-import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from regard._utils.errors import RegardWarning, rejected
+from regard._utils.errors import rejected
 
 # Files that appear whole or not at all, and nothing left of those whose writer was killed -----------------------------
 
@@ -153,8 +149,6 @@ _GZIP = b"\x1f\x8b"
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 #: What reading a gzip file raises that is cut short or damaged.
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
-#: Milliseconds that a named pipe may be silent before the reader is told what is waited for.
-_SILENT = 1000
 
 
 def display_name(path: str | Path) -> str:
@@ -177,11 +171,6 @@ def open_file(path: str | Path, function: str) -> Iterator[BinaryIO]:
     ------
     ValueError
         If it is missing, a folder or unreadable, or compressed and cut short or damaged.
-
-    Warns
-    -----
-    RegardWarning
-        If it is a pipe into which nobody writes: this waits.
     """
     name = display_name(path)
     try:
@@ -259,21 +248,5 @@ def _standard_input() -> io.BufferedReader:
 
 
 def _file(path: Path) -> io.BufferedReader:
-    """Open a file, or a pipe: opening it in the usual way would wait, without a word, until somebody writes into it."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not hasattr(os, "O_NONBLOCK") or not path.is_fifo():
-        return path.open("rb")
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        if stat.S_ISFIFO(os.fstat(number).st_mode):
-            waiting = select.poll()
-            waiting.register(number, select.POLLIN | select.POLLHUP)
-            if not waiting.poll(_SILENT):
-                warnings.warn(f"waiting for something to be written to {path}", RegardWarning, stacklevel=2)
-                waiting.poll()
-        os.set_blocking(number, True)
-        return os.fdopen(number, "rb")
-    except BaseException:
-        os.close(number)
-        raise
+    """Open a file, or a named pipe: that waits for a writer, as in every program, until an interrupt ends it."""
+    return path.open("rb")

@@ -8,6 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from regard._utils.constraints import integer, offsets, reach, size
 from regard._utils.errors import rejected
 from regard._utils.part import brief
 from regard.masks.base import (
@@ -17,9 +18,7 @@ from regard.masks.base import (
     Sizes,
     Span,
     Tiling,
-    as_int,
     convertible,
-    int_tensor,
     is_instance,
     lookup,
 )
@@ -134,8 +133,8 @@ def checked(name: str, align: Any, offset: Any) -> tuple[str | None, Offset]:
     if align is not None:
         raise rejected(function, "offset", "be left out where align is given", f"align={align!r} and an offset")
     if isinstance(offset, Tensor):
-        return None, int_tensor(function, "offset", offset, "an int, or an integer tensor () or (B,)", (0, 1))
-    return None, as_int(function, "offset", offset)
+        return None, offsets(function, "offset", offset)
+    return None, integer(function, "offset", offset)
 
 
 # A band around the diagonal: causal masks and sliding windows ---------------------------------------------------------
@@ -227,9 +226,7 @@ def window(left: int, right: int, align: str | None = None, offset: Offset = Non
     3 ·███·
     4 ··███
     """
-    note = " (-1 is no bound)"
-    left = as_int("masks.window", "left", left, -1, note)
-    right = as_int("masks.window", "right", right, -1, note)
+    left, right = reach("masks.window", "left", left), reach("masks.window", "right", right)
     return Band("window", min(left, _FAR), min(right, _FAR), *checked("window", align, offset))
 
 
@@ -360,7 +357,7 @@ def dilated(step: int, align: str | None = None, offset: Offset = None) -> Mask:
     2 █·█·
     3 ·█·█
     """
-    return Dilated(as_int("masks.dilated", "step", step, 1), *checked("dilated", align, offset))
+    return Dilated(size("masks.dilated", "step", step), *checked("dilated", align, offset))
 
 
 @final

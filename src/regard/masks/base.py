@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from html import escape
-from numbers import Integral
 from operator import and_, or_
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, final
 
 import torch
 from torch import Tensor
 
+from regard._utils.constraints import count, size
 from regard._utils.elementwise import meaning, per_element
 from regard._utils.errors import described, rejected
 from regard._utils.part import Part
@@ -25,31 +25,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
-# Checks of arguments, and the lookup, that several masks share --------------------------------------------------------
-
-
-def as_int(function: str, argument: str, value: Any, least: int | None = None, note: str = "") -> int:
-    """Return an int of at least ``least``, or raise."""
-    expected = "be an int" if least is None else f"be an int of at least {least}{note}"
-    if isinstance(value, bool) or not isinstance(value, (Integral, torch.SymInt)):
-        raise rejected(function, argument, expected, described(value), TypeError)
-    if least is not None and value < least:
-        raise rejected(function, argument, expected, value)
-    return value if isinstance(value, torch.SymInt) else int(value)  # type: ignore[return-value]
-
-
-def int_tensor(function: str, argument: str, value: Any, expected: str, dims: tuple[int, ...]) -> Tensor:
-    """Return an integer tensor of one of these numbers of dimensions, or raise."""
-    if not isinstance(value, Tensor) or is_float(value) or value.dtype == torch.bool:
-        raise rejected(function, argument, f"be {expected}", described(value), TypeError)
-    if value.dim() not in dims:
-        raise rejected(function, argument, f"be {expected}", described(value))
-    return value
-
-
-def is_float(tensor: Tensor) -> bool:
-    """Whether a tensor holds real or complex numbers."""
-    return tensor.is_floating_point() or tensor.is_complex()
+# The lookup that several masks share ------------------------- --------------------------------------------------------
 
 
 def lookup(table: Tensor, *index: Tensor) -> Tensor:
@@ -527,12 +503,12 @@ class Mask(Part, ABC):
 
     def _picture(self, L: int | None, S: int | None, b: int, h: int) -> Picture:
         B, H, rows, columns = self.sizes()
-        L = as_int("Mask.draw", "L", L, 0) if L is not None else rows or columns or S or 16
-        S = as_int("Mask.draw", "S", S, 0) if S is not None else columns or L
+        L = count("Mask.draw", "L", L) if L is not None else rows or columns or S or 16
+        S = count("Mask.draw", "S", S) if S is not None else columns or L
         extent = Extent(B or 1, H or 1, L, S)
-        for argument, index, size in (("b", b, extent.B), ("h", h, extent.H)):
-            if not 0 <= index < size:
-                raise rejected("Mask.draw", argument, f"be an index below {size}", index)
+        for argument, index, limit in (("b", b, extent.B), ("h", h, extent.H)):
+            if not 0 <= index < limit:
+                raise rejected("Mask.draw", argument, f"be an index below {limit}", index)
         return picture(self, self.bind(extent, self._device()), extent, b, h)
 
     def __str__(self) -> str:
@@ -591,8 +567,8 @@ class Tiling:
 
     def __init__(self, extent: Extent, q_block: int, kv_block: int, exact: bool, device: torch.device) -> None:
         self.extent = extent
-        self.q_block = as_int("Mask.tiles", "q_block", q_block, 1)
-        self.kv_block = as_int("Mask.tiles", "kv_block", kv_block, 1)
+        self.q_block = size("Mask.tiles", "q_block", q_block)
+        self.kv_block = size("Mask.tiles", "kv_block", kv_block)
         self.exact = exact
         self.device = device
         self.q_lo, self.q_hi = (x.unsqueeze(1) for x in _edges(extent.L, self.q_block, device))

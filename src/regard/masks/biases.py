@@ -7,10 +7,11 @@ from typing import final
 import torch
 from torch import Tensor
 
+from regard._utils.constraints import size
 from regard._utils.errors import described, rejected, shape
 from regard._utils.part import brief
 from regard.masks.band import Aligned, Offset, checked
-from regard.masks.base import Extent, Mask, Sizes, Tiling, as_int, lookup
+from regard.masks.base import Extent, Mask, Sizes, Tiling, lookup
 
 
 def alibi(slopes: int | Tensor, align: str | None = None, offset: Offset = None) -> Mask:
@@ -52,7 +53,7 @@ def alibi(slopes: int | Tensor, align: str | None = None, offset: Offset = None)
         if slopes.dim() != 1:
             raise rejected("masks.alibi", "slopes", "be an int or a float tensor (H,)", described(slopes))
         return Alibi(slopes, *checked("alibi", align, offset))
-    heads = as_int("masks.alibi", "slopes", slopes, 1)
+    heads = size("masks.alibi", "slopes", slopes)
     return Alibi(geometric(heads), *checked("alibi", align, offset))
 
 

@@ -7,10 +7,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from regard._utils.constraints import TensorOf, reach
 from regard._utils.errors import described, rejected, shape
 from regard._utils.part import brief
 from regard._utils.tracing import values_unavailable
-from regard.masks.base import Extent, Mask, Sizes, Span, Tiling, as_int, constant, int_tensor, lookup
+from regard.masks.base import Extent, Mask, Sizes, Span, Tiling, constant, lookup
+
+#: Documents of queries, and the limits of packed sequences.
+_IDS, _LIMITS = TensorOf(("L",), ("B", "L"), integer=True), TensorOf(("N + 1",), integer=True)
 
 
 def document(ids: Tensor, kv_ids: Tensor | None = None) -> Mask:
@@ -46,9 +50,9 @@ def document(ids: Tensor, kv_ids: Tensor | None = None) -> Mask:
     3 ··██·
     4 ··███
     """
-    ids = int_tensor("masks.document", "ids", ids, "an integer tensor (L,) or (B, L)", (1, 2))
+    ids = _IDS("masks.document", "ids", ids)
     if kv_ids is not None:
-        kv_ids = int_tensor("masks.document", "kv_ids", kv_ids, "an integer tensor (S,) or (B, S)", (1, 2))
+        kv_ids = TensorOf(("S",), ("B", "S"), integer=True)("masks.document", "kv_ids", kv_ids)
     return Documents(ids, kv_ids)
 
 
@@ -140,8 +144,8 @@ def from_cu_seqlens(
 
 
 def _cumulative(argument: str, cu: Tensor) -> Tensor:
-    function, expected = "masks.from_cu_seqlens", "be an integer tensor (N + 1,)"
-    cu = int_tensor(function, argument, cu, expected.removeprefix("be "), (1,))
+    function = "masks.from_cu_seqlens"
+    cu = _LIMITS(function, argument, cu)
     if cu.shape[0] == 0:
         raise rejected(function, argument, "begin with 0", "an empty tensor")
     if _can_look(cu):
@@ -169,8 +173,7 @@ def _window(window: Any, align: Any) -> tuple[int, int] | None:
         return None
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise rejected(function, "window", "be a pair (left, right) or None", described(window), TypeError)
-    note = " (-1 is no bound)"
-    left, right = (as_int(function, f"window[{i}]", count, -1, note) for i, count in enumerate(window))
+    left, right = (reach(function, f"window[{i}]", side) for i, side in enumerate(window))
     return min(left, _FAR), min(right, _FAR)
 
 

@@ -7,9 +7,10 @@ from typing import final
 import torch
 from torch import Tensor
 
+from regard._utils.constraints import TensorOf
 from regard._utils.errors import rejected, shape
 from regard._utils.part import brief
-from regard.masks.base import Extent, Mask, Sizes, Tiling, int_tensor, lookup
+from regard.masks.base import Extent, Mask, Sizes, Tiling, lookup
 
 
 def leave_one_out(own: Tensor | None = None) -> Mask:
@@ -54,9 +55,7 @@ def leave_one_out(own: Tensor | None = None) -> Mask:
     0 ██·█
     1 ████
     """
-    return LeaveOneOut(
-        None if own is None else int_tensor("masks.leave_one_out", "own", own, "an integer tensor (L,)", (1,))
-    )
+    return LeaveOneOut(None if own is None else TensorOf(("L",), integer=True)("masks.leave_one_out", "own", own))
 
 
 @final

@@ -7,12 +7,17 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from regard._utils.constraints import TensorOf, count
 from regard._utils.errors import described, rejected, shape
 from regard._utils.part import brief
 from regard._utils.tracing import values_unavailable
-from regard.masks.base import Extent, Mask, Sizes, Span, Tiling, as_int, constant, int_tensor, lookup, run
+from regard.masks.base import Extent, Mask, Sizes, Span, Tiling, constant, lookup, run
 
 # The first n keys: padding, prefixes and sinks ------------------------------------------------------------------------
+
+
+_LENGTHS = TensorOf(("B",), ("B", "L"), integer=True)
+_PREFIXES = TensorOf(("B",), integer=True, other="an int or ")
 
 
 def padding(lengths: Tensor) -> Mask:
@@ -50,7 +55,7 @@ def padding(lengths: Tensor) -> Mask:
     if isinstance(lengths, Tensor) and lengths.dtype == torch.bool:
         expected = "be an integer tensor (a bool (B, S) tensor that marks the real keys goes to masks.key_padding)"
         raise rejected("masks.padding", "lengths", expected, described(lengths), TypeError)
-    lengths = int_tensor("masks.padding", "lengths", lengths, "an integer tensor (B,) or (B, L)", (1, 2))
+    lengths = _LENGTHS("masks.padding", "lengths", lengths)
     return FirstKeys("padding", _counts("masks.padding", "lengths", lengths))
 
 
@@ -83,9 +88,9 @@ def prefix(n: int | Tensor) -> Mask:
     3 ████
     """
     if isinstance(n, Tensor):
-        n = int_tensor("masks.prefix", "n", n, "an int or an integer tensor (B,)", (1,))
+        _PREFIXES("masks.prefix", "n", n)
         return FirstKeys("prefix", _counts("masks.prefix", "n", n))
-    return FirstKeys("prefix", as_int("masks.prefix", "n", n, 0))
+    return FirstKeys("prefix", count("masks.prefix", "n", n))
 
 
 def sinks(n: int) -> Mask:
@@ -122,7 +127,7 @@ def sinks(n: int) -> Mask:
     3 █·██·
     4 █··██
     """
-    return FirstKeys("sinks", as_int("masks.sinks", "n", n, 0))
+    return FirstKeys("sinks", count("masks.sinks", "n", n))
 
 
 def _counts(function: str, argument: str, counts: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from regard._utils.constraints import Integer
+from regard._utils.constraints import Integer, count
 from regard._utils.errors import rejected, shape
 
 
@@ -88,10 +88,10 @@ class KVCache:
     prefix = None
 
     def __init__(self, capacity: int | None = None, *, window: int | None = None, sinks: int = 0) -> None:
-        for name, count in {"capacity": capacity, "window": window}.items():
-            if count is not None:
-                Integer(1, ", or None")(self, name, count)
-        self.capacity, self.window, self.sinks = capacity, window, Integer(0)(self, "sinks", sinks)
+        for name, steps in {"capacity": capacity, "window": window}.items():
+            if steps is not None:
+                Integer(ge=1, note=", or None")(self, name, steps)
+        self.capacity, self.window, self.sinks = capacity, window, count(self, "sinks", sinks)
         if sinks and window is None:
             raise rejected("KVCache", "sinks", "be 0 without a window", sinks)
         #: The most steps that are kept; None for all.

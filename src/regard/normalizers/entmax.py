@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard._utils.constraints import Interval
+from regard._utils.constraints import Number
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import in_transform, is_exported_to_onnx, values_unavailable
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
@@ -355,7 +354,7 @@ class Entmax(_Threshold):
     """
 
     def __init__(self, alpha: float = 1.5) -> None:
-        Interval(1, math.inf, "()", note=" (1 is softmax)")(self, "alpha", alpha)
+        Number(gt=1, note=" (1 is softmax)")(self, "alpha", alpha)
         self.alpha = float(alpha)
 
     @classmethod

@@ -151,10 +151,9 @@ class LeaveOneOut:
             stand_in[some] = ((weight * target).sum(0) - weight[own] * target[own]) / rest
         return Estimate(torch.where(lost[..., None], stand_in, found.mean), found.reached)
 
-    def _plan(self, bandwidth: Tensor, sharing: int = 1) -> Plan:
-        """Return how all rows are to be predicted, where so many bandwidths are sharing what looks at tiles take."""
-        width = bandwidth.detach().to(self._double.key)
-        return self.evaluator.choose(self._double, len(self.rows), width, sharing=sharing)
+    def _plan(self, bandwidth: Tensor) -> Plan:
+        """Return how all rows are to be predicted."""
+        return self.evaluator.choose(self._double, len(self.rows), bandwidth.detach().to(self._double.key))
 
     def _parts(self, bandwidth: Tensor, plan: Plan) -> int:
         """Return how many rows are predicted at once."""
@@ -193,8 +192,7 @@ class LeaveOneOut:
         Bandwidths next to each other share calls where few points are compared, and looks at tiles.
         """
         together = {"exact": max(1, self.smoother.rows_at_once // len(self.smoother.key)), "tiles": LOOKED, "nufft": 1}
-        sharing = min(len(bandwidths), LOOKED)
-        planned = [(self._plan(each, sharing), each) for each in bandwidths.to(self.smoother.key)]
+        planned = [(self._plan(each), each) for each in bandwidths.to(self.smoother.key)]
         for method, some in groupby(planned, key=lambda each: each[0].method):
             group = list(some)
             for i in range(0, len(group), together[method]):

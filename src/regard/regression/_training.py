@@ -18,7 +18,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
-from regard._utils.constraints import Integer, Interval, Options, size
+from regard._utils.constraints import Integer, Number, OneOf, size
 from regard._utils.errors import RegardWarning, described, rejected
 from regard.engines.fused.morton import morton_order
 from regard.regression._bandwidth import LOOK, LeaveOneOut, learn_bandwidths, rule_of_thumb, search_bandwidth
@@ -276,14 +276,14 @@ class TrainingPoints(BaseEstimator):
         name = type(self).__name__
         resolve_kernel(name, self.kernel)
         resolve_device(name, self.device)
-        Options(EMPTY)(name, "empty", self.empty)
+        OneOf(EMPTY)(name, "empty", self.empty)
         size(name, "max_iter", self.max_iter)
-        Interval(0, math.inf, "[)")(name, "tol", self.tol)
+        Number(ge=0)(name, "tol", self.tol)
         if self.subsample is not None:
-            Integer(2)(name, "subsample", self.subsample)
-        Options(METHODS)(name, "method", self.method)
+            Integer(ge=2)(name, "subsample", self.subsample)
+        OneOf(METHODS)(name, "method", self.method)
         if self.rtol is not None:
-            Interval(0, 1, "()")(name, "rtol", self.rtol)
+            Number(gt=0, lt=1)(name, "rtol", self.rtol)
         validate_method(name, self.method, self.kernel)
         return name
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from regard._utils.constraints import Integer
+from regard._utils.constraints import Integer, count
 from regard._utils.errors import described, rejected
 from regard.regression._base import KernelEstimator
 from regard.regression._training import ExtrapolationWarning, as_array
@@ -77,10 +77,10 @@ def plot_fit(
     ('x0', 'y')
     """
     place = _checked("plot_fit", estimator, ax, feature)
-    Integer(2)("plot_fit", "grid", grid)
+    Integer(ge=2)("plot_fit", "grid", grid)
     classifies = isinstance(estimator, NadarayaWatsonClassifier)
     several = 1 if classifies else estimator._targets().shape[1]
-    if Integer(0)("plot_fit", "output", output) >= several:
+    if count("plot_fit", "output", output) >= several:
         raise rejected("plot_fit", "output", f"be below the number of targets that are drawn, {several}", output)
     X = _line(estimator, place, grid)
     x, seen = X[:, place], estimator._X[:, place]
@@ -262,7 +262,7 @@ def _checked(function: str, estimator: Any, ax: Any, feature: int | str) -> int:
         if feature not in names:
             raise rejected(function, "feature", "name a feature that X had", repr(feature))
         return names.index(feature)
-    if Integer(0)(function, "feature", feature) >= estimator.n_features_in_:
+    if count(function, "feature", feature) >= estimator.n_features_in_:
         raise rejected(function, "feature", f"be below the number of features, {estimator.n_features_in_}", feature)
     return int(feature)
 

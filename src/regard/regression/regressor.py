@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard import AuxRequest, attention
-from regard._utils.constraints import Interval, Options
+from regard._utils.constraints import Number, OneOf
 from regard._utils.errors import rejected
 from regard.regression._base import KernelEstimator
 from regard.regression._sums.smoother import Smoother
@@ -210,7 +210,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         - "nufft": for the Gaussian in up to three coordinates, a non-uniform Fourier transform of the points and back
           to the queries (``pip install 'regard[nufft]'``), in float64. Each query has a bound on its error; one whose
           bound exceeds ``rtol`` gets exact sums.
-        - "auto": the one that should be fastest, by measurements. :attr:`plan_` says what ran, and why.
+        - "auto": the one that should be fastest, by a rule of sizes. :attr:`plan_` says what ran, and why.
     rtol : float, optional
         The largest error of "nufft", in predictions and standard deviations, beside ``|ŷ − ȳ| + σ`` of each target,
         with the mean ȳ and the standard deviation σ of all training targets; 1e-6 by default. It bounds what is lost
@@ -473,7 +473,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         True
         """
         check_is_fitted(self)
-        Interval(0, 1, "()")("NadarayaWatsonRegressor", "coverage", coverage)
+        Number(gt=0, lt=1)("NadarayaWatsonRegressor", "coverage", coverage)
         residuals, weight = self._residuals, None
         if residuals is None:
             if self._left_out is None:
@@ -505,7 +505,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
 
     def _validate_parameters(self) -> str:
         name = super()._validate_parameters()
-        Options((0, 1))(name, "order", self.order)
+        OneOf((0, 1))(name, "order", self.order)
         return name
 
     def _targets(self) -> np.ndarray:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from regard._utils.constraints import Interval, TensorOf
+from regard._utils.constraints import Number, TensorOf
 from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
 from regard.scores.base import DotForm, Score, register
@@ -175,7 +174,7 @@ class Cosine(DotLike):
                 raise rejected("Cosine", "temperature", "have one element", tuple(temperature.shape))
             temperature = temperature.reshape(())
         else:
-            temperature = Interval(0, math.inf, "()", note=" or a tensor")(self, "temperature", temperature)
+            temperature = Number(gt=0, note=" or a tensor")(self, "temperature", temperature)
         self.temperature = temperature
 
     def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

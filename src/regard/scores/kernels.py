@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._utils.constraints import Interval, TensorOf
+from regard._utils.constraints import Number, TensorOf
 from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import is_exported_to_onnx
@@ -22,7 +22,7 @@ from regard.scores.base import TABLE, DotForm, Score, register
 #: Shells by which a kernel's variance is integrated; the log of the largest radius, if the kernel does not end; and how
 #: far, in logs, the weight there must lie below the largest.
 _SHELLS, _FARTHEST, _TAIL = 50_000, 40.0, 16.0
-_WIDTH = Interval(0, math.inf, "()", note=" or a tensor")
+_WIDTH = Number(gt=0, note=" or a tensor")
 
 
 class Distance(Score):

@@ -105,7 +105,7 @@ def test_what_models_write_can_be_drawn(kind: str) -> None:
         made = TransformerEncoderDecoder(TransformerConfig(len(source), len(target), **sizes))
         model = SequenceModel(made, source, target)
     lines = ["the cat of control", "a zone 猫", ""]
-    options = PredictionOptions(SearchOptions(n_best=2, shortest=3), alignment=True)
+    options = PredictionOptions(SearchOptions(n_best=2, min_length=3), alignment=True)
     written = model.predict(lines, options)
     for each in written[:2]:
         for one in (each, *each.alternatives):

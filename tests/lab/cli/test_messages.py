@@ -95,26 +95,29 @@ def test_nothing_in_a_model_a_table_or_pairs_is_obeyed(regard, hostile: Path, tm
             f"train: --out must be a new folder, got a file, {__file__}.",
         ),
         (["evaluate", "no.tsv"], "evaluate: no.tsv must exist, got no such file."),
-        (["translate", "a", "--beams", "0"], "translate: --beams must be at least 1 and at most 1,000, got 0."),
+        (["translate", "a", "--beams", "0"], "translate: --beams must be an int from 1 to 1,000, got 0."),
         (
             ["translate", "a", "--model", __file__],
             f"translate: --model must be the folder of a model, got a file, {__file__}.",
         ),
-        (["translate", "a", "--batch", "0"], "translate: --batch must be at least 1, got 0."),
+        (["translate", "a", "--batch", "0"], "translate: --batch must be an int of at least 1, got 0."),
         (
             ["compare", "translation", "--attention", "dot", "--out", "x"],
             "compare: --attention must name two",
         ),
         (
             ["train", "translation", "--out", "x", "--steps", "99999999999999999999"],
-            "train: --steps must be at least 1 and below 2,147,483,648, got 99999999999999999999.",
+            "train: --steps must be below 2,147,483,648, got 99999999999999999999.",
         ),
         (["train", "translation", "--out", "x", "--set", "model.x=" + "[" * 9000], "train: model.x must be one of"),
         (["train", "translation", "--out", "x", "--set", "a.b.c=1"], "train: --set must be NAME=VALUE or SECTION.NAME"),
-        (["train", "translation", "--out", "x", "--set", "kind={a=1}"], "train: kind must be of type str, got"),
+        (
+            ["train", "translation", "--out", "x", "--set", "kind={a=1}"],
+            "train: kind must be a string, got",
+        ),
         (
             ["train", "translation", "--out", "x", "--set", "model.encoder=-1"],
-            "train: model.encoder must be at least 1",
+            "train: model.encoder must be an int from 1 to 65,536, got -1.",
         ),
         (
             ["train", "translation", "--out", "x", "--data", "circle"],

@@ -85,7 +85,7 @@ def test_what_has_no_place_is_refused(regard, texts, tmp_path) -> None:
         ("span-corruption", "data.targets=x", "data.targets must be left out for span-corruption, which has texts"),
         ("span-corruption", "training.metric=bleu", "training.metric must be loss for span-corruption, got 'bleu'"),
         ("translation", "data.span_share=0.3", "data.span_share must be left out unless the task is span-corruption"),
-        ("span-corruption", "data.span_length=0.5", "span_length must be at least 1"),
+        ("span-corruption", "data.span_length=0.5", "span_length must be a finite number of at least 1"),
     ):
         result = regard("train", task, "--data", texts, "--out", tmp_path / "no", "--set", setting)
         assert result.code == 2 and sentence in result.err, result.err
@@ -94,7 +94,7 @@ def test_what_has_no_place_is_refused(regard, texts, tmp_path) -> None:
 
 def test_a_text_with_more_spans_than_sentinels_is_refused(regard, texts, tmp_path) -> None:
     texts.write_text(texts.read_text() + "one two three four five six seven eight " * 500)
-    run = ["--data", texts, "--out", tmp_path / "no", *SIZES, "--steps", "1", "--set", "data.longest=5000"]
+    run = ["--data", texts, "--out", tmp_path / "no", *SIZES, "--steps", "1", "--set", "data.max_length=5000"]
     result = regard("train", "span-corruption", *run)
     assert result.code == 2
-    assert "data.longest must be so small that no text has more than 100 spans, got 5000, and " in result.err
+    assert "data.max_length must be so small that no text has more than 100 spans, got 5000, and " in result.err

@@ -308,7 +308,7 @@ class TestOptions:
             (["--set", "training.stpes=3"], r"did you mean 'steps'"),
             (["--set", "model.decoders=3", "--data", "DATA"], r"did you mean 'decoder'"),
             (["--set", "training"], "--set must be NAME=VALUE, such as training.clip=0.5, got 'training'"),
-            (["--steps", "0"], "steps must be at least 1, got 0"),
+            (["--steps", "0"], "steps must be an int of at least 1, got 0"),
             (["--model", "rnm"], "did you mean 'rnn'"),
             (["--preset", "smal", "--data", "DATA"], "did you mean 'small'"),
             (["--attention", "aditive", "--data", "DATA"], "--attention must be one of 'additive', 'concat', "),
@@ -320,7 +320,7 @@ class TestOptions:
                 ["--model", "transformer", "--attention", "hard"],
                 "attention must be a score for a Transformer, got 'hard'",
             ),
-            (["--set", "training.clip=abc"], "clip must be of type float, got 'abc'"),
+            (["--set", "training.clip=abc"], "clip must be a finite number of at least 0, got 'abc'"),
             (["--set", "training=5"], "training must be a table of options, got 5"),
             (["--set", "model=5"], "model must be a table of options, got 5"),
             (["--set", "data=5"], "data must be a table"),
@@ -340,7 +340,7 @@ class TestOptions:
                 ["--set", "vocabularies.kind=unigram", "--set", "vocabularies.dropout=0.1"],
                 "vocabularies.dropout must be left out but for bpe, which has merges, got 0.1",
             ),
-            (["--set", "vocabularies.dropout=1.0"], "vocabularies.dropout must be at least 0 and below 1, got 1.0"),
+            (["--set", "vocabularies.dropout=1.0"], "vocabularies.dropout must be a number in [0, 1), got 1.0"),
             (
                 ["--set", "model.tied=all"],
                 "model.tied must be 'none' or 'target' without a joint vocabulary, got 'all'",
@@ -371,7 +371,7 @@ class TestOptions:
             ),
             (["--vocabulary-size", "5", "--data", "DATA"], "size must be at least"),
             (["--vocabulary-size", "0", "--data", "DATA"], "size must be at least"),
-            (["--set", "data.held_out=0"], "train: data.held_out must be at least 1, got 0"),
+            (["--set", "data.held_out=0"], "train: data.held_out must be an int of at least 1, got 0"),
             (["--set", "training.strategy=dpp", "--data", "nowhere"], "did you mean 'ddp'"),
             (["--set", "training.accelerator=gpus", "--data", "nowhere"], "did you mean 'gpu'"),
             (
@@ -452,10 +452,7 @@ class TestOptions:
     def test_threads_that_cannot_be_had(self, regard, pairs, tmp_path, monkeypatch) -> None:
         arguments = ["train", "translation", "--data", pairs, "--out", tmp_path / "out", "--steps", "2", *SMALL]
         result = regard(*arguments, "--set", "training.threads=100000")
-        assert (
-            result.code == 2
-            and "train: training.threads must be at least 0 and at most 1,024, got 100000." in result.err
-        )
+        assert result.code == 2 and "train: training.threads must be an int from 0 to 1,024, got 100000." in result.err
         real, started = threading.Thread.start, []
 
         def start(thread) -> None:
@@ -724,7 +721,7 @@ def test_a_preset_without_its_attention(regard, preset, attention) -> None:
 
 def test_a_value_of_another_type_is_one_sentence_also_on_resume(regard, model) -> None:
     result = regard("train", "translation", "--out", model, "--resume", "--set", "training.steps=abc")
-    assert (result.code, result.err) == (2, "regard: train: training.steps must be of type int, got 'abc'.\n")
+    assert (result.code, result.err) == (2, "regard: train: training.steps must be an int of at least 1, got 'abc'.\n")
 
 
 def test_no_model(regard, tmp_path) -> None:

@@ -85,7 +85,7 @@ def test_what_the_model_settles_is_not_asked_for_otherwise(regard, pairs, tmp_pa
         ("--apart",): f"--joint must be True, {since} False.",
         ("--set", "model.decoder=9"): f"model.decoder must be 8, {since} 9.",
         ("--start", str(tmp_path / "none")): f"there is no model at {tmp_path / 'none'}: ",
-        ("--set", "start=1"): "start must be of type str, got 1",
+        ("--set", "start=1"): "start must be a string, got 1",
     }
     for arguments, why in asked.items():
         start = [] if "start" in arguments[-1] or "--start" in arguments else ["--start", tmp_path / "start"]

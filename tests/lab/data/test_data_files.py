@@ -4,42 +4,45 @@ from __future__ import annotations
 
 import gzip
 import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from regard._utils import files as inputs
-from regard._utils.errors import RegardWarning
 from regard._utils.files import read_bytes
 from regard_cli.tables import read
 from regard_lab.data.pairs import read_pairs
 from regard_lab.data.toml import read_toml
 
 
-def _later(path: Path, data: bytes) -> threading.Thread:
-    writer = threading.Thread(target=path.write_bytes, args=(data,))
-    writer.start()
-    return writer
-
-
-def test_a_pipe_without_a_writer_says_that_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("data", [b"", b"x,y\n1,2\n", gzip.compress(b"x,y\n1,2\n")], ids=["empty", "plain", "gzip"])
+def test_a_pipe_waits_for_its_writer(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    monkeypatch.setattr(inputs, "_SILENT", 1)
-    writers: list[threading.Thread] = []
-    real = inputs.warnings.warn
+    writer = threading.Timer(0.3, path.write_bytes, (data,))
+    writer.start()
+    assert read_bytes(path, "read", 100) == (data and b"x,y\n1,2\n")
+    writer.join()
 
-    def told(*given: object, **named: object) -> None:
-        writers.append(_later(path, gzip.compress(b"x,y\n1,2\n")))
-        real(*given, **named)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(inputs.warnings, "warn", told)
-    with pytest.warns(RegardWarning, match=f"waiting for something to be written to {path}"):
-        assert read_bytes(path, "read", 100) == b"x,y\n1,2\n"
-    for writer in writers:
-        writer.join()
+def test_an_interrupt_ends_the_wait_for_a_writer(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    code = f"from regard._utils.files import read_bytes; print('waiting', flush=True); read_bytes({str(path)!r}, '', 9)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"waiting\n"
+        time.sleep(0.5)
+        assert reader.poll() is None
+        reader.send_signal(signal.SIGINT)
+        _, err = reader.communicate(timeout=60)
+    assert reader.returncode == -signal.SIGINT
+    assert err.endswith(b"KeyboardInterrupt\n")
 
 
 def test_a_pipe_with_a_writer_is_read_without_a_word(tmp_path: Path) -> None:

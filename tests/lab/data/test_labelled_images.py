@@ -228,7 +228,7 @@ def test_wrong_batches() -> None:
     with pytest.raises(ValueError, match="labels must be as many as images, got 1 for 6 images"):
         ImageBatches(PIXELS[..., None], np.zeros(1, int), Preprocessing((5, 5)), size=2, classes=2)
     for name, value in (("shift", -1), ("cutout", 1 << 20), ("mixup", -0.1)):
-        with pytest.raises(ValueError, match=f"{name} must be at"):
+        with pytest.raises(ValueError, match=f"{name} must be an? "):
             Augmentation(**{name: value})
 
 

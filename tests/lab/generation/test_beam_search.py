@@ -38,15 +38,15 @@ def found(model: EncoderDecoder, lines: list[list[int]], **options: object) -> l
     seed=st.integers(0, 10**6),
     penalty=st.sampled_from([0.0, 0.6, 1.0, 3.0]),
     n_best=st.sampled_from([1, 3, 7]),
-    shortest=st.integers(0, 3),
+    min_length=st.integers(0, 3),
     no_repeat=st.integers(0, 3),
     end=st.sampled_from([-3.0, 0.0, 2.0]),
 )
 def test_wide_beams_find_the_best(
-    seed: int, penalty: float, n_best: int, shortest: int, no_repeat: int, end: float
+    seed: int, penalty: float, n_best: int, min_length: int, no_repeat: int, end: float
 ) -> None:
     model = Tabled(targets=5, seed=seed, end=end)
-    options = SearchOptions(400, n_best, penalty, no_repeat, shortest, ratio=0, extra=4)
+    options = SearchOptions(400, n_best, penalty, no_repeat, min_length, ratio=0, extra=4)
     for source, answers in zip(LINES, search(model, SOURCE, LENGTHS, options)):
         best = everything(model, source, options)[:n_best]
         assert [each.numbers for each in answers] == [target for target, _, _ in best]
@@ -74,10 +74,10 @@ def test_answers_are_ranked_and_their_scores_are_the_models(seed: int, beams: in
 def test_what_is_unknown_may_be_barred(beams: int) -> None:
     model = Tabled(targets=5, seed=4)
     model.table.data[..., UNKNOWN] += 4.0
-    options = SearchOptions(beams, shortest=2, ratio=0, extra=4, unknown=False)
+    options = SearchOptions(beams, min_length=2, ratio=0, extra=4, unknown=False)
     for source, (answer,) in zip(LINES, search(model, SOURCE, LENGTHS, options)):
         assert UNKNOWN not in answer.numbers
-        assert UNKNOWN in found(model, [source], shortest=2, ratio=0, extra=4)[0][0].numbers
+        assert UNKNOWN in found(model, [source], min_length=2, ratio=0, extra=4)[0][0].numbers
         best = next(target for target, _, _ in everything(model, source, options) if UNKNOWN not in target)
         assert beams == 1 or answer.numbers == best
 
@@ -99,7 +99,7 @@ def plainly(model: Tabled, source: list[int], options: SearchOptions) -> list[tu
         for score, path in beams:
             for symbol in range(1, model.config.targets):
                 longer = (*path, symbol)
-                barred = step < options.shortest if symbol == END else step == limit
+                barred = step < options.min_length if symbol == END else step == limit
                 if options.no_repeat and symbol != END and repeats(longer[2:], options.no_repeat):
                     barred = True
                 if not barred:
@@ -123,17 +123,17 @@ def plainly(model: Tabled, source: list[int], options: SearchOptions) -> list[tu
     seed=st.integers(0, 10**6),
     beams=st.integers(1, 6),
     penalty=st.sampled_from([0.0, 0.6, 1.5]),
-    shortest=st.integers(0, 4),
+    min_length=st.integers(0, 4),
     no_repeat=st.integers(0, 3),
     end=st.sampled_from([-2.0, 0.0, 2.0]),
     data=st.data(),
 )
 def test_narrow_beams_find_what_a_plain_search_finds(
-    seed: int, beams: int, penalty: float, shortest: int, no_repeat: int, end: float, data: st.DataObject
+    seed: int, beams: int, penalty: float, min_length: int, no_repeat: int, end: float, data: st.DataObject
 ) -> None:
     model = Tabled(targets=9, seed=seed, end=end)
     n_best = data.draw(st.integers(1, beams))
-    options = SearchOptions(beams, n_best, penalty, no_repeat, shortest, ratio=1.5, extra=3)
+    options = SearchOptions(beams, n_best, penalty, no_repeat, min_length, ratio=1.5, extra=3)
     answers = search(model, SOURCE, LENGTHS, options)
     plain = [plainly(model, line, options) for line in LINES]
     assume(all(each is not None for each in plain))
@@ -182,10 +182,10 @@ def test_lengths_keep_their_bounds(beams: int) -> None:
     assert [len(a[0].numbers) for a in found(endless, LINES, beams=beams)] == [2 * len(s) + 8 for s in LINES]
     limited = found(endless, LINES, beams=beams, ratio=1.5, extra=1)
     assert [len(a[0].numbers) for a in limited] == [math.floor(1.5 * len(s)) + 1 for s in LINES]
-    assert {len(a[0].numbers) for a in found(endless, LINES, beams=beams, longest=3)} == {3}
+    assert {len(a[0].numbers) for a in found(endless, LINES, beams=beams, max_length=3)} == {3}
     assert [a[0].numbers for a in found(terse, LINES, beams=beams)] == [()] * len(LINES)
-    assert {len(a[0].numbers) for a in found(terse, LINES, beams=beams, shortest=5)} == {5}
-    assert {len(a[0].numbers) for a in found(endless, LINES, beams=beams, shortest=50, extra=0)} == {50}
+    assert {len(a[0].numbers) for a in found(terse, LINES, beams=beams, min_length=5)} == {5}
+    assert {len(a[0].numbers) for a in found(endless, LINES, beams=beams, min_length=50, extra=0)} == {50}
 
 
 def _models() -> dict[str, EncoderDecoder]:
@@ -303,16 +303,16 @@ def test_runs_hold_the_likeliest(seed: int, N: int, count: int, beams: int, ties
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6), N=st.sampled_from([4, 63, 64, 65, 200]), beams=st.integers(1, 3),
-    shortest=st.integers(0, 4), no_repeat=st.integers(0, 2), limit=st.integers(2, 5), unknown=st.booleans(),
+    min_length=st.integers(0, 4), no_repeat=st.integers(0, 2), limit=st.integers(2, 5), unknown=st.booleans(),
 )  # fmt: skip
 def test_what_may_come_next(
-    seed: int, N: int, beams: int, shortest: int, no_repeat: int, limit: int, unknown: bool
+    seed: int, N: int, beams: int, min_length: int, no_repeat: int, limit: int, unknown: bool
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     given = 5 * torch.randn(2, beams, N, generator=generator)
     tokens = torch.randint(3, N, (2, beams, 3), generator=generator)
     front = Beams(torch.arange(2), torch.tensor([limit, 9]), torch.zeros(2, beams), tokens)
-    options: dict[str, Any] = {"shortest": shortest, "no_repeat": no_repeat, "unknown": unknown}
+    options: dict[str, Any] = {"min_length": min_length, "no_repeat": no_repeat, "unknown": unknown}
     logits, total, maxima = allowed_logits(given.clone(), front, **options)
     torch.testing.assert_close(total, given.logsumexp(-1))
     runs = [logits[..., first : first + 64].amax(-1) for first in range(0, N, 64)]
@@ -320,7 +320,7 @@ def test_what_may_come_next(
     for row in range(2):
         for beam in range(beams):
             written = tokens[row, beam, 1:].tolist()
-            barred = {PAD} | (set() if unknown else {UNKNOWN}) | ({END} if shortest > 2 else set())
+            barred = {PAD} | (set() if unknown else {UNKNOWN}) | ({END} if min_length > 2 else set())
             if no_repeat:
                 runs_so_far = [written[i : i + no_repeat] for i in range(3 - no_repeat)]
                 barred |= {each[-1] for each in runs_so_far if each[:-1] == written[3 - no_repeat :]}
@@ -333,7 +333,7 @@ def test_what_may_come_next(
 
 def test_bfloat16_logits_become_float32() -> None:
     front = Beams.first(SOURCE, LENGTHS, 1)
-    logits, total, maxima = allowed_logits(torch.zeros(5, 1, 8, dtype=torch.bfloat16), front, shortest=0, no_repeat=0)
+    logits, total, maxima = allowed_logits(torch.zeros(5, 1, 8, dtype=torch.bfloat16), front, min_length=0, no_repeat=0)
     assert logits.dtype == total.dtype == torch.float32
     assert maxima.tolist() == [[[0.0]]] * 5
     assert (logits - total[..., None])[0, 0].tolist() == [-math.inf, *[pytest.approx(-math.log(8))] * 7]
@@ -342,7 +342,7 @@ def test_bfloat16_logits_become_float32() -> None:
 def test_nothing_to_read_and_nothing_allowed() -> None:
     assert search(Tabled(), SOURCE[:0], LENGTHS[:0]) == []
     model = Tabled(targets=4)
-    assert found(model, [[3]], no_repeat=1, shortest=9) == [[]], "two symbols cannot make nine different ones"
+    assert found(model, [[3]], no_repeat=1, min_length=9) == [[]], "two symbols cannot make nine different ones"
 
 
 def test_no_gradient_is_kept_and_the_mode_is_left_alone() -> None:
@@ -382,21 +382,21 @@ def test_logits_that_are_no_numbers_are_named() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beams": 0}, "search: beams must be at least 1 and at most 1,000, got 0."),
-        ({"beams": 1001}, "search: beams must be at least 1 and at most 1,000, got 1001."),
-        ({"sample": True, "n_best": 10**9}, "search: n_best must be at least 1 and at most 10,000, got 1000000000."),
+        ({"beams": 0}, "search: beams must be an int from 1 to 1,000, got 0."),
+        ({"beams": 1001}, "search: beams must be an int from 1 to 1,000, got 1001."),
+        ({"sample": True, "n_best": 10**9}, "search: n_best must be an int from 1 to 10,000, got 1000000000."),
         ({"beams": 2, "n_best": 3}, "search: n_best must be at most beams, which is 2, got 3."),
-        ({"length_penalty": -1}, "search: length_penalty must be at least 0, got -1.0."),
-        ({"ratio": math.inf}, "search: ratio must be at least 0 and finite, got inf."),
-        ({"no_repeat": -1}, "search: no_repeat must be at least 0, got -1."),
+        ({"length_penalty": -1}, "search: length_penalty must be a finite number of at least 0, got -1."),
+        ({"ratio": math.inf}, "search: ratio must be a finite number of at least 0, got inf."),
+        ({"no_repeat": -1}, "search: no_repeat must be an int of at least 0, got -1."),
         ({"top_k": 3}, "search: top_k must be 0 unless sample is True, got 3."),
         ({"seed": 3}, "search: seed must be 0 unless sample is True, got 3."),
         ({"sample": True, "beams": 3}, "search: beams must be 5 where sample is True, got 3."),
         ({"temperature": 0.5}, "search: temperature must be 1.0 unless sample is True, got 0.5."),
-        ({"sample": True, "temperature": 0}, "search: temperature must be above 0, got 0.0."),
-        ({"sample": True, "top_p": 0.0}, "search: top_p must be above 0 and at most 1, got 0.0."),
-        ({"beams": 2.5}, "search: beams must be of type int, got 2.5."),
-        ({"sample": 1}, "search: sample must be of type bool, got 1."),
+        ({"sample": True, "temperature": 0}, "search: temperature must be a positive finite number, got 0."),
+        ({"sample": True, "top_p": 0.0}, "search: top_p must be a number in (0, 1], got 0.0."),
+        ({"beams": 2.5}, "search: beams must be an int from 1 to 1,000, got 2.5."),
+        ({"sample": 1}, "search: sample must be a bool, got 1."),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, object], message: str) -> None:

@@ -145,7 +145,7 @@ TAMPERED = {
     "type": (edited(lambda c: c["model"].update(encoder="a")), r"must describe a model, got this"),
     "depth": (
         edited(lambda c: c["model"].update(encoder_layers=60_000)),
-        r"this: RecurrentConfig: encoder_layers must be at least 1 and at most 100, got 60000",
+        r"this: RecurrentConfig: encoder_layers must be an int from 1 to 100, got 60000",
     ),
     "layers": (
         edited(lambda c: c["model"].update(decoder_layers=99)),

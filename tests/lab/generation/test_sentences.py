@@ -91,8 +91,8 @@ def test_errors_name_the_line_and_notes_are_kept() -> None:
     model = recurrent()
     with pytest.raises(ValueError, match=r"line 7 must have at most 4 tokens"):
         model.predict(["a cat. a dog.", "a cat. the zone of international control."],
-                    PredictionOptions(longest=4, too_long="refuse"), first=6)  # fmt: skip
-    (written,) = model.predict(["a. the zone of international control."], PredictionOptions(longest=4))
+                    PredictionOptions(max_length=4, too_long="refuse"), first=6)  # fmt: skip
+    (written,) = model.predict(["a. the zone of international control."], PredictionOptions(max_length=4))
     assert written.note.startswith("cut to the first 4 of")
 
 

@@ -81,7 +81,7 @@ def test_given_targets_have_the_score_and_the_alignment_that_they_would_have_if_
     words = SymbolVocabulary.train(FRENCH, " ")  # which spells a text in one way alone
     torch.manual_seed(0)
     model = SequenceModel(made(config.preset("small", len(SOURCE), len(words))), SOURCE, words)
-    search = SearchOptions(n_best=5, length_penalty=0.9, longest=5, unknown=False)
+    search = SearchOptions(n_best=5, length_penalty=0.9, max_length=5, unknown=False)
     options = PredictionOptions(search, alignment=True, replace_unknown=False, batch=batch)
     found = model.predict(LINES, options)
     written = [one for each in found for one in (each, *each.alternatives) if one.tokens]
@@ -205,11 +205,11 @@ def test_long_lines_are_cut_or_refused() -> None:
     tokens = len(SOURCE.encode(long))
     whole, short = model.predict([long, "a cat"])
     assert whole.note == "" if tokens <= 512 else f"cut to the first 512 of {tokens} tokens"
-    told, short = model.predict([long, "a cat"], PredictionOptions(longest=20))
+    told, short = model.predict([long, "a cat"], PredictionOptions(max_length=20))
     assert told.note == f"cut to the first 20 of {tokens} tokens"
     assert (told.source, len(told.source_tokens), short.note) == (long, 20, "")
     with pytest.raises(ValueError, match=rf"^predict: line 2 must have at most 20 tokens, got {tokens}\.$"):
-        model.predict(["a cat", long], PredictionOptions(longest=20, too_long="refuse"))
+        model.predict(["a cat", long], PredictionOptions(max_length=20, too_long="refuse"))
 
 
 def test_a_model_that_knows_few_positions_is_not_asked_for_more() -> None:
@@ -219,7 +219,7 @@ def test_a_model_that_knows_few_positions_is_not_asked_for_more() -> None:
         7: transformer(score="location", longest=8, positions="rotary"),
     }
     for most, model in makers.items():
-        told = model.predict([" ".join(ENGLISH)], PredictionOptions(SearchOptions(shortest=most), alignment=True))[0]
+        told = model.predict([" ".join(ENGLISH)], PredictionOptions(SearchOptions(min_length=most), alignment=True))[0]
         assert told.note.startswith(f"cut to the first {model.model.config.longest} of ")
         assert len(told.tokens) >= most
         assert model.longest[1] in (None, most)
@@ -260,7 +260,7 @@ def test_a_stream_is_answered_in_order_and_read_ahead_so_far() -> None:
     assert [each.text for each in first] == [each.text for each in model.predict(LINES[:7])]
     assert [each.source for each in model.stream(["x"], ahead=1)] == ["x"]
     with pytest.raises(ValueError, match=r"predict: line 3 must have at most 2 tokens"):
-        list(model.stream(["a", "a", "the zone"], PredictionOptions(longest=2, too_long="refuse"), ahead=2))
+        list(model.stream(["a", "a", "the zone"], PredictionOptions(max_length=2, too_long="refuse"), ahead=2))
     with pytest.raises(ValueError, match=r"stream: ahead must be at least 1, got 0"):
         next(model.stream([], ahead=0))
 
@@ -285,8 +285,8 @@ def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"longest": 0}, r"predict: longest must be at least 1, got 0\."),
-        ({"batch": 1.5}, r"predict: batch must be of type int, got 1\.5\."),
+        ({"max_length": 0}, r"predict: max_length must be an int of at least 1, got 0\."),
+        ({"batch": 1.5}, r"predict: batch must be an int of at least 1, got 1\.5\."),
         (
             {"too_long": "cute"},
             r"predict: too_long must be one of 'cut', 'refuse', got 'cute' \(did you mean 'cut'\?\)\.",

@@ -103,14 +103,14 @@ def test_step_by_step_is_the_whole(name: str) -> None:
 def test_a_search_writes_what_is_likeliest(name: str) -> None:
     model = made(name).float()
     source, lengths, _ = batch()
-    options = SearchOptions(beams=4, n_best=2, longest=7)
+    options = SearchOptions(beams=4, n_best=2, max_length=7)
     together = search(model, source.float(), lengths, options)
     for grid, both in zip(source.float(), together):
         assert both[0].normalized >= both[1].normalized
         (alone,) = search(model, grid[None], lengths[:1], options)
         assert [each.numbers for each in alone] == [each.numbers for each in both]
-    drawn = search(model, source.float(), lengths, SearchOptions(sample=True, seed=3, longest=7))
-    again = search(model, source[:1].float(), lengths[:1], SearchOptions(sample=True, seed=3, longest=7))
+    drawn = search(model, source.float(), lengths, SearchOptions(sample=True, seed=3, max_length=7))
+    again = search(model, source[:1].float(), lengths[:1], SearchOptions(sample=True, seed=3, max_length=7))
     assert drawn[0][0].numbers == again[0][0].numbers, "a draw is settled by the image and the seed"
 
 

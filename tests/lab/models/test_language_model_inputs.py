@@ -73,7 +73,7 @@ def test_an_encoder_without_blocks_is_its_embedding(shared: bool, norm_first: bo
     save(model, tmp_path)
     again = load(tmp_path)
     assert isinstance(again, EncoderLM) and torch.equal(again(tokens), model(tokens))
-    with pytest.raises(ValueError, match="layers must be at least 0 and at most 200, got -1"):
+    with pytest.raises(ValueError, match="layers must be an int from 0 to 200, got -1"):
         EncoderLMConfig(9, layers=-1)
-    with pytest.raises(ValueError, match="layers must be at least 1 and at most 200, got 0"):
+    with pytest.raises(ValueError, match="layers must be an int from 1 to 200, got 0"):
         DecoderLMConfig(9, layers=0)

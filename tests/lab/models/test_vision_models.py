@@ -199,7 +199,7 @@ def test_presets_of_networks() -> None:
         ({"width": 6, "positions": "sinusoidal"}, "width must be a multiple of 4"),
         ({"score": "dott"}, "did you mean 'dot'"),
         ({"pooling": "last"}, "pooling must be one of"),
-        ({"window": -1}, "window must be at least 0"),
+        ({"window": -1}, "window must be an int from 0 to"),
     ],
 )
 def test_configs_that_cannot_be(changes: dict[str, Any], message: str) -> None:

@@ -552,8 +552,8 @@ class TestOptions:
         ("changes", "message"),
         [
             ({"stpes": 3}, r"options: stpes must be one of .* got 'stpes' \(did you mean 'steps'\?\)"),
-            ({"steps": 0}, "options: steps must be at least 1, got 0"),
-            ({"label_smoothing": 1.0}, "label_smoothing must be at least 0 and below 1, got 1.0"),
+            ({"steps": 0}, "options: steps must be an int of at least 1, got 0"),
+            ({"label_smoothing": 1.0}, "label_smoothing must be a number in .0, 1., got 1.0"),
             ({"schedule": "cosin"}, r"schedule must be one of .* \(did you mean 'cosine'\?\)"),
             ({"average": 9}, "average must be at most keep, which is 5, got 9"),
         ],
@@ -563,7 +563,7 @@ class TestOptions:
             TrainingOptions().with_changes(changes)
 
     def test_wrong_types(self):
-        with pytest.raises(TypeError, match="options: steps must be of type int, got True"):
+        with pytest.raises(TypeError, match="options: steps must be an int of at least 1, got True"):
             TrainingOptions(steps=True)
 
     def test_precision_is_that_of_the_device(self, monkeypatch):

@@ -19,6 +19,7 @@ from sklearn.metrics import r2_score
 from regard.regression import NadarayaWatsonClassifier, NadarayaWatsonRegressor
 from regard.regression._sums.smoother import names
 from regard_cli import regress as command
+from regard_cli import regress_model
 
 
 @pytest.fixture
@@ -290,7 +291,7 @@ def test_nothing_in_a_table_speaks_to_the_terminal(regard, tmp_path: Path) -> No
     data = _csv(tmp_path / "a.csv", **{"x\x1b[31m": ["\x1b[2J", "b", "\x1b[2J", "b"], "y": [1, 2, 3, 5]})
     outcome = regard("regress", data, "--target", "y", "--bandwidth", "1", "--predict", data)
     assert outcome.code == 0, outcome.err
-    assert r"x\x1b[31m" in outcome.out
+    assert r"x\u001b[31m" in outcome.out
     assert "\x1b" not in outcome.out
 
 
@@ -336,12 +337,8 @@ def test_a_wide_bandwidth_of_a_line_is_a_slope(regard, tmp_path: Path) -> None:
 
 
 def test_many_rows_are_sampled(regard, curve: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard_cli.tables import quality, regression
-
-    monkeypatch.setattr(regression, "_PAIRS", 400)
-    monkeypatch.setattr(regression, "_LEAST", 10)
-    monkeypatch.setattr(quality, "_ROWS", 30)
-    monkeypatch.setattr(quality, "_HELD", 15)
+    for name, value in {"_PAIRS": 400, "_LEAST": 10, "_ROWS": 30, "_HELD": 15}.items():
+        monkeypatch.setattr(regress_model, name, value)
     outcome = regard("regress", curve, "--target", "y")
     assert "seen on 10 rows drawn at random." in outcome.out
     assert "15 rows drawn at random, predicted from the rest: off by" in outcome.out

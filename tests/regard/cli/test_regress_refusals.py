@@ -103,7 +103,7 @@ def test_tables(regard, tmp_path: Path, data: bytes, message: str) -> None:
         (["--target", "y", "--quantiles", "half"], ("--quantiles must be numbers between 0 and 1",)),
         (["--target", "y", "--predict", "new.csv"], ("regress: new.csv must exist, got no such file",)),
         (["--target", "y", "--predict", "."], ("regress: . must be a file, got a folder",)),
-        (["--target", "y", "--out", "no/out.csv"], ("regress: no/out.csv must be in a folder that exists",)),
+        (["--target", "y", "--out", "no/out.csv"], ("regress: --out must be in a folder that exists, got no,",)),
         (["--target", "y", "--out", "out.xlsx"], ("must end in one of .csv, .tsv, .csv.gz, ", "got out.xlsx")),
         (["--target", "y", "--out", "good.csv"], ("--out must be another file than those that are read",)),
         (["--target", "y", "--out", "-", "--json"], ("--out must be a file with --json, which prints too",)),

@@ -30,8 +30,7 @@ FAST = ["nufft", "tiles", "tree"]
 @contextmanager
 def summing(way):
     """Yield what to give as ``method`` for a way to sum up, which is then taken."""
-    seconds = -np.inf if way == "tree" else np.inf
-    with patch.object(_evaluator.Task, "neighbours", lambda *_: seconds):
+    with patch.object(_evaluator, "TREE_SHARE", np.inf if way == "tree" else 0.0):
         yield "tiles" if way == "tree" else way
 
 
@@ -153,21 +152,48 @@ def test_float32_is_summed_in_float64():
     assert wrong(found, exact, y) < 1e-6
 
 
-def test_auto_chooses_by_cost_and_says_so(monkeypatch):
+def test_auto_chooses_by_sizes_and_says_so(monkeypatch):
     X, y, query, _ = data(3, n=5000)
     assert NadarayaWatsonRegressor(bandwidth=0.3).fit(X, y).plan_ is None
     model = NadarayaWatsonRegressor(bandwidth=0.3).fit(X, y)
     model.predict(query)
     assert (model.plan_.method, model.plan_.reason) == ("exact", "all pairs are few")
     monkeypatch.setattr(_evaluator, "FEW_PAIRS", 1)
-    costs = ("exact", "nufft", "tiles")
-    for cheapest in costs:
-        for name in costs:
-            monkeypatch.setattr(_evaluator.Task, name, lambda self, *_, x=name, y=cheapest: self.queries * (x != y))
+    never = {"PAIRS_OF_FREQUENCY": np.inf, "TREE_SHARE": 0.0, "TREE_POINTS": 0, "TILES_SHARE": 0.0}
+    for value, method, by_tree, reason in (
+        ({}, "exact", False, "queries need many of the points"),
+        ({"PAIRS_OF_FREQUENCY": 0}, "nufft", False, "a transform has few frequencies beside all pairs"),
+        ({"TREE_SHARE": 2.0}, "tiles", True, "queries need few of the points"),
+        ({"TILES_SHARE": 2.0}, "tiles", False, "queries need some of the points"),
+    ):
+        for name, each in (never | value).items():
+            monkeypatch.setattr(_evaluator, name, each)
         model.predict(query)
-        assert model.plan_.method == cheapest and "fastest" in model.plan_.reason
+        assert (model.plan_.method, model.plan_.by_tree) == (method, by_tree)
+        assert reason in model.plan_.reason
     text = str(NadarayaWatsonRegressor(bandwidth=0.3, method="nufft").fit(X, y).plan_)
     assert "nufft" in text and "MB" in text
+
+
+@pytest.mark.parametrize(
+    ("kernel", "n", "count", "d", "bandwidth", "method", "by_tree"),
+    [
+        ("gaussian", 10_000, 10_000, 3, 0.05, "exact", False),
+        ("gaussian", 100_000, 10_000, 3, 0.05, "nufft", False),
+        ("gaussian", 100_000, 1_000, 2, 0.002, "tiles", True),
+        ("gaussian", 30_000, 1_000, 5, 0.01, "tiles", True),
+        ("gaussian", 30_000, 1_000, 5, 0.2, "exact", False),
+        ("laplacian", 100_000, 10_000, 1, 0.0002, "tiles", False),
+        ("epanechikov", 100_000, 10_000, 3, 0.02, "exact", False),
+        ("epanechikov", 1_000_000, 10_000, 3, 0.01, "tiles", True),
+    ],
+)  # fmt: skip
+def test_what_was_fastest_is_chosen(kernel, n, count, d, bandwidth, method, by_tree):
+    X = np.random.default_rng(0).random((n, d))
+    model = NadarayaWatsonRegressor(kernel, bandwidth).fit(X, X[:, 0])
+    smoother = model._smoother(double=True)
+    plan = model._evaluator.choose(smoother, count, model._bandwidth(smoother))
+    assert (plan.method, plan.by_tree) == (method, by_tree)
 
 
 def test_points_are_transformed_once(monkeypatch):

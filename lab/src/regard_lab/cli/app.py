@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from regard_cli.flags import with_flags
 from regard_cli.messages import Command, fail, report_errors
 from regard_lab.cli.describe import describe
+from regard_lab.cli.flags import with_flags
 from regard_lab.cli.inspector import inspector
 from regard_lab.cli.plan_options import PlanOptions
 from regard_lab.cli.train_tasks import train

@@ -11,7 +11,8 @@ from rich.table import Table
 
 from regard._utils.errors import rejected, unknown_name
 from regard_cli.messages import Console, fail, report_errors, require, sentence
-from regard_lab.cli.runs import change_options, parse_setting, read_options
+from regard_lab.cli.flags import parse_setting
+from regard_lab.cli.runs import change_options, read_options
 from regard_lab.cli.train import options_table
 from regard_lab.models.registry import MODELS
 from regard_lab.models.resnet import ATTENTIONS

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from regard_cli.flags import with_flags
 from regard_cli.messages import Command, report_errors
+from regard_lab.cli.flags import with_flags
 from regard_lab.generation.predictions import PredictionOptions
 
 describe = typer.Typer()

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from regard._utils.errors import rejected, unknown_name
 from regard_cli.messages import Console, echo, report_errors
+from regard_lab.cli.flags import parse_setting
 from regard_lab.cli.plan_options import PlanOptions
-from regard_lab.cli.runs import parse_setting
 from regard_lab.models.decoder_lm import DecoderLMConfig
 from regard_lab.models.language_blocks import LanguageConfig
 from regard_lab.models.transformer import TransformerConfig
@@ -289,7 +289,7 @@ def _check_alone(name: str | None, options: PlanOptions, settings: Sequence[str]
     if settings:
         raise rejected("plan", "settings", "be left out with --table", settings[0])
     for each in fields(options):
-        options.leave_out(each.name, "with --table")
+        options.require_default(each.name, "with --table")
 
 
 def shape_of_model(name: str | None, options: PlanOptions, changes: dict[str, Any]) -> Shape:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import tomllib
 from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
@@ -17,24 +16,11 @@ from rich.progress import BarColumn, Progress, TextColumn
 from regard._utils.errors import rejected
 from regard_cli.app import INTERRUPTED
 from regard_cli.messages import LOST, WRONG, Console, echo, fail, sentence
-from regard_lab.data.toml import parsed_toml, read_toml
+from regard_lab.cli.flags import parse_setting
+from regard_lab.data.toml import read_toml
 from regard_lab.models.folders import OPTIONS
 from regard_lab.training.objectives import Examples
 from regard_lab.training.options import RunOptions, TrainingOptions
-
-# ``--set NAME=VALUE``: any option of a command by its place -----------------------------------------------------------
-
-
-def parse_setting(text: str, example: str = "training.clip=0.5") -> tuple[str, Any]:
-    """Return the place and the value of ``NAME=VALUE``; a value that is no TOML is text."""
-    name, mark, value = text.partition("=")
-    if not mark or not name.strip():
-        raise rejected("train", "--set", f"be NAME=VALUE, such as {example}", repr(text))
-    try:
-        return name.strip(), parsed_toml(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return name.strip(), value.strip()
-
 
 # How training goes, in a terminal: a bar with the rate and the time left, and a line for each validation --------------
 
@@ -239,7 +225,7 @@ def shown_options(options: RunOptions, rest: dict[str, Any]) -> str:
         section = f"{line.strip('[]')}." if line.startswith("[") else section
         entry = declared.get(section + line.partition(" = ")[0])
         if entry is not None:
-            known = ", ".join(entry.metadata["known"])
+            known = ", ".join(entry.metadata["choices"])
             line = f"{line:<32}  # {entry.metadata['text']}{': ' * bool(known)}{known}"
         lines.append(line)
     rested = [f"# {each}" for each in tomli_w.dumps(rest).splitlines()]

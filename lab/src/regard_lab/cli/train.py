@@ -101,7 +101,7 @@ def options_table(task: str, options: Path | None, changes: dict[str, Any]) -> d
     change_options(table, changes, options)
     for name in ("kind", "preset", "attention", "start"):
         if not isinstance(table.get(name, ""), str):
-            raise rejected("train", name, "be of type str", described(table[name]), TypeError)
+            raise rejected("train", name, "be a string", described(table[name]), TypeError)
     start = table.get("start")
     folder = folder_of(Path(start)) if start else None
     model = None if folder is None else SequenceModel.load(folder)

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from regard._utils.options import Options
 from regard.scores.kernels import kernels
 from regard_cli.app import Commands
-from regard_cli.flags import flagged, with_flags
 from regard_cli.messages import Command
+from regard_lab._options import Options
+from regard_lab.cli.flags import flagged, with_flags
 from regard_lab.tasks.captioning.options import CaptionOptions
 from regard_lab.tasks.classification.image_options import ImageClassificationOptions
 from regard_lab.tasks.classification.text_options import ClassificationOptions

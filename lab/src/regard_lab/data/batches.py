@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -11,11 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard._utils.errors import rejected
-from regard._utils.options import Options, option
+from regard_lab._options import Options, option
 from regard_lab.data.images import Preprocessing
 from regard_lab.models.base import END, PAD
 from regard_lab.text.inputs import Inputs
 from regard_lab.text.ragged import Ragged
+
+_B = TypeVar("_B")
 
 # Examples of unequal lengths as padded batches, with little padding ---------------------------------------------------
 
@@ -50,8 +55,39 @@ def length_batches(lengths: Sequence[int], most: int, *, alike: bool = False) ->
         begin += count
 
 
+class TensorBatch:
+    """A batch whose fields are tensors, or None."""
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        """Return the batch on another device."""
+        return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """Return the batch in memory that is copied to a GPU without waiting."""
+        return self._with(Tensor.pin_memory)
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)(**{name: None if each is None else change(each) for name, each in vars(self).items()})
+
+
+class Endless(ABC, Generic[_B]):
+    """Batches by their numbers, epoch after epoch without end."""
+
+    @abstractmethod
+    def batch(self, number: int) -> _B:
+        """Return the batch of this number, counted from 0 through all epochs; any one at any time."""
+
+    def starting(self, number: int = 0) -> Iterator[_B]:
+        """Yield batches from this number on, for ever."""
+        return map(self.batch, count(number))
+
+    def __iter__(self) -> Iterator[_B]:
+        """Yield batches from the first on, for ever."""
+        return self.starting()
+
+
 @dataclass(frozen=True)
-class Batch:
+class Batch(TensorBatch):
     """Sequences to read and the sequences to write for them, padded with 0.
 
     Attributes
@@ -84,20 +120,8 @@ class Batch:
         """How many symbols are read and written, without padding."""
         return int(self.lengths.sum()) + int((self.target != PAD).sum())
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """Return the batch on another device."""
-        return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> Batch:
-        """Return the batch in memory that is copied to a GPU without waiting."""
-        return self._with(Tensor.pin_memory)
-
-    def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        rows, links = (None if each is None else change(each) for each in (self.rows, self.links))
-        return Batch(change(self.source), change(self.lengths), change(self.target), rows, links)
-
-
-class Batches:
+class Batches(Endless[Batch]):
     """Shuffled batches, epoch after epoch without end; sequences of similar lengths go together.
 
     Batch number k depends on the data, the seed and k alone, so that a run that stopped goes on exactly where it was.
@@ -197,16 +221,6 @@ class Batches:
         cut = chosen[step]
         return self._made(order[self._cuts[cut] : self._cuts[cut + 1]])
 
-    def starting(self, number: int = 0) -> Iterator[Batch]:
-        """Yield batches from this number on, for ever."""
-        while True:
-            yield self.batch(number)
-            number += 1
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield batches from the first on, for ever."""
-        return self.starting()
-
     def once(self) -> Iterator[Batch]:
         """Yield every pair once, from short to long, in the same batches every time: to evaluate.
 
@@ -294,7 +308,7 @@ def _divisible(cuts: np.ndarray, world: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class LabelBatch:
+class LabelBatch(TensorBatch):
     """Texts, padded with 0 behind, and their labels.
 
     Attributes
@@ -334,18 +348,6 @@ class LabelBatch:
         """How many tokens there are, without padding."""
         return self.tokens.numel() if self.keep is None else int(self.keep.sum())
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> LabelBatch:
-        """Return the batch on another device."""
-        return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> LabelBatch:
-        """Return the batch in memory that is copied to a GPU without waiting."""
-        return self._with(Tensor.pin_memory)
-
-    def _with(self, change: Callable[[Tensor], Tensor]) -> LabelBatch:
-        keep, segments = (None if each is None else change(each) for each in (self.keep, self.segments))
-        return LabelBatch(change(self.tokens), change(self.labels), keep, segments)
-
 
 def label_batch(inputs: Inputs, labels: np.ndarray, rows: np.ndarray) -> LabelBatch:
     """Return some texts as a batch; ``labels`` are those of all texts."""
@@ -359,7 +361,31 @@ def label_batch(inputs: Inputs, labels: np.ndarray, rows: np.ndarray) -> LabelBa
     return LabelBatch(tokens, torch.from_numpy(labels[rows]), None if bool(keep.all()) else keep, segments)
 
 
-class LabelBatches:
+class _Labelled(Endless[_B]):
+    """Batches of examples with labels, in the order in which :class:`Batches` draws examples of these lengths."""
+
+    #: What is labelled.
+    _noun: ClassVar[str]
+
+    def __init__(self, lengths: Ragged, labels: np.ndarray, **drawn: Any) -> None:
+        if len(labels) != len(lengths):
+            got = f"{len(labels)} for {len(lengths)} {self._noun}"
+            raise rejected(type(self).__name__, "labels", f"be as many as {self._noun}", got)
+        self._labels = labels
+        nothing = Ragged(np.zeros(0, np.int32), np.zeros(len(lengths) + 1, np.int64))
+        self._batches = Batches(lengths, nothing, **drawn)
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self._labels)
+
+    @property
+    def per_epoch(self) -> int:
+        """How many batches an epoch has (for each process)."""
+        return self._batches.per_epoch
+
+
+class LabelBatches(_Labelled[LabelBatch]):
     """Shuffled batches, epoch after epoch without end; see :class:`~regard_lab.data.batches.Batches`.
 
     Batch number k depends on the data, the seed and k alone.
@@ -389,23 +415,13 @@ class LabelBatches:
     ([([5, 6], 1), ([7, 0], 0)], 3)
     """
 
+    _noun = "texts"
+
     def __init__(
         self, inputs: Inputs, labels: np.ndarray, *, size: int, seed: int = 0, rank: int = 0, world: int = 1
     ) -> None:
-        if len(labels) != len(inputs):
-            raise rejected("LabelBatches", "labels", "be as many as texts", f"{len(labels)} for {len(inputs)} texts")
-        self._inputs, self._labels = inputs, labels
-        nothing = Ragged(np.zeros(0, np.int32), np.zeros(len(inputs) + 1, np.int64))
-        self._batches = Batches(inputs.tokens, nothing, size=size, seed=seed, rank=rank, world=world)
-
-    def __len__(self) -> int:
-        """Return the number of texts."""
-        return len(self._labels)
-
-    @property
-    def per_epoch(self) -> int:
-        """How many batches an epoch has (for each process)."""
-        return self._batches.per_epoch
+        super().__init__(inputs.tokens, labels, size=size, seed=seed, rank=rank, world=world)
+        self._inputs = inputs
 
     def batch(self, number: int) -> LabelBatch:
         """Return the batch of this number, counted from 0 through all epochs; any one at any time."""
@@ -431,11 +447,11 @@ class Augmentation(Options):
     flip: bool = option(False, "mirror every other image, left and right", flag="--flip",
                         short="Mirror every other image.")  # fmt: skip
     shift: int = option(0, "pixels that images are moved by at most, each way; those at the edge are repeated",
-                        least=0, most=1 << 10, flag="--shift", short="Pixels that images are moved by.")  # fmt: skip
-    cutout: int = option(0, "side of a square that is cut out at random places (DeVries 2017)", least=0, most=1 << 12,
+                        ge=0, le=1 << 10, flag="--shift", short="Pixels that images are moved by.")  # fmt: skip
+    cutout: int = option(0, "side of a square that is cut out at random places (DeVries 2017)", ge=0, le=1 << 12,
                          flag="--cutout", short="Side of a square that is cut out.")  # fmt: skip
     mixup: float = option(0.0, "mix pairs of images, and their labels, by a share from Beta(α, α) of this α (Zhang "
-                               "2017)", least=0, most=16, flag="--mixup",
+                               "2017)", ge=0, le=16, flag="--mixup",
                           short="Mix pairs of images by Beta(α, α).")  # fmt: skip
 
     def apply(self, images: Tensor, targets: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
@@ -472,7 +488,7 @@ def _squares(B: int, H: int, W: int, side: int, random: np.random.Generator) -> 
 
 
 @dataclass(frozen=True)
-class ImageBatch:
+class ImageBatch(TensorBatch):
     """Images and their labels.
 
     Attributes
@@ -503,19 +519,8 @@ class ImageBatch:
         made: Tensor = model(self.images)
         return made
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> ImageBatch:
-        """Return the batch on another device."""
-        return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> ImageBatch:
-        """Return the batch in memory that is copied to a GPU without waiting."""
-        return self._with(Tensor.pin_memory)
-
-    def _with(self, change: Callable[[Tensor], Tensor]) -> ImageBatch:
-        return ImageBatch(change(self.images), change(self.labels), change(self.targets))
-
-
-class ImageBatches:
+class ImageBatches(_Labelled[ImageBatch]):
     """Shuffled batches, epoch after epoch without end.
 
     Batch number k, and what is changed in it, depends on the data, the seed and k alone: a run that was stopped goes on
@@ -549,6 +554,8 @@ class ImageBatches:
     (2, torch.Size([2, 1, 4, 4]), 3)
     """
 
+    _noun = "images"
+
     def __init__(
         self,
         pixels: np.ndarray,
@@ -562,24 +569,11 @@ class ImageBatches:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        if len(labels) != len(pixels):
-            raise rejected("ImageBatches", "labels", "be as many as images", f"{len(labels)} for {len(pixels)} images")
-        self._pixels, self._labels, self._preprocessing = pixels, labels, preprocessing
+        alike = Ragged(np.zeros(len(pixels), np.int32), np.arange(len(pixels) + 1))  # of one length: without stretches
+        super().__init__(alike, labels, size=size, seed=seed, rank=rank, world=world)
+        self._pixels, self._preprocessing = pixels, preprocessing
         self._classes, self._seed, self._rank, self._world = classes, seed, rank, world
         self._augmentation = None if augmentation == Augmentation() else augmentation
-        N = len(pixels)
-        alike = Ragged(np.zeros(N, np.int32), np.arange(N + 1))  # all of one length: shuffled without stretches
-        nothing = Ragged(np.zeros(0, np.int32), np.zeros(N + 1, np.int64))
-        self._batches = Batches(alike, nothing, size=size, seed=seed, rank=rank, world=world)
-
-    def __len__(self) -> int:
-        """Return the number of images."""
-        return len(self._labels)
-
-    @property
-    def per_epoch(self) -> int:
-        """How many batches an epoch has (for each process)."""
-        return self._batches.per_epoch
 
     def batch(self, number: int) -> ImageBatch:
         """Return the batch of this number, counted from 0 through all epochs; any one at any time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from regard._utils.errors import rejected
 from regard._utils.files import naming, write_atomically
+from regard_lab.data.batches import Endless, TensorBatch
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.tokenizer import Tokenizer, text_blocks
 
@@ -480,7 +481,7 @@ NO_DOCUMENT = -1
 
 
 @dataclass(frozen=True)
-class LanguageBatch:
+class LanguageBatch(TensorBatch):
     """Rows of tokens, and the token that follows each.
 
     Attributes
@@ -536,19 +537,8 @@ class LanguageBatch:
         made = zip((tokens, targets, documents, positions), (self.tokens, self.targets, self.documents, self.positions))
         return LanguageBatch(*(torch.where(rows[:, None], back, forward) for back, forward in made))
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> LanguageBatch:
-        """Return the batch on another device."""
-        return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> LanguageBatch:
-        """Return the batch in memory that is copied to a GPU without waiting."""
-        return self._with(Tensor.pin_memory)
-
-    def _with(self, change: Callable[[Tensor], Tensor]) -> LanguageBatch:
-        return LanguageBatch(*map(change, (self.tokens, self.targets, self.documents, self.positions)))
-
-
-class LanguageBatches(ABC):
+class LanguageBatches(Endless[LanguageBatch]):
     """Shuffled batches of rows, epoch after epoch without end.
 
     Batch number k depends on the data, the seed and k alone, so that a run that stopped goes on exactly where it was.
@@ -655,16 +645,6 @@ class LanguageBatches(ABC):
         if self._drawn is None or self._drawn[0] != epoch:
             self._drawn = (epoch, self._epoch(np.random.default_rng([self._seed, epoch])))
         return self._made(self._drawn[1], step)
-
-    def starting(self, number: int = 0) -> Iterator[LanguageBatch]:
-        """Yield batches from this number on, for ever."""
-        while True:
-            yield self.batch(number)
-            number += 1
-
-    def __iter__(self) -> Iterator[LanguageBatch]:
-        """Yield batches from the first on, for ever."""
-        return self.starting()
 
     def once(self, stride: int | None = None) -> Iterator[LanguageBatch]:
         """Yield every target once, the same batches every time: to evaluate.

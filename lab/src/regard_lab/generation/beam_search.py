@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard._utils.errors import rejected
-from regard._utils.options import Options, option
 from regard._utils.torch_private import is_eager
 from regard.engines.fused import decoding
+from regard_lab._options import Options, option
 from regard_lab.models.base import END, PAD
 from regard_lab.text.vocabulary import UNKNOWN
 
@@ -153,7 +153,7 @@ class Finished:
 
 
 def allowed_logits(
-    logits: Tensor, front: Beams, *, shortest: int, no_repeat: int, unknown: bool = True
+    logits: Tensor, front: Beams, *, min_length: int, no_repeat: int, unknown: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the logits (B, K, N) with −inf for each symbol that may not come next, and log Σ exp of all (B, K).
 
@@ -166,7 +166,7 @@ def allowed_logits(
     logits[..., PAD] = -torch.inf
     if not unknown:
         logits[..., UNKNOWN : UNKNOWN + 1] = -torch.inf
-    if written < shortest:
+    if written < min_length:
         logits[..., END] = -torch.inf
     if no_repeat and written >= no_repeat:
         runs = front.tokens[..., 1:].unfold(-1, no_repeat, 1)  # (B, K, ·, no_repeat)
@@ -268,33 +268,35 @@ class SearchOptions(Options):
     """How to search, or to sample."""
 
     function: ClassVar[str] = "search"
-    beams: int = option(5, "beams of the search; 1 is greedy", least=1, most=1000, flag="--beams")
-    n_best: int = option(1, "hypotheses that are wanted, or samples that are drawn", least=1, most=10_000,
+    beams: int = option(5, "beams of the search; 1 is greedy", ge=1, le=1000, flag="--beams")
+    n_best: int = option(1, "hypotheses that are wanted, or samples that are drawn", ge=1, le=10_000,
                          flag="--n-best", short="Show so many translations, each after its score.")  # fmt: skip
     #: α: what is sought has the greatest log-probability divided by ((5 + n)/6)^α, for n symbols with the end mark
     #: (Wu et al. 2016, arXiv 1609.08144).
-    length_penalty: float = option(0.6, "0 favours short translations; 1 long ones", least=0, flag="--length-penalty")
-    no_repeat: int = option(0, "write no run of so many tokens twice; 0 allows it", least=0, flag="--no-repeat")
-    shortest: int = option(0, "symbols that are written at least", least=0)
-    #: For a source of S symbols at most ``ratio · S + extra`` are written, or ``shortest`` where that is more.
-    ratio: float = option(2.0, "symbols that are written at most for each of the source", least=0)
-    extra: int = option(8, "symbols that are written beyond those", least=0)
-    longest: int = option(0, "symbols that are written at most in any case; 0 for no such bound", least=0)
+    length_penalty: float = option(0.6, "0 favours short translations; 1 long ones", ge=0, flag="--length-penalty")
+    no_repeat: int = option(0, "write no run of so many tokens twice; 0 allows it", ge=0, flag="--no-repeat")
+    min_length: int = option(0, "symbols that are written at least", ge=0)
+    #: For a source of S symbols at most ``ratio · S + extra`` are written, or ``min_length`` where that is more.
+    ratio: float = option(2.0, "symbols that are written at most for each of the source", ge=0)
+    extra: int = option(8, "symbols that are written beyond those", ge=0)
+    max_length: int = option(0, "symbols that are written at most in any case; 0 for no such bound", ge=0)
     #: Where texts are wanted it is written, if at all, only where a source word can take its place.
     unknown: bool = option(True, "write the symbol for whatever the vocabulary does not know")
     #: What is drawn for a source is settled by its symbols and the seed: equal sources get equal samples, whatever else
     #: is in the batch.
     sample: bool = option(False, "draw instead of searching", flag="--sample")
-    temperature: float = option(1.0, "with --sample: below 1 likelier, above 1 freer", above=0, flag="--temperature")
-    top_k: int = option(0, "with --sample: draw from so many; 0 for all", least=0, flag="--top-k")
-    top_p: float = option(1.0, "with --sample: draw from what has this probability together", above=0, most=1,
+    temperature: float = option(1.0, "with --sample: below 1 likelier, above 1 freer", gt=0, flag="--temperature")
+    top_k: int = option(0, "with --sample: draw from so many; 0 for all", ge=0, flag="--top-k")
+    top_p: float = option(1.0, "with --sample: draw from what has this probability together", gt=0, le=1,
                           flag="--top-p")  # fmt: skip
-    seed: int = option(0, "of --sample", least=0, flag="--seed")
+    seed: int = option(0, "of --sample", ge=0, flag="--seed")
 
     def check(self) -> None:
         """Raise where options contradict each other, or one has no effect."""
-        if self.longest and self.shortest > self.longest:
-            raise rejected("search", "shortest", f"be at most longest, which is {self.longest}", self.shortest)
+        if self.max_length and self.min_length > self.max_length:
+            raise rejected(
+                "search", "min_length", f"be at most max_length, which is {self.max_length}", self.min_length
+            )
         if not self.sample and self.n_best > self.beams:
             raise rejected("search", "n_best", f"be at most beams, which is {self.beams}", self.n_best)
         of_samples = ("temperature", "top_k", "top_p", "seed")
@@ -306,8 +308,8 @@ class SearchOptions(Options):
 
     def limits(self, lengths: Tensor) -> Tensor:
         """Return how many symbols are written at most for sources of these lengths, (B,) int64."""
-        limits = ((self.ratio * lengths.double()).long() + self.extra).clamp(min=self.shortest)
-        return limits.clamp(max=self.longest) if self.longest else limits
+        limits = ((self.ratio * lengths.double()).long() + self.extra).clamp(min=self.min_length)
+        return limits.clamp(max=self.max_length) if self.max_length else limits
 
     def penalty(self, symbols: Tensor | int) -> Tensor:
         """Return what a log-probability of so many symbols, the end mark included, is divided by."""
@@ -444,7 +446,7 @@ def _candidates(
         logits, total, maxima = allowed_logits(
             model.logits(rows[kept], state),
             beams,
-            shortest=options.shortest,
+            min_length=options.min_length,
             no_repeat=options.no_repeat,
             unknown=options.unknown,
         )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._utils.constraints import Integer
+from regard._utils.constraints import Integer, count, size
 from regard._utils.errors import described, rejected
 from regard.engines.aux import Aux, AuxRequest
 from regard_lab.generation.sampling import (
@@ -55,7 +55,7 @@ class AttentionRequest:
     topk: int = 0
 
     def __post_init__(self) -> None:
-        Integer(0)(self, "topk", self.topk)
+        count(self, "topk", self.topk)
 
 
 @dataclass
@@ -120,8 +120,8 @@ class Batcher:
         if attention is not None and model.config.linear:
             expected = "be None where attention is linear, whose cache keeps sums and no keys"
             raise rejected("generate", "attention", expected, described(attention))
-        self.model, self.count = model, Integer(1)(self, "slots", slots)
-        self.chunk = None if chunk is None else Integer(1, ", or None")(self, "chunk", chunk)
+        self.model, self.count = model, size(self, "slots", slots)
+        self.chunk = None if chunk is None else Integer(ge=1, note=", or None")(self, "chunk", chunk)
         self.log_probabilities, self.attention = log_probabilities, attention
         self.device = next(model.parameters()).device
         self.waiting: deque[Request] = deque()

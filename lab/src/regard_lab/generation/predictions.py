@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from regard._utils.options import Options, option, section
+from regard_lab._options import Options, option, section
 from regard_lab.generation.beam_search import SearchOptions
 from regard_lab.text.vocabulary import Word
 from regard_lab.text.words import DENSE
@@ -31,12 +31,12 @@ class PredictionOptions(Options):
     #: Only texts are taken apart, not letters or other symbols.
     split: bool | None = option(None, "a line sentence by sentence, or at once; else as learned", kind=bool,
                                 flag="--split/--whole")  # fmt: skip
-    longest: int = option(512, "source tokens of a sentence, or of a line that is not split, that are read", least=1)
-    too_long: str = option("cut", "cut a line that has more, or refuse it", known=("cut", "refuse"))
-    batch: int = option(128, "lines at once; lower it where memory is short", least=1, flag="--batch")
+    max_length: int = option(512, "source tokens of a sentence, or of a line that is not split, that are read", ge=1)
+    too_long: str = option("cut", "cut a line that has more, or refuse it", choices=("cut", "refuse"))
+    batch: int = option(128, "lines at once; lower it where memory is short", ge=1, flag="--batch")
     #: Of matrix products in a search; what is nearly tied is settled by rounding with bfloat16.
     precision: str = option("float32", "float32; or bfloat16, faster where processors have it",
-                            known=("float32", "bfloat16"), flag="--precision",
+                            choices=("float32", "bfloat16"), flag="--precision",
                             short="float32; or bfloat16, faster where processors have it.")  # fmt: skip
 
 

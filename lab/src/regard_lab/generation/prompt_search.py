@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from regard._utils.constraints import Integer
+from regard._utils.constraints import size
 from regard._utils.errors import described, rejected
 from regard_lab.generation.beam_search import Hypothesis, SearchOptions, search
 from regard_lab.generation.continuous_batching import evaluating
@@ -72,7 +72,7 @@ def search_prompts(
     if not isinstance(model, DecoderLM | HostedWriter):
         raise rejected("search_prompts", "model", "be a DecoderLM", described(model), TypeError)
     writes_apart = isinstance(model, HostedWriter) and model.is_pair
-    most = Integer(1)("search_prompts", "max_new_tokens", max_new_tokens)
+    most = size("search_prompts", "max_new_tokens", max_new_tokens)
     tokens = [checked_prompt(prompt, model.config, "search_prompts") for prompt in prompts]
     wrong = next((token for token in end if not 0 <= token < model.config.vocabulary), None)
     if wrong is not None:

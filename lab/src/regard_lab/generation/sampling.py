@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard._utils.errors import described, rejected
-from regard._utils.options import Options, option, section
+from regard_lab._options import Options, option, section
 from regard_lab.models import DecoderLMConfig
 from regard_lab.models.hugging_face.hosted import HostedConfig
 
@@ -33,18 +33,18 @@ class SamplingOptions(Options):
 
     function: ClassVar[str] = "sampling"
     #: What is drawn for a request is settled by its tokens and the seed, whatever else is in the batch.
-    temperature: float = option(0.0, "0 takes the likeliest; below 1 likelier, above 1 freer", least=0,
+    temperature: float = option(0.0, "0 takes the likeliest; below 1 likelier, above 1 freer", ge=0,
                                 flag="--temperature")  # fmt: skip
-    top_k: int = option(0, "draw from so many; 0 for all", least=0, flag="--top-k")
+    top_k: int = option(0, "draw from so many; 0 for all", ge=0, flag="--top-k")
     #: Holtzman et al. 2020, arXiv 1904.09751.
-    top_p: float = option(1.0, "draw from what has this probability together", above=0, most=1, flag="--top-p")
+    top_p: float = option(1.0, "draw from what has this probability together", gt=0, le=1, flag="--top-p")
     #: Nguyen et al. 2024, arXiv 2407.01082.
-    min_p: float = option(0.0, "leave out what has less than this share of the greatest probability", least=0, most=1,
+    min_p: float = option(0.0, "leave out what has less than this share of the greatest probability", ge=0, le=1,
                           flag="--min-p")  # fmt: skip
     #: Keskar et al. 2019, arXiv 1909.05858.
-    repetition_penalty: float = option(1.0, "above 1 makes tokens less likely that have come before", above=0,
+    repetition_penalty: float = option(1.0, "above 1 makes tokens less likely that have come before", gt=0,
                                        flag="--repetition-penalty")  # fmt: skip
-    seed: int = option(0, "of what is drawn", least=0, flag="--seed")
+    seed: int = option(0, "of what is drawn", ge=0, flag="--seed")
 
     def check(self) -> None:
         """Raise where an option has no effect."""
@@ -177,9 +177,9 @@ class GenerationOptions(Options):
     """How to continue prompts."""
 
     function: ClassVar[str] = "generate"
-    max_new_tokens: int = option(128, "tokens that are written at most", least=1, flag="--max-new-tokens")
+    max_new_tokens: int = option(128, "tokens that are written at most", ge=1, flag="--max-new-tokens")
     #: Sample k of a prompt is the same however many others are drawn.
-    samples: int = option(1, "continuations that are drawn of each prompt", least=1, most=10_000, flag="--samples")
+    samples: int = option(1, "continuations that are drawn of each prompt", ge=1, le=10_000, flag="--samples")
     sampling: SamplingOptions = section(SamplingOptions, "how the next token is chosen")
 
     def check(self) -> None:

@@ -402,10 +402,10 @@ class SequenceModel:
         numbers = self.source.encode_all(texts)
         read = [self._read(text, numbers[i].tolist(), options, places[i]) for i, text in enumerate(texts)]
         predictions = [Prediction(line.text, note=line.note) for line in read]
-        bounds = [bound for bound in (options.search.longest, self.longest[1]) if bound]
+        bounds = [bound for bound in (options.search.max_length, self.longest[1]) if bound]
         narrow = options.precision == "bfloat16"
         unknown = options.search.unknown and options.replace_unknown and self._replaces()
-        searching = replace(options.search, longest=min(bounds, default=0), unknown=unknown)
+        searching = replace(options.search, max_length=min(bounds, default=0), unknown=unknown)
         with self._evaluating(options):
             for rows in length_batches([len(line.numbers) for line in read], options.batch):
                 pool = searching.n_best
@@ -537,7 +537,7 @@ class SequenceModel:
         return [text] if not split or isinstance(self.source, SymbolVocabulary) else sentences(text)
 
     def _read(self, text: str, numbers: list[int], options: PredictionOptions, number: int) -> Line:
-        most = min(options.longest, self.longest[0] or options.longest)
+        most = min(options.max_length, self.longest[0] or options.max_length)
         if len(numbers) <= most:
             return Line(text, numbers)
         if options.too_long == "refuse":

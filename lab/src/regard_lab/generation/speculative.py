@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from regard._utils.constraints import Integer
+from regard._utils.constraints import size
 from regard._utils.errors import described, rejected
 from regard.nn import KVCache
 from regard_lab.generation.continuous_batching import evaluating
@@ -152,7 +152,7 @@ class NGramDrafter(Drafter):
     """
 
     def __init__(self, longest: int = 3, shortest: int = 1) -> None:
-        self.longest, self.shortest = Integer(1)(self, "longest", longest), Integer(1)(self, "shortest", shortest)
+        self.longest, self.shortest = size(self, "longest", longest), size(self, "shortest", shortest)
 
     def propose(
         self,
@@ -204,7 +204,7 @@ class Speculator:
             raise rejected("Speculator", "drafter", "be a Drafter or a DecoderLM", described(drafter), TypeError)
         _check_rewinds(model)
         drafter.start(model)
-        self.model, self.drafter, self.lookahead = model, drafter, Integer(1)(self, "lookahead", lookahead)
+        self.model, self.drafter, self.lookahead = model, drafter, size(self, "lookahead", lookahead)
         self.proposed = self.accepted = 0
 
     def stream(

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from regard import scores
 from regard._utils.errors import rejected, unknown_name
-from regard._utils.options import Options, option
 from regard.nn import (
     CosineAttention,
     DotProductAttention,
@@ -25,6 +24,7 @@ from regard.nn import (
     ScoredAttention,
 )
 from regard.scores.kernels import kernels
+from regard_lab._options import Options, option
 from regard_lab.models.packed_weight import PackedWeight
 
 # Parts that models share: checks of configs, presets, and the matrix that scores the vocabulary -----------------------
@@ -36,14 +36,14 @@ TIES = ("none", "target", "all")
 LARGEST, DEEPEST = 1 << 16, 100
 
 
-def size(default: Any, text: str, most: int = LARGEST) -> Any:
+def size(default: Any, text: str, le: int = LARGEST) -> Any:
     """Declare a width, a length or a number of layers."""
-    return option(default, text, kind=int, least=1, most=most)
+    return option(default, text, kind=int, ge=1, le=le)
 
 
 def share(default: float, text: str) -> Any:
     """Declare a share in [0, 1)."""
-    return option(default, text, least=0, below=1)
+    return option(default, text, ge=0, lt=1)
 
 
 @dataclass(frozen=True)

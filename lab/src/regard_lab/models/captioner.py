@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard._utils.options import option, redeclared
+from regard_lab._options import option, redeclared
 from regard_lab.models.attending import DEEPEST, LARGEST, size
 from regard_lab.models.recurrent import Memory, RecurrentDecoder, RecurrentDecoderConfig
 from regard_lab.models.transformer import TransformerConfig, TransformerSequenceDecoder
@@ -38,7 +38,7 @@ class RecurrentCaptionerConfig(RecurrentDecoderConfig):
     gate: bool = option(True, "multiply what is read by a gate of the decoder's state, β")
     #: Lu 2017, arXiv 1612.01887.
     glimpse: bool = option(True, "give the mean of all places to every step")
-    entropy: float = option(0.01, "of hard attention by REINFORCE: weight of the entropy of its draws", least=0)
+    entropy: float = option(0.01, "of hard attention by REINFORCE: weight of the entropy of its draws", ge=0)
 
     def check(self) -> None:
         """Raise where fields contradict each other."""
@@ -65,7 +65,7 @@ class TransformerCaptionerConfig(TransformerConfig):
     """
 
     function: ClassVar[str] = "TransformerCaptionerConfig"
-    encoder_layers: int = option(1, "layers of self-attention between the places", least=0, most=DEEPEST)
+    encoder_layers: int = option(1, "layers of self-attention between the places", ge=0, le=DEEPEST)
     decoder_layers: int = size(3, "layers of the decoder", DEEPEST)
     width: int = redeclared(TransformerConfig, "width", 256)
     heads: int = redeclared(TransformerConfig, "heads", 4)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from regard import masks
 from regard._utils.errors import described, rejected
-from regard._utils.options import option
 from regard.engines.aux import Aux, AuxRequest
 from regard.masks import Mask, MaskLike
 from regard.nn import KVCache, LinearCache
 from regard.nn.linear.self_attention import FEATURE_MAPS
+from regard_lab._options import option
 from regard_lab.models.attending import size, vocabulary_scores
 from regard_lab.models.language_blocks import (
     Block,
@@ -45,13 +45,13 @@ class DecoderLMConfig(LanguageConfig):
     #: Beltagy 2020, arXiv 2004.05150; Jiang 2023, arXiv 2310.06825.
     window: int | None = size(None, "tokens that each one sees, itself included; all by default", 1 << 24)
     #: Xiao 2023, arXiv 2309.17453.
-    sinks: int = option(0, "first tokens that each one sees beside its window", least=0)
+    sinks: int = option(0, "first tokens that each one sees beside its window", ge=0)
     #: Katharopoulos 2020, arXiv 2006.16236.
     feature_map: str = option("none", "of queries and keys, whose products are the weights of linear attention in "
-                              "place of a score and a normalizer", known=("none", *FEATURE_MAPS))  # fmt: skip
+                              "place of a score and a normalizer", choices=("none", *FEATURE_MAPS))  # fmt: skip
 
     pooling: str = option("last", "what stands for a sequence: its last row, which knows all, or of each feature the "
-                          "mean or the largest", known=OF_DECODERS)  # fmt: skip
+                          "mean or the largest", choices=OF_DECODERS)  # fmt: skip
 
     def check(self) -> None:
         super().check()

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from regard import masks
 from regard._utils.errors import described, rejected, shape
-from regard._utils.options import option
 from regard.engines.aux import Aux, AuxRequest
 from regard.masks import Mask, MaskLike
 from regard.nn.transformer import ACTIVATIONS
+from regard_lab._options import option
 from regard_lab.models.attending import DEEPEST, size
 from regard_lab.models.language_blocks import (
     Block,
@@ -42,19 +42,19 @@ class EncoderLMConfig(LanguageConfig):
     """Everything that an :class:`~regard_lab.models.EncoderLM` is built from."""
 
     function = "EncoderLMConfig"
-    layers: int = option(4, "blocks, one after the other; without any, rows are those of the embedding", least=0,
-                         most=2 * DEEPEST)  # fmt: skip
+    layers: int = option(4, "blocks, one after the other; without any, rows are those of the embedding", ge=0,
+                         le=2 * DEEPEST)  # fmt: skip
     norm_first: bool = option(False, "whether what enters a block is normalized, or each sum")
-    segments: int = option(2, "kinds of segments that a token may belong to; 0 for none", least=0, most=1 << 16)
+    segments: int = option(2, "kinds of segments that a token may belong to; 0 for none", ge=0, le=1 << 16)
     #: Lan 2019, arXiv 1909.11942, as the next.
     embedding_width: int | None = size(None, "width W of the embeddings, which are projected to E; E by default")
     shared: bool = option(False, "whether all layers have the parameters of one")
     pooling: str = option("first", "what stands for a sequence: its first row, or of each feature the mean or the "
-                          "largest", known=OF_ENCODERS)  # fmt: skip
+                          "largest", choices=OF_ENCODERS)  # fmt: skip
     pooled: bool = option(True, "whether what stands for a sequence goes through another layer")
     masked_head: bool = option(True, "whether there is a head that scores the vocabulary")
     #: Liu 2019, arXiv 1907.11692: positions begin behind the number of padding.
-    first_position: int = option(0, "row of the first position among learned ones", least=0, most=1 << 16)
+    first_position: int = option(0, "row of the first position among learned ones", ge=0, le=1 << 16)
     skip_padding: bool = option(False, "whether positions count only what is no padding")
 
     @classmethod

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import masks
-from regard._utils.constraints import Integer, probability, size
+from regard._utils.constraints import count, probability, size
 from regard._utils.errors import rejected, unknown_name
 from regard._utils.tracing import values_unavailable
 from regard_lab.models.decoder_lm import DecoderLM
@@ -161,7 +161,7 @@ class SequenceClassifier(Head):
     def _scored(
         self, filters: int = 0, window: int = WINDOW, narrowest: int = 1, means: bool = True, both_ways: bool = False
     ) -> int:
-        self.filters = Integer(0)(self, "filters", filters)
+        self.filters = count(self, "filters", filters)
         window, narrowest = size(self, "window", window), size(self, "narrowest", narrowest)
         self.both_ways, sizes = both_ways, {"filters": self.filters, "window": window, "narrowest": narrowest}
         self.filtering = sizes | {"means": means, "both_ways": both_ways}

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard._utils.errors import rejected, unknown_name
-from regard._utils.options import Options, option
 from regard._utils.tracing import values_unavailable
 from regard.engines.aux import Aux, AuxRequest
 from regard.masks import MaskLike
@@ -20,6 +19,7 @@ from regard.nn import FeedForward, KVCache, LinearCache, LinearSelfAttention, Ro
 from regard.nn.heads.self_attention import GroupedProjections, SequenceContext
 from regard.nn.positions.rotary import RotaryScaling, Rotation
 from regard.nn.transformer import ACTIVATIONS
+from regard_lab._options import Options, option
 from regard_lab.models.attending import DEEPEST, LARGEST, SCORES, scorer, share, size
 from regard_lab.models.slot_cache import SlotCache
 from regard_lab.models.transformer import NORMALIZERS
@@ -48,24 +48,24 @@ class LanguageConfig(Options, ABC):
         None, "width F of the hidden layers; 4·E by default, 8/3·E with a gate, rounded up to a multiple of 64", 1 << 20
     )
     longest: int = size(1024, "positions that the model was made for; learned ones know no others", 1 << 24)
-    positions: str = option("learned", "what tells positions", known=POSITIONS)
-    rotary_base: float = option(10000.0, "the base of rotary wavelengths", above=0)
-    rotary_fraction: float = option(1.0, "share of a head's columns that are turned", above=0, most=1)
-    rotary_factor: float = option(1.0, "divides rotary angles, for longer sequences", least=1)
+    positions: str = option("learned", "what tells positions", choices=POSITIONS)
+    rotary_base: float = option(10000.0, "the base of rotary wavelengths", gt=0)
+    rotary_fraction: float = option(1.0, "share of a head's columns that are turned", gt=0, le=1)
+    rotary_factor: float = option(1.0, "divides rotary angles, for longer sequences", ge=1)
     rotary_original: int | None = size(None, "positions trained on, where only slow waves are divided", 1 << 24)
-    rotary_low: float = option(1.0, "turns within rotary_original below which a wave is slow", above=0)
-    rotary_high: float = option(4.0, "turns within rotary_original above which a wave is kept", above=0)
-    norm: str = option("layer", "layer normalization, or of root mean squares alone", known=NORMS)
-    norm_eps: float = option(1e-5, "added to the variance", above=0)
-    activation: str = option("gelu", "of the hidden layers", known=tuple(ACTIVATIONS))
+    rotary_low: float = option(1.0, "turns within rotary_original below which a wave is slow", gt=0)
+    rotary_high: float = option(4.0, "turns within rotary_original above which a wave is kept", gt=0)
+    norm: str = option("layer", "layer normalization, or of root mean squares alone", choices=NORMS)
+    norm_eps: float = option(1e-5, "added to the variance", gt=0)
+    activation: str = option("gelu", "of the hidden layers", choices=tuple(ACTIVATIONS))
     gated: bool = option(False, "whether hidden features are multiplied by another projection (SwiGLU, GEGLU)")
     bias: bool = option(True, "whether projections have a bias")
     qkv_bias: bool | None = option(None, "of queries, keys and values; as bias by default", kind=bool)
     out_bias: bool | None = option(None, "of the heads' outputs; as bias by default", kind=bool)
     #: Press & Wolf 2017, arXiv 1608.05859.
     tied: bool = option(True, "whether the embedding also scores the vocabulary")
-    score: str = option("scaled_dot", "how queries and keys compare within a head", known=SCORES)
-    normalizer: str = option("softmax", "of the scores", known=NORMALIZERS)
+    score: str = option("scaled_dot", "how queries and keys compare within a head", choices=SCORES)
+    normalizer: str = option("softmax", "of the scores", choices=NORMALIZERS)
     dropout: float = share(0.0, "share zeroed of embeddings and of what each block adds")
     attention_dropout: float = share(0.0, "share zeroed of attention weights")
 

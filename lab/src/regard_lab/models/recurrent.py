@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard._utils.errors import rejected
-from regard._utils.options import option
 from regard._utils.torch_private import has_bfloat16_cells
 from regard._utils.tracing import autocast_is_active, autocast_suspended
 from regard.nn import HardAttention
 from regard.nn._base import zero_padding
 from regard.nn.positions.encodings import wide
+from regard_lab._options import option
 from regard_lab.models.attending import (
     DEEPEST,
     DRAWS,
@@ -53,25 +53,25 @@ class RecurrentDecoderConfig(Config):
     decoder: int = size(256, "width of the decoder")
     features: int = size(128, "width of the attention")
     dropout: float = share(0.0, "share zeroed of embeddings, between layers, of states, and of features")
-    cell: str = option("lstm", "of recurrent layers", known=CELL_NAMES)
+    cell: str = option("lstm", "of recurrent layers", choices=CELL_NAMES)
     decoder_layers: int = size(1, "layers of the decoder", DEEPEST)
     #: With "none" the decoder sees a summary of what was read alone (Sutskever 2014, arXiv 1409.3215).
-    attention: str = option("additive", "the score", known=(*SCORES, "none"))
+    attention: str = option("additive", "the score", choices=(*SCORES, "none"))
     projections: bool = option(False, "project queries, keys and values to features before a score that learns none")
     #: Around the query's own position, or a predicted one (Luong 2015).
-    scope: str = option("global", "attend to all states or to a window", known=SCOPES)
+    scope: str = option("global", "attend to all states or to a window", choices=SCOPES)
     window: int = size(10, "D, states on each side of a local window's centre")
     #: Drawn in training, the best in evaluation (Xu 2015, arXiv 1502.03044). The draw is learned by a straight-through
     #: gradient, or by :meth:`~regard_lab.models.recurrent.RecurrentDecoder.surrogate`.
-    hard: str = option("none", "read one state", known=DRAWS)
+    hard: str = option("none", "read one state", choices=DRAWS)
     #: The decoder's state after its step (Luong 2015), the one before, whose context then enters the step (Bahdanau
     #: 2014), or the encoder's own states, to each other, a row for each step of the decoder.
-    wiring: str = option("after", "which state attends", known=WIRINGS)
+    wiring: str = option("after", "which state attends", choices=WIRINGS)
     input_feeding: bool = option(False, "give the features of a step to the next one (Luong 2015)")
     longest: int = size(64, "the longest source that attention 'location' can read")
     #: Press & Wolf 2017, arXiv 1608.05859; with "all" it is the source embedding, too, of one vocabulary for both, and
     #: what is read is multiplied by √embedding (Vaswani 2017).
-    tied: str = option("none", "whether the target embedding also scores the vocabulary", known=TIES)
+    tied: str = option("none", "whether the target embedding also scores the vocabulary", choices=TIES)
 
     def check(self) -> None:
         """Raise where fields contradict each other."""

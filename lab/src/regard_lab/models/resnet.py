@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from regard._utils.constraints import floats
 from regard._utils.errors import rejected, shape, unknown_name
-from regard._utils.options import Options, option
 from regard.nn import (
     CBAM,
     ECA,
@@ -25,6 +24,7 @@ from regard.nn import (
     SpatialAttention,
     SqueezeExcitation,
 )
+from regard_lab._options import Options, option
 from regard_lab.models.attending import DEEPEST, size
 
 __all__ = ["ATTENTIONS", "PRESETS", "ResNet", "ResNetConfig"]
@@ -50,13 +50,13 @@ class ResNetConfig(Options):
     function = "ResNetConfig"
     channels: int = size(3, "channels C of an image")
     features: int = size(16, "features of the first stage, which double from stage to stage")
-    stages: int = option(3, "stages; all but the first halve both sides", least=1, most=6)
+    stages: int = option(3, "stages; all but the first halve both sides", ge=1, le=6)
     layers: int = size(2, "blocks of a stage", DEEPEST)
-    expansion: float = option(1.0, "features between a block's two convolutions for each that leaves it", above=0,
-                              most=64)  # fmt: skip
-    stem: int = option(0, "times that both sides are halved before the first stage", least=0, most=4)
-    attention: str = option("none", "what each block holds", known=tuple(ATTENTIONS))
-    attention_from: int = option(1, "the first stage whose blocks hold it, counted from 1", least=1, most=6)
+    expansion: float = option(1.0, "features between a block's two convolutions for each that leaves it", gt=0,
+                              le=64)  # fmt: skip
+    stem: int = option(0, "times that both sides are halved before the first stage", ge=0, le=4)
+    attention: str = option("none", "what each block holds", choices=tuple(ATTENTIONS))
+    attention_from: int = option(1, "the first stage whose blocks hold it, counted from 1", ge=1, le=6)
     reduction: int = size(8, "features for each hidden one, in what squeezes them", 1 << 10)
     pool: int = size(2, "side of the windows whose largest places stand for keys and values, of nonlocal and self", 64)
 

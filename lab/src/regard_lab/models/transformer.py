@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from regard import AuxRequest
 from regard._utils.errors import rejected
-from regard._utils.options import option
 from regard.nn import (
     LearnedPositions,
     MultiheadAttention,
@@ -27,6 +26,7 @@ from regard.nn import (
 )
 from regard.nn._base import zero_padding
 from regard.nn.positions.encodings import wide
+from regard_lab._options import option
 from regard_lab.models.attending import (
     DEEPEST,
     SCORES,
@@ -74,16 +74,16 @@ class TransformerConfig(Config):
     dropout: float = share(0.1, "share zeroed of embeddings and of what each block adds (Vaswani 2017)")
     attention_dropout: float = share(0.0, "share zeroed of attention weights")
     activation_dropout: float = share(0.0, "share zeroed of the features between a block's two layers")
-    activation: str = option("relu", "of the hidden layer", known=ACTIVATIONS)
+    activation: str = option("relu", "of the hidden layer", choices=ACTIVATIONS)
     #: Sums (Vaswani 2017), or what enters a block (Xiong 2020, arXiv 2002.04745).
-    norm: str = option("post", "what is normalized", known=NORMS)
-    score: str = option("scaled_dot", "how queries and keys compare within a head", known=SCORES)
-    normalizer: str = option("softmax", "of the scores", known=NORMALIZERS)
+    norm: str = option("post", "what is normalized", choices=NORMS)
+    score: str = option("scaled_dot", "how queries and keys compare within a head", choices=SCORES)
+    normalizer: str = option("softmax", "of the scores", choices=NORMALIZERS)
     #: Waves or learned rows that are added to the embeddings, or turned queries and keys.
-    positions: str = option("sinusoidal", "what tells positions", known=POSITIONS)
+    positions: str = option("sinusoidal", "what tells positions", choices=POSITIONS)
     longest: int = size(1024, "positions that learned ones and the score 'location' know")
     #: Press & Wolf 2017, arXiv 1608.05859; with "all" it is the source embedding, too, of one vocabulary for both.
-    tied: str = option("target", "whether the target embedding also scores the vocabulary", known=TIES)
+    tied: str = option("target", "whether the target embedding also scores the vocabulary", choices=TIES)
 
     def check(self) -> None:
         """Raise where fields contradict each other."""

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from regard import masks
 from regard._utils.constraints import floats
 from regard._utils.errors import rejected, shape, unknown_name
-from regard._utils.options import Options, option
 from regard.engines.aux import Aux, AuxRequest
 from regard.masks import Mask
 from regard.nn import SinusoidalPositions
 from regard.nn.transformer import ACTIVATIONS
+from regard_lab._options import Options, option
 from regard_lab.models.attending import DEEPEST, SCORES, share, size
 from regard_lab.models.efficientnet import channels_last
 from regard_lab.models.encoder_lm import EncoderLMConfig
@@ -41,7 +41,7 @@ class VisionTransformerConfig(Options):
     function = "VisionTransformerConfig"
     image: int = size(224, "side of the images that the model was made for, in pixels", _SIDE)
     channels: int = size(3, "channels C of an image")
-    stem: int = option(0, "stages of convolutions before the patches, each of which halves both sides", least=0, most=8)
+    stem: int = option(0, "stages of convolutions before the patches, each of which halves both sides", ge=0, le=8)
     stem_width: int = size(32, "features of the first stage, which double from stage to stage")
     stem_layers: int = size(2, "convolutions of a stage behind the first, which has one", DEEPEST)
     patch: int = size(16, "side of a patch of what the stem has left")
@@ -53,17 +53,17 @@ class VisionTransformerConfig(Options):
     #: Touvron 2020, arXiv 2012.12877.
     distilled: bool = option(False, "whether another one does, for what a teacher says")
     positions: str = option("learned", "what tells positions: a row for each, or waves of rows and columns",
-                            known=POSITIONS)  # fmt: skip
+                            choices=POSITIONS)  # fmt: skip
     #: The last: Hassani 2021, arXiv 2104.05704.
     pooling: str = option("first", "what stands for an image: the class token, the mean of the patches, or their mean "
-                          "by learned weights", known=POOLINGS)  # fmt: skip
+                          "by learned weights", choices=POOLINGS)  # fmt: skip
     pooled: bool = option(False, "whether what stands for an image goes through another layer")
-    window: int = option(0, "rows and columns to each side that a patch sees; 0 for all", least=0, most=_SIDE)
-    norm_eps: float = option(1e-6, "added to the variance", above=0)
-    activation: str = option("gelu", "of the hidden layers", known=tuple(ACTIVATIONS))
+    window: int = option(0, "rows and columns to each side that a patch sees; 0 for all", ge=0, le=_SIDE)
+    norm_eps: float = option(1e-6, "added to the variance", gt=0)
+    activation: str = option("gelu", "of the hidden layers", choices=tuple(ACTIVATIONS))
     qkv_bias: bool = option(True, "whether queries, keys and values have a bias")
-    score: str = option("scaled_dot", "how queries and keys compare within a head", known=SCORES)
-    normalizer: str = option("softmax", "of the scores", known=NORMALIZERS)
+    score: str = option("scaled_dot", "how queries and keys compare within a head", choices=SCORES)
+    normalizer: str = option("softmax", "of the scores", choices=NORMALIZERS)
     dropout: float = share(0.0, "share zeroed of embeddings and of what each block adds")
     attention_dropout: float = share(0.0, "share zeroed of attention weights")
 

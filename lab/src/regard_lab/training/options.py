@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import ClassVar, Self
 
 from regard._utils.errors import rejected
-from regard._utils.options import Options, option
+from regard_lab._options import Options, option
 
 SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -18,6 +19,11 @@ _RISING = 0.3
 
 class TrainingError(RuntimeError):
     """Training that cannot continue; the message says where to look."""
+
+
+def absolute_path(name: str) -> str:
+    """Return a file's name from the root on; standard input and no name stay."""
+    return str(Path(name).absolute()) if name not in ("", "-") else name
 
 
 class RunOptions(Options):
@@ -45,46 +51,44 @@ class TrainingOptions(Options):
     #: What batches count, and a display tells by the second.
     unit: ClassVar[str] = "tokens"
 
-    steps: int = option(20_000, "steps at most", least=1, resumable=True, flag="--steps")
-    seconds: float = option(0.0, "stop after so many seconds of training; 0 for no limit", least=0, resumable=True,
+    steps: int = option(20_000, "steps at most", ge=1, resumable=True, flag="--steps")
+    seconds: float = option(0.0, "stop after so many seconds of training; 0 for no limit", ge=0, resumable=True,
                             flag="--seconds", short="Seconds of training at most.")  # fmt: skip
-    batch_tokens: int = option(4096, "tokens of a batch at most, padding and both sides included", least=2,
+    batch_tokens: int = option(4096, "tokens of a batch at most, padding and both sides included", ge=2,
                                flag="--batch-tokens", short="Tokens of a batch at most.")  # fmt: skip
-    accumulate: int = option(1, "batches whose gradients are added up for a step", least=1, resumable=True)
-    learning_rate: float = option(2e-3, "of AdamW at its peak", least=0, resumable=True, flag="--learning-rate")
-    schedule: str = option("linear", "what the rate does after the warm-up", known=SCHEDULES)
+    accumulate: int = option(1, "batches whose gradients are added up for a step", ge=1, resumable=True)
+    learning_rate: float = option(2e-3, "of AdamW at its peak", ge=0, resumable=True, flag="--learning-rate")
+    schedule: str = option("linear", "what the rate does after the warm-up", choices=SCHEDULES)
     warmup: float = option(500.0, f"steps over which the rate rises from 0, at most {_RISING:.0%} of the budget; "
-                            "below 1 a share of it", least=0)  # fmt: skip
-    weight_decay: float = option(0.01, "of AdamW", least=0)
-    beta2: float = option(0.98, "of AdamW: how long squared gradients are remembered", least=0, below=1)
-    clip: float = option(1.0, "the largest norm of the gradient; 0 for no limit", least=0, resumable=True)
-    label_smoothing: float = option(0.1, "share of the probability that goes to other symbols", least=0, below=1)
-    teacher_forcing: float = option(1.0, "how often a step is given the right symbol before it", least=0, most=1)
-    guide: float = option(0.3, "weight of the loss that guides attention, where there are links", least=0)
+                            "below 1 a share of it", ge=0)  # fmt: skip
+    weight_decay: float = option(0.01, "of AdamW", ge=0)
+    beta2: float = option(0.98, "of AdamW: how long squared gradients are remembered", ge=0, lt=1)
+    clip: float = option(1.0, "the largest norm of the gradient; 0 for no limit", ge=0, resumable=True)
+    label_smoothing: float = option(0.1, "share of the probability that goes to other symbols", ge=0, lt=1)
+    teacher_forcing: float = option(1.0, "how often a step is given the right symbol before it", ge=0, le=1)
+    guide: float = option(0.3, "weight of the loss that guides attention, where there are links", ge=0)
     guided: str = option(
         "", "the map that links guide; by default a Transformer's first head in its last layer but one"
     )
     precision: str = option("auto", "of matrix products; auto: bfloat16 where the processor is built for it",
-                             known=PRECISIONS)  # fmt: skip
-    seed: int = option(0, "of all that is random", least=0, flag="--seed")
-    validate_every: int = option(500, "steps between validations", least=1)
-    validate_most: int = option(1000, "sequences that are translated in a validation at most", least=1)
-    metric: str = option("bleu", "what best and patience go by", known=METRICS)
-    patience: int = option(
-        0, "stop after so many validations without a better one; 0 for never", least=0, resumable=True
-    )
-    save_every: int = option(500, "steps between checkpoints to resume from", least=1, resumable=True)
-    keep: int = option(5, "best checkpoints that are kept", least=1)
-    average: int = option(1, "best checkpoints whose parameters the model is the mean of", least=1)
+                             choices=PRECISIONS)  # fmt: skip
+    seed: int = option(0, "of all that is random", ge=0, flag="--seed")
+    validate_every: int = option(500, "steps between validations", ge=1)
+    validate_most: int = option(1000, "sequences that are translated in a validation at most", ge=1)
+    metric: str = option("bleu", "what best and patience go by", choices=METRICS)
+    patience: int = option(0, "stop after so many validations without a better one; 0 for never", ge=0, resumable=True)
+    save_every: int = option(500, "steps between checkpoints to resume from", ge=1, resumable=True)
+    keep: int = option(5, "best checkpoints that are kept", ge=1)
+    average: int = option(1, "best checkpoints whose parameters the model is the mean of", ge=1)
     tensorboard: bool = option(False, "write a log for TensorBoard, too", resumable=True)
-    threads: int = option(0, "threads of torch; 0 for as many as there are cores", least=0, most=1024)
-    devices: int = option(1, "processes or GPUs; more than one under torchrun", least=1, resumable=True)
+    threads: int = option(0, "threads of torch; 0 for as many as there are cores", ge=0, le=1024)
+    devices: int = option(1, "processes or GPUs; more than one under torchrun", ge=1, resumable=True)
     strategy: str = option("auto", "ddp: each process has the model; fsdp: they divide it (language models); or "
                            "another of Lightning's")  # fmt: skip
     shard: int = option(0, "of fsdp: processes that divide parameters, gradients and the optimizer's state; groups of "
-                        "them have copies; 0 for all", least=0, resumable=True)  # fmt: skip
-    tensor: int = option(1, "of fsdp: processes that divide heads and hidden features", least=1, resumable=True)
-    context: int = option(1, "of fsdp: processes that divide every sequence", least=1, resumable=True)
+                        "them have copies; 0 for all", ge=0, resumable=True)  # fmt: skip
+    tensor: int = option(1, "of fsdp: processes that divide heads and hidden features", ge=1, resumable=True)
+    context: int = option(1, "of fsdp: processes that divide every sequence", ge=1, resumable=True)
     checkpoint_activations: bool = option(False, "of language models: keep the inputs of blocks alone for the backward "
                                           "pass, and compute the rest again", resumable=True)  # fmt: skip
     accelerator: str = option("auto", "Lightning's, such as cpu or gpu")
@@ -95,7 +99,7 @@ class TrainingOptions(Options):
             raise rejected("options", "average", f"be at most keep, which is {self.keep}", self.average)
         if not self.divides:
             for name in ("shard", "tensor", "context"):
-                self.leave_out(name, "unless strategy is fsdp")
+                self.require_default(name, "unless strategy is fsdp")
         elif self.devices % (self.tensor * self.context * max(self.shard, 1)):
             expected = f"be a multiple of shard × tensor × context, {max(self.shard, 1) * self.tensor * self.context}"
             raise rejected("options", "devices", expected, self.devices)

@@ -106,7 +106,7 @@ class RunFolder(Generic[_O]):
         if not (self.path / OPTIONS).exists():
             raise rejected("resume", str(self.path), "be the folder of a run", f"no {OPTIONS} in it")
         table = self.read_record()["options"]
-        tasks = next((each.metadata["known"] for each in fields(self._options) if each.name == "task"), None)
+        tasks = next((each.metadata["choices"] for each in fields(self._options) if each.name == "task"), None)
         if tasks and table.get("task") not in tasks:
             raise rejected("resume", str(self.path), f"be a run of {' or '.join(tasks)}", f"one of {table.get('task')}")
         before = self._options.from_table(table)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import masks
-from regard._utils.constraints import Options, flag, probability, size
+from regard._utils.constraints import OneOf, flag, probability, size
 from regard._utils.errors import described, rejected, shape
 from regard._utils.mechanism import mechanism
 from regard.engines import EngineLike
@@ -120,10 +120,10 @@ class LocalAttention(Layer):
         key_size = query_size if key_size is None else size(self, "key_size", key_size)
         hidden_size = query_size if hidden_size is None else size(self, "hidden_size", hidden_size)
         self.dropout, self.engine = probability(self, "dropout", dropout), engine
-        self.mode = Options(get_args(Mode))(self, "mode", mode)
+        self.mode = OneOf(get_args(Mode))(self, "mode", mode)
         flag(self, "renormalize", renormalize)
         self.renormalize = renormalize
-        kind, where = Options(get_args(ScorerName))(self, "score", score), {"device": device, "dtype": dtype}
+        kind, where = OneOf(get_args(ScorerName))(self, "score", score), {"device": device, "dtype": dtype}
         self.scorer = scorer(self, kind, (query_size, key_size, hidden_size), **where)
         self.w_p: nn.Parameter | None = None
         self.v_p: nn.Parameter | None = None

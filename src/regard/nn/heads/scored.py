@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import masks, normalizers, scores
-from regard._utils.constraints import Options, floats, positive, probability, size
+from regard._utils.constraints import OneOf, floats, positive, probability, size
 from regard._utils.mechanism import mechanism
 from regard.engines import EngineLike
 from regard.engines.aux import FIELDS, Aux, AuxRequest, TopK
@@ -530,7 +530,7 @@ class KernelAttention(ScoredAttention):
         **parts: Unpack[ScoredParts],
     ) -> None:
         super().__init__(dropout, **parts)
-        self.kernel, self.initial = Options(kernels())(self, "kernel", kernel), positive(self, "width", width)
+        self.kernel, self.initial = OneOf(kernels())(self, "kernel", kernel), positive(self, "width", width)
         count = 1 if num_features is None else size(self, "num_features", num_features)
         value = torch.empty(count, device=device, dtype=dtype)
         if learn_width:

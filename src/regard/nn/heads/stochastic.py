@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from regard._utils.constraints import Interval, Options, TensorOf, probability, size
+from regard._utils.constraints import Number, OneOf, TensorOf, probability, size
 from regard._utils.errors import described, rejected
 from regard._utils.mechanism import mechanism
 from regard.engines import EngineLike
@@ -142,10 +141,10 @@ class HardAttention(Layer):
             size(self, name, query_size if value is None else value) for name, value in given
         )
         self.dropout, self.momentum = probability(self, "dropout", dropout), probability(self, "momentum", momentum)
-        self.estimator = Options(get_args(Estimator))(self, "estimator", estimator)
-        Interval(0, math.inf, "[)")(self, "entropy", entropy)
+        self.estimator = OneOf(get_args(Estimator))(self, "estimator", estimator)
+        Number(ge=0)(self, "entropy", entropy)
         self.temperature, self.entropy, self.engine = Gumbel(temperature).temperature, float(entropy), engine
-        kind = Options(get_args(ScorerName))(self, "score", score)
+        kind = OneOf(get_args(ScorerName))(self, "score", score)
         self.scorer = scorer(self, kind, (query_size, key_size, hidden_size), device=device, dtype=dtype)
         self.register_buffer("baseline", torch.zeros((), device=device, dtype=dtype))
         self.register_buffer("rewards", torch.zeros((), device=device, dtype=torch.long))

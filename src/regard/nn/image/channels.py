@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard._utils.constraints import Interval, Options, floats, positive, size
+from regard._utils.constraints import Number, OneOf, floats, positive, size
 from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
 from regard.nn._base import Layer
@@ -163,7 +163,7 @@ class ECA(Layer):
     ) -> None:
         super().__init__()
         self.channels = size(self, "channels", channels)
-        gamma, b = positive(self, "gamma", gamma), Interval(-math.inf, math.inf, "()")(self, "b", b)
+        gamma, b = positive(self, "gamma", gamma), Number()(self, "b", b)
         adaptive = 2 * int(abs((math.log2(self.channels) + b) / gamma) // 2) + 1
         k = adaptive if kernel_size is None else odd(self, "kernel_size", kernel_size)
         self.conv = nn.Conv1d(1, 1, k, padding=k // 2, bias=False, device=device, dtype=dtype)
@@ -423,7 +423,7 @@ class MultiheadConvAttention(Layer):
             expected = "be a tuple or list of at least one int"
             raise rejected("MultiheadConvAttention", "kernel_sizes", expected, repr(kernel_sizes), TypeError)
         self.kernel_sizes = tuple(size(self, f"kernel_sizes[{i}]", k) for i, k in enumerate(kernel_sizes))
-        Options(COMBINATIONS)(self, "combine", combine)
+        OneOf(COMBINATIONS)(self, "combine", combine)
         self.combine = combine
         hidden = max(1, int(C / positive(self, "reduction", reduction)))
         how = {"bias": bias, "device": device, "dtype": dtype}

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard._utils.constraints import Options, size
+from regard._utils.constraints import OneOf, size
 from regard._utils.mechanism import mechanism
 from regard.engines import EngineLike
 from regard.engines.aux import AuxRequest
@@ -126,7 +126,7 @@ class NonLocalBlock(Layer):
         super().__init__()
         C = self.channels = size(self, "channels", channels)
         hidden = self.hidden_size = max(1, C // 2) if hidden_size is None else size(self, "hidden_size", hidden_size)
-        Options(MODES)(self, "mode", mode)
+        OneOf(MODES)(self, "mode", mode)
         self.mode, self.pool, self.engine = mode, size(self, "pool", pool), engine
         embedded = mode != "gaussian"
         self.theta = nn.Linear(C, hidden, bias, device=device, dtype=dtype) if embedded else None

@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from regard._utils.constraints import Options, floats
+from regard._utils.constraints import OneOf, floats
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import autocast_suspended
 from regard.nn.linear.attention import ProjectedHeads
@@ -124,8 +124,8 @@ def fast_weights(
 
 
 def _rule(function: str, rule: Any, feature_norm: Any) -> None:
-    Options(RULES)(function, "rule", rule)
-    Options((*_ORDERS, None))(function, "feature_norm", feature_norm)
+    OneOf(RULES)(function, "rule", rule)
+    OneOf((*_ORDERS, None))(function, "feature_norm", feature_norm)
 
 
 def _rate(function: str, beta: Any, key: Tensor) -> Tensor | None:

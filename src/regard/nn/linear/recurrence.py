@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard import masks
-from regard._utils.constraints import Options, flag, lengths, size
+from regard._utils.constraints import OneOf, flag, lengths, size
 from regard._utils.errors import described, rejected, shape
 from regard._utils.tracing import autocast_cast
 from regard.engines.problem import DTYPES
@@ -82,8 +82,8 @@ def options(function: str, feature_map: Any, form: Any, chunk: Any) -> Callable[
     if not isinstance(feature_map, str) and not callable(feature_map):
         raise rejected(function, "feature_map", "be a name or a function", described(feature_map), TypeError)
     if isinstance(feature_map, str):
-        Options(FEATURES)(function, "feature_map", feature_map)
-    Options(FORMS)(function, "form", form)
+        OneOf(FEATURES)(function, "feature_map", feature_map)
+    OneOf(FORMS)(function, "form", form)
     size(function, "chunk", chunk)
     return FEATURES[feature_map] if isinstance(feature_map, str) else feature_map
 

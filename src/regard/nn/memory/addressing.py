@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from regard import masks, scores
-from regard._utils.constraints import Options, floats, lengths, size
+from regard._utils.constraints import OneOf, floats, lengths, size
 from regard._utils.errors import described, rejected
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import autocast_suspended
@@ -209,7 +209,7 @@ class Controller(nn.Module):
     def __init__(self, owner: object, kind: str, input_size: int, hidden_size: int, device: Any, dtype: Any) -> None:
         super().__init__()
         known = {"lstm": nn.LSTMCell, "feedforward": nn.Linear}
-        Options(known)(owner, "controller", kind)
+        OneOf(known)(owner, "controller", kind)
         self.kind, self.cell_size = kind, hidden_size if kind == "lstm" else 0
         self.net: nn.Module = known[kind](input_size, hidden_size, device=device, dtype=dtype)
 

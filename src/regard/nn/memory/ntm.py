@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from regard._utils.constraints import Integer, floats, size
+from regard._utils.constraints import count, floats, size
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import autocast_suspended
 from regard.nn.memory.addressing import MemoryHead, MemoryMachine, similar, weigh
@@ -98,7 +98,7 @@ class TuringHead(MemoryHead, ABC):
     def __init__(
         self, input_size: int, width: int, heads: int, shift: int, more: tuple[int, ...], device: Any, dtype: Any
     ) -> None:
-        shift = Integer(0)(self, "shift", shift)
+        shift = count(self, "shift", shift)
         super().__init__(input_size, width, heads, (1, 2 * shift + 1, 1, *more), device, dtype)
         self.shift = shift
 
@@ -326,7 +326,7 @@ class NeuralTuringMachine(MemoryMachine[NTMState]):
     ) -> None:
         sizes = (input_size, output_size, hidden_size, memory_rows, memory_width, read_heads)
         super().__init__(*sizes, controller, device, dtype)
-        self.write_heads, self.shift = size(self, "write_heads", write_heads), Integer(0)(self, "shift", shift)
+        self.write_heads, self.shift = size(self, "write_heads", write_heads), count(self, "shift", shift)
         where: dict[str, Any] = {"shift": shift, "device": device, "dtype": dtype}
         self.write = NTMWriteHead(hidden_size, memory_width, write_heads, **where)
         self.read = NTMReadHead(hidden_size, memory_width, read_heads, **where)

@@ -13,11 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard._utils.constraints import Integer, positive, probability, size
+from regard._utils.constraints import count, integer, offsets, positive, probability, size
 from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import values_unavailable
-from regard.masks.base import as_int, int_tensor
 from regard.nn._base import Layer, parameter, sequences
 
 
@@ -26,8 +25,8 @@ def placed(layer: object, length: int, offset: Any, batch: int | None, device: A
     function = type(layer).__name__
     steps = torch.arange(length, device=device)
     if not isinstance(offset, Tensor):
-        return steps + as_int(function, "offset", offset)
-    offset = int_tensor(function, "offset", offset, "an int, or an integer tensor () or (B,)", (0, 1))
+        return steps + integer(function, "offset", offset)
+    offset = offsets(function, "offset", offset)
     if offset.dim() == 1 and batch is not None and offset.shape[0] != batch:
         raise rejected(function, "offset", f"have one entry per sequence ({batch})", shape(offset))
     return steps + offset.unsqueeze(-1) if offset.dim() else steps + offset
@@ -121,7 +120,7 @@ class SinusoidalPositions(Layer):
         -------
         Tensor (L, E), or (B, L, E) for an offset per sequence
         """
-        length = Integer(0)(self, "length", length)
+        length = count(self, "length", length)
         if device is None and isinstance(offset, Tensor):
             device = offset.device
         return self.waves(placed(self, length, offset, None, device)).to(dtype or torch.get_default_dtype())

@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import masks
-from regard._utils.constraints import Integer, Interval, flag, floats, size
+from regard._utils.constraints import Integer, Number, flag, floats, integer, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
 from regard._utils.part import brief
 from regard.masks import Extent, Mask
 from regard.masks.band import Offset, checked
-from regard.masks.base import Sizes, as_int, lookup
+from regard.masks.base import Sizes, lookup
 from regard.masks.biases import _Bias, geometric
 from regard.nn._base import Layer, parameter
 from regard.nn.positions.encodings import wide
@@ -98,11 +98,11 @@ class RelativeBias(Layer):
         super().__init__()
         flag(self, "bidirectional", bidirectional)
         self.num_heads, self.bidirectional = size(self, "num_heads", num_heads), bidirectional
-        self.num_buckets = Integer(4 if bidirectional else 2)(self, "num_buckets", num_buckets)
+        self.num_buckets = Integer(ge=4 if bidirectional else 2)(self, "num_buckets", num_buckets)
         if bidirectional and num_buckets % 2:
             raise rejected("RelativeBias", "num_buckets", "be even where bidirectional", num_buckets)
         self._side = num_buckets // 2 if bidirectional else num_buckets
-        self.max_distance = Integer(self._side // 2 + 1)(self, "max_distance", max_distance)
+        self.max_distance = Integer(ge=self._side // 2 + 1)(self, "max_distance", max_distance)
         self.weight = parameter(self.num_buckets, self.num_heads, device=device, dtype=dtype)
         # The bucket of each distance −R … R, where all beyond are clipped. Not saved: T5's checkpoints have none.
         places = torch.empty(2 * self.max_distance + 1, device=device, dtype=torch.int64)
@@ -133,7 +133,7 @@ class RelativeBias(Layer):
         [15, 10, 1, 0, 17, 24, 31]
         """
         exact = self._side // 2
-        distance = as_int("RelativeBias.bucket", "distance", distance)
+        distance = integer("RelativeBias.bucket", "distance", distance)
         return self._bucket(distance, _edges(exact, self._side - exact, self.max_distance))
 
     def _bucket(self, distance: int, edges: list[int]) -> int:
@@ -245,7 +245,7 @@ class RelativePositions(Layer):
         self.head_dim, self.max_distance = size(self, "head_dim", head_dim), size(self, "max_distance", max_distance)
         self.value_dim = None if value_dim is None else size(self, "value_dim", value_dim)
         if scale is not None:
-            Interval(-math.inf, math.inf, "()", note=" or None")(self, "scale", scale)
+            Number(note=" or None")(self, "scale", scale)
         self.scale = None if scale is None else float(scale)
         entries = 2 * self.max_distance + 1
         self.key_weight = parameter(entries, self.head_dim, device=device, dtype=dtype)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard._utils.constraints import Interval, flag, floats, positive, size
+from regard._utils.constraints import Number, flag, floats, positive, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
 from regard.nn._base import Layer
@@ -117,7 +117,7 @@ class Rotary(Layer):
         self.head_dim = size(self, "head_dim", head_dim)
         self.base = positive(self, "base", base)
         flag(self, "interleaved", interleaved)
-        self.interleaved, self.fraction = interleaved, Interval(0, 1, "(]")(self, "fraction", fraction)
+        self.interleaved, self.fraction = interleaved, Number(gt=0, le=1)(self, "fraction", fraction)
         self.scaling = scaling
         self.turned = math.floor(self.head_dim * self.fraction + 1e-9)
         if self.turned % 2 or not self.turned:

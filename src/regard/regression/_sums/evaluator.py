@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib.resources import files
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +21,7 @@ from regard.regression._sums.fourier import (
     has_finufft,
     require_finufft,
 )
-from regard.regression._sums.near import BLOCK, LOOK_PAIRS, NEAR, TILE, TOGETHER, Neighbours, Tiles, unit_of
+from regard.regression._sums.near import TILE, Neighbours, Tiles, unit_of
 from regard.regression._sums.smoother import Estimate, Report, Smoother
 
 # What ran and why, and how long each method should take ---------------------------------------------------------------
@@ -52,8 +49,6 @@ class Plan:
         What the bound may be.
     memory : int
         Bytes that the transforms take while they run, by estimate.
-    seconds : dict of str to float
-        How long each method should take, of those that could run.
     by_tree : bool
         With "tiles", whether a tree finds the points that are near each query, instead.
     """
@@ -65,97 +60,19 @@ class Plan:
     bound: float = 0.0
     rtol: float = 0.0
     memory: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
     by_tree: bool = False
 
     def __str__(self) -> str:
         lines = [f"{self.method}, {self.queries:,} queries: {self.reason}."]
         if self.by_tree:
-            lines.append("Each query lies far from the others, so a tree finds the points near it.")
+            lines.append("A tree finds the points that each query needs.")
         if self.method == "nufft":
             lines.append(
                 f"Errors are at most {self.bound:.1e} (rtol {self.rtol:g}) times |ŷ − ȳ| + σ of the targets; "
                 f"{self.by_tiles:,} queries, where weights sum to too little for that, were summed up exactly."
             )
             lines.append(f"The transforms take about {self.memory / 1e6:,.0f} MB.")
-        if self.seconds:
-            each = ", ".join(f"{name} {value:.2g} s" for name, value in sorted(self.seconds.items()))
-            lines.append(f"Predicted: {each}.")
         return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is to be summed up, as costs depend on it.
-
-    Attributes
-    ----------
-    points, queries, features, targets : int
-    columns : int
-        Values that are averaged exactly.
-    transforms : tuple of int
-        Complex transforms of the points, and of the queries.
-    compact : bool
-    """
-
-    points: int
-    queries: int
-    features: int
-    columns: int
-    transforms: tuple[int, int]
-    compact: bool = False
-
-    def exact(self) -> float:
-        """Return the seconds of comparing all pairs."""
-        pairs = float(self.points) * self.queries
-        rates = _costs()["exact"]["compact" if self.compact else "all"]
-        return _product(rates, (1.0, pairs, pairs * self.features, pairs * self.columns))
-
-    def nufft(self, series: Series, held: bool) -> float:
-        """Return the seconds of transforming points, unless they are ``held``, and queries."""
-        width = math.log(1 / series.eps) / (math.pi * math.sqrt(0.5)) + 2
-        grid = series.size * 2**self.features
-        seconds = _product(_costs()["around"][str(self.features)], (1.0, series.size * sum(self.transforms)))
-        for way, count, times in zip(("forth", "back"), (self.points, self.queries), self.transforms):
-            if way == "forth" and held:
-                continue
-            rates = _costs()[way][str(self.features)]
-            spread = count * width**self.features
-            seconds += _product(rates, (1.0, count, times * spread, times * grid * math.log2(max(grid, 2.0))))
-        return seconds
-
-    def tiles(self, share: float, together: float, sorted_: bool, sharing: int = 1) -> float:
-        """Return the seconds where a query needs a share of the points, and so many are together.
-
-        Looks are shared by so many bandwidths.
-        """
-        # Those together need what any of them does.
-        apart = (together / max(self.queries, 1)) ** (1 / self.features)
-        share = (share ** (1 / self.features) + min(apart, 1.0)) ** self.features if together > 1 else share
-        calls = max(1.0, self.queries / together)
-        rates = _costs()["tiles"]
-        pairs = calls * max(together, BLOCK) * min(share, 1.0) * self.points
-        order = 0.0 if sorted_ else rates[0] * self.points
-        looks = order + calls * (rates[1] + rates[2] * self.points)
-        return looks / sharing + rates[3] * pairs
-
-    def neighbours(self, share: float, held: bool, sharing: int = 1) -> float:
-        """Return the seconds where a tree finds the share of the points that a query needs, for so many bandwidths."""
-        point, call, query, found, pair = _costs()["neighbours"]
-        pairs = self.queries * min(share, 1.0) * self.points
-        tree = 0.0 if held else point * self.points
-        # All that share compare the pairs of the widest, on average about twice as many as they would.
-        return (tree + call + query * self.queries) / sharing + (found + pair * min(sharing, 2)) * pairs
-
-
-@cache
-def _costs() -> dict:  # type: ignore[type-arg]
-    """Return the seconds of each term, by rates that ``python -m benchmarks.regression_costs`` fits."""
-    return dict(json.loads(files("regard.regression").joinpath("costs.json").read_text(encoding="utf-8"))["rates"])
-
-
-def _product(rates: list[float], amounts: tuple[float, ...]) -> float:
-    return sum(rate * amount for rate, amount in zip(rates, amounts))
 
 
 # Estimates by the method that is asked for, or the cheapest: all pairs, exact tiles, or a transform with a bound ------
@@ -163,6 +80,14 @@ def _product(rates: list[float], amounts: tuple[float, ...]) -> float:
 
 #: Points up to which "auto" compares all pairs, and pairs.
 FEW, FEW_PAIRS = 1 << 11, 1 << 22
+# By times of each method on seventy settings, 10,000 to 2,000,000 points in one to ten dimensions:
+#: Pairs that take as long as one frequency of a transform.
+PAIRS_OF_FREQUENCY = 1000
+#: The share of points that a query may need for a tree to find them, and points from which that is worth it: all
+#: pairs of a kernel that ends somewhere skip what is beyond, so that a tree gains less.
+TREE_SHARE, TREE_POINTS, TREE_POINTS_COMPACT = 0.002, 20_000, 1_000_000
+#: Along each axis, the share of points that a query may need for tiles of them, and axes: with more, tiles are wide.
+TILES_SHARE, TILES_AXES = 0.25, 2
 #: Points and queries that a look at the weights takes.
 LOOK, LOOKERS = 2048, 128
 #: The bound of a mean over what transforms are asked for, where all weights are the same; of lines; of deviations.
@@ -309,56 +234,44 @@ class Evaluator:
 
     # The choice.
 
-    def choose(self, smoother: Smoother, count: int, bandwidth: Tensor, spread: bool = False, sharing: int = 1) -> Plan:
-        """Return the plan for so many queries: the method, why, and what each would cost.
-
-        Tiles are looked at once for so many bandwidths that are ``sharing`` them.
-        """
-        pairs = float(count) * len(smoother.key)
+    def choose(self, smoother: Smoother, count: int, bandwidth: Tensor, spread: bool = False) -> Plan:
+        """Return the plan for so many queries: the method, and why."""
+        N, C = smoother.key.shape
+        pairs = float(count) * N
         if self.method == "exact":
             return Plan("exact", "method='exact'", count)
-        if self.method == "auto" and (len(smoother.key) <= FEW or pairs <= FEW_PAIRS):
+        if self.method == "auto" and (N <= FEW or pairs <= FEW_PAIRS):
             return Plan("exact", "all pairs are few", count)
-        task = _task(smoother, count, spread)
-        seconds = {} if self.method != "auto" else {"exact": task.exact()}
-        cannot_tile, by_tree = _cannot_tile(smoother), False
-        if not cannot_tile and self.method != "nufft":
-            look = self._look(smoother, bandwidth)
-            seconds["tiles"] = task.tiles(look.share, look.together(count), self._tiles is not None, sharing)
-            tree = task.neighbours(look.needed, unit_of(smoother, bandwidth).tobytes() in self._trees, sharing)
-            by_tree, seconds["tiles"] = tree < seconds["tiles"], min(tree, seconds["tiles"])
+        cannot_tile = _cannot_tile(smoother)
         if self.method == "tiles":
             if cannot_tile:
                 return Plan("exact", cannot_tile, count)
-            return Plan("tiles", "method='tiles'", count, seconds=seconds, by_tree=by_tree)
-        cannot, series = _cannot_transform(smoother), None
+            return Plan("tiles", "method='tiles'", count, by_tree=self._look(smoother, bandwidth).by_tree)
+        cannot, series, memory = _cannot_transform(smoother), None, 0.0
         if not cannot:
             series = self._series(smoother, bandwidth, spread)
-            memory = _memory(task, series)
-            most = available_memory()
+            memory, most = _memory(smoother, count, spread, series), available_memory()
             if not math.isfinite(memory) or (most is not None and memory > MEMORY_SHARE * most):
                 cannot = f"a grid of {series.size:.2g} frequencies would take {memory / 1e9:.3g} GB"
-        if cannot:
-            if self.method == "nufft":
-                return Plan("exact" if cannot_tile else "tiles", f"no transform: {cannot}", count)
-        else:
-            assert series is not None
-            held = self._held(smoother, bandwidth, series.eps)
-            seconds["nufft"] = task.nufft(series, held)
-            if self.method == "auto":
-                lost = replace(task, queries=round(count * self._look(smoother, bandwidth).lost(series.eps, self.rtol)))
-                seconds["nufft"] += lost.exact()
-        best = min(seconds, key=lambda name: seconds[name])
-        why = "it should be the fastest" + (f"; no transform: {cannot}" if cannot and best != "nufft" else "")
-        if self.method == "nufft":
-            why = "method='nufft'"
-        if best != "nufft" or series is None:
-            return Plan(best, why, count, seconds=seconds, by_tree=by_tree and best == "tiles")
-        return Plan("nufft", why, count, 0, 0.0, self.rtol, round(_memory(task, series)), seconds)
-
-    def _held(self, smoother: Smoother, bandwidth: Tensor, eps: float) -> bool:
-        found = self._transformed.get(smoother.coordinate_bandwidth(bandwidth.detach()).numpy().tobytes())
-        return found is not None and found.eps <= eps
+        if self.method == "nufft" and cannot:
+            return Plan("exact" if cannot_tile else "tiles", f"no transform: {cannot}", count)
+        but = f"; no transform: {cannot}" if cannot else ""
+        if cannot and cannot_tile:
+            return Plan("exact", f"{cannot_tile}{but}", count)
+        look = self._look(smoother, bandwidth)
+        if series is not None and not cannot:
+            # Queries whose sums are too small for its bound are summed up exactly.
+            saved = pairs * (1 - look.lost(series.eps, self.rtol))
+            why = "method='nufft'" if self.method == "nufft" else "a transform has few frequencies beside all pairs"
+            if self.method == "nufft" or saved > PAIRS_OF_FREQUENCY * series.size:
+                return Plan("nufft", why, count, rtol=self.rtol, memory=round(memory))
+        if not cannot_tile:
+            compact = smoother.kernel.form.compact
+            if look.by_tree and (TREE_POINTS_COMPACT if compact else TREE_POINTS) <= N:
+                return Plan("tiles", f"queries need few of the points{but}", count, by_tree=True)
+            if not look.by_tree and not compact and C <= TILES_AXES and look.share < TILES_SHARE**C:
+                return Plan("tiles", f"queries need some of the points{but}", count)
+        return Plan("exact", f"queries need many of the points, or these are few{but}", count)
 
     def _eps(self, smoother: Smoother, bandwidth: Tensor, spread: bool) -> float:
         """Return what transforms are asked for, a power of ten, so that few queries' bounds exceed rtol."""
@@ -391,17 +304,11 @@ class PilotStatistics:
         The share of points that a point's exact sum needs.
     needed : float
         The same, where those alone are found that it needs.
-    near : float
-        The share of points in one cell of those that look at tiles together.
-    points : int
-        All of them.
     """
 
     weights: np.ndarray
     share: float
     needed: float
-    near: float
-    points: int
 
     @classmethod
     def at(cls, smoother: Smoother, bandwidth: Tensor) -> PilotStatistics:
@@ -421,10 +328,9 @@ class PilotStatistics:
         seen = (np.exp(logs) * weight).sum(1) / weight.sum()
         # As many tiles as there are, each of which may weigh a little.
         needed = (logs > logs.max(1, keepdims=True) - 60 * math.log(2) - math.log(max(N, 2))).mean(1)
-        near = float((gap.numpy() <= NEAR / 2).all(-1).mean())
         share = float(needed.mean())
         by_itself = max(share - 1 / len(keys), 0.0) + 1 / N  # the nearest of all is nearer than that of some
-        return cls(np.sort(seen + alone), share + 4 * TILE / N, by_itself, max(near, TILE / N), N)
+        return cls(np.sort(seen + alone), share + 4 * TILE / N, by_itself)
 
     @property
     def least(self) -> float:
@@ -435,26 +341,17 @@ class PilotStatistics:
         """Return the share of points whose sum is too small for this rtol."""
         return float((self.weights * rtol < eps * MAGNIFIED).mean())
 
-    def together(self, count: int) -> float:
-        """Return how many of so many queries look at tiles together."""
-        return float(min(TOGETHER, max(1.0, count * self.near, (LOOK_PAIRS * count / self.points) ** 0.5)))
+    @property
+    def by_tree(self) -> bool:
+        """Whether a tree should find the points that a query needs, rather than tiles."""
+        return self.needed < TREE_SHARE
 
 
-def _task(smoother: Smoother, count: int, spread: bool) -> Task:
-    """Return what sums at so many queries take."""
-    C, M = smoother.key.shape[1], smoother.target.shape[1]
-    moments = C + C * (C + 1) // 2 if smoother.order else 0
-    columns = 1 + M * (1 + spread) + moments + (C * M if smoother.order else 0)
-    pairs = -(-(1 + M) // 2)
-    forth = pairs + ((M + 1) // 2 + 2 if spread else 0)
-    back = pairs * (1 + moments) + ((M + 1) // 2 + 2 * (1 + moments) if spread else 0)
-    return Task(len(smoother.key), count, C, columns, (forth, back), smoother.kernel.form.compact)
-
-
-def _memory(task: Task, series: Series) -> float:
+def _memory(smoother: Smoother, count: int, spread: bool, series: Series) -> float:
     """Return the bytes that transforms take: coordinates, their order, strengths and grids."""
-    each = 8.0 * (task.features + 1) + 16
-    return each * max(task.points, task.queries) + 16 * series.size * (task.transforms[0] + 2 + 2.0**task.features)
+    (N, C), M = smoother.key.shape, smoother.target.shape[1]
+    columns = -(-(1 + M) // 2) + ((M + 1) // 2 + 2 if spread else 0)
+    return (8.0 * (C + 1) + 16) * max(N, count) + 16 * series.size * (columns + 2 + 2.0**C)
 
 
 def _cannot_transform(smoother: Smoother) -> str:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_diabetes
 from sklearn.metrics import accuracy_score, r2_score, root_mean_squared_error
 
-from regard_cli.tables import Table, code, fit, prepare, quality_of, quality_on
+from regard_cli.regress_model import code, fit, prepare, quality
+from regard_cli.tables import Table
 
 pytestmark = pytest.mark.filterwarnings("ignore::regard.regression.ExtrapolationWarning")
 
@@ -20,7 +21,7 @@ def held_out(frame: pd.DataFrame, count: int, **options):
     table, new = (Table(name, part.astype(str), "CSV") for name, part in (("a", frame[:-count]), ("b", frame[-count:])))
     fitted = fit(prepare(table, "y"), **options)
     added = fitted.predict(code(fitted.prepared, new))
-    return fitted, added, quality_on(fitted, new, added)
+    return fitted, added, added.quality
 
 
 def carbon_dioxide() -> pd.DataFrame:
@@ -44,18 +45,18 @@ def waves() -> pd.DataFrame:
 def test_r2_is_scikit_learns(load, order):
     frame = load()
     fitted, added, found = held_out(frame, 50, order=order, bandwidth="scott")
-    truth, mine = frame["y"].to_numpy()[-50:], added.columns["y_predicted"]
+    truth, mine = frame["y"].to_numpy()[-50:], added.frame["y_predicted"]
     assert found.r2 == pytest.approx(r2_score(truth, mine))
     assert found.error == pytest.approx(root_mean_squared_error(truth, mine))
     assert found.simple == pytest.approx(root_mean_squared_error(truth, np.full(50, frame["y"][:-50].mean())))
-    own = quality_of(fitted)
+    own = quality(fitted)
     assert own.r2 == pytest.approx(r2_score(frame["y"][:-50], fitted.left_out))
 
 
 def test_rows_to_come_are_worse_than_their_own_mean_and_are_extrapolated():
     _, added, found = held_out(carbon_dioxide(), 104)
     assert found.r2 < 0 < 1 - (found.error / found.simple) ** 2, "far better than the mean of the rows before them"
-    flags = added.columns["y_extrapolated"]
+    flags = added.frame["y_extrapolated"]
     assert flags[0] is False and all(flags[10:])
     assert added.extrapolated == sum(flags)
 
@@ -69,10 +70,10 @@ def test_r2_wherever_the_new_rows_lie(seed, shift, weighted):
     table, other = Table("a", frame, "CSV"), Table("b", new, "CSV")
     fitted = fit(prepare(table, "y", ["x"], "w" if weighted else None), bandwidth=[0.5])
     added = fitted.predict(code(fitted.prepared, other))
-    found = quality_on(fitted, other, added)
-    assert found.r2 == pytest.approx(r2_score(new["y"], added.columns["y_predicted"]))
+    found = added.quality
+    assert found.r2 == pytest.approx(r2_score(new["y"], added.frame["y_predicted"]))
     weight = frame["w"] if weighted else None
-    assert quality_of(fitted).r2 == pytest.approx(r2_score(frame["y"], fitted.left_out, sample_weight=weight))
+    assert quality(fitted).r2 == pytest.approx(r2_score(frame["y"], fitted.left_out, sample_weight=weight))
 
 
 def test_where_there_is_no_r2():
@@ -81,7 +82,7 @@ def test_where_there_is_no_r2():
     frame["y"] = ["a", "b"] * 4 + ["a"]
     _, added, found = held_out(frame, 3, bandwidth=[1.0])
     assert np.isnan(found.r2)
-    assert 1 - found.error == pytest.approx(accuracy_score(frame["y"][-3:], added.columns["y_predicted"]))
+    assert 1 - found.error == pytest.approx(accuracy_score(frame["y"][-3:], added.frame["y_predicted"]))
 
 
 def test_a_slope_is_what_a_feature_does():
@@ -89,4 +90,4 @@ def test_a_slope_is_what_a_feature_does():
     frame = pd.DataFrame({"x": rng.normal(size=80), "z": rng.normal(size=80)})
     frame["y"] = 3 * frame["x"] + 0.01 * rng.normal(size=80)
     fitted = fit(prepare(Table("a", frame, "CSV"), "y"), bandwidth=[1e3], order=1)
-    assert [fitted.slope(i) for i in range(2)] == pytest.approx([3, 0], abs=0.01)
+    assert [fitted.slope(each) for each in ("x", "z")] == pytest.approx([3, 0], abs=0.01)

@@ -150,8 +150,8 @@ class Captioner:
         list of Prediction
             In which ``source`` is the name, and the ``alignment`` (A, T, S) is to the places of the grid, row by row.
         """
-        longest = options.search.longest or LONGEST
-        searching = replace(options.search, longest=longest, unknown=False)
+        longest = options.search.max_length or LONGEST
+        searching = replace(options.search, max_length=longest, unknown=False)
         narrow, made = options.precision == "bfloat16", []
         with self._evaluating(options):
             for first in range(0, len(grids), options.batch):

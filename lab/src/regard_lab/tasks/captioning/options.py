@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from regard._utils.errors import in_section, rejected, unknown_name
-from regard._utils.options import Options, option, redeclared, section
+from regard_lab._options import Options, option, redeclared, section
 from regard_lab.models.captioner import CAPTIONERS
 from regard_lab.tasks.captioning.encoders import CNN, NAMES
 from regard_lab.tasks.translation.tasks import VocabularyOptions
-from regard_lab.training.options import RunOptions, TrainingOptions
+from regard_lab.training.options import RunOptions, TrainingOptions, absolute_path
 
 TUNES = ("frozen", "full")
 METRICS = ("loss", "bleu", "chrf", "rouge", "cider")
@@ -24,6 +25,7 @@ FILES = ("data", "valid", "images", "features")
 class CaptionDataOptions(Options):
     """Where images and captions come from."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"longest": "max_length"}
     data: str = option("", "lines of an image's file, a tab and a caption; - is standard input", flag="--data",
                        short="Lines of file, tab, caption; - stdin.")  # fmt: skip
     valid: str = option("", "such lines to validate with; by default some images are held out", flag="--valid",
@@ -33,9 +35,9 @@ class CaptionDataOptions(Options):
     features: str = option("", "a file that keeps what a frozen encoder makes of the images, for other runs, too; by "
                            "default one in the run's folder", flag="--features",
                            short="File that keeps the images' features.")  # fmt: skip
-    side: int = option(0, "pixels of the square that is read of an image; 0 for what the encoder is used to", least=0)
-    held_out: int = option(1000, "images that are held out; by default at most a tenth", least=1)
-    longest: int = option(40, "words that a caption may have at most", least=1)
+    side: int = option(0, "pixels of the square that is read of an image; 0 for what the encoder is used to", ge=0)
+    held_out: int = option(1000, "images that are held out; by default at most a tenth", ge=1)
+    max_length: int = option(40, "words that a caption may have at most", ge=1)
     mirror: bool = option(True, "exchange left and right in half of the images to learn from")
 
     def check(self) -> None:
@@ -43,23 +45,23 @@ class CaptionDataOptions(Options):
         if self.data == self.valid == "-":
             raise rejected("options", "valid", "be a file where standard input is something else", "- as data is")
         if self.valid:
-            self.leave_out("held_out", "where valid is given")
+            self.require_default("held_out", "where valid is given")
 
 
 @dataclass(frozen=True)
 class CaptionVocabularyOptions(VocabularyOptions):
     """How tokens are made of captions."""
 
-    size: int = option(4000, "how many subwords", least=4, flag="--vocabulary-size")
+    size: int = option(4000, "how many subwords", ge=4, flag="--vocabulary-size")
     joint: bool = option(False, "of other tasks")
     lowercase: bool = redeclared(VocabularyOptions, "lowercase", True)
-    dropout: float = option(0.0, "of other tasks", least=0, below=1)
+    dropout: float = option(0.0, "of other tasks", ge=0, lt=1)
 
     def check(self) -> None:
         """Raise where an option has no effect."""
         super().check()
         for name in ("joint", "dropout"):
-            self.leave_out(name, "for captions")
+            self.require_default(name, "for captions")
 
 
 @dataclass(frozen=True)
@@ -68,21 +70,21 @@ class CaptionTrainingOptions(TrainingOptions):
 
     batch_option: ClassVar[str] = "batch_images"
 
-    epochs: float = option(20.0, "times that each image is seen, where steps is 0", above=0, flag="--epochs",
+    epochs: float = option(20.0, "times that each image is seen, where steps is 0", gt=0, flag="--epochs",
                            short="Times that each image is seen.")  # fmt: skip
-    steps: int = option(0, "steps at most; 0 for those of the epochs", least=0, resumable=True, flag="--steps",
+    steps: int = option(0, "steps at most; 0 for those of the epochs", ge=0, resumable=True, flag="--steps",
                         short="Steps at most, in place of epochs.")  # fmt: skip
-    batch_images: int = option(32, "images of a batch", least=1, flag="--batch")
-    captions: int = option(5, "captions of an image that are learned from at a time", least=1)
-    batch_tokens: int = option(4096, "of other tasks", least=2)
+    batch_images: int = option(32, "images of a batch", ge=1, flag="--batch")
+    captions: int = option(5, "captions of an image that are learned from at a time", ge=1)
+    batch_tokens: int = option(4096, "of other tasks", ge=2)
     #: Xu 2015, arXiv 1502.03044: doubly stochastic attention.
     coverage: float = option(0.0, "weight of the mean of (1 − Σ α)² over places: how far the attention of all words to "
-                             "each is from 1", least=0)  # fmt: skip
+                             "each is from 1", ge=0)  # fmt: skip
     learning_rate: float = redeclared(TrainingOptions, "learning_rate", 1e-3)
     schedule: str = redeclared(TrainingOptions, "schedule", "cosine")
     warmup: float = redeclared(TrainingOptions, "warmup", 0.05)
-    validate_every: int = option(0, "steps between validations; 0 for one each epoch", least=0)
-    metric: str = option("cider", "what best and patience go by", known=METRICS)
+    validate_every: int = option(0, "steps between validations; 0 for one each epoch", ge=0)
+    metric: str = option("cider", "what best and patience go by", choices=METRICS)
     keep: int = redeclared(TrainingOptions, "keep", 3)
     average: int = redeclared(TrainingOptions, "average", 3)
 
@@ -101,13 +103,13 @@ class CaptionRewardOptions(Options):
     earns anything.
     """
 
-    cider: float = option(0.0, "weight of CIDEr-D, which is 10 at most", least=0, flag="--reward-cider",
+    cider: float = option(0.0, "weight of CIDEr-D, which is 10 at most", ge=0, flag="--reward-cider",
                           short="Learn from CIDEr-D, with this weight.")  # fmt: skip
-    bleu: float = option(0.0, "weight of a caption's BLEU-4, which is 1 at most", least=0, flag="--reward-bleu",
+    bleu: float = option(0.0, "weight of a caption's BLEU-4, which is 1 at most", ge=0, flag="--reward-bleu",
                          short="Learn from BLEU-4, with this weight.")  # fmt: skip
-    draws: int = option(5, "captions that are drawn of an image, and compared", least=2)
-    temperature: float = option(1.0, "of draws: below 1 they are closer to what a search finds", above=0)
-    likelihood: float = option(0.0, "weight of the likelihood of people's captions beside it", least=0)
+    draws: int = option(5, "captions that are drawn of an image, and compared", ge=2)
+    temperature: float = option(1.0, "of draws: below 1 they are closer to what a search finds", gt=0)
+    likelihood: float = option(0.0, "weight of the likelihood of people's captions beside it", ge=0)
 
     @property
     def some(self) -> bool:
@@ -118,22 +120,22 @@ class CaptionRewardOptions(Options):
         """Raise where an option has no effect."""
         if not self.some:
             for name in ("draws", "temperature", "likelihood"):
-                self.leave_out(name, "where no score has a weight")
+                self.require_default(name, "where no score has a weight")
 
 
 @dataclass(frozen=True)
 class CaptionOptions(RunOptions):
     """Everything that a run is asked for."""
 
-    task: str = option("captioner", "captioner", known=("captioner",))
+    task: str = option("captioner", "captioner", choices=("captioner",))
     data: CaptionDataOptions = section(CaptionDataOptions, "where images and captions come from")
     vocabularies: CaptionVocabularyOptions = section(CaptionVocabularyOptions, "how tokens are made of captions")
     encoder: str = option(NAMES[0], f"what reads images: {', '.join(NAMES)}, or the folder of a vision model of "
                           "Hugging Face", flag="--encoder",
                           short=f"{NAMES[0]} … 2, {NAMES[-1]}, or a folder.")  # fmt: skip
-    tune: str = option(TUNES[0], "of the encoder: it stays as it is, or learns", known=TUNES, flag="--tune",
+    tune: str = option(TUNES[0], "of the encoder: it stays as it is, or learns", choices=TUNES, flag="--tune",
                        short="frozen, or full: the encoder learns.")  # fmt: skip
-    kind: str = option("recurrent", "what writes: recurrent or transformer", known=CAPTIONERS, flag="--model",
+    kind: str = option("recurrent", "what writes: recurrent or transformer", choices=CAPTIONERS, flag="--model",
                        short="rnn or transformer.")  # fmt: skip
     preset: str = option("base", "the sizes of the model", flag="--preset", short="Sizes: base, small, ...")
     model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
@@ -146,12 +148,12 @@ class CaptionOptions(RunOptions):
         """Raise where options contradict each other, or one has no effect."""
         for name in ("guide", "guided", "batch_tokens"):
             with in_section("training"):
-                self.training.leave_out(name, "for captions")
+                self.training.require_default(name, "for captions")
         if self.reward.some:
             self._check_reward()
         if self.tune != "frozen":
             with in_section("data"):
-                self.data.leave_out("features", "where the encoder learns")
+                self.data.require_default("features", "where the encoder learns")
         elif self.encoder == CNN:
             raise rejected("options", "tune", f"be 'full' where encoder is {CNN!r}, which knows nothing", "'frozen'")
 
@@ -165,13 +167,13 @@ class CaptionOptions(RunOptions):
                 raise rejected("options", "start", expected, "none")
         with in_section("training"):
             for name in unused:
-                self.training.leave_out(name, "where rewards count")
+                self.training.require_default(name, "where rewards count")
 
     def with_absolute_paths(self) -> Self:
         """Return the options with the files' names from the root on."""
-        files: dict[str, Any] = {name: _absolute(getattr(self.data, name)) for name in FILES}
-        encoder = _absolute(self.encoder) if Path(self.encoder).is_dir() else self.encoder
-        return replace(self, encoder=encoder, start=_absolute(self.start), data=replace(self.data, **files))
+        files: dict[str, Any] = {name: absolute_path(getattr(self.data, name)) for name in FILES}
+        encoder = absolute_path(self.encoder) if Path(self.encoder).is_dir() else self.encoder
+        return replace(self, encoder=encoder, start=absolute_path(self.start), data=replace(self.data, **files))
 
     def model_config(self, features: int, targets: int, places: int) -> Any:
         """Return the model's config for features of this width, or raise where an option is wrong."""
@@ -188,7 +190,3 @@ class CaptionOptions(RunOptions):
         fixed = {"sources", "targets", "places", *self.model}
         config = asdict(self.model_config(8, 8, 49))
         return {name: value for name, value in config.items() if name not in fixed and value is not None}
-
-
-def _absolute(name: str) -> str:
-    return str(Path(name).absolute()) if name not in ("", "-") else name

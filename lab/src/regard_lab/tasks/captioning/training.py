@@ -253,7 +253,7 @@ class Captioning(FolderRun[CaptionOptions]):
     def _captions(self, images: Images) -> tuple[Pairs, Pairs]:
         """Return the captions to learn from and to validate with, of images that are there, in one of the two."""
         data, lowercase = self.options.data, self.options.vocabularies.lowercase
-        learn = self._read(data.data, images, words=data.longest, lowercase=lowercase)
+        learn = self._read(data.data, images, words=data.max_length, lowercase=lowercase)
         if data.valid:
             valid = self._read(data.valid, images, words=None, lowercase=lowercase)
             learn = self._apart(learn, {name: name for name in valid.sources}, "are also to validate with")
@@ -398,7 +398,7 @@ class Captioning(FolderRun[CaptionOptions]):
     def _score(self, captioner: Captioner, valid: Pairs, grids: Grids) -> Callable[[Any], dict[str, float]]:
         """Return what a validation asks beside the loss: greedy search for some of the held-out images."""
         references = list(valid.references().items())[: self.options.training.validate_most]
-        options = PredictionOptions(SearchOptions(beams=1, longest=LONGEST))
+        options = PredictionOptions(SearchOptions(beams=1, max_length=LONGEST))
         names, listed = [name for name, _ in references], [each for _, each in references]
 
         def score(_: Any) -> dict[str, float]:

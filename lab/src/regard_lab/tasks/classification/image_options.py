@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from regard._utils.errors import in_section, rejected, unknown_name
-from regard._utils.options import Options, option, redeclared, section
+from regard_lab._options import Options, option, redeclared, section
 from regard_lab.data.batches import Augmentation
 from regard_lab.models import ResNet, ResNetConfig, VisionTransformer, VisionTransformerConfig
 from regard_lab.tasks.classification.options import ClassifierOptions, ClassifierTrainingOptions
+from regard_lab.training.options import absolute_path
 
 TASK = "image-classification"
 #: What a model of images may be, with its config.
@@ -35,16 +35,16 @@ class LabelledImageOptions(Options):
                          "images beside its labels, or an .npz of both", flag="--images",
                          short="A folder per label, IDX, or .npz.")  # fmt: skip
     valid: str = option("", "the same to validate with; by default some of each label are held out", flag="--valid")
-    held_out: float = option(0.1, "share of each label's images that is held out", above=0, below=1)
+    held_out: float = option(0.1, "share of each label's images that is held out", gt=0, lt=1)
     side: int = option(0, "pixels of a side that images are made, the middle of those that are not square; 0 for that "
-                       "of arrays, and 64 for files", least=0, most=1 << 12, flag="--side",
+                       "of arrays, and 64 for files", ge=0, le=1 << 12, flag="--side",
                        short="Pixels of a side of images.")  # fmt: skip
     gray: bool = option(False, "read images without colour", flag="--gray", short="Read images without colour.")
 
     def check(self) -> None:
         """Raise where an option has no effect."""
         if self.valid:
-            self.leave_out("held_out", "where valid is given")
+            self.require_default("held_out", "where valid is given")
 
 
 @dataclass(frozen=True)
@@ -64,17 +64,17 @@ class ImageTrainingOptions(ClassifierTrainingOptions):
 class ImageClassificationOptions(ClassifierOptions):
     """Everything that a run is asked for."""
 
-    task: str = option(TASK, TASK, known=(TASK,))
+    task: str = option(TASK, TASK, choices=(TASK,))
     data: LabelledImageOptions = section(LabelledImageOptions, "where images and labels come from")
     augmentation: Augmentation = section(Augmentation, "what is changed in images at random")
     start: str = option("", "the folder of a model of images that the run begins with", flag="--start")
-    tune: str = option("full", "what of that model learns: all of it, or its head alone", known=TUNES, flag="--tune")
-    kind: str = option("resnet", "what the model is, without start", known=tuple(KINDS), flag="--kind")
+    tune: str = option("full", "what of that model learns: all of it, or its head alone", choices=TUNES, flag="--tune")
+    kind: str = option("resnet", "what the model is, without start", choices=tuple(KINDS), flag="--kind")
     preset: str = option("tiny", "the sizes of the model, without start", flag="--preset")
     model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
     flip_test: bool = option(False, "name labels by an image and its mirror image together, in twice the time, once "
                              "training is over; for images whose left and right mean nothing")  # fmt: skip
-    dropout: float = option(0.0, "share of the features zeroed before labels are scored", least=0, below=1)
+    dropout: float = option(0.0, "share of the features zeroed before labels are scored", ge=0, lt=1)
     training: ImageTrainingOptions = section(ImageTrainingOptions, "how to train")
 
     def check(self) -> None:
@@ -82,7 +82,7 @@ class ImageClassificationOptions(ClassifierOptions):
         with in_section("training"):
             refused = ("teacher_forcing", "guide", "guided", "validate_most", "batch_tokens", "checkpoint_activations")
             for name in refused:
-                self.training.leave_out(name, "for a classifier of images")
+                self.training.require_default(name, "for a classifier of images")
             if self.training.divides:
                 raise rejected("options", "strategy", "be 'auto' or 'ddp' for a classifier of images", "'fsdp'")
         if not self.start:
@@ -93,13 +93,13 @@ class ImageClassificationOptions(ClassifierOptions):
             if getattr(self, name) != getattr(ImageClassificationOptions(), name):
                 raise rejected("options", name, "be left out with start, which has its own", getattr(self, name))
         with in_section("data"):
-            self.data.leave_out("side", "with start, which has its own")
-            self.data.leave_out("gray", "with start, which has its own")
+            self.data.require_default("side", "with start, which has its own")
+            self.data.require_default("gray", "with start, which has its own")
 
     def with_absolute_paths(self) -> Self:
         """Return the options with the files' names from the root on."""
-        data = replace(self.data, images=_absolute(self.data.images), valid=_absolute(self.data.valid))
-        return replace(self, start=_absolute(self.start), data=data)
+        data = replace(self.data, images=absolute_path(self.data.images), valid=absolute_path(self.data.valid))
+        return replace(self, start=absolute_path(self.start), data=data)
 
     def model_config(self, side: int = 1 << 8, channels: int = 3) -> Any:
         """Return the model's config for images of such a side and so many channels, or raise where one is wrong."""
@@ -119,7 +119,3 @@ class ImageClassificationOptions(ClassifierOptions):
         if isinstance(model, ResNet):
             return RATES["resnet"]
         return min(RATES["transformer"] * _WIDTH / model.config.width, _HIGHEST)
-
-
-def _absolute(name: str) -> str:
-    return str(Path(name).absolute()) if name else name

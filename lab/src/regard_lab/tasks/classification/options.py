@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from regard._utils.options import option, redeclared
+from regard_lab._options import option, redeclared
 from regard_lab.training.options import RunOptions, TrainingOptions
 
 METRICS = ("loss", "accuracy", "f1", "matthews")
@@ -18,20 +18,20 @@ class ClassifierTrainingOptions(TrainingOptions):
 
     batch_option: ClassVar[str] = "batch_examples"
 
-    epochs: float = option(3.0, "times that each example is read, where steps is 0", above=0, flag="--epochs",
+    epochs: float = option(3.0, "times that each example is read, where steps is 0", gt=0, flag="--epochs",
                            short="Times that each example is read.")  # fmt: skip
-    steps: int = option(0, "steps at most; 0 for those of the epochs", least=0, resumable=True, flag="--steps",
+    steps: int = option(0, "steps at most; 0 for those of the epochs", ge=0, resumable=True, flag="--steps",
                         short="Steps at most, in place of epochs.")  # fmt: skip
-    batch_examples: int = option(32, "examples of a batch", least=1, flag="--batch")
-    batch_tokens: int = option(4096, "of other tasks", least=2)
+    batch_examples: int = option(32, "examples of a batch", ge=1, flag="--batch")
+    batch_tokens: int = option(4096, "of other tasks", ge=2)
     learning_rate: float = option(0.0, "of AdamW at its peak; 0 for what suits the model's width, and what of it "
-                                  "learns", least=0, resumable=True, flag="--learning-rate",
+                                  "learns", ge=0, resumable=True, flag="--learning-rate",
                                   short="Of AdamW at its peak.")  # fmt: skip
     warmup: float = redeclared(TrainingOptions, "warmup", 0.1)
     beta2: float = redeclared(TrainingOptions, "beta2", 0.999)
     label_smoothing: float = redeclared(TrainingOptions, "label_smoothing", 0.0)
-    validate_every: int = option(0, "steps between validations; 0 for one each epoch", least=0)
-    metric: str = option("accuracy", "what best and patience go by", known=METRICS)
+    validate_every: int = option(0, "steps between validations; 0 for one each epoch", ge=0)
+    metric: str = option("accuracy", "what best and patience go by", choices=METRICS)
     keep: int = redeclared(TrainingOptions, "keep", 1)
 
     def planned(self, per_epoch: int, rate: float) -> Self:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any, Self
 
 from regard._utils.errors import in_section, rejected, unknown_name
-from regard._utils.options import Options, option, section
+from regard_lab._options import Options, option, section
 from regard_lab.models import DecoderLM, EncoderLM
 from regard_lab.models.pooling import MOST_FILTERS, WIDEST, WINDOW
 from regard_lab.tasks.classification.options import ClassifierOptions, ClassifierTrainingOptions
 from regard_lab.tasks.language.options import KINDS, TOKENIZERS, TokenizerOptions
+from regard_lab.training.options import absolute_path
 
 TUNES = ("full", "embedding", "frozen", "lora")
 #: Fields of a model's config that change none of its parameters.
@@ -30,10 +30,10 @@ class LabelledOptions(Options):
                        flag="--data", short="Lines of text, tab, label; - stdin.")  # fmt: skip
     valid: str = option("", "lines to validate with; by default some of each label are held out", flag="--valid",
                         short="Lines to validate with.")  # fmt: skip
-    held_out: float = option(0.1, "share of each label's texts that is held out", above=0, below=1)
+    held_out: float = option(0.1, "share of each label's texts that is held out", gt=0, lt=1)
     pairs: bool = option(False, "two texts in each line, with a tab between them", flag="--pairs",
                          short="Two texts in each line.")  # fmt: skip
-    length: int = option(256, "tokens that are read of a text at most", least=2, most=1 << 20, flag="--length",
+    length: int = option(256, "tokens that are read of a text at most", ge=2, le=1 << 20, flag="--length",
                          short="Tokens of a text at most.")  # fmt: skip
 
     def check(self) -> None:
@@ -41,16 +41,16 @@ class LabelledOptions(Options):
         if self.data == self.valid == "-":
             raise rejected("options", "valid", "be a file where standard input is something else", "- as data is")
         if self.valid:
-            self.leave_out("held_out", "where valid is given")
+            self.require_default("held_out", "where valid is given")
 
 
 @dataclass(frozen=True)
 class LoRAOptions(Options):
     """Low-rank adapters (Hu 2021, arXiv 2106.09685)."""
 
-    rank: int = option(8, "of the matrices that are added", least=1, most=1 << 12)
-    alpha: float = option(16.0, "rank times what scales them", above=0)
-    dropout: float = option(0.0, "share of their inputs that is zeroed", least=0, below=1)
+    rank: int = option(8, "of the matrices that are added", ge=1, le=1 << 12)
+    alpha: float = option(16.0, "rank times what scales them", gt=0)
+    dropout: float = option(0.0, "share of their inputs that is zeroed", ge=0, lt=1)
 
 
 @dataclass(frozen=True)
@@ -58,19 +58,19 @@ class HeadOptions(Options):
     """What scores labels: one row that stands for a text, or what filters find in windows of tokens."""
 
     filters: int = option(0, "filters of windows of each width, whose largest and mean values are scored (Kim 2014); 0 "
-                          "for one row of the model", least=0, most=MOST_FILTERS)  # fmt: skip
-    window: int = option(WINDOW, "tokens of the widest window", least=1, most=WIDEST)
-    narrowest: int = option(1, "tokens of the narrowest window", least=1, most=WIDEST)
+                          "for one row of the model", ge=0, le=MOST_FILTERS)  # fmt: skip
+    window: int = option(WINDOW, "tokens of the widest window", ge=1, le=WIDEST)
+    narrowest: int = option(1, "tokens of the narrowest window", ge=1, le=WIDEST)
     means: bool = option(True, "score the mean value of each filter beside its largest")
     both_ways: bool = option(False, "filters read each token's vector, and what a decoder makes of the text forward "
                              "and backward (Peters 2018), in place of its rows alone")  # fmt: skip
-    dropout: float = option(0.5, "share of what filters find that is zeroed", least=0, below=1)
+    dropout: float = option(0.5, "share of what filters find that is zeroed", ge=0, lt=1)
 
     def check(self) -> None:
         """Raise where an option has no effect."""
         if not self.filters:
             for name in (*self.filtering, "dropout"):
-                self.leave_out(name, "without filters")
+                self.require_default(name, "without filters")
         elif self.narrowest > self.window:
             raise rejected("options", "narrowest", f"be at most window, which is {self.window}", self.narrowest)
 
@@ -87,22 +87,22 @@ class TextTrainingOptions(ClassifierTrainingOptions):
     adversarial: float = option(0.0, "share of their length by which the vectors of a text (what filters read, or the "
                                 "embedding) are moved to where its label costs most, and learned there, too (Miyato "
                                 "2017), by two passes forward and three backward; 0 for none",
-                                least=0, most=1)  # fmt: skip
+                                ge=0, le=1)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ClassificationOptions(ClassifierOptions):
     """Everything that a run is asked for."""
 
-    task: str = option("classifier", "classifier", known=("classifier",))
+    task: str = option("classifier", "classifier", choices=("classifier",))
     data: LabelledOptions = section(LabelledOptions, "where texts and labels come from")
     start: str = option("", "the folder of a language model, with its tokenizer, that the run begins with",
                         flag="--start", short="A language model to begin with.")  # fmt: skip
     tune: str = option("full", "what of that model learns: all of it, its embedding, nothing (its head alone), or "
-                       "low-rank adapters", known=TUNES, flag="--tune",
+                       "low-rank adapters", choices=TUNES, flag="--tune",
                        short="full, embedding, frozen, lora.")  # fmt: skip
     lora: LoRAOptions = section(LoRAOptions, "low-rank adapters")
-    kind: str = option("encoder", "what the model is, without start", known=tuple(KINDS), flag="--kind",
+    kind: str = option("encoder", "what the model is, without start", choices=tuple(KINDS), flag="--kind",
                        short="Without --start: encoder, decoder.")  # fmt: skip
     preset: str = option("tiny", "the sizes of the model, without start", flag="--preset",
                          short="Without --start: tiny, small, ...")  # fmt: skip
@@ -116,7 +116,7 @@ class ClassificationOptions(ClassifierOptions):
         """Raise where options contradict each other, or one has no effect."""
         with in_section("training"):
             for name in ("teacher_forcing", "guide", "guided", "validate_most", "batch_tokens"):
-                self.training.leave_out(name, "for a classifier")
+                self.training.require_default(name, "for a classifier")
         if self.tune != "lora" and self.lora != LoRAOptions():
             raise rejected("options", "lora", "be left out unless tune is 'lora'", "others")
         if self.head.filters:
@@ -141,10 +141,10 @@ class ClassificationOptions(ClassifierOptions):
 
     def with_absolute_paths(self) -> Self:
         """Return the options with the files' names from the root on."""
-        data = replace(self.data, data=_absolute(self.data.data), valid=_absolute(self.data.valid))
+        data = replace(self.data, data=absolute_path(self.data.data), valid=absolute_path(self.data.valid))
         kind = self.tokenizer.kind
-        tokenizer = self.tokenizer if kind in TOKENIZERS else replace(self.tokenizer, kind=_absolute(kind))
-        return replace(self, start=_absolute(self.start), data=data, tokenizer=tokenizer)
+        tokenizer = self.tokenizer if kind in TOKENIZERS else replace(self.tokenizer, kind=absolute_path(kind))
+        return replace(self, start=absolute_path(self.start), data=data, tokenizer=tokenizer)
 
     def model_config(self, vocabulary: int) -> Any:
         """Return the model's config for a vocabulary of this size, or raise where an option is wrong."""
@@ -163,7 +163,3 @@ class ClassificationOptions(ClassifierOptions):
         """Return the learning rate that suits a model and what of it learns."""
         base = RATES[self.tune if self.start else "scratch"]
         return min(base * _WIDTH / model.config.width, _HIGHEST) if self.tune != "frozen" else base
-
-
-def _absolute(name: str) -> str:
-    return str(Path(name).absolute()) if name not in ("", "-") else name

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from regard._utils.errors import in_section, rejected, unknown_name
-from regard._utils.options import Options, option, redeclared, section
+from regard_lab._options import Options, option, redeclared, section
 from regard_lab.data.documents import UNITS
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig
-from regard_lab.training.options import RunOptions, TrainingOptions
+from regard_lab.training.options import RunOptions, TrainingOptions, absolute_path
 
 #: What a model of language may be, with its config.
 KINDS: dict[str, tuple[type[Any], type[Any]]] = {
@@ -31,15 +31,15 @@ class TextOptions(Options):
                              flag="--data", short="Files and folders; - stdin.")  # fmt: skip
     valid: list[str] = option([], "those to validate with; by default some are held out", flag="--valid",
                               short="Those to validate with.")  # fmt: skip
-    held_out: float = option(0.1, "share of the documents that is held out, of a single document its end", above=0,
-                             below=1)  # fmt: skip
-    per: str = option("file", "what a document is in a file of text", known=UNITS, flag="--per",
+    held_out: float = option(0.1, "share of the documents that is held out, of a single document its end", gt=0,
+                             lt=1)  # fmt: skip
+    per: str = option("file", "what a document is in a file of text", choices=UNITS, flag="--per",
                       short="A document: file, line, paragraph.")  # fmt: skip
     field: str = option("text", "where the text stands in a line of JSON")
-    length: int = option(256, "tokens of a row", least=2, most=1 << 20, flag="--length", short="Tokens of a row.")
+    length: int = option(256, "tokens of a row", ge=2, le=1 << 20, flag="--length", short="Tokens of a row.")
     rows: str = option("auto", "packed: documents side by side that do not see each other; stream: one after the "
-                       "other; auto: a stream where documents are longer than rows", known=ROWS)  # fmt: skip
-    masked_share: float = option(0.15, "share of the tokens that is masked", above=0, below=1)
+                       "other; auto: a stream where documents are longer than rows", choices=ROWS)  # fmt: skip
+    masked_share: float = option(0.15, "share of the tokens that is masked", gt=0, lt=1)
     whole_words: bool = option(False, "mask whole words")
     both_ways: bool = option(False, "read rows backward half of the time, for classifiers that read texts both ways")
 
@@ -48,7 +48,7 @@ class TextOptions(Options):
         if "-" in self.data and "-" in self.valid:
             raise rejected("options", "valid", "be a file where standard input is something else", "- as data is")
         if self.valid:
-            self.leave_out("held_out", "where valid is given")
+            self.require_default("held_out", "where valid is given")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TokenizerOptions(Options):
 
     kind: str = option("bpe", "bpe, wordpiece, bytes, characters, or the folder of a tokenizer", flag="--tokenizer",
                        short="bpe, wordpiece, ..., or a folder.")  # fmt: skip
-    size: int = option(8000, "tokens of bpe and wordpiece, special ones included", least=260, most=1 << 20,
+    size: int = option(8000, "tokens of bpe and wordpiece, special ones included", ge=260, le=1 << 20,
                        flag="--vocabulary-size", short="Tokens of bpe and wordpiece.")  # fmt: skip
     lowercase: bool = option(False, "read texts in lower case")
 
@@ -66,7 +66,7 @@ class TokenizerOptions(Options):
         if self.kind not in TOKENIZERS and not Path(self.kind).is_dir():
             raise unknown_name("options", "kind", self.kind, {*TOKENIZERS, "a folder"})
         if self.kind not in SIZED:
-            self.leave_out("size", f"where the tokenizer is not {' or '.join(SIZED)}")
+            self.require_default("size", f"where the tokenizer is not {' or '.join(SIZED)}")
 
 
 @dataclass(frozen=True)
@@ -74,21 +74,19 @@ class SkipGramOptions(Options):
     """How the embedding is learned before the model (Mikolov 2013, arXiv 1310.4546)."""
 
     epochs: int = option(0, "passes over the text in which the embedding alone learns, from neighbouring tokens, "
-                         "before the model does; 0 for none", least=0, most=1000)  # fmt: skip
-    window: int = option(5, "tokens on either side that are neighbours at most", least=1, most=1000)
-    negatives: int = option(5, "tokens that each neighbour is told apart from", least=1, most=1000)
-    draws: int = option(
-        10, "tokens that are drawn for them, together for all neighbours of a token", least=1, most=1000
-    )
+                         "before the model does; 0 for none", ge=0, le=1000)  # fmt: skip
+    window: int = option(5, "tokens on either side that are neighbours at most", ge=1, le=1000)
+    negatives: int = option(5, "tokens that each neighbour is told apart from", ge=1, le=1000)
+    draws: int = option(10, "tokens that are drawn for them, together for all neighbours of a token", ge=1, le=1000)
     sample: float = option(1e-4, "share of the text above which a token is left out here and there; 0 for none",
-                           least=0, most=1)  # fmt: skip
-    learning_rate: float = option(0.04, "rate at the beginning; it falls to 0", above=0)
+                           ge=0, le=1)  # fmt: skip
+    learning_rate: float = option(0.04, "rate at the beginning; it falls to 0", gt=0)
 
     def check(self) -> None:
         """Raise where an option has no effect."""
         if not self.epochs:
             for name in ("window", "negatives", "draws", "sample", "learning_rate"):
-                self.leave_out(name, "without epochs")
+                self.require_default(name, "without epochs")
 
 
 @dataclass(frozen=True)
@@ -104,13 +102,13 @@ class LanguageTrainingOptions(TrainingOptions):
     metric: str = redeclared(TrainingOptions, "metric", "loss")
     keep: int = redeclared(TrainingOptions, "keep", 1)
     sampled_softmax: int = option(0, "tokens that are drawn for a batch, for its own to be told apart from, instead of "
-                                  "the whole vocabulary (Jean 2015); 0 for all", least=0, most=1 << 20)  # fmt: skip
+                                  "the whole vocabulary (Jean 2015); 0 for all", ge=0, le=1 << 20)  # fmt: skip
 
     def check(self) -> None:
         """Raise where options contradict each other."""
         super().check()
         if self.sampled_softmax:
-            self.leave_out("label_smoothing", "with sampled_softmax, which does not score all tokens")
+            self.require_default("label_smoothing", "with sampled_softmax, which does not score all tokens")
             if self.divides:
                 expected = "be 0 where processes divide the model"
                 raise rejected("options", "sampled_softmax", expected, self.sampled_softmax)
@@ -120,7 +118,7 @@ class LanguageTrainingOptions(TrainingOptions):
 class LanguageOptions(RunOptions):
     """Everything that a run is asked for."""
 
-    task: str = option("language-model", "language-model", known=("language-model",))
+    task: str = option("language-model", "language-model", choices=("language-model",))
     data: TextOptions = section(TextOptions, "where the text comes from")
     tokenizer: TokenizerOptions = section(TokenizerOptions, "how text is split")
     skip_gram: SkipGramOptions = section(SkipGramOptions, "how the embedding is learned before the model")
@@ -136,9 +134,9 @@ class LanguageOptions(RunOptions):
         """Raise where options contradict each other, or one has no effect."""
         with in_section("training"):
             for name in ("teacher_forcing", "guide", "guided", "validate_most"):
-                self.training.leave_out(name, "for a language model")
+                self.training.require_default(name, "for a language model")
             if self.masked:
-                self.training.leave_out("label_smoothing", "where tokens are masked")
+                self.training.require_default("label_smoothing", "where tokens are masked")
             if self.training.metric != "loss":
                 raise rejected("options", "metric", "be 'loss' for a language model", repr(self.training.metric))
             if self.training.batch_tokens < self.data.length:
@@ -149,20 +147,20 @@ class LanguageOptions(RunOptions):
                 raise rejected("options", "context", expected, self.training.context)
         if not self.masked:
             with in_section("data"):
-                self.data.leave_out("masked_share", "unless tokens are masked")
-                self.data.leave_out("whole_words", "unless tokens are masked")
+                self.data.require_default("masked_share", "unless tokens are masked")
+                self.data.require_default("whole_words", "unless tokens are masked")
         else:
             if self.data.rows == "stream":
                 raise rejected("options", "data.rows", "be 'packed' where tokens are masked", "'stream'")
             with in_section("data"):
-                self.data.leave_out("both_ways", "where tokens are masked, which are named from both sides")
+                self.data.require_default("both_ways", "where tokens are masked, which are named from both sides")
         if self.skip_gram.epochs and self.training.divides:
             raise rejected(
                 "options", "skip_gram.epochs", "be 0 where processes divide the model", self.skip_gram.epochs
             )
         if self.start:
             with in_section("skip_gram"):
-                self.skip_gram.leave_out("epochs", "with start, whose embedding has learned")
+                self.skip_gram.require_default("epochs", "with start, whose embedding has learned")
             for name in ("preset", "model"):
                 if getattr(self, name) != getattr(LanguageOptions(), name):
                     raise rejected("options", name, "be left out with start, which has its own", getattr(self, name))
@@ -176,10 +174,12 @@ class LanguageOptions(RunOptions):
 
     def with_absolute_paths(self) -> Self:
         """Return the options with the files' names from the root on."""
-        data = replace(self.data, data=[*map(_absolute, self.data.data)], valid=[*map(_absolute, self.data.valid)])
+        data = replace(
+            self.data, data=[*map(absolute_path, self.data.data)], valid=[*map(absolute_path, self.data.valid)]
+        )
         kind = self.tokenizer.kind
-        tokenizer = self.tokenizer if kind in TOKENIZERS else replace(self.tokenizer, kind=_absolute(kind))
-        return replace(self, start=_absolute(self.start), data=data, tokenizer=tokenizer)
+        tokenizer = self.tokenizer if kind in TOKENIZERS else replace(self.tokenizer, kind=absolute_path(kind))
+        return replace(self, start=absolute_path(self.start), data=data, tokenizer=tokenizer)
 
     def model_config(self, vocabulary: int) -> Any:
         """Return the model's config for a vocabulary of this size, or raise where an option is wrong."""
@@ -195,7 +195,3 @@ class LanguageOptions(RunOptions):
             expected = f"be at least data.length, which is {self.data.length}"
             raise rejected("options", "model.longest", expected, made.longest)
         return made
-
-
-def _absolute(name: str) -> str:
-    return str(Path(name).absolute()) if name not in ("", "-") else name

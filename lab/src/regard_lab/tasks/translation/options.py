@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from regard._utils.errors import in_section, rejected, unknown_name
-from regard._utils.options import Options, option, section
+from regard_lab._options import Options, option, section
 from regard_lab.models import RecurrentConfig
 from regard_lab.models.registry import MODELS
 from regard_lab.tasks.translation.alignment.links import ALIGNERS
 from regard_lab.tasks.translation.tasks import TASKS, VocabularyOptions
-from regard_lab.training.options import RunOptions, TrainingOptions
+from regard_lab.training.options import RunOptions, TrainingOptions, absolute_path
 
 #: The options of data that name files.
 FILES = ("data", "targets", "valid", "valid_targets", "alignments")
@@ -22,6 +22,7 @@ FILES = ("data", "targets", "valid", "valid_targets", "alignments")
 class DataOptions(Options):
     """Where the pairs come from."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"longest": "max_length"}
     data: str = option("", "a file of pairs separated by a tab, or with targets of sources; - is standard input",
                        flag="--data", short="Tab-separated pairs; - stdin.")  # fmt: skip
     targets: str = option("", "a file of targets, a line for each source", flag="--targets",
@@ -30,18 +31,18 @@ class DataOptions(Options):
                         short="Pairs to validate with.")  # fmt: skip
     valid_targets: str = option("", "a file of targets of valid's sources", flag="--valid-targets",
                                 short="Targets of --valid's sources.")  # fmt: skip
-    held_out: int = option(1000, "sources that are held out; by default at most a tenth", least=1)
-    longest: int = option(100, "words that a side may have at most", least=1)
+    held_out: int = option(1000, "sources that are held out; by default at most a tenth", ge=1)
+    max_length: int = option(100, "words that a side may have at most", ge=1)
     duplicates: bool = option(False, "keep pairs to learn from that are identical to an earlier one")
     alignments: str = option("", "a file with the links of each line's words, in Pharaoh's format, that guide "
                              "attention", flag="--alignments", short="Such links, in a file.")  # fmt: skip
     tokenized: bool = option(False, "these links count what spaces separate, not words and signs")
     align: bool = option(False, "make such links of the pairs to learn from", flag="--align",
                          short="Guide attention by links.")  # fmt: skip
-    aligner: str = option("lexical", "what makes them", known=ALIGNERS)
+    aligner: str = option("lexical", "what makes them", choices=ALIGNERS)
     #: Raffel 2020, arXiv 1910.10683.
-    span_share: float = option(0.15, "of span-corruption: share of the tokens that is hidden", above=0, below=1)
-    span_length: float = option(3.0, "of span-corruption: tokens of a hidden span, on average", least=1)
+    span_share: float = option(0.15, "of span-corruption: share of the tokens that is hidden", gt=0, lt=1)
+    span_length: float = option(3.0, "of span-corruption: tokens of a hidden span, on average", ge=1)
 
     def check(self) -> None:
         """Raise where options contradict each other, or one has no effect."""
@@ -53,23 +54,23 @@ class DataOptions(Options):
             if getattr(self, name) and not getattr(self, needed):
                 raise rejected("options", needed, f"be given with {name}", "none")
         if self.alignments:
-            self.leave_out("align", "where data.alignments are given")
+            self.require_default("align", "where data.alignments are given")
         else:
-            self.leave_out("tokenized", "without data.alignments")
+            self.require_default("tokenized", "without data.alignments")
         if not self.align:
-            self.leave_out("aligner", "without data.align")
+            self.require_default("aligner", "without data.align")
         if self.valid:
-            self.leave_out("held_out", "where valid is given")
+            self.require_default("held_out", "where valid is given")
 
 
 @dataclass(frozen=True)
 class ExperimentOptions(RunOptions):
     """Everything that a run is asked for."""
 
-    task: str = option("translation", "translation, pronunciation or span-corruption", known=TASKS)
+    task: str = option("translation", "translation, pronunciation or span-corruption", choices=TASKS)
     data: DataOptions = section(DataOptions, "where the pairs come from")
     vocabularies: VocabularyOptions = section(VocabularyOptions, "how symbols are made of texts")
-    kind: str = option("recurrent", "of the model: recurrent or transformer", known=MODELS, flag="--model",
+    kind: str = option("recurrent", "of the model: recurrent or transformer", choices=MODELS, flag="--model",
                        short="rnn or transformer.")  # fmt: skip
     preset: str = option("base", "the sizes of the model", flag="--preset", short="Sizes: small, base, ...")
     model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
@@ -84,16 +85,16 @@ class ExperimentOptions(RunOptions):
             raise rejected("options", "training.guide", "be above 0 where links are to guide attention", 0.0)
         if not guided:
             with in_section("training"):
-                self.training.leave_out("guided", "without data.alignments or data.align")
+                self.training.require_default("guided", "without data.alignments or data.align")
         for place, where in TASKS[self.task].refused.items():
             part, _, name = place.partition(".")
             with in_section(part):
-                getattr(self, part).leave_out(name, where)
+                getattr(self, part).require_default(name, where)
 
     def with_absolute_paths(self) -> Self:
         """Return the options with the files' names from the root on."""
-        files: dict[str, Any] = {name: _absolute(getattr(self.data, name)) for name in FILES}
-        return replace(self, start=_absolute(self.start), data=replace(self.data, **files))
+        files: dict[str, Any] = {name: absolute_path(getattr(self.data, name)) for name in FILES}
+        return replace(self, start=absolute_path(self.start), data=replace(self.data, **files))
 
     def model_config(self, sources: int, targets: int) -> Any:
         """Return the model's config for vocabularies of these sizes, or raise where an option is wrong."""
@@ -123,7 +124,3 @@ class ExperimentOptions(RunOptions):
         for name, value in self.model.items():
             if not used.get(name, True):
                 raise rejected("train", f"model.{name}", f"be left out without {needed[name]}", value)
-
-
-def _absolute(name: str) -> str:
-    return str(Path(name).absolute()) if name not in ("", "-") else name

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from regard._utils.errors import in_section, unknown_name
-from regard._utils.options import Options, option
+from regard_lab._options import Options, option
 from regard_lab.data.pairs import Pairs, read_pairs, read_texts
 from regard_lab.tasks.translation.metrics import bleu, chrf, error_rates
 from regard_lab.text.vocabulary import SUBWORDS, SymbolVocabulary, Vocabulary
@@ -23,7 +23,7 @@ _TEXTS = "for span-corruption, which has texts and no pairs"
 class VocabularyOptions(Options):
     """How symbols are made of texts, for tasks that leave it open."""
 
-    kind: str = option("bpe", "bpe, unigram or characters", known=SUBWORDS, flag="--vocabulary",
+    kind: str = option("bpe", "bpe, unigram or characters", choices=SUBWORDS, flag="--vocabulary",
                        short="bpe, unigram or characters.")  # fmt: skip
     size: int = option(8000, "how many subwords", flag="--vocabulary-size")
     joint: bool = option(False, "one vocabulary for both", flag="--joint/--apart")
@@ -31,14 +31,14 @@ class VocabularyOptions(Options):
     #: Provilkov 2020, arXiv 1910.13267. Texts are split several times, each time differently, and an epoch goes through
     #: all; what is rare is learned from its parts.
     dropout: float = option(0.0, "share of BPE's merges that are left out when training texts are split",
-                            least=0, below=1)  # fmt: skip
+                            ge=0, lt=1)  # fmt: skip
 
     def check(self) -> None:
         """Raise where an option has no effect."""
         if self.kind == "characters":
-            self.leave_out("size", "for characters, all of which count")
+            self.require_default("size", "for characters, all of which count")
         if self.kind != "bpe":
-            self.leave_out("dropout", "but for bpe, which has merges")
+            self.require_default("dropout", "but for bpe, which has merges")
 
 
 class Task(ABC):

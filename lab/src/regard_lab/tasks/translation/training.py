@@ -279,7 +279,7 @@ class Experiment(FolderRun[ExperimentOptions]):
         spans_of_longest = round(round(data.span_share * int(texts.lengths.max())) / data.span_length)
         if spans_of_longest > len(vocabulary.sentinels):
             expected = f"be so small that no text has more than {len(vocabulary.sentinels)} spans"
-            raise rejected("train", "data.longest", expected, f"{data.longest}, and {spans_of_longest} spans")
+            raise rejected("train", "data.max_length", expected, f"{data.max_length}, and {spans_of_longest} spans")
         spans: dict[str, Any] = {
             "share": data.span_share,
             "mean_length": data.span_length,
@@ -298,7 +298,7 @@ class Experiment(FolderRun[ExperimentOptions]):
         if not data.data:
             what = "text" if self.task.hides else "pairs separated by a tab"
             raise rejected("train", "data", f"be given: a file of {what}", "none")
-        reading: dict[str, Any] = {"words": data.longest, "lowercase": lowercase}
+        reading: dict[str, Any] = {"words": data.max_length, "lowercase": lowercase}
         learn = self.task.read(data.data, data.targets or None, duplicates=data.duplicates, **reading)
         for line in learn.report():
             self.say(line)

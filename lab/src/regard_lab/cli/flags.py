@@ -1,8 +1,9 @@
-"""Flags of the command line, made from the options that are declared."""
+"""Flags of the command line, made from the options that are declared, and ``--set`` for the others."""
 
 from __future__ import annotations
 
 import inspect
+import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field
 from types import MappingProxyType
@@ -10,7 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from regard._utils.options import Options
+from regard._utils.errors import rejected
+from regard_lab._options import Options
+from regard_lab.data.toml import parsed_toml
 
 
 def flagged(options: type[Options], *places: str) -> dict[str, Field[Any]]:
@@ -85,3 +88,14 @@ def _parameter(name: str, option: Field[Any], unset: bool, short: str) -> inspec
     annotation = Annotated[kind, typer.Option(declared["flag"], help=short)]
     default = None if unset else option.default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def parse_setting(text: str, example: str = "training.clip=0.5") -> tuple[str, Any]:
+    """Return the place and the value of ``NAME=VALUE``; a value that is no TOML is text."""
+    name, mark, value = text.partition("=")
+    if not mark or not name.strip():
+        raise rejected("train", "--set", f"be NAME=VALUE, such as {example}", repr(text))
+    try:
+        return name.strip(), parsed_toml(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name.strip(), value.strip()

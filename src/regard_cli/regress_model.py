@@ -1,0 +1,461 @@
+"""Kernel regression of a table: which columns and rows are used, the fit, predictions, and how good they are."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from regard._utils.errors import rejected, unknown_name
+from regard_cli.tables import Column, Table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Index, Series
+
+#: Text with more different values than this share of the rows is a name or a remark, not a category.
+_REPEATING, _FEW = 0.5, 10
+#: Numbers no further apart than this count as the same: the squares of their differences are 0.
+_APART = 1e-100
+#: Unless it is listed, a feature may have so many categories, and must be filled in so many of the rows.
+_MANY, _FILLED = 100, 0.5
+#: Most pairs of rows that are compared for one bandwidth, and the fewest rows that are left out for it.
+_PAIRS, _LEAST = 5 * 10**8, 2000
+#: Rows over which a slope is averaged.
+_SLOPES = 200
+#: Leaving out each row in turn compares all pairs: so many rows take a quarter of a minute. Of more, some are held out.
+_ROWS, _HELD = 100_000, 10_000
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The columns and rows of a table that are learned from."""
+
+    table: Table
+    target: Column
+    columns: tuple[Column, ...]  # the features
+    listed: tuple[str, ...]  # the features before any was left out
+    X: DataFrame  # (N, n_features), of all rows: numbers, days and text
+    y: Series  # (N,), numbers or text
+    weight: Series | None
+    used: Series  # the rows that miss nothing
+    left_out: dict[str, str]  # columns that are not used, and why
+    missing: dict[str, int]  # how many rows miss each column, where any does
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the target is text."""
+        return self.target.kind == "category"
+
+    @property
+    def weights(self) -> Series:
+        """The weight of each row, 1 where none was given."""
+        return self.used.notna() * 1.0 if self.weight is None else self.weight
+
+    @property
+    def learned(self) -> Series:
+        """The rows that miss nothing and have a weight."""
+        return self.used & (self.weights > 0)
+
+
+def prepare(table: Table, target: str, features: Sequence[str] | None = None, weights: str | None = None) -> Prepared:
+    """Choose the columns and rows of a table to learn a target from.
+
+    Text of which nine tenths are numbers is numbers, dates as 2024-12-31 are days, and other text is categories.
+    Features that are the same everywhere are left out; and of columns that are not listed, text that hardly repeats.
+
+    Raises
+    ------
+    ValueError
+        If a column does not exist or cannot be what it is wanted for, or if nothing is left to learn from.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> frame = pd.DataFrame({"city": ["Ulm", "Bonn", "Ulm"], "rain": ["1.5", "NA", "0"], "y": [1, 2, 3]})
+    >>> found = prepare(Table("weather.csv", frame, "CSV"), target="y")
+    >>> [(column.name, column.kind) for column in found.columns], found.missing
+    ([('rain', 'number')], {'rain': 1})
+    >>> found.left_out
+    {'city': 'the same in all rows that miss nothing'}
+    """
+    import pandas as pd
+
+    names = [str(each) for each in table.frame.columns]
+    for option, given in (("target", target), ("weights", weights), *(("features", each) for each in features or ())):
+        if given is not None and given not in names:
+            raise unknown_name("regress", option, given, names)
+    if weights == target:
+        raise rejected("regress", "weights", "be another column than the target", repr(weights))
+    listed = _listed(names, target, features, weights)
+    goal, y = _target(table, target)
+    weight = None if weights is None else _weights(table, weights)
+    columns: dict[str, Column] = {}
+    values: dict[str, Series] = {}
+    left_out: dict[str, str] = {}
+    for name in listed:
+        if features is None and _is_prediction(name, target, names):
+            left_out[name] = "an earlier prediction of the target"
+        elif isinstance(column := table.column(name), str):
+            left_out[name] = column
+        elif reason := _useless(column, numbers := table.numbers(column), listed=features is not None):
+            left_out[name] = reason
+        else:
+            columns[name], values[name] = column, numbers
+    X = pd.DataFrame(values)
+    if columns:
+        filled = pd.concat([y.rename(target), *([] if weight is None else [weight.rename(weights)]), X], axis=1)
+        used, missing = filled.notna().all(axis=1), _missing(filled)
+        _check_rows(table, target, y, weight, used, missing)
+        for name in [each for each in columns if not _varies(X.loc[used, each])]:
+            left_out[name] = "the same in all rows that miss nothing"
+            del columns[name]
+    if not columns:
+        reasons = "; ".join(f"{name!r} is {reason}" for name, reason in left_out.items()) or "none"
+        raise rejected("regress", table.name, "have a column to learn from beside the target", reasons)
+    X = X[list(columns)]
+    return Prepared(table, goal, tuple(columns.values()), tuple(listed), X, y, weight, used, left_out, missing)
+
+
+def _missing(frame: DataFrame) -> dict[str, int]:
+    """Return how many rows miss each column, where any does."""
+    return {str(name): int(count) for name, count in frame.isna().sum().items() if count}
+
+
+def _listed(names: list[str], target: str, features: Sequence[str] | None, weights: str | None) -> list[str]:
+    if features is None:
+        return [each for each in names if each not in (target, weights)]
+    for each in features:
+        if each in (target, weights):
+            what = "the target" if each == target else "the weights"
+            raise rejected("regress", "features", "be other columns than target and weights", f"{each!r}, {what}")
+        if list(features).count(each) > 1:
+            raise rejected("regress", "features", "name each column once", f"{each!r} twice")
+    return list(features)
+
+
+def _is_prediction(name: str, target: str, names: list[str]) -> bool:
+    """Return whether a column is from predictions of the target that were written before."""
+    added = rf"{re.escape(target)}_(predicted|extrapolated|std|q[\d.]+|probability_.*)"
+    return f"{target}_predicted" in names and re.fullmatch(added, name) is not None
+
+
+def _varies(values: Series) -> bool:
+    return values.nunique() > 1 and (values.dtype != np.float64 or values.max() - values.min() > _APART)
+
+
+def _target(table: Table, name: str) -> tuple[Column, Series]:
+    column, subject = table.column(name), f"target {name!r}"
+    if isinstance(column, str) or column.kind == "date":
+        got = f"a column that is {column}" if isinstance(column, str) else "dates"
+        raise rejected("regress", subject, "hold numbers, or text for a classification", got)
+    y = table.numbers(column)
+    there = y.dropna()
+    if len(there) > 1 and not _varies(there):
+        only = repr(there.iloc[0]) if column.kind == "category" else f"{there.iloc[0]:g}"
+        raise rejected("regress", subject, "differ between rows", f"{only} in all: there is nothing to learn")
+    if len(column.categories) == len(there) > 1:
+        raise rejected("regress", subject, "repeat its texts, one for each class", "another in every row")
+    return column, y
+
+
+def _weights(table: Table, name: str) -> Series:
+    column = table.column(name)
+    got = ""
+    if isinstance(column, str):
+        got = f"a column that is {column}"
+    elif column.kind != "number":
+        got = "dates" if column.kind == "date" else "text"
+    elif (weight := table.numbers(column)).min() < 0:
+        got = f"{weight.min():g} in row {weight.argmin() + 1}"
+    elif weight.max() == 0:
+        got = "0 in every row"
+    if got:
+        raise rejected("regress", f"weights {name!r}", "hold numbers of at least 0, not all 0", got)
+    return weight
+
+
+def _useless(column: Column, values: Series, *, listed: bool) -> str | None:
+    """Return why nothing can be learned from a feature, or why it is not used unless it is listed."""
+    there = values.dropna()
+    if len(there) == 0:
+        return "empty"
+    if not _varies(there):
+        return "the same in every row"
+    if listed:
+        return None
+    different = len(column.categories)
+    if different == len(there) or different > max(_FEW, _REPEATING * len(there)):
+        text = column.categories[0]
+        return f"text that hardly repeats, such as {text if len(text) <= 30 else text[:29] + '…'!r}"
+    if different > _MANY:
+        return f"text with {different:,} different values; name it in --features to use it"
+    if len(there) < _FILLED * len(values):
+        return f"missing in {1 - len(there) / len(values):.0%} of the rows"
+    return None
+
+
+def _check_rows(
+    table: Table, target: str, y: Series, weight: Series | None, used: Series, missing: dict[str, int]
+) -> None:
+    """Raise if the rows that miss nothing are too few to learn from."""
+    counted = used if weight is None else used & (weight > 0)
+    if counted.sum() < 2:
+        where = ", ".join(f"{name!r} in {count:,}" for name, count in missing.items())
+        got = f"{int(counted.sum())} of {len(used):,}" + (f" (missing: {where})" if where else "")
+        expected = "have two rows or more that miss nothing" + (" and have a weight" if weight is not None else "")
+        raise rejected("regress", table.name, expected, got)
+    if not _varies(y[counted]):
+        got = "one value in all of them: there is nothing to learn"
+        raise rejected("regress", f"target {target!r}", "differ between the rows that miss nothing", got)
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """The features in another table."""
+
+    table: Table
+    columns: list[Column]
+    X: DataFrame  # (N, n_features)
+
+
+def code(prepared: Prepared, table: Table) -> NewRows:
+    """Return the features in another table, or raise ValueError if it lacks one or one is not what it was."""
+    import pandas as pd
+
+    columns = [cast(Column, table.column(each.name, each.kind)) for each in prepared.columns]
+    return NewRows(table, columns, pd.DataFrame({each.name: table.numbers(each) for each in columns}))
+
+
+@dataclass(frozen=True)
+class Added:
+    """Predictions of the rows of a table."""
+
+    frame: DataFrame  # columns beside the table's; missing where a row could not be predicted
+    predicted: Series  # the rows that miss no feature
+    missing: dict[str, int]  # how many rows miss each feature, where any does
+    extrapolated: int = 0  # how many rows lie beyond the reach of the rows that were learned from
+    quality: Quality | None = None  # if some rows have the target, too
+
+    @property
+    def lost(self) -> int:
+        """How many rows miss no feature and yet have no prediction."""
+        return int((self.predicted & self.frame.iloc[:, 0].isna()).sum())
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well rows are predicted that were not learned from."""
+
+    rows: int  # that were predicted
+    error: float  # root mean square error; of a classification, the share of wrong labels
+    simple: float  # the same of the mean of the other rows that were learned from, or of their most frequent class
+    r2: float  # on these very rows; NaN of a classification, and where the rows have one target
+    exact: bool = True  # whether each was predicted from all the others, rather than some from the rest
+    lost: int = 0  # rows that lie beyond the reach of every other
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A regression, or for a target of text a classification, learned from some rows of a table."""
+
+    prepared: Prepared
+    learned: Series  # (N,), bool
+    estimator: Any
+
+    @property
+    def name(self) -> str:
+        """The target's name."""
+        return self.prepared.target.name
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the target is text."""
+        return self.prepared.classifies
+
+    @cached_property
+    def left_out(self) -> DataFrame:
+        """The prediction of each row learned from by all the others, or the share of each class."""
+        found = self.estimator.loo_predict_proba() if self.classifies else self.estimator.loo_predict()
+        return self._shares(found, self.learned.index[self.learned])
+
+    def raw(self, X: DataFrame) -> DataFrame:
+        """Return the predictions of rows that miss nothing, or the share of each class."""
+        return self._shares(self._ask("predict_proba" if self.classifies else "predict", X), X.index)
+
+    def _ask(self, method: str, X: DataFrame, **options: Any) -> Any:
+        """Return what a method of the estimator says of rows: it takes one at least."""
+        return getattr(self.estimator, method)(X if len(X) else self.prepared.X[self.learned].head(1), **options)
+
+    def _shares(self, found: Any, index: Index) -> DataFrame:
+        import pandas as pd
+
+        if not self.classifies:
+            return pd.DataFrame({self.name: found[: len(index)]}, index)
+        shares = pd.DataFrame(found[: len(index)], index, self.estimator.classes_)
+        # A class may have no row that was learned from.
+        return shares.reindex(columns=self.prepared.target.categories, fill_value=0.0).mask(shares.isna().any(axis=1))
+
+    def best(self, raw: DataFrame) -> Series:
+        """Return predictions as they are, and of the shares of classes the label of the largest."""
+        return raw.dropna().idxmax(axis=1).astype(object).reindex(raw.index) if self.classifies else raw[self.name]
+
+    def of_the_others(self) -> Added:
+        """Return the predictions of the table's own rows, each from all the others."""
+        import pandas as pd
+
+        X = self.prepared.X
+        rest = X.dropna().drop(index=self.left_out.index)  # the target is missing, or the weight is missing or 0
+        return self._added(X, pd.concat([self.left_out, self.raw(rest)]))
+
+    def predict(self, new: NewRows, *, std: bool = False, quantiles: Sequence[float] = ()) -> Added:
+        """Return the predictions of the rows of another table."""
+        import pandas as pd
+
+        X = new.X.dropna()
+        more = pd.DataFrame(index=X.index)
+        if std:
+            more[f"{self.name}_std"] = self._ask("predict", X, return_std=True)[1][: len(X)]
+        if quantiles:
+            found = self._ask("predict_quantiles", X, quantiles=tuple(quantiles))
+            more[[f"{self.name}_q{each:g}" for each in quantiles]] = found[: len(X)]
+        beyond = np.asarray(self._ask("extrapolates", X))[: len(X)]
+        more[f"{self.name}_extrapolated"] = beyond.astype(object)
+        added = self._added(new.X, self.raw(X), more, int(beyond.sum()))
+        return replace(added, quality=self._quality_on(new.table, added))
+
+    def _added(self, X: DataFrame, raw: DataFrame, more: DataFrame | None = None, extrapolated: int = 0) -> Added:
+        import pandas as pd
+
+        found = pd.concat([self.best(raw), raw], axis=1) if self.classifies else raw.copy()
+        found.columns = pd.Index(added_names(self.prepared))
+        found = pd.concat([found, more], axis=1).reindex(X.index)
+        return Added(found, X.notna().all(axis=1), _missing(X), extrapolated)
+
+    def slope(self, feature: str) -> float:
+        """Return by how much predictions rise with a unit of a feature, on average over rows learned from."""
+        import pandas as pd
+
+        from regard.regression import ExtrapolationWarning
+
+        X = self.prepared.X[self.learned]
+        step = X[feature].std() / 2
+        X = X.iloc[np.linspace(0, len(X) - 1, min(_SLOPES, len(X))).astype(int)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExtrapolationWarning)
+            up, down = (self.raw(pd.DataFrame({**X, feature: X[feature] + each})) for each in (step, -step))
+        return float(np.nanmean(up - down) / (2 * step))
+
+    def _quality_on(self, table: Table, added: Added) -> Quality | None:
+        """Return how well the rows of another table were predicted, or None if none of them has the target."""
+        if self.name not in table.frame.columns:
+            return None
+        try:
+            y = table.numbers(cast(Column, table.column(self.name, self.prepared.target.kind)))
+        except ValueError:  # something else stands there, such as what is to be predicted
+            return None
+        y = y[added.predicted].dropna()
+        return self.compare(added.frame.iloc[:, 0], y, y.notna() * 1.0, self.simplest(self.learned)) if len(y) else None
+
+    def simplest(self, rows: Series) -> Any:
+        """Return what rows say without a feature: the mean of their targets, or their most frequent class."""
+        y, w = self.prepared.y[rows], self.prepared.weights[rows]
+        return w.groupby(y).sum().idxmax() if self.classifies else float(np.average(y, weights=w))
+
+    def compare(self, found: Series, y: Series, w: Series, simple: Any, exact: bool = True) -> Quality:
+        """Return how well predictions, and something ``simple``, say what the targets of rows (n,) are."""
+        import pandas as pd
+        from sklearn.metrics import accuracy_score, r2_score, root_mean_squared_error
+
+        simple = pd.Series(simple, y.index)
+        found = found[y.index].dropna()
+        lost, y, w = len(y) - len(found), y[found.index], w[found.index]
+        if found.empty:
+            return Quality(0, math.nan, math.nan, math.nan, exact, lost)
+        error = (lambda *a, **b: 1 - accuracy_score(*a, **b)) if self.classifies else root_mean_squared_error
+        r2 = math.nan if self.classifies or y.nunique() == 1 else r2_score(y, found, sample_weight=w)
+        mine, naive = (float(error(y, each, sample_weight=w)) for each in (found, simple[found.index]))
+        return Quality(len(y), mine, naive, float(r2), exact, lost)
+
+
+def quality(fitted: Fitted, *, exact: bool = False) -> Quality:
+    """Return how well the rows of the table are predicted that was learned from.
+
+    Each row is left out in turn if ``exact`` is true or they are not too many. Otherwise some are held out, with the
+    bandwidth as it was found.
+    """
+    from sklearn.base import clone
+    from sklearn.model_selection import train_test_split
+
+    prepared, learned, estimator = fitted.prepared, fitted.learned, fitted.estimator
+    if exact or learned.sum() <= _ROWS:
+        y, w, simple = prepared.y[learned], prepared.weights[learned], fitted.simplest(learned)
+        if not fitted.classifies:  # classes of one size would be all wrong by the most frequent of the others
+            simple = simple - w * (y - simple) / (w.sum() - w)
+        return fitted.compare(fitted.best(fitted.left_out), y, w, simple)
+    _, held = train_test_split(learned.index[learned], test_size=_HELD, random_state=0)
+    rest = learned & ~learned.index.isin(held)
+    # A row may lie beyond reach only because its neighbours are held out too: no reason to refuse.
+    empty = "nan" if estimator.empty == "raise" else estimator.empty
+    same = clone(estimator).set_params(bandwidth=estimator.bandwidth_, empty=empty, verbose=0)
+    without = _fitted(prepared, rest, same)
+    found = without.best(without.raw(prepared.X.loc[held]))
+    return fitted.compare(found, prepared.y[held], prepared.weights[held], fitted.simplest(rest), exact=False)
+
+
+def added_names(
+    prepared: Prepared, *, std: bool = False, quantiles: Sequence[float] = (), new: bool = False
+) -> list[str]:
+    """Return the names of the columns that predictions add to a table, its own or a ``new`` one."""
+    name = prepared.target.name
+    shares = [f"{name}_probability_{each}" for each in prepared.target.categories]
+    quantile = [f"{name}_q{each:g}" for each in quantiles]
+    return [f"{name}_predicted", *shares, *[f"{name}_std"] * std, *quantile, *[f"{name}_extrapolated"] * new]
+
+
+def fit(prepared: Prepared, *, bandwidth: str | Sequence[float] = "loo", order: int = 0, **options: Any) -> Fitted:
+    """Learn from a table, with the ``options`` of :class:`~regard.regression.NadarayaWatsonRegressor`.
+
+    The bandwidth is the name of a way to choose it, one number for all features, or one for each that was listed. For
+    a classification, ``order`` has no effect.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> table = Table("a.csv", pd.DataFrame({"x": ["0", "1", "2"], "y": ["0", "1", "4"]}), "CSV")
+    >>> fitted = fit(prepare(table, "y"), bandwidth=[0.5])
+    >>> fitted.of_the_others().frame["y_predicted"].round(3).tolist()
+    [1.007, 2.0, 0.998]
+    """
+    from regard.regression import NadarayaWatsonClassifier, NadarayaWatsonRegressor
+
+    most = max(_LEAST, _PAIRS // int(prepared.learned.sum()))
+    subsample = most if most < prepared.learned.sum() and bandwidth in ("loo", "learned") else None
+    options |= {"bandwidth": kept_bandwidth(prepared, bandwidth), "subsample": subsample, "random_state": 0}
+    if prepared.classifies:
+        return _fitted(prepared, prepared.learned, NadarayaWatsonClassifier(**options))
+    return _fitted(prepared, prepared.learned, NadarayaWatsonRegressor(order=order, **options))
+
+
+def _fitted(prepared: Prepared, rows: Series, estimator: Any) -> Fitted:
+    """Learn from these rows alone."""
+    text = {column.name: "category" for column in prepared.columns if column.kind == "category"}
+    weight = None if prepared.weight is None else prepared.weight[rows].to_numpy()
+    estimator.fit(prepared.X[rows].astype(text), prepared.y[rows].to_numpy(), sample_weight=weight)
+    return Fitted(prepared, rows, estimator)
+
+
+def kept_bandwidth(prepared: Prepared, bandwidth: str | Sequence[float]) -> Any:
+    """Return a bandwidth as the estimator takes it: without the numbers for columns that were left out."""
+    if isinstance(bandwidth, str) or len(bandwidth) == 1:
+        return bandwidth if isinstance(bandwidth, str) else bandwidth[0]
+    if len(bandwidth) != len(prepared.listed):
+        names = ", ".join(prepared.listed)
+        expected = f"be one number, or one for each of {len(prepared.listed)} features ({names})"
+        raise rejected("regress", "bandwidth", expected, f"{len(bandwidth)} numbers")
+    return [width for name, width in zip(prepared.listed, bandwidth) if name in prepared.X]

@@ -22,7 +22,9 @@ import regard_cli
 import regard_lab
 
 ROOT = Path(__file__).parents[2]
+#: docs/extending.md is, as CONTRIBUTING.md, for who changes the library itself.
 PAGES = [ROOT / "README.md", ROOT / "lab" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES.remove(ROOT / "docs" / "extending.md")
 
 #: Packages, and one module, whose ``__all__`` is a promise.
 PUBLIC = (

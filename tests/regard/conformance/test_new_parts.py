@@ -1,9 +1,7 @@
 """A part that is registered is tested, unasked."""
 
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from regard.normalizers.base import register as register_normalizer
 from regard.scores import Score
 from regard.scores.base import TABLE as SCORES
 from regard.scores.base import register as register_score
-from regard.testing import Case, judge, sweep
+from regard.testing import sweep
 from regard.testing.campaign import Plan, run
 from regard.testing.case import KINDS, build_mask
 from regard.testing.case_generator import CaseSampler, mask
@@ -85,35 +83,6 @@ def test_a_new_normalizer_is_tested():
         verdicts = sweep(law, "reference", score="scaled_dot", normalizer="tempered")
         assert any(v.outcome == "held" for v in verdicts), law
         assert not [str(v) for v in verdicts if v.outcome == "broken"]
-
-
-def examples():
-    """Return the files that CONTRIBUTING.md shows."""
-    text = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    return re.findall(r"```python\n(\"\"\".*?)```", text, re.DOTALL)
-
-
-PARTS = {
-    "Rational": {"score": "rational"},
-    "Biweight": {"score": "biweight"},
-    "Checkered": {"mask": ("Checkered",)},
-    "Softsign": {"normalizer": "softsign"},
-}
-
-
-@pytest.mark.campaign(keep=1)
-@pytest.mark.parametrize(("name", "code"), list(zip(PARTS, examples(), strict=True)), ids=list(PARTS))
-def test_the_examples_for_contributors_hold_every_law_unasked(name, code, monkeypatch):
-    package = code.split("from regard.")[-1].split(".")[0]
-    found = {"__name__": f"regard.{package}.example"}
-    exec(code, found)
-    if package == "masks":
-        monkeypatch.setattr(masks, name, found[name], raising=False)
-        verdicts = [judge(law, "streaming", Case(**PARTS[name], seed=seed)) for law in QUICK for seed in range(4)]
-    else:
-        verdicts = [verdict for law in QUICK for verdict in sweep(law, "reference", **PARTS[name])]
-    assert not [str(v) for v in verdicts if v.outcome == "broken"]
-    assert sum(v.outcome == "held" for v in verdicts) >= len(QUICK)
 
 
 def classes_in(mask):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import numpy as np
@@ -38,6 +39,8 @@ def test_rules_are_scipys(rule, width):
 @pytest.mark.parametrize("kernel", kernels())
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_kernels_of_equal_spread(kernel, width):
+    if math.isinf(kernels()[kernel].variance(width)):
+        pytest.skip("its tails are too heavy for a variance")
     # The variance along the first coordinate of the kernel as a density, summed over a grid.
     axis = np.linspace(-1, 1, 81) * (1.05 if kernels()[kernel].compact else 12)
     axis = axis if width < 3 else axis[::2]

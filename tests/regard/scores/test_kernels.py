@@ -48,6 +48,8 @@ def test_the_variance_is_that_of_the_profile(name):
     cls = kernels()[name]
     u = (np.arange(200_000) + 0.5) * ((1 if cls.compact else 60) / 200_000)
     for features in (1, 2, 5):
+        if cls.variance(features) == np.inf:  # no sum over shells would end
+            continue
         mass = cls.profile(u) * u ** (features - 1)
         square = (mass @ u**2) / mass.sum()
         share = 2 / (features * (features + 1)) if cls.manhattan else 1 / features

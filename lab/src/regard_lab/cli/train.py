@@ -82,7 +82,7 @@ def _train(console: Console, experiment: Experiment, resume: bool) -> None:
         start = shlex.quote(str(out))
         experiment.say(f"The model is in {out}. Now try:  regard train translation --data pairs.tsv --start {start}")
         return
-    word, example = ("translate", '"some text"') if task == "translation" else ("pronounce", "someword")
+    word, example = ("pronounce", "someword") if task == "pronunciation" else ("translate", '"some text"')
     shown = "--alignment " * bool(translator.model.maps)
     experiment.say(f"The model is in {out}. Now try:  regard {word} --model {shlex.quote(str(out))} {shown}{example}")
 

@@ -56,13 +56,13 @@ def terms(problem: Problem) -> tuple[float, ...]:
     if family(problem) == "additive":
         C = problem.score.tensors()[0].shape[-1]  # w_v: as many features are compared
     pairs = float(e.B * e.H * e.L * e.S)
-    if looks_at_mask(problem):
+    if reads_mask_values(problem):
         pairs *= problem.visible_share
     numbers = e.B * (e.H * e.L * (C + V) + problem.key.shape[1] * e.S * (C + V))
     return 1.0, float(e.B), pairs, pairs * C, pairs * V, float(numbers)
 
 
-def looks_at_mask(problem: Problem) -> bool:
+def reads_mask_values(problem: Problem) -> bool:
     """Whether the choice depends on how much a mask shows."""
     if problem.mask is None or isinstance(problem.mask, masks.Dense):
         return False

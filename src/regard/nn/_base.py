@@ -51,9 +51,9 @@ def combined_mask(layer: object, valid_lens: Any, attn_mask: MaskLike | None) ->
     layer : Module
         Whose call it is, for errors.
     valid_lens : Tensor of int, or None
-        How many keys each sequence, or each query, may see.
+        Number of valid keys per sequence, or per query.
     attn_mask : Tensor, Mask, callable or None
-        As :func:`regard.attention` takes it; three dimensions are (B, L, S).
+        See :func:`regard.attention`; three dimensions are (B, L, S).
     """
     mask: Mask | None = None
     if valid_lens is not None:

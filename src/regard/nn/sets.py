@@ -69,14 +69,14 @@ class MAB(PartLayer):
     layer_norm : bool, default True
         Whether there is LN; else it is the identity.
     normalizer, scale, engine : optional
-        As :func:`regard.attention` takes them; a scale of None is 1/√d.
+        See :func:`regard.attention`; a scale of None is 1/√d.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong; so for all blocks.
+        If an argument is invalid; the same holds for all blocks.
 
     Examples
     --------
@@ -141,13 +141,13 @@ class MAB(PartLayer):
         query_lens : Tensor (B,) of int, optional
             How many elements of X are real; what is beyond has no influence, and the output there is 0.
         return_aux : AuxRequest, optional
-            Fields to return besides the output.
+            Auxiliary outputs to return.
 
         Returns
         -------
         output : Tensor (B, L, C)
         aux : Aux
-            Only where asked for; its fields are per head: weights (B, H, L, S) and so on.
+            Only if requested; its fields are per head: weights (B, H, L, S) and so on.
         """
         query, key = sequences(self, "query", query, self.query_size), sequences(self, "key", key, self.key_size)
         if query.shape[0] != key.shape[0]:
@@ -168,7 +168,7 @@ class MAB(PartLayer):
         return output if isinstance(answer, Tensor) else (output, answer[1])
 
     def extra_repr(self) -> str:
-        """Return what the projections do not tell."""
+        """Return the settings that the projections do not show."""
         settings = [f"num_heads={self.num_heads}"]
         settings += [f"dropout={self.dropout}"] if self.dropout else []
         settings += non_default(self, "normalizer", "softmax")
@@ -186,7 +186,7 @@ class SAB(Layer):
     input_size : int
         Width E of the elements.
     hidden_size, num_heads, dropout, layer_norm, normalizer, scale, engine, device, dtype
-        As :class:`MAB` has them; scores are divided by √(C / num_heads).
+        See :class:`MAB`; scores are divided by √(C / num_heads).
 
     Examples
     --------
@@ -214,7 +214,7 @@ class SAB(Layer):
         self.mab = MAB(E, E, C, heads, dropout, device=device, dtype=dtype, **parts)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Re-initialize the parameters."""
         self.mab.reset_parameters()
 
     def forward(
@@ -226,14 +226,14 @@ class SAB(Layer):
         ----------
         x : Tensor (B, N, E)
         valid_lens : Tensor (B,) of int, optional
-            How many elements are real; what is beyond has no influence, and the output there is 0.
+            Number of valid elements per set; later ones are ignored and their output is 0.
         return_aux : AuxRequest, optional
 
         Returns
         -------
         output : Tensor (B, N, C)
         aux : Aux
-            Only where asked for, per head.
+            Only if requested, per head.
         """
         x = sequences(self, "x", x, self.input_size)
         valid_lens = counts(self, "valid_lens", valid_lens, x.shape[0])
@@ -259,7 +259,7 @@ class ISAB(Layer):
     num_inducing : int
         How many inducing points M, each of width C.
     hidden_size, num_heads, dropout, layer_norm, normalizer, scale, engine, device, dtype
-        As :class:`MAB` has them; scores are divided by √(C / num_heads).
+        See :class:`MAB`; scores are divided by √(C / num_heads).
 
     Examples
     --------
@@ -292,7 +292,7 @@ class ISAB(Layer):
         nn.init.normal_(self.I, std=self.hidden_size**-0.5)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, inducing points of about unit length."""
+        """Re-initialize the parameters, inducing points of about unit length."""
         nn.init.normal_(self.I, std=self.hidden_size**-0.5)
         self.mab0.reset_parameters()
         self.mab1.reset_parameters()
@@ -300,7 +300,7 @@ class ISAB(Layer):
     def forward(
         self, x: Tensor, valid_lens: Tensor | None = None, *, return_aux: AuxRequest | None = None
     ) -> Tensor | tuple[Tensor, tuple[Aux, Aux]]:
-        """Return what each element has read, (B, N, C); arguments are those of :meth:`SAB.forward`.
+        """Return what each element has read, (B, N, C); see :meth:`SAB.forward` for the arguments.
 
         Where asked for, aux is of the points that read the set (L = M, S = N), and of the elements that read those.
         """
@@ -338,7 +338,7 @@ class PMA(Layer):
     feedforward : bool, default True
         Whether elements pass through rFF.
     num_heads, dropout, layer_norm, normalizer, scale, engine, device, dtype
-        As :class:`MAB` has them; scores are divided by √(C / num_heads).
+        See :class:`MAB`; scores are divided by √(C / num_heads).
 
     Examples
     --------
@@ -370,7 +370,7 @@ class PMA(Layer):
         nn.init.normal_(self.S, std=C**-0.5)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, seeds of about unit length."""
+        """Re-initialize the parameters, seeds of about unit length."""
         nn.init.normal_(self.S, std=self.hidden_size**-0.5)
         if self.fc is not None:
             self.fc.reset_parameters()
@@ -379,7 +379,7 @@ class PMA(Layer):
     def forward(
         self, x: Tensor, valid_lens: Tensor | None = None, *, return_aux: AuxRequest | None = None
     ) -> Tensor | tuple[Tensor, Aux]:
-        """Return what each seed has read, (B, K, C); arguments are those of :meth:`SAB.forward`, x is (B, N, C).
+        """Return what each seed has read, (B, K, C); see :meth:`SAB.forward` for the arguments, x is (B, N, C).
 
         A seed of an empty set reads 0.
         """

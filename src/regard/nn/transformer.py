@@ -60,12 +60,12 @@ class FeedForward(Layer):
     dropout : float, default 0.0
         Probability of dropping a hidden feature, in training.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, in one sentence.
+        If an argument is invalid.
 
     Examples
     --------
@@ -106,7 +106,7 @@ class FeedForward(Layer):
         return self.down(F.dropout(hidden, self.dropout) if self.dropout and self.training else hidden)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, as torch's linear layers do."""
+        """Re-initialize the parameters as torch's linear layers do."""
         for layer in self.children():
             if isinstance(layer, nn.Linear):
                 layer.reset_parameters()
@@ -173,7 +173,7 @@ class _TransformerLayer(Layer, ABC):
         self.activation = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Re-initialize the parameters."""
         _reset(self.children())
 
     def extra_repr(self) -> str:
@@ -235,14 +235,14 @@ class TransformerEncoderLayer(_TransformerLayer):
     bias : bool, default True
         Of projections and norms.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
     num_kv_heads, score, normalizer, rotary, engine
-        As :class:`~regard.nn.MultiheadAttention` has them.
+        See :class:`~regard.nn.MultiheadAttention`.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, in one sentence.
+        If an argument is invalid.
 
     Examples
     --------
@@ -292,16 +292,16 @@ class TransformerDecoderLayer(_TransformerLayer):
     Parameters
     ----------
     d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device, dtype
-        As :class:`TransformerEncoderLayer` has them.
+        See :class:`TransformerEncoderLayer`.
     num_kv_heads, score, normalizer, engine
-        As :class:`~regard.nn.MultiheadAttention` has them, for both attentions, which share no parameter.
+        See :class:`~regard.nn.MultiheadAttention`. They apply to both attentions, which share no parameters.
     rotary : Module, optional
         For the self-attention.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, in one sentence.
+        If an argument is invalid.
 
     Examples
     --------
@@ -354,7 +354,7 @@ class _Stack(Layer, ABC):
         self.norm = norm
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, those of each layer by themselves."""
+        """Re-initialize the parameters, those of each layer by themselves."""
         _reset(module for module in (*self.layers, self.norm) if module is not None)
 
     def _through(self, x: Tensor, *rest: Tensor, cache: Sequence[KVCache] | None, **masks: Any) -> Tensor:
@@ -526,18 +526,18 @@ class Transformer(Layer):
         Width E, and number of heads H.
     num_encoder_layers, num_decoder_layers : int, default 6
     dim_feedforward, dropout, activation
-        As :class:`~regard.nn.TransformerEncoderLayer` has them.
+        See :class:`~regard.nn.TransformerEncoderLayer`.
     custom_encoder, custom_decoder : Module, optional
         In place of the stacks.
     layer_norm_eps, batch_first, norm_first, bias, device, dtype
-        As :class:`~regard.nn.TransformerEncoderLayer` has them.
+        See :class:`~regard.nn.TransformerEncoderLayer`.
     **parts
         ``num_kv_heads``, ``score``, ``normalizer``, ``rotary`` and ``engine``, for all layers.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, in one sentence.
+        If an argument is invalid.
 
     Examples
     --------
@@ -586,7 +586,7 @@ class Transformer(Layer):
         self._reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew: all matrices by Glorot's rule, as torch does."""
+        """Re-initialize the parameters: all matrices by Glorot's rule, as torch does."""
         for stack in (self.encoder, self.decoder):
             if isinstance(stack, (TransformerEncoder, TransformerDecoder)):
                 stack.reset_parameters()

@@ -54,9 +54,9 @@ class DecomposableAttention(Layer):
     dropout : float, default 0.0
         Probability of dropping an input of each layer of F, G and H, in training (the paper's is 0.2).
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -118,7 +118,7 @@ class DecomposableAttention(Layer):
         -------
         logits : Tensor (B, classes)
         (Aux, Aux)
-            Only where asked for: a attending to b, with weights (B, M, N), and b attending to a, with weights
+            Only if requested: a attending to b, with weights (B, M, N), and b attending to a, with weights
             (B, N, M). Rows of padding are as if they held zeros.
         """
         a, b = (sequences(self, name, t, self.embed_size) for name, t in (("a", a), ("b", b)))
@@ -159,7 +159,7 @@ class DecomposableAttention(Layer):
         return torch.arange(sentence.shape[1], device=sentence.device) < length.unsqueeze(1)
 
     def extra_repr(self) -> str:
-        """Return the settings that the layer prints besides its networks."""
+        """Return the settings, without the networks'."""
         return f"embed_size={self.embed_size}"
 
 

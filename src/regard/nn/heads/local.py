@@ -71,9 +71,9 @@ class LocalAttention(Layer):
     window : int
         D, how many keys on each side of p.
     key_size : int, optional
-        Width of keys; that of queries where it is not given.
+        Width of keys; defaults to ``query_size``.
     hidden_size : int, optional
-        Features C of the prediction, and of a concat score; ``query_size`` where it is not given.
+        Features C of the prediction, and of a concat score; defaults to ``query_size``.
     dropout : float, default 0.0
         Probability of dropping a weight, in training.
     mode : {"predictive", "monotonic"}, default "predictive"
@@ -82,9 +82,9 @@ class LocalAttention(Layer):
     renormalize : bool, default False
         Let the predictive weights sum to 1: the Gaussian's logarithm is added to the scores instead.
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -176,26 +176,26 @@ class LocalAttention(Layer):
         ----------
         query : Tensor (B, L, Eq)
         key : Tensor (B, S, Ek), optional
-            The queries where none are given.
+            Defaults to ``query``.
         value : Tensor (B, S, V), optional
-            The keys where none are given.
+            Defaults to ``key``.
         valid_lens : Tensor (B,) or (B, L) of int, optional
-            How many keys each sequence, or each query, may see: S in the formula.
+            Number of valid keys per sequence, or per query: S in the formula.
         positions : Tensor (L,) or (B, L), optional
             Centers p of the windows. By default those of the mode; a step of a decoder gives its own t.
         attn_mask : Tensor, Mask or callable, optional
-            As :func:`regard.attention` takes it; a tensor (L, S), (B, L, S) or (B, 1, L, S), True where visible.
+            See :func:`regard.attention`; a tensor (L, S), (B, L, S) or (B, 1, L, S), True where visible.
         is_causal : bool, default False
             Also hide keys after the query.
         return_aux : AuxRequest, optional
-            Fields to return besides the output; the weights are those after the Gaussian.
+            Auxiliary outputs to return; the weights are those after the Gaussian.
 
         Returns
         -------
         output : Tensor (B, L, V)
             0 where the window lies beyond the sequence.
         aux : Aux
-            Only where asked for; its fields have no head dimension.
+            Only if requested; its fields have no head dimension.
         """
         q, k, v = attention_inputs(self, query, key, value, valid_lens)
         seen = combined_mask(self, valid_lens, attn_mask)
@@ -249,7 +249,7 @@ class LocalAttention(Layer):
         return masks.padding(stop) & masks.NotMask(masks.padding(start))  # ``~`` cannot be traced by torch.compile
 
     def extra_repr(self) -> str:
-        """Return the settings that the layer prints besides its score."""
+        """Return the settings, without the score's."""
         settings = f"window={self.window}, mode={self.mode!r}"
         settings += ", renormalize=True" if self.renormalize else ""
         return f"{settings}, dropout={self.dropout}" if self.dropout else settings

@@ -340,7 +340,7 @@ class MultiheadAttention(PartLayer):
     dropout : float, default 0.0
         Probability of dropping a weight, in training.
     bias : bool, default True
-        Whether the projections have one.
+        Whether the projections have a bias.
     add_bias_kv : bool, default False
         Append a learned key and value that every query sees.
     add_zero_attn : bool, default False
@@ -350,7 +350,7 @@ class MultiheadAttention(PartLayer):
     batch_first : bool, default False
         Sequences are (B, N, E) rather than (N, B, E).
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
     num_kv_heads : int, optional
         G, which divides H; H where not given. If there are fewer, the projections are separate parameters.
     score : str, Score, callable or ScoredAttention, optional
@@ -364,12 +364,12 @@ class MultiheadAttention(PartLayer):
     dropped_weights : bool, default False
         Return the weights after dropout, as torch does in training.
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, in one sentence.
+        If an argument is invalid.
 
     Examples
     --------
@@ -444,7 +444,7 @@ class MultiheadAttention(PartLayer):
         self._reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, as torch's module does when it is made."""
+        """Re-initialize the parameters as torch's module does when it is made."""
         self.out_proj.reset_parameters()
         self._reset_parameters()
         if isinstance(self.score, ScoredAttention):
@@ -650,7 +650,7 @@ class MultiheadAttention(PartLayer):
         return output, aux.weights
 
     def extra_repr(self) -> str:
-        """Return what the layer prints: sizes first, then what is not the default."""
+        """Return the sizes and the settings that differ from the defaults."""
         settings = [f"embed_dim={self.embed_dim}", f"num_heads={self.num_heads}"]
         settings += [f"num_kv_heads={self.num_kv_heads}"] if self.num_kv_heads != self.num_heads else []
         usual: dict[str, Any] = {"dropout": 0.0, "kdim": self.embed_dim, "vdim": self.embed_dim, "batch_first": False}

@@ -44,7 +44,7 @@ class ScoredAttention(PartLayer, ABC):
     scale : float, optional
         Multiplies the score; None is the score's own.
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ScoredAttention(PartLayer, ABC):
 
     @abstractmethod
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Re-initialize the parameters."""
 
     def forward(
         self,
@@ -84,23 +84,23 @@ class ScoredAttention(PartLayer, ABC):
         ----------
         query : Tensor (B, L, E)
         key : Tensor (B, S, Ek), optional
-            The queries where none are given: self-attention, where padded queries count as zeros, too.
+            Defaults to ``query``: self-attention, in which padded queries also count as zeros.
         value : Tensor (B, S, V), optional
-            The keys where none are given.
+            Defaults to ``key``.
         valid_lens : Tensor (B,) or (B, L) of int, optional
-            How many keys each sequence, or each query, may see; what is beyond has no influence.
+            Number of valid keys per sequence, or per query; later keys are ignored.
         attn_mask : Tensor, Mask or callable, optional
-            As :func:`regard.attention` takes it; a tensor (L, S), (B, L, S) or (B, 1, L, S), True where visible.
+            See :func:`regard.attention`; a tensor (L, S), (B, L, S) or (B, 1, L, S), True where visible.
         is_causal : bool, default False
             Also hide keys after the query.
         return_aux : AuxRequest, optional
-            Fields to return besides the output.
+            Auxiliary outputs to return.
 
         Returns
         -------
         output : Tensor (B, L, V)
         aux : Aux
-            Only where asked for; its fields have no head dimension: weights (B, L, S), entropy (B, L) and so on.
+            Only if requested; its fields have no head dimension: weights (B, L, S), entropy (B, L) and so on.
         """
         mask = combined_mask(self, valid_lens, attn_mask)
         q, k, v = attention_inputs(self, query, key, value, valid_lens)
@@ -123,7 +123,7 @@ class ScoredAttention(PartLayer, ABC):
         return output.squeeze(1), without_heads(aux)
 
     def extra_repr(self) -> str:
-        """Return what the layer prints: sizes first, then what is not the default."""
+        """Return the sizes and the settings that differ from the defaults."""
         settings = [f"dropout={self.dropout}"] if self.dropout else []
         settings += non_default(self, "normalizer", "softmax")
         return ", ".join([*self._sizes(), *settings, *([f"scale={self.scale}"] if self.scale is not None else [])])
@@ -161,7 +161,7 @@ class DotProductAttention(ScoredAttention):
     Parameters
     ----------
     dropout, normalizer, scale, engine
-        As :class:`ScoredAttention` has them.
+        See :class:`ScoredAttention`.
 
     Examples
     --------
@@ -176,7 +176,7 @@ class DotProductAttention(ScoredAttention):
         return scores.ScaledDot()
 
     def reset_parameters(self) -> None:
-        """Do nothing: there are none."""
+        """Do nothing: the layer has no parameters."""
 
 
 @mechanism(
@@ -194,11 +194,11 @@ class GeneralAttention(ScoredAttention):
     query_size : int
         Width E of queries.
     key_size : int, optional
-        Width of keys; that of queries where it is not given.
+        Width of keys; defaults to ``query_size``.
     dropout, normalizer, scale, engine
-        As :class:`ScoredAttention` has them.
+        See :class:`ScoredAttention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -249,9 +249,9 @@ class AdditiveAttention(ScoredAttention):
     hidden_size : int
         How many features C the two are projected to.
     dropout, normalizer, scale, engine
-        As :class:`ScoredAttention` has them.
+        See :class:`ScoredAttention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -309,9 +309,9 @@ class ConcatAttention(ScoredAttention):
     hidden_size : int
         How many features C.
     dropout, normalizer, scale, engine
-        As :class:`ScoredAttention` has them.
+        See :class:`ScoredAttention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -366,9 +366,9 @@ class LocationAttention(ScoredAttention):
     max_length : int
         How many positions of keys there are; sequences may be shorter.
     dropout, normalizer, scale, engine
-        As :class:`ScoredAttention` has them.
+        See :class:`ScoredAttention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -423,9 +423,9 @@ class CosineAttention(ScoredAttention):
     learn_beta : bool, default True
         Whether log β is a parameter; else a buffer.
     dropout, normalizer, scale, engine
-        As :class:`ScoredAttention` has them.
+        See :class:`ScoredAttention`.
     device, dtype : optional
-        Of ``beta``.
+        Device and dtype of ``beta``.
 
     Examples
     --------
@@ -501,9 +501,9 @@ class KernelAttention(ScoredAttention):
     learn_width : bool, default True
         Whether log σ is a parameter; else a buffer.
     dropout, normalizer, scale, engine
-        As :class:`ScoredAttention` has them.
+        See :class:`ScoredAttention`.
     device, dtype : optional
-        Of the width.
+        Device and dtype of the width.
 
     Examples
     --------
@@ -575,7 +575,7 @@ def masked_softmax(scores: Tensor, valid_lens: Tensor | None = None) -> Tensor:
     Raises
     ------
     TypeError, ValueError
-        If an argument has another type or shape.
+        If an argument has the wrong type or shape.
 
     Examples
     --------

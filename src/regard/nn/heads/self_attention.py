@@ -66,11 +66,11 @@ class GroupedProjections(Layer):
     head_dim : int, optional
         D; E/H by default.
     bias : bool, default True
-        Whether the projections to queries, keys and values have one.
+        Whether the query, key and value projections have a bias.
     out_bias : bool, optional
-        Whether the projection of the heads' outputs has one; as ``bias`` by default.
+        Whether the output projection has a bias; defaults to ``bias``.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class GroupedProjections(Layer):
         self.out = nn.Linear(H * self.head_dim, E, bias=bias if out_bias is None else out_bias, **where)
 
     def reset_parameters(self) -> None:
-        """Draw the matrices anew by Glorot's rule; biases are 0."""
+        """Re-initialize the weights by Glorot's rule and set biases to 0."""
         assert isinstance(self.qkv, nn.Linear)
         for layer in (self.qkv, self.out):
             nn.init.xavier_uniform_(layer.weight)
@@ -143,7 +143,7 @@ class GroupedProjections(Layer):
             self.qkv = SplitProjection(self.qkv, self.rows)
 
     def extra_repr(self) -> str:
-        """Return the sizes, and which are not the default."""
+        """Return the sizes that differ from the defaults."""
         settings = [f"embed_dim={self.embed_dim}", f"num_heads={self.num_heads}"]
         usual = {"num_kv_heads": self.num_heads, "head_dim": self.embed_dim // self.num_heads}
         return ", ".join(
@@ -206,19 +206,19 @@ class SelfAttention(PartLayer, GroupedProjections):
     head_dim : int, optional
         D; E/H by default.
     bias : bool, default True
-        Whether the projections to queries, keys and values have one.
+        Whether the query, key and value projections have a bias.
     out_bias : bool, optional
-        Whether the projection of the heads' outputs has one; as ``bias`` by default.
+        Whether the output projection has a bias; defaults to ``bias``.
     dropout : float, default 0.0
         Probability of dropping a weight, in training.
     score : str, Score, callable or ScoredAttention, optional
-        As :func:`regard.attention` takes it, for rows of width D.
+        See :func:`regard.attention`; it compares rows of width D.
     normalizer : str or Normalizer, default "softmax"
     rotary : Rotary, optional
         Turns queries and keys.
     engine : str or Engine, default "auto"
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Attributes
     ----------
@@ -229,7 +229,7 @@ class SelfAttention(PartLayer, GroupedProjections):
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, in one sentence.
+        If an argument is invalid.
 
     Examples
     --------
@@ -288,7 +288,7 @@ class SelfAttention(PartLayer, GroupedProjections):
         ----------
         x : Tensor (B, L, E)
         attn_mask : Tensor, Mask or callable, optional
-            As :func:`regard.attention` takes it, over L queries and the S keys of the cache and of ``x``.
+            See :func:`regard.attention`; it covers L queries and S keys, the cached ones and those of ``x``.
         is_causal : bool, default False
             Also hide keys after the query; both are counted from the start.
         rotation : tuple of Tensor, optional
@@ -296,7 +296,7 @@ class SelfAttention(PartLayer, GroupedProjections):
         cache : KVCache, optional
             Holds the keys and values of earlier steps; those of ``x`` are appended.
         return_aux : AuxRequest, optional
-            What to return beside the output, head by head.
+            Auxiliary outputs to return, per head.
         """
         x = floats(self, "x", x, "B", "L", self.embed_dim)
         if cache is not None and self.context is not None:
@@ -366,13 +366,13 @@ class SelfAttention(PartLayer, GroupedProjections):
         )
 
     def reset_parameters(self) -> None:
-        """Draw the matrices anew by Glorot's rule; biases are 0."""
+        """Re-initialize the weights by Glorot's rule and set biases to 0."""
         super().reset_parameters()
         if isinstance(self.score, ScoredAttention):
             self.score.reset_parameters()
 
     def extra_repr(self) -> str:
-        """Return the sizes, and what is not the default."""
+        """Return the sizes and the settings that differ from the defaults."""
         usual: dict[str, Any] = {"dropout": 0.0, "score": None, "normalizer": "softmax", "engine": "auto"}
         return ", ".join(
             [super().extra_repr(), *(each for name, value in usual.items() for each in non_default(self, name, value))]

@@ -72,9 +72,9 @@ class HardAttention(Layer):
     query_size : int
         Width E of queries.
     key_size : int, optional
-        Width of keys; that of queries where it is not given.
+        Width of keys; defaults to ``query_size``.
     hidden_size : int, optional
-        Features C of an additive or concat score; ``query_size`` where it is not given.
+        Features C of an additive or concat score; defaults to ``query_size``.
     dropout : float, default 0.0
         Probability of dropping a draw, in training.
     score : {"additive", "concat", "dot", "general"}, default "additive"
@@ -88,9 +88,9 @@ class HardAttention(Layer):
     entropy : float, default 0.0
         Weight of the entropy (in nats) in the surrogate; positive keeps the draws spread.
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
     device, dtype : optional
-        Of the parameters and buffers.
+        Device and dtype of the parameters and buffers.
 
     Attributes
     ----------
@@ -175,24 +175,24 @@ class HardAttention(Layer):
         ----------
         query : Tensor (B, L, E)
         key : Tensor (B, S, Ek), optional
-            The queries where none are given.
+            Defaults to ``query``.
         value : Tensor (B, S, V), optional
-            The keys where none are given.
+            Defaults to ``key``.
         valid_lens : Tensor (B,) or (B, L) of int, optional
-            How many keys each sequence, or each query, may see. A query that sees none reads zeros, and its choice has
+            Number of valid keys per sequence, or per query. A query that sees none reads zeros, and its choice has
             no part in the surrogate: give padded queries 0.
         attn_mask : Tensor, Mask or callable, optional
-            As :func:`regard.attention` takes it; a tensor (L, S), (B, L, S) or (B, 1, L, S), True where visible.
+            See :func:`regard.attention`; a tensor (L, S), (B, L, S) or (B, 1, L, S), True where visible.
         is_causal : bool, default False
             Also hide keys after the query.
         return_aux : AuxRequest, optional
-            Fields to return besides the output; the weights are 1 at the key that is read, 0 elsewhere.
+            Auxiliary outputs to return; the weights are 1 at the key that is read, 0 elsewhere.
 
         Returns
         -------
         output : Tensor (B, L, V)
         aux : Aux
-            Only where asked for; its fields have no head dimension.
+            Only if requested; its fields have no head dimension.
         """
         q, k, v = attention_inputs(self, query, key, value, valid_lens)
         kept = self.training and self.estimator == "reinforce" and torch.is_grad_enabled()
@@ -289,7 +289,7 @@ class HardAttention(Layer):
         return {**self.__dict__, "_draws": []}  # tensors inside a graph can be neither copied nor saved
 
     def extra_repr(self) -> str:
-        """Return the settings that the layer prints besides its score."""
+        """Return the settings, without the score's."""
         settings = [f"estimator={self.estimator!r}"]
         settings += [f"temperature={self.temperature}"] if self.estimator == "gumbel" else [f"momentum={self.momentum}"]
         settings += [f"entropy={self.entropy}"] if self.entropy else []

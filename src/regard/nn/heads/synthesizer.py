@@ -32,7 +32,7 @@ class _Positional(PartLayer, ABC):
 
     @abstractmethod
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Re-initialize the parameters."""
 
     @abstractmethod
     def _ends(self, value: Tensor) -> tuple[Tensor, Tensor, scores.Score, Mask | None]:
@@ -56,17 +56,17 @@ class _Positional(PartLayer, ABC):
         valid_lens : Tensor (B,) or (B, N) of int, optional
             How many values each sequence, or each position, may see; what is beyond has no influence.
         attn_mask : Tensor, Mask or callable, optional
-            As :func:`regard.attention` takes it; a tensor (N, N), (B, N, N) or (B, 1, N, N), True where visible.
+            See :func:`regard.attention`; a tensor (N, N), (B, N, N) or (B, 1, N, N), True where visible.
         is_causal : bool, default False
             Also hide values after the position.
         return_aux : AuxRequest, optional
-            Fields to return besides the output.
+            Auxiliary outputs to return.
 
         Returns
         -------
         output : Tensor (B, N, V)
         aux : Aux
-            Only where asked for; its fields have no head dimension: weights (B, N, N).
+            Only if requested; its fields have no head dimension: weights (B, N, N).
         """
         sequences(self, "value", value)
         if value.shape[1] > self.max_length:
@@ -93,7 +93,7 @@ class _Positional(PartLayer, ABC):
         return answer[0].squeeze(1), without_heads(answer[1])
 
     def extra_repr(self) -> str:
-        """Return what the layer prints: sizes first, then what is not the default."""
+        """Return the sizes and the settings that differ from the defaults."""
         settings = [f"max_length={self.max_length}"]
         settings += [f"dropout={self.dropout}"] if self.dropout else []
         return ", ".join([*settings, *non_default(self, "normalizer", "softmax")])
@@ -120,9 +120,9 @@ class PositionalAttention(_Positional):
         Probability of dropping a weight, in training.
     normalizer : str or Normalizer, default "softmax"
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
     device, dtype : optional
-        Of the parameter.
+        Device and dtype of the parameter.
 
     Examples
     --------
@@ -179,9 +179,9 @@ class FactorizedPositionalAttention(_Positional):
         Probability of dropping a weight, in training.
     normalizer : str or Normalizer, default "softmax"
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -221,5 +221,5 @@ class FactorizedPositionalAttention(_Positional):
         return self.rows[None, None, :N], self.columns[None, None, :N], scores.Dot(), None
 
     def extra_repr(self) -> str:
-        """Return what the layer prints: sizes first, then what is not the default."""
+        """Return the sizes and the settings that differ from the defaults."""
         return f"rank={self.rank}, {super().extra_repr()}"

@@ -77,13 +77,13 @@ class SqueezeExcitation(_Bottleneck):
     Parameters
     ----------
     channels : int
-        How many channels C.
+        Number of channels C.
     reduction : int, default 16
-        The r of the paper: there are max(1, C // r) hidden features.
+        Reduction r; the hidden layer has max(1, C // r) features.
     bias : bool, default False
         Whether to add learned biases; the paper's formula has none.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -101,13 +101,13 @@ class SqueezeExcitation(_Bottleneck):
         ----------
         x : Tensor (B, C, H, W)
         return_map : bool, default False
-            Also return the gates.
+            Whether to also return the gates.
 
         Returns
         -------
         output : Tensor (B, C, H, W)
         map : Tensor (B, C, 1, 1)
-            Only where asked for.
+            Only if requested.
         """
         x = image(self, "x", x, self.channels)
         gate = torch.sigmoid(self.excite(x.mean((2, 3))))
@@ -129,14 +129,14 @@ class ECA(Layer):
     Parameters
     ----------
     channels : int
-        How many channels C.
+        Number of channels C.
     kernel_size : int, optional
         How many neighbours k, odd; the paper's function of C where it is not given.
     gamma : float, default 2.0
     b : float, default 1.0
         The constants γ and b of that function.
     device, dtype : optional
-        Of the kernel.
+        Device and dtype of the kernel.
 
     Examples
     --------
@@ -173,13 +173,13 @@ class ECA(Layer):
         self.conv.reset_parameters()
 
     def forward(self, x: Tensor, *, return_map: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the image with its channels weighted; arguments and answer are those of SqueezeExcitation."""
+        """Return the image with its channels weighted; see :meth:`SqueezeExcitation.forward`."""
         x = image(self, "x", x, self.channels)
         gate = torch.sigmoid(self.conv(x.mean((2, 3)).unsqueeze(1))).squeeze(1)
         return gated(x, gate[..., None, None], return_map)
 
     def extra_repr(self) -> str:
-        """Return what the kernel does not tell."""
+        """Return the number of channels."""
         return str(self.channels)
 
 
@@ -197,13 +197,13 @@ class ChannelAttention(_Bottleneck):
     Parameters
     ----------
     channels : int
-        How many channels C.
+        Number of channels C.
     reduction : int, default 16
-        The r of the paper: there are max(1, C // r) hidden features.
+        Reduction r; the hidden layer has max(1, C // r) features.
     bias : bool, default False
         Whether to add learned biases; the paper's formula has none.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -214,7 +214,7 @@ class ChannelAttention(_Bottleneck):
     """
 
     def forward(self, x: Tensor, *, return_map: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the image with its channels weighted; arguments and answer are those of SqueezeExcitation."""
+        """Return the image with its channels weighted; see :meth:`SqueezeExcitation.forward`."""
         x = image(self, "x", x, self.channels)
         gate = torch.sigmoid(self.excite(x.mean((2, 3))) + self.excite(x.amax((2, 3))))
         return gated(x, gate[..., None, None], return_map)
@@ -238,7 +238,7 @@ class SpatialAttention(Layer):
     bias : bool, default False
         Whether the convolution adds a learned bias; the paper's formula has none.
     device, dtype : optional
-        Of the kernel.
+        Device and dtype of the kernel.
 
     Examples
     --------
@@ -266,13 +266,13 @@ class SpatialAttention(Layer):
         x : Tensor (B, C, H, W)
             Any number of channels.
         return_map : bool, default False
-            Also return the gates.
+            Whether to also return the gates.
 
         Returns
         -------
         output : Tensor (B, C, H, W)
         map : Tensor (B, 1, H, W)
-            Only where asked for.
+            Only if requested.
         """
         x = image(self, "x", x)
         pooled = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)
@@ -293,15 +293,15 @@ class CBAM(Layer):
     Parameters
     ----------
     channels : int
-        How many channels C.
+        Number of channels C.
     reduction : int, default 16
-        The r of the paper: there are max(1, C // r) hidden features.
+        Reduction r; the hidden layer has max(1, C // r) features.
     kernel_size : int, default 7
         The side of the spatial kernel, odd.
     bias : bool, default False
         Whether both add learned biases.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -329,7 +329,7 @@ class CBAM(Layer):
         self.spatial = SpatialAttention(kernel_size, bias=bias, device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters of both anew."""
+        """Re-initialize both."""
         self.channel.reset_parameters()
         self.spatial.reset_parameters()
 
@@ -340,13 +340,13 @@ class CBAM(Layer):
         ----------
         x : Tensor (B, C, H, W)
         return_map : bool, default False
-            Also return the gates.
+            Whether to also return the gates.
 
         Returns
         -------
         output : Tensor (B, C, H, W)
         maps : Tensor (B, C, 1, 1) and Tensor (B, 1, H, W)
-            Only where asked for: of the channels and of the places.
+            Only if requested: of the channels and of the places.
         """
         x, channels = self.channel(image(self, "x", x, self.channels), return_map=True)
         x, places = self.spatial(x, return_map=True)
@@ -379,7 +379,7 @@ class MultiheadConvAttention(Layer):
     Parameters
     ----------
     channels : int
-        How many channels C, of all inputs together.
+        Total number of channels C of all inputs.
     kernel_sizes : sequence of int, default (1, 3, 5)
         One head for each.
     reduction : float, default 0.5
@@ -389,12 +389,12 @@ class MultiheadConvAttention(Layer):
     bias : bool, default True
         Whether convolutions add learned biases.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong.
+        If an argument is invalid.
 
     Examples
     --------
@@ -441,15 +441,15 @@ class MultiheadConvAttention(Layer):
         Parameters
         ----------
         *inputs : Tensor (B, Ci, H, W)
-            One image, or several of one batch, height and width whose channels make C together.
+            One image, or several of one batch, height and width, whose channels sum to C.
         return_map : bool, default False
-            Also return the gates.
+            Whether to also return the gates.
 
         Returns
         -------
         output : Tensor (B, C, H, W)
         map : Tensor (B, C, H, W)
-            Only where asked for.
+            Only if requested.
         """
         if not inputs:
             raise rejected("MultiheadConvAttention", "inputs", "be at least one image (B, C, H, W)", "none", TypeError)

@@ -79,7 +79,7 @@ class NonLocalBlock(Layer):
     Parameters
     ----------
     channels : int
-        How many channels C.
+        Number of channels C.
     hidden_size : int, optional
         How many features C' the embeddings have; max(1, C // 2) where it is not given.
     mode : {"embedded", "gaussian", "dot", "concat"}
@@ -91,14 +91,14 @@ class NonLocalBlock(Layer):
     bias : bool, default False
         Whether W_θ, W_φ, W_g and W_z add learned biases; the paper's formulas have none.
     engine : str, default "auto"
-        As :func:`regard.attention` takes it; nothing to "dot" and "concat".
+        See :func:`regard.attention`; no effect on "dot" and "concat".
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong.
+        If an argument is invalid.
 
     Examples
     --------
@@ -159,13 +159,13 @@ class NonLocalBlock(Layer):
         ----------
         x : Tensor (B, C, H, W)
         return_map : bool, default False
-            Also return the weights.
+            Whether to also return the weights.
 
         Returns
         -------
         output : Tensor (B, C, H, W)
         map : Tensor (B, H, W, Hk, Wk)
-            Only where asked for: ``map[b, i, j]`` is a picture of what place (i, j) reads; Hk = ⌈H / pool⌉ and so Wk.
+            Only if requested: ``map[b, i, j]`` is a picture of what place (i, j) reads; Hk = ⌈H / pool⌉ and so Wk.
         """
         x = image(self, "x", x, self.channels)
         here = places(x)
@@ -191,7 +191,7 @@ class NonLocalBlock(Layer):
         return similar @ value, similar / key.shape[1] if wanted else None
 
     def extra_repr(self) -> str:
-        """Return what the embeddings do not tell."""
+        """Return the mode and the pooling."""
         return f"mode={self.mode!r}" + (f", pool={self.pool}" if self.pool > 1 else "")
 
 
@@ -211,7 +211,7 @@ class SelfAttention2d(Layer):
     Parameters
     ----------
     channels : int
-        How many channels C.
+        Number of channels C.
     reduction : int, default 8
         The k of the paper: there are max(1, C // k) features.
     pool : int, default 1
@@ -219,14 +219,14 @@ class SelfAttention2d(Layer):
     bias : bool, default False
         Whether the maps add learned biases; the paper's formulas have none.
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong.
+        If an argument is invalid.
 
     Examples
     --------
@@ -273,13 +273,13 @@ class SelfAttention2d(Layer):
         ----------
         x : Tensor (B, C, H, W)
         return_map : bool, default False
-            Also return the weights.
+            Whether to also return the weights.
 
         Returns
         -------
         output : Tensor (B, C, H, W)
         map : Tensor (B, H, W, Hk, Wk)
-            Only where asked for: ``map[b, i, j]`` is a picture of what place (i, j) reads, and sums to 1.
+            Only if requested: ``map[b, i, j]`` is a picture of what place (i, j) reads, and sums to 1.
         """
         x = image(self, "x", x, self.channels)
         here = places(x)
@@ -289,5 +289,5 @@ class SelfAttention2d(Layer):
         return output if weights is None else (output, unfolded(weights, x, self.pool))
 
     def extra_repr(self) -> str:
-        """Return what the maps do not tell."""
+        """Return the pooling."""
         return f"pool={self.pool}" if self.pool > 1 else ""

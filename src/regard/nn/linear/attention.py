@@ -70,26 +70,26 @@ def linear_attention(
     state : LinearState, or pair (matrix, normalizer), optional
         The sums over keys that came before, which every query sees; None where there are none.
     valid_lens : Tensor (B,) of int, optional
-        How many keys of each sequence are real; what is beyond has no influence and is not in the state.
+        Number of valid keys per sequence; later keys are ignored and do not enter the state.
     documents : Tensor (L,) or (B, L) of int, optional
         The document of each step of a causal call: neighbours with equal numbers are one, and queries see their own
         alone. A state goes on in the first one, and is returned of the last.
     normalize : bool, default True
         Whether to divide by φ(q)·z. With "identity" and other maps that may be negative it can come near 0: say False.
     return_state : bool, default False
-        Whether to return the sums too, those before included.
+        Whether to also return the sums, including those of ``state``.
 
     Returns
     -------
     output : Tensor (B, H, L, V)
         0 where the query sees no key, or where φ(q)·z is 0.
     state : LinearState
-        Only where asked for: matrix (B, H, F, V), normalizer (B, H, F) or None.
+        Only if requested: matrix (B, H, F, V), normalizer (B, H, F) or None.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, in one sentence: which, what was expected, what came.
+        If an argument is invalid; the message names the argument, the expected value and the actual one.
 
     Notes
     -----
@@ -137,15 +137,15 @@ class ProjectedHeads(Layer, ABC):
     embed_dim : int
         Width C of queries and outputs.
     num_heads : int
-        How many heads H; embed_dim must be a multiple. Each is C/H wide.
+        Number of heads H, which divides ``embed_dim``. Each head has width C/H.
     kdim, vdim : int, optional
-        Widths of keys and values; C where they are not given.
+        Widths of keys and values; defaults to C.
     bias : bool, default True
-        Whether the four projections add one.
+        Whether the four projections have a bias.
     feature_map, form, chunk
-        As :func:`linear_attention` takes them. A map that is a module is trained along.
+        See :func:`linear_attention`. A module is trained with the layer.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class ProjectedHeads(Layer, ABC):
                 reset()
 
     def extra_repr(self) -> str:
-        """Return the settings that the layer prints besides its projections."""
+        """Return the settings, without the projections'."""
         mapped = self.feature_map
         name = mapped if isinstance(mapped, str) else getattr(mapped, "__name__", type(mapped).__name__)
         form = "" if self.form == "auto" else f", form={self.form!r}"
@@ -241,19 +241,19 @@ class LinearAttention(ProjectedHeads):
     embed_dim : int
         Width C of queries and outputs.
     num_heads : int
-        How many heads H; embed_dim must be a multiple. Each is C/H wide.
+        Number of heads H, which divides ``embed_dim``. Each head has width C/H.
     normalize : bool, default True
         Whether weights sum to 1; say False where the feature map may be negative.
     kdim, vdim : int, optional
-        Widths of keys and values; C where they are not given.
+        Widths of keys and values; defaults to C.
     bias : bool, default True
-        Whether the four projections add one.
+        Whether the four projections have a bias.
     feature_map : {"elu", "relu", "identity"} or callable, default "elu"
-        φ, from (B, H, N, C/H) to (B, H, N, F). One that is a module is trained along.
+        φ, from (B, H, N, C/H) to (B, H, N, F). A module is trained with the layer.
     form, chunk
-        As :func:`linear_attention` takes them.
+        See :func:`linear_attention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -297,11 +297,11 @@ class LinearAttention(ProjectedHeads):
         ----------
         query : Tensor (B, L, C)
         key : Tensor (B, S, Ck), optional
-            The queries where none are given: self-attention; then padded queries are read as zeros.
+            Defaults to ``query``: self-attention, in which padded queries count as zeros.
         value : Tensor (B, S, Cv), optional
-            The keys where none are given.
+            Defaults to ``key``.
         valid_lens : Tensor (B,) of int, optional
-            How many keys of each sequence are real; what is beyond has no influence.
+            Number of valid keys per sequence; later keys are ignored.
         is_causal : bool, default False
             Whether query i sees keys 0 to i alone.
         documents : Tensor (L,) or (B, L) of int, optional
@@ -309,13 +309,13 @@ class LinearAttention(ProjectedHeads):
         state : LinearState, optional
             That of the keys before.
         return_state : bool, default False
-            Whether to return the state too.
+            Whether to also return the state.
 
         Returns
         -------
         output : Tensor (B, L, C)
         state : LinearState
-            Only where asked for.
+            Only if requested.
         """
         q, k, v, _ = self._project(query, key, value, valid_lens)
         answer = linear_attention(

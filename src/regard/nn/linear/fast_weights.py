@@ -76,7 +76,7 @@ def fast_weights(
     state : LinearState, or pair (matrix, None), optional
         W before the first step, transposed: (B, H, F, V); None is zeros.
     valid_lens : Tensor (B,) of int, optional
-        How many steps of each sequence are real; those beyond write nothing.
+        Number of valid steps per sequence; later steps write nothing.
     return_state : bool, default False
         Whether to return W after the last step too.
 
@@ -84,12 +84,12 @@ def fast_weights(
     -------
     output : Tensor (B, H, L, V)
     state : LinearState
-        Only where asked for: matrix (B, H, F, V), normalizer None.
+        Only if requested: matrix (B, H, F, V), normalizer None.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, in one sentence: which, what was expected, what came.
+        If an argument is invalid; the message names the argument, the expected value and the actual one.
 
     Notes
     -----
@@ -161,21 +161,21 @@ class FastWeights(ProjectedHeads):
     embed_dim : int
         Width C of queries and outputs.
     num_heads : int
-        How many heads H; embed_dim must be a multiple. Each is C/H wide.
+        Number of heads H, which divides ``embed_dim``. Each head has width C/H.
     rule : {"delta", "sum"}, default "delta"
     feature_norm : {"auto", "l1", "l2"} or None, default "auto"
         Which norm φ(q) and φ(k) are divided by. "auto" is "l1" for the delta rule, which needs it to be stable, and
         None for the sum rule.
     kdim, vdim : int, optional
-        Widths of keys and values; C where they are not given.
+        Widths of keys and values; defaults to C.
     bias : bool, default True
-        Whether the four projections add one.
+        Whether the four projections have a bias.
     feature_map : {"elu", "relu", "identity"} or callable, default "elu"
-        φ, from (B, H, L, C/H) to (B, H, L, F). One that is a module is trained along.
+        φ, from (B, H, L, C/H) to (B, H, L, F). A module is trained with the layer.
     form, chunk
-        As :func:`fast_weights` takes them.
+        See :func:`fast_weights`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -218,21 +218,21 @@ class FastWeights(ProjectedHeads):
         ----------
         query : Tensor (B, L, C)
         key : Tensor (B, L, Ck), optional
-            The queries where none are given; then padded queries are read as zeros.
+            Defaults to ``query``; padded queries then count as zeros.
         value : Tensor (B, L, Cv), optional
-            The keys where none are given.
+            Defaults to ``key``.
         valid_lens : Tensor (B,) of int, optional
-            How many steps of each sequence are real; those beyond write nothing.
+            Number of valid steps per sequence; later steps write nothing.
         state : LinearState, optional
             That after the steps before.
         return_state : bool, default False
-            Whether to return the state too.
+            Whether to also return the state.
 
         Returns
         -------
         output : Tensor (B, L, C)
         state : LinearState
-            Only where asked for.
+            Only if requested.
         """
         q, k, v, x = self._project(query, key, value, valid_lens)
         answer = fast_weights(
@@ -252,5 +252,5 @@ class FastWeights(ProjectedHeads):
         return self._merge(answer, return_state)
 
     def extra_repr(self) -> str:
-        """Return the settings that the layer prints besides its projections."""
+        """Return the settings, without the projections'."""
         return f"{super().extra_repr()}, rule={self.rule!r}"

@@ -40,7 +40,7 @@ class LinearSelfAttention(GroupedProjections):
     feature_map : {"elu", "relu"} or callable, default "elu"
         φ, as :func:`linear_attention` takes it; not negative.
     num_kv_heads, head_dim, bias, out_bias, device, dtype : optional
-        As :class:`SelfAttention` has them.
+        See :class:`SelfAttention`.
 
     Examples
     --------

@@ -61,7 +61,7 @@ def content_weights(key: Tensor, memory: Tensor, strength: Tensor) -> Tensor:
     Raises
     ------
     TypeError, ValueError
-        If an argument has another type or shape.
+        If an argument has the wrong type or shape.
 
     References
     ----------
@@ -142,7 +142,7 @@ class ContentAddressing(MemoryHead):
     heads : int, default 1
         How many keys H are looked for.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -157,7 +157,7 @@ class ContentAddressing(MemoryHead):
         super().__init__(input_size, width, heads, (), device, dtype)
 
     def forward(self, control: Tensor, memory: Tensor, valid_lens: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return what is read, and where.
+        """Return the values read and the read weights.
 
         Parameters
         ----------
@@ -279,7 +279,7 @@ class MemoryMachine(Layer, ABC, Generic[_S]):
         self.output = nn.Linear(self.hidden_size + read_size, self.output_size, device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters of all parts anew."""
+        """Re-initialize the parameters of all parts."""
         self.controller.reset_parameters()
         self.write.reset_parameters()
         self.read.reset_parameters()
@@ -319,7 +319,7 @@ class MemoryMachine(Layer, ABC, Generic[_S]):
         state : NamedTuple of Tensor
             After each sequence's last real step.
         maps : MemoryMaps
-            Only where asked for.
+            Only if requested.
         """
         B, T, _ = floats(self, "inputs", inputs, "B", "T", self.input_size).shape
         start = self.initial_state(B)

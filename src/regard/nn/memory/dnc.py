@@ -96,7 +96,7 @@ class DNCWriteHead(MemoryHead):
     read_heads : int, default 1
         How many read heads R may free rows.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -122,7 +122,7 @@ class DNCWriteHead(MemoryHead):
         weights: Tensor | None = None,
         read_weights: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the memory after writing, a new tensor, and where was written.
+        """Return the memory after writing, as a new tensor, and the write weights.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ class DNCReadHead(MemoryHead):
     heads : int, default 1
         How many heads R.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -206,7 +206,7 @@ class DNCReadHead(MemoryHead):
     def forward(
         self, control: Tensor, memory: Tensor, weights: Tensor | None = None, links: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what is read, and where.
+        """Return the values read and the read weights.
 
         Parameters
         ----------
@@ -283,9 +283,9 @@ class DifferentiableNeuralComputer(MemoryMachine[DNCState]):
         The memory's size, N rows of width E.
     read_heads : int, default 1
     controller : {"lstm", "feedforward"}, default "lstm"
-        A feedforward one remembers nothing by itself.
+        A feedforward controller has no memory of its own.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------

@@ -66,15 +66,15 @@ class IntraAttention(Layer):
     hidden_size : int
         Width C of states.
     attention_size : int, optional
-        Features A of the score; ``hidden_size`` where it is not given.
+        Features A of the score; defaults to ``hidden_size``.
     dropout : float, default 0.0
         Probability of dropping a weight of the attention, in training.
     bias : bool, default True
         Whether the gates have a bias b.
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -152,7 +152,7 @@ class IntraAttention(Layer):
         state : IntraState
             The tapes, this sequence's T steps appended.
         aux : Aux
-            Only where asked for; a row for each step, and N + T keys where the state held N: weights (B, T, N + T),
+            Only if requested; a row for each step, and N + T keys where the state held N: weights (B, T, N + T),
             which are 0 from the step itself on.
         """
         sequences(self, "x", x, self.input_size)
@@ -225,7 +225,7 @@ class IntraAttention(Layer):
         return state
 
     def extra_repr(self) -> str:
-        """Return what the layer prints: sizes first, then what is not the default."""
+        """Return the sizes and the settings that differ from the defaults."""
         settings = f"input_size={self.input_size}, hidden_size={self.hidden_size}, attention_size={self.attention_size}"
         settings += f", dropout={self.dropout}" if self.dropout else ""
         return settings if self.bias is not None else f"{settings}, bias=False"

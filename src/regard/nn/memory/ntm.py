@@ -152,7 +152,7 @@ class NTMReadHead(TuringHead):
     shift : int, default 1
         The largest distance D that weights move in a step.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -169,7 +169,7 @@ class NTMReadHead(TuringHead):
         super().__init__(input_size, width, heads, shift, (), device, dtype)
 
     def forward(self, control: Tensor, memory: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return what is read, and where.
+        """Return the values read and the read weights.
 
         Parameters
         ----------
@@ -205,7 +205,7 @@ class NTMWriteHead(TuringHead):
     Parameters
     ----------
     input_size, width, heads, shift, device, dtype
-        As :class:`NTMReadHead` has them.
+        See :class:`NTMReadHead`.
 
     Examples
     --------
@@ -222,12 +222,12 @@ class NTMWriteHead(TuringHead):
         super().__init__(input_size, width, heads, shift, (width, width), device, dtype)
 
     def forward(self, control: Tensor, memory: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the memory after writing, a new tensor, and where was written.
+        """Return the memory after writing, as a new tensor, and the write weights.
 
         Parameters
         ----------
         control, memory, weights
-            As :meth:`NTMReadHead.forward` has them.
+            See :meth:`NTMReadHead.forward`.
 
         Returns
         -------
@@ -292,9 +292,9 @@ class NeuralTuringMachine(MemoryMachine[NTMState]):
     shift : int, default 1
         The largest distance that weights move in a step.
     controller : {"lstm", "feedforward"}, default "lstm"
-        A feedforward one remembers nothing by itself.
+        A feedforward controller has no memory of its own.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------

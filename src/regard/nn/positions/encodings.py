@@ -131,10 +131,10 @@ class SinusoidalPositions(Layer):
         return torch.stack((turned.sin(), turned.cos()), -1).flatten(-2)[..., : self.embed_dim]
 
     def reset_parameters(self) -> None:
-        """Do nothing: there are none."""
+        """Do nothing: the layer has no parameters."""
 
     def extra_repr(self) -> str:
-        """Return the width, and what is not the default."""
+        """Return the width and the settings that differ from the defaults."""
         settings = [f"dropout={self.dropout}"] if self.dropout else []
         return ", ".join([f"{self.embed_dim}", *settings, *([f"base={self.base:g}"] if self.base != 10000 else [])])
 
@@ -160,7 +160,7 @@ class LearnedPositions(Layer):
     dropout : float, default 0.0
         Probability of dropping an entry of the sum, in training.
     device, dtype : optional
-        Of the parameter.
+        Device and dtype of the parameter.
 
     Examples
     --------

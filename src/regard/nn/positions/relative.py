@@ -71,7 +71,7 @@ class RelativeBias(Layer):
     bidirectional : bool, default True
         Whether keys after the query have buckets of their own.
     device, dtype : optional
-        Of the parameter.
+        Device and dtype of the parameter.
 
     Examples
     --------
@@ -115,7 +115,7 @@ class RelativeBias(Layer):
         Parameters
         ----------
         offset, align : optional
-            Where the queries stand, as :func:`regard.masks.causal` takes it.
+            Positions of the queries; see :func:`regard.masks.causal`.
 
         Returns
         -------
@@ -217,7 +217,7 @@ class RelativePositions(Layer):
     scale : float, optional
         What the attention multiplies its scores by, if not 1/√D. Its ``softcap`` does not see a bias.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -262,7 +262,7 @@ class RelativePositions(Layer):
         query : Tensor (B, H, L, D)
             Those of the attention.
         offset, align : optional
-            Where the queries stand, as :func:`regard.masks.causal` takes it.
+            Positions of the queries; see :func:`regard.masks.causal`.
 
         Returns
         -------
@@ -283,7 +283,7 @@ class RelativePositions(Layer):
         weights : Tensor (B, H, L, S)
             The attention's, as ``AuxRequest(weights=True)`` returns them: before dropout, with their gradients.
         offset, align : optional
-            Where the queries stand, as :func:`regard.masks.causal` takes it.
+            Positions of the queries; see :func:`regard.masks.causal`.
 
         Returns
         -------
@@ -338,7 +338,7 @@ class AlibiBias(Layer):
     learn : bool, default False
         Whether the slopes are a parameter, which starts from the paper's; else a buffer.
     device, dtype : optional
-        Of ``slopes`` (H,).
+        Device and dtype of ``slopes`` (H,).
 
     Examples
     --------
@@ -369,7 +369,7 @@ class AlibiBias(Layer):
         Parameters
         ----------
         offset, align : optional
-            Where the queries stand, as :func:`regard.masks.causal` takes it.
+            Positions of the queries; see :func:`regard.masks.causal`.
 
         Returns
         -------

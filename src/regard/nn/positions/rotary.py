@@ -172,10 +172,10 @@ class Rotary(Layer):
         return torch.cat((front.to(x.dtype), rest), -1) if rest.shape[-1] else front.to(x.dtype)
 
     def reset_parameters(self) -> None:
-        """Do nothing: there are none."""
+        """Do nothing: the layer has no parameters."""
 
     def extra_repr(self) -> str:
-        """Return the width, and what is not the default."""
+        """Return the width and the settings that differ from the defaults."""
         settings = [f"base={self.base:g}"] if self.base != 10000 else []
         settings += ["interleaved=True"] if self.interleaved else []
         return ", ".join(

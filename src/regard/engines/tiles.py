@@ -445,7 +445,7 @@ def _without_unseen(key: Tensor, value: Tensor, problem: Problem) -> tuple[Tenso
     if mask is None or not any(large):
         return key, value
     B, G, S = key.shape[:3]
-    seen = mask.seen(problem.extent).expand(B, problem.extent.H, S).reshape(B, G, -1, S).any(2).unsqueeze(-1)
+    seen = mask.visible_keys(problem.extent).expand(B, problem.extent.H, S).reshape(B, G, -1, S).any(2).unsqueeze(-1)
     return torch.where(seen, key, 0.0), torch.where(seen, value, 0.0)
 
 
@@ -453,7 +453,7 @@ def _cleared(query: Tensor, problem: Problem) -> Tensor:
     """Return queries with zeros in place of what is not finite where a query sees nothing."""
     if problem.mask is None or is_traced(query) or bool(query.isfinite().all()):
         return query
-    return torch.where(query.isfinite() | problem.mask.sees(problem.extent).unsqueeze(-1), query, 0.0)
+    return torch.where(query.isfinite() | problem.mask.nonempty_rows(problem.extent).unsqueeze(-1), query, 0.0)
 
 
 def states_of(mask: Mask, problem: Problem, shape: tuple[int, int], counts: tuple[int, int]) -> list[list[int]]:

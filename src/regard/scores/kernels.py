@@ -1,4 +1,4 @@
-"""Distance kernels as scores: Gaussian, Laplacian, boxcar, triangular and Epanechikov."""
+"""Distance kernels as scores: Gaussian, Laplacian, boxcar, triangular and Epanechnikov."""
 
 from __future__ import annotations
 

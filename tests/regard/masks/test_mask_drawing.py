@@ -63,7 +63,7 @@ def test_large_masks_are_drawn_by_tiles():
     assert "a cell is 42×42 pairs: █ full, ▒ mixed, · empty" in text
     lines = grid(text)
     assert len(lines) == 48 and all(lines[i][i] == "▒" and "█" not in lines[i][i + 1 :] for i in range(48))
-    assert "▒ mixed, or not known" in masks.document(torch.arange(9000) // 7).draw()
+    assert "▒ mixed or unknown" in masks.document(torch.arange(9000) // 7).draw()
     one_row = masks.sinks(4).draw(1, 1_000_000)
     assert len(grid(one_row)) == 1 and grid(one_row)[0].startswith("▒·")
 

@@ -168,16 +168,16 @@ OVERLAPPING = nested_tensor_from_jagged(torch.zeros(9, E), torch.tensor([0, 3, 9
 TURNED = nested_tensor_from_jagged(torch.zeros(E, 2 * E), torch.tensor([0, E, 2 * E]), jagged_dim=2)
 #: query, key and value, and what is said of them.
 REFUSED = {
-    "value must hold sequences as long as key's, [3, 5], got [5, 3].": (jag(3, 5), jag(3, 5), jag(5, 3)),
+    "value must hold sequences of key's lengths [3, 5], got [5, 3].": (jag(3, 5), jag(3, 5), jag(5, 3)),
     "key must hold as many sequences as query, 2, got 1.": (jag(3, 5), jag(5), jag(5)),
     "query must hold sequences of shape (N, 8), got a float32 tensor of shape (3, 4).": [jag(3, 5, width=4)] * 3,
-    "query must hold sequences that do not overlap, got a jagged tensor in which they do.": [OVERLAPPING] * 3,
+    "query must hold sequences that do not overlap, got a jagged tensor with overlapping ones.": [OVERLAPPING] * 3,
     f"query must have shape (B, N, 8) with jagged N, got {tuple(TURNED.shape)}.": [TURNED] * 3,
     "query must hold sequences of shape (N, 8), got a float32 tensor of shape (8,).": [
         nested_tensor([torch.zeros(E), torch.zeros(2)])
     ]
     * 3,
-    "query, key and value must be nested all three, and without a key_padding_mask, or none, got a mixture.": (
+    "query, key and value must be either all nested, without a key_padding_mask, or all dense, got a mixture.": (
         jag(3, 5), torch.zeros(2, 5, E), torch.zeros(2, 5, E),
     ),
 }  # fmt: skip

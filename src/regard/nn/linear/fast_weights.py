@@ -1,4 +1,4 @@
-"""Fast weights: a matrix that the sequence itself writes, by the sum rule or by the delta rule."""
+"""Fast weights: a matrix updated by the sequence itself, by the sum rule or the delta rule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from regard.nn.linear.recurrence import (
 
 RULES = ("delta", "sum")
 
-#: Which norm features are divided by.
+#: Norms that features can be divided by.
 _ORDERS = {"l1": 1, "l2": 2}
 
 
@@ -47,38 +47,38 @@ def fast_weights(
     valid_lens: Tensor | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, LinearState]:
-    """Return ``W_t φ(q_t)`` for each step t, where W is written by each step before it is read.
+    """Return ``W_t φ(q_t)`` for each step t; each step updates W before reading it.
 
-    The sum rule adds an outer product, ``W += β v φ(k)ᵀ`` (Schmidhuber 1992); the delta rule corrects what W answers
-    to the key, ``W += β (v − W φ(k)) φ(k)ᵀ`` (Schlag 2021, arXiv 2102.11174).
+    The sum rule adds an outer product, ``W += β v φ(k)ᵀ`` (Schmidhuber 1992). The delta rule replaces the value stored
+    under the key, ``W += β (v − W φ(k)) φ(k)ᵀ`` (Schlag 2021, arXiv 2102.11174).
 
     Parameters
     ----------
     query, key : Tensor (B, H, L, E)
     value : Tensor (B, H, L, V)
     beta : Tensor (B, H, L), optional
-        How strongly each step writes; None is 1. The delta rule replaces what is stored under a key of norm 1 by
-        the share β of the new value.
+        Write strength of each step; None is 1. For a key of norm 1, the delta rule stores β times the new value plus
+        1 − β times the old one.
     rule : {"sum", "delta"}, default "sum"
     feature_map : {"elu", "relu", "identity"} or callable, default "identity"
         φ: elu(x) + 1, max(x, 0), x, or a function from (..., E) to (..., F) in the same dtype.
     feature_norm : {"l1", "l2"}, optional
         Divide φ(q) and φ(k) by this norm. "l1" is the sum of features where they are positive, as Schlag does;
-        "l2" as Yang does. The delta rule needs one, or keys of norm at most 1: with β|φ(k)|² > 2 what is stored
-        grows without bound. A row of zeros stays one.
+        "l2" as Yang does. The delta rule needs one, or keys of norm at most 1: with β|φ(k)|² > 2, W grows without
+        bound. A row of zeros stays zero.
     form : {"auto", "parallel", "chunked", "recurrent"}, default "auto"
-        How to compute it; all agree to rounding. "recurrent" is a loop over steps, O(L·E·V). "chunked" is a loop over
+        The algorithm; all agree up to rounding. "recurrent" is a loop over steps, O(L·E·V). "chunked" is a loop over
         chunks, O(L·(E·V + chunk·(E + V))): within one, the steps of the delta rule are a triangular system
         (Yang 2024, arXiv 2406.06484). "parallel" is one chunk. "auto" is "recurrent" for one step and "chunked"
-        elsewhere.
+        otherwise.
     chunk : int, default 64
-        The length of a chunk; it need not divide L.
+        Length of a chunk; it need not divide L.
     state : LinearState, or pair (matrix, None), optional
         W before the first step, transposed: (B, H, F, V); None is zeros.
     valid_lens : Tensor (B,) of int, optional
         Number of valid steps per sequence; later steps write nothing.
     return_state : bool, default False
-        Whether to return W after the last step too.
+        Whether to also return W after the last step.
 
     Returns
     -------
@@ -93,7 +93,7 @@ def fast_weights(
 
     Notes
     -----
-    Inputs in float16 and bfloat16 are summed in float32. A real key or value that is not finite shows in earlier
+    Inputs in float16 and bfloat16 are summed in float32. A valid key or value that is not finite also affects earlier
     queries of its chunk.
 
     Examples
@@ -150,11 +150,11 @@ def _unit(rows: Any, norm: str | None) -> Any:
     cost="O(L·E·V)",
 )
 class FastWeights(ProjectedHeads):
-    """Multi-head fast weights: each head's W is written and then read at every step, so it is causal by nature.
+    """Multi-head fast weights: every step updates and then reads each head's W, so the layer is always causal.
 
     The delta rule, ``W += β (v − W φ(k)) φ(k)ᵀ`` with a learned β = σ(W_β x + b_β) per head and step, is that of Schlag
     (2021, arXiv 2102.11174), computed in chunks as Yang does (2024, arXiv 2406.06484). The sum rule,
-    ``W += v φ(k)ᵀ``, is Schmidhuber's (1992). A step returns ``W φ(q)``, projected once more.
+    ``W += v φ(k)ᵀ``, is Schmidhuber's (1992). A step returns the projection of ``W φ(q)``.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ class FastWeights(ProjectedHeads):
         Number of heads H, which divides ``embed_dim``. Each head has width C/H.
     rule : {"delta", "sum"}, default "delta"
     feature_norm : {"auto", "l1", "l2"} or None, default "auto"
-        Which norm φ(q) and φ(k) are divided by. "auto" is "l1" for the delta rule, which needs it to be stable, and
+        Norm that φ(q) and φ(k) are divided by. "auto" is "l1" for the delta rule, which needs it for stability, and
         None for the sum rule.
     kdim, vdim : int, optional
         Widths of keys and values; defaults to C.
@@ -212,7 +212,7 @@ class FastWeights(ProjectedHeads):
         state: tuple[Tensor, Tensor | None] | None = None,
         return_state: bool = False,
     ) -> Tensor | tuple[Tensor, LinearState]:
-        """Return what each step reads.
+        """Return the output of each step.
 
         Parameters
         ----------
@@ -224,7 +224,7 @@ class FastWeights(ProjectedHeads):
         valid_lens : Tensor (B,) of int, optional
             Number of valid steps per sequence; later steps write nothing.
         state : LinearState, optional
-            That after the steps before.
+            The state after earlier steps.
         return_state : bool, default False
             Whether to also return the state.
 

@@ -1,4 +1,4 @@
-"""The Neural Turing Machine: heads that find their place in a memory by content and by shifting, and the machine."""
+"""The Neural Turing Machine and its heads, which address a memory by content and by shifts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard._utils.mechanism import mechanism
 from regard._utils.tracing import autocast_suspended
 from regard.nn.memory.addressing import MemoryHead, MemoryMachine, similar, weigh
 
-#: The value of every entry of a fresh memory: small next to what is written, and not zero, so that it has a direction.
+#: Initial value of every memory entry: small, but not zero, so that rows have a direction.
 FRESH = 1e-6
 
 
@@ -62,7 +62,7 @@ def sharpened(weights: Tensor, power: Tensor) -> Tensor:
     >>> sharpened(torch.tensor([0.25, 0.5, 0.25, 0.0]), torch.tensor(2.0))
     tensor([0.1667, 0.6667, 0.1667, 0.0000])
     """
-    # The largest goes first, so that not all powers vanish; a constant factor cancels, and has no gradient.
+    # Divide by the largest first, so that not all powers underflow. The factor cancels and needs no gradient.
     peak = weights.detach().amax(-1, keepdim=True)
     powers = (weights / torch.where(peak == 0, 1, peak)) ** power.unsqueeze(-1)
     total = powers.sum(-1, keepdim=True)
@@ -70,7 +70,7 @@ def sharpened(weights: Tensor, power: Tensor) -> Tensor:
 
 
 class TuringHead(MemoryHead, ABC):
-    """Heads that address a memory; a subclass reads or writes there.
+    """Base of the heads, which address a memory; a subclass reads or writes it.
 
     From a control vector c each head gets, by one linear map, a key k, its strength β = softplus(·), a gate
     g = sigmoid(·), shares s = softmax(·) of the shifts −D..D, and a power γ = 1 + softplus(·). Then
@@ -80,7 +80,7 @@ class TuringHead(MemoryHead, ABC):
         w_s(i) = Σ_d s(d) w_g(i − d)
         w(i) = w_s(i)^γ / Σ_j w_s(j)^γ
 
-    with w' the head's weights at the step before.
+    with w' the head's weights at the previous step.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class TuringHead(MemoryHead, ABC):
     shift : int
         The largest distance D.
     more : tuple of int
-        How many further numbers a head gets.
+        Widths of further parameters of a head.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class TuringHead(MemoryHead, ABC):
         self.shift = shift
 
     def _before(self, control: Tensor, memory: Tensor, weights: Tensor | None) -> Tensor:
-        """Return the weights before this step, which are on row 0 at first, or raise."""
+        """Check and return the weights of the previous step, which start on row 0."""
         B, N = self._check(control, memory)
         if weights is None:
             return on_first_row(B, self.heads, N, memory)
@@ -176,7 +176,7 @@ class NTMReadHead(TuringHead):
         control : Tensor (B, C)
         memory : Tensor (B, N, E)
         weights : Tensor (B, H, N), optional
-            Those of the step before; on row 0 where there are none.
+            Weights of the previous step; by default all weight is on row 0.
 
         Returns
         -------
@@ -199,8 +199,8 @@ class NTMReadHead(TuringHead):
 class NTMWriteHead(TuringHead):
     """Write heads of the Neural Turing Machine (Graves 2014, arXiv 1410.5401): erase, then add.
 
-    ``M_i ← M_i (1 − w_i e) + w_i a`` with e = sigmoid(·) and a given by the control vector. Of several heads all
-    erase before any adds, so their order does not matter. :class:`TuringHead` has the formulas of the weights w.
+    ``M_i ← M_i (1 − w_i e) + w_i a`` with e = sigmoid(·) and a from the control vector. All heads erase before any
+    adds, so their order does not matter. :class:`TuringHead` has the formulas of the weights w.
 
     Parameters
     ----------

@@ -95,8 +95,8 @@ class Engine(ABC):
         """Return a function that executes this problem and all others of the same structure.
 
         Define this method if something depends only on the structure and is worth computing once; otherwise define
-        :meth:`run`. The function must not hold tensors of the problem. With a request, it also returns the fields that it
-        has available; the output must be bit-identical.
+        :meth:`run`. The function must not hold tensors of the problem. With a request, it also returns the
+        fields that it has available; the output must be bit-identical.
         """
         if type(self).run is Engine.run:
             raise NotImplementedError(f"{type(self).__name__} must define run or prepare")
@@ -116,8 +116,8 @@ class Engine(ABC):
         """Attach a precomputed output over all keys to the graph of a problem over some of the keys.
 
         If keys are split into parts, a part's weights are ``exp(score − lse)`` with the log-sum-exp of the whole row.
-        Its gradient needs the output and log-sum-exp of the whole row, but no forward pass of the part. The gradients of
-        all parts add up to those of the whole.
+        Its gradient needs the output and log-sum-exp of the whole row, but no forward pass of the part. The
+        gradients of all parts add up to those of the whole.
 
         Parameters
         ----------

@@ -89,8 +89,8 @@ def _recovered(
     """Recompute rows ``lost`` (B, H, L) of the output by definition, so that their gradients are right.
 
     With a bias like −1e9, the log-sum-exp of a row has no precision left, so the kernel's backward pass cannot
-    recompute the weights from it. Narrow dtypes are computed in float32, as in the kernel: in float16, products with hidden keys
-    may be infinite, and 0 times infinity is NaN.
+    recompute the weights from it. Narrow dtypes are computed in float32, as in the kernel: in float16, products with
+    hidden keys may be infinite, and 0 times infinity is NaN.
     """
     wide = torch.promote_types(query.dtype, torch.float32)
 

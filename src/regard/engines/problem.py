@@ -384,7 +384,7 @@ def as_normalizer(normalizer: object) -> Normalizer:
 def canonical(
     query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 ) -> tuple[tuple[int, ...], Tensor, Tensor, Tensor, bool]:
-    """Return the leading dimensions, the tensors as (B, heads, length, width), and whether there was no head dimension."""
+    """Return the leading dimensions, (B, heads, length, width) tensors, and whether there was no head dimension."""
     headless = max(query.dim(), key.dim(), value.dim()) == 2
     given = query, key, value
     query, key, value = (t.unsqueeze(0) if t.dim() == 2 else t for t in given)

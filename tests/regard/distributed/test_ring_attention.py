@@ -241,12 +241,12 @@ def errors(group: dist.ProcessGroup) -> None:
     named = {"group": group}
     rejected("dropout_p must be 0: no two ranks", ring_attention, q, k, v, None, 0.5, **named)
     for normalizer in ("sparsemax", "entmax15", "argmax", "gumbel"):
-        expected = "normalizer must be 'softmax' or 'sigmoid': partial results of others do not merge, got"
+        expected = "normalizer must be 'softmax' or 'sigmoid', whose partial results can be merged, got"
         rejected(expected, ring_attention, q, k, v, normalizer=normalizer, **named)
     rejected("layout must be one of 'contiguous', 'zigzag', got 'zig'", ring_attention, q, k, v, layout="zig", **named)
     rejected(r"query must have shape \(B, heads, length", ring_attention, q[0], k[0], v[0], **named)
     request = regard.AuxRequest(lse=True, entropy=True)
-    rejected("return_aux must ask for lse alone, got entropy", ring_attention, q, k, v, return_aux=request, **named)
+    rejected("return_aux must request only lse, got entropy", ring_attention, q, k, v, return_aux=request, **named)
     request = regard.AuxRequest(lse="grad")
     rejected("return_aux must ask for lse=True: the log-sum-exp", ring_attention, q, k, v, return_aux=request, **named)
     rejected("have an even number of positions", ring_attention, q[:, :, :3], k, v, layout="zigzag", **named)

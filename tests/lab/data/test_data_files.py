@@ -36,7 +36,7 @@ def test_a_pipe_without_a_writer_says_that_it_waits(tmp_path: Path, monkeypatch:
         real(*given, **named)  # type: ignore[call-overload]
 
     monkeypatch.setattr(inputs.warnings, "warn", told)
-    with pytest.warns(RegardWarning, match=f"waiting for something to be written to {path}"):
+    with pytest.warns(RegardWarning, match=f"waiting for data from the pipe {path}"):
         assert read_bytes(path, "read", 100) == b"x,y\n1,2\n"
     for writer in writers:
         writer.join()

@@ -154,7 +154,7 @@ def refusals() -> dict[str, tuple[dict[str, Any], str]]:
         "engine, gradients": ({"engine": Picky("gradients")}, f"{able}'picky': it refuses gradients"),
         "no engine": ({"engine": "sdpaa"}, "attention: engine must be one of .*, got 'sdpaa'"),
         "no engine's name": ({"engine": 3}, "attention: engine must be a name or an Engine, got 3"),
-        "score": ({"score": Near()}, "ring_attention: score must know what it is in a part of the sequence"),
+        "score": ({"score": Near()}, "ring_attention: score must define Score.at"),
         "normalizer": ({"normalizer": Coupled()}, "ring_attention: normalizer must be 'softmax' or 'sigmoid'"),
         "unmergeable, named": (
             {"normalizer": "sparsemax", "engine": "streaming"},

@@ -75,7 +75,7 @@ def test_nothing_to_draw():
 
 def test_printing_never_fails():
     text = str(masks.causal() & masks.dense(torch.ones(3, 5)))
-    assert text.startswith("causal() & dense(tensor[3, 5])\n(cannot be drawn: masks.causal: align must be stated")
+    assert text.startswith("causal() & dense(tensor[3, 5])\n(cannot be drawn: masks.causal: align must be given")
     assert "cannot be drawn" in (masks.causal() & masks.dense(torch.ones(3, 5)))._repr_html_()
 
 

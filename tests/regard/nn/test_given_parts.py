@@ -189,7 +189,7 @@ def test_what_cannot_be_owned_is_refused() -> None:
         assert str(error.value) == expected + "Bilinear.weight (4, 4)."
     listed = bilinear()
     listed.more = [nn.Parameter(torch.ones(1))]
-    with pytest.raises(ValueError, match=r"normalizer must hold tensors and modules as attributes or in tuples, got the container "):
+    with pytest.raises(ValueError, match=r"must hold tensors and modules as attributes or in tuples, got the "):
         DotProductAttention(normalizer=listed)
     assert not isinstance(MultiheadAttention(8, 2), ScoredAttention) and issubclass(MultiheadAttention, PartLayer)
 

@@ -123,7 +123,7 @@ def test_masks_are_aligned_in_each_sequence(make: Maker, mask: masks.Mask) -> No
 def test_an_alignment_must_be_stated_where_one_sequence_needs_it() -> None:
     layer = MultiheadAttention(E, H, batch_first=True)
     ends = jag(2, 3), jag(3, 2)
-    with pytest.raises(ValueError, match=r"align must be stated .* \(2 queries, 3 keys in sequence 0\)"):
+    with pytest.raises(ValueError, match=r"align must be given .* \(2 queries, 3 keys in sequence 0\)"):
         layer(ends[0], ends[1], ends[1], attn_mask=masks.causal())
     same = [jag(0, 3), jag(4, 3)]  # a sequence without queries is aligned in any way
     assert layer(same[0], same[1], same[1], attn_mask=masks.causal(), need_weights=False)[0].is_nested

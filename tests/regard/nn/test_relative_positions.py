@@ -288,5 +288,5 @@ def test_wrong_arguments(wrong: Callable[[], object], kind: type[Exception], mes
 
 def test_an_unstated_alignment_is_an_error() -> None:
     for layer in biases():
-        with pytest.raises(ValueError, match="align must be stated"):
+        with pytest.raises(ValueError, match="align must be given"):
             regard.attention(Q.double(), *[Q[:, :, :4].double()] * 2, biased(layer, Q.double()))
